@@ -1,0 +1,51 @@
+//! `cargo run -p xtask walls` and `... house`: rules that a compiler does not know.
+//!
+//! Owns the checks and lists every breach, not only the first; changes nothing.
+
+mod house;
+mod walls;
+
+use anyhow::{Context, Result, bail};
+use std::process::{Command, ExitCode};
+
+fn main() -> ExitCode {
+    match run(std::env::args().nth(1).as_deref()) {
+        Ok(breaches) if breaches.is_empty() => ExitCode::SUCCESS,
+        Ok(breaches) => {
+            for breach in &breaches {
+                eprintln!("{breach}");
+            }
+            eprintln!("{} breaches", breaches.len());
+            ExitCode::FAILURE
+        }
+        Err(e) => {
+            eprintln!("xtask: {e:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(check: Option<&str>) -> Result<Vec<String>> {
+    match check {
+        Some("walls") => {
+            let text = output("cargo", &["metadata", "--format-version=1", "--locked"])?;
+            let metadata = serde_json::from_str(&text).context("cargo metadata")?;
+            Ok(walls::breaches(&metadata))
+        }
+        Some("house") => {
+            let root = output("git", &["rev-parse", "--show-toplevel"])?;
+            let files = output("git", &["ls-files", "--full-name", "*.rs"])?;
+            house::breaches(root.trim().as_ref(), files.lines())
+        }
+        _ => bail!("usage: cargo run -p xtask -- walls|house"),
+    }
+}
+
+fn output(program: &str, arguments: &[&str]) -> Result<String> {
+    let output =
+        Command::new(program).args(arguments).output().with_context(|| format!("cannot start {program}"))?;
+    if !output.status.success() {
+        bail!("{program} {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("{program} printed no UTF-8"))
+}
