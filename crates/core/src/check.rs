@@ -1,0 +1,119 @@
+//! The disk's self-check: every invariant that its own state can show. For tests, the simulator and fuzzers;
+//! it visits every block and slot.
+
+use crate::counters::get;
+use crate::disk::Disk;
+use crate::entry::Place;
+use crate::meta::RegionState;
+use crate::ops::{MergeTo, Op};
+use crate::part::PartState;
+use crate::spec::Mode;
+use crate::units::{BLOCK_BYTES, Block, Location, Slot};
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Disk")
+            .field("spec", &self.spec)
+            .field("unfinished", &self.table.iter().collect::<Vec<_>>())
+            .field("operations", &self.ops().filter(|op| !matches!(op, Op::Free)).collect::<Vec<_>>())
+            .field("parts", &self.parts.iter().map(|(_, p)| p.state).collect::<Vec<_>>())
+            .field("unflushed", &self.unflushed)
+            .field("victim", &self.victim_segment())
+            .field("live", &self.log.live())
+            .field("arriving", &self.log.arriving)
+            .field("room", &self.log.room())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Disk {
+    /// The part of [`Disk::check`] that costs next to nothing: the limits, and what is known of one block.
+    pub fn check_step(&self, block: u32) {
+        assert!(self.ram.used() <= self.ram.limit(), "RAM tier over its limit");
+        assert!(self.ram.evicting() <= self.ram.used());
+        if self.spec.mode.has_log() {
+            assert!(
+                self.log.file_blocks() * BLOCK_BYTES as u64 <= self.spec.overflow_limit_bytes,
+                "file over its limit"
+            );
+        }
+        match self.place(Block(block)) {
+            Place::Ram(slot) => assert_eq!(self.ram.owner(slot), Some(Block(block)), "owner of {slot:?}"),
+            Place::Overflow(location, _) if self.spec.mode.has_log() => {
+                assert!(
+                    self.log.live_in(self.log.segment_of(location)) > 0,
+                    "{location:?} lives in an empty segment"
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// Panics with what is wrong, if anything is.
+    pub fn check(&self) {
+        let mut owners = vec![None; self.spec.slots() as usize];
+        let mut live = vec![0u32; self.spec.segments() as usize];
+        let mut direct = 0;
+        let mut at = std::collections::HashSet::new();
+        for block in (0..self.spec.blocks()).map(Block) {
+            match self.place(block) {
+                Place::Base | Place::Zero => {}
+                Place::Ram(Slot(slot)) => {
+                    let taken = owners[slot as usize].replace(block);
+                    assert_eq!(taken, None, "slot {slot} has two owners");
+                }
+                Place::Overflow(location, _) => {
+                    assert!(at.insert(location), "{location:?} has two owners");
+                    if self.spec.mode == Mode::Direct {
+                        assert_eq!(location, Location(block.0));
+                        direct += 1;
+                    } else {
+                        live[self.log.segment_of(location) as usize] += 1;
+                    }
+                }
+            }
+        }
+        assert_eq!(direct, self.direct_blocks);
+        let merging = |op: &&Op| matches!(op, Op::Merge(m) if matches!(m.to, MergeTo::Slot(_)));
+        let reserved = self.ops().filter(merging).count() as u32;
+        self.ram.check(&|slot| owners[slot.0 as usize], reserved);
+        let pins = |segment: u32| {
+            let of = |l: Location| u32::from(self.log.segment_of(l) == segment);
+            let reads: u32 = self
+                .ops()
+                .map(|op| match op {
+                    Op::OverflowRead { location, .. } => of(*location),
+                    Op::Merge(m) => m.location.map_or(0, of),
+                    _ => 0,
+                })
+                .sum();
+            let writes = self.parts_writing(segment);
+            reads + writes + u32::from(self.victim_segment() == Some(segment))
+        };
+        if self.spec.mode.has_log() {
+            self.log.check(&|segment| live[segment as usize], &pins);
+        }
+        let mapped = (0..self.meta.regions()).filter(|&r| self.meta.region(r) == RegionState::Mapped).count();
+        assert_eq!(get(&self.counters().map_bytes), (mapped * BLOCK_BYTES) as u64, "map bytes");
+        if self.table.is_empty() {
+            self.check_counters();
+        }
+    }
+
+    fn parts_writing(&self, segment: u32) -> u32 {
+        self.parts
+            .iter()
+            .filter(|(_, p)| p.state == PartState::Writing && p.extent.is_some_and(|e| e.segment == segment))
+            .count() as u32
+    }
+
+    /// The identities of `counters`. No request is unfinished.
+    fn check_counters(&self) {
+        let b = self.counters().balance();
+        assert_eq!(b.read.0, b.read.1, "bytes read: by the guest, by plane");
+        assert_eq!(b.written.0, b.written.1, "bytes written: by the guest, by plane");
+        if self.parts.in_use() == 0 {
+            assert_eq!(b.file.0, b.file.1, "bytes written to the file: by purpose, in all");
+        }
+    }
+}

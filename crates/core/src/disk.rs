@@ -1,0 +1,419 @@
+//! The disk as a state machine: requests and finished operations go in, calls of [`Io`] come out.
+//!
+//! This file owns the state and the life of a request; what each operation does to blocks is beside it: `read`,
+//! `write`, `direct`, `discard`, `evict`, `collect`. Invariant: a request is in the table exactly while it is
+//! unfinished and could not be finished at once.
+
+use crate::collect::Victim;
+use crate::counters::{Counters, add, set};
+use crate::entry::Place;
+use crate::error::{DiskError, Errno};
+use crate::io::{Io, PartId};
+use crate::log::Log;
+use crate::meta::Meta;
+use crate::ops::Op;
+use crate::part::Parts;
+use crate::ram::RamTier;
+use crate::request::{Operation, Request};
+use crate::spec::{DiskSpec, Mode};
+use crate::table::{Active, Id, Table, Wait};
+use crate::units::{BLOCK_BYTES, Block, SECTOR_BYTES, Slot};
+use std::collections::{HashMap, VecDeque};
+
+/// Asynchronous operations that one request may have under way.
+pub(crate) const MAX_PENDING: u32 = 64;
+/// Blocks that all requests together may touch before a turn's end, and again at its end: well below a
+/// millisecond of copying.
+pub(crate) const TURN_BLOCKS: u32 = 256;
+/// Requests that waited behind another and are looked at again in one turn.
+const RETESTS: u32 = 64;
+/// Map entries that cost as much as a block of copying.
+pub(crate) const ENTRIES_PER_BLOCK: u32 = 16;
+/// How long eviction and collection rest after errors.
+pub(crate) const RETRY_NS: u64 = 1_000_000_000;
+/// A disk: base image, block map, write cache and overflow, as one guest sees it.
+pub struct Disk {
+    pub(crate) spec: DiskSpec,
+    pub(crate) meta: Meta,
+    pub(crate) ram: RamTier,
+    pub(crate) log: Log,
+    pub(crate) parts: Parts,
+    pub(crate) table: Table,
+    pub(crate) ops: Vec<Op>,
+    pub(crate) free_ops: Vec<u32>,
+    pub(crate) victim: Option<Victim>,
+    /// Parts whose append must wait for a segment.
+    pub(crate) unflushed: VecDeque<PartId>,
+
+    /// Requests that wait behind another, by that other's row; with their sequence, as rows are reused.
+    pub(crate) behind: HashMap<Id, Vec<(Id, u64)>>,
+    pub(crate) room_waiters: VecDeque<Id>,
+    pub(crate) part_waiters: VecDeque<Id>,
+    pub(crate) turn_waiters: VecDeque<Id>,
+    pub(crate) flush_waiters: Vec<Id>,
+    /// Requests that may go on.
+    pub(crate) runnable: VecDeque<(Id, u64)>,
+
+    pub(crate) now_ns: u64,
+    /// Until when the stalls are accounted for.
+    pub(crate) stalls_until_ns: u64,
+    /// Blocks that may still be touched in this half of the turn.
+    pub(crate) budget: u32,
+    pub(crate) retests: u32,
+    /// The eviction hand has found too few cold blocks in its steps: it goes on in the next turn.
+    pub(crate) hand_tired: bool,
+    /// Until when empty segments stay in the file because more are filled.
+    pub(crate) punch_after_ns: u64,
+    sequence: u64,
+    /// Reads and writes that completed at once in this turn, for the latency histograms.
+    batch: [u64; 2],
+    /// Blocks in the difference file (mode `direct`).
+    pub(crate) direct_blocks: u64,
+    /// Overflow writes that failed in a row, and until when eviction rests for it.
+    pub(crate) write_errors: u32,
+    pub(crate) rest_until_ns: u64,
+    /// When the collector tries segments again that it could not empty.
+    pub(crate) collect_again_ns: u64,
+    pub(crate) full: bool,
+    pub(crate) overflowed: bool,
+    resetting: bool,
+    /// Regions whose map memory a reset has still to give back.
+    pub(crate) release_map_from: Option<usize>,
+    pub(crate) punches: u32,
+    pub(crate) picked: Vec<(Block, Slot)>,
+    slots_scratch: Vec<Slot>,
+}
+
+impl Disk {
+    /// Attaches to the disk in `meta`; zeroed memory becomes a new one.
+    ///
+    /// # Errors
+    /// The memory is another disk's or damaged.
+    pub fn attach(meta: Meta, existing: bool, spec: DiskSpec) -> Result<Disk, DiskError> {
+        let mut disk = Disk {
+            spec,
+            ram: RamTier::new(spec.slots()),
+            log: Log::new(spec.shape, spec.segments()),
+            meta,
+            parts: Parts::new(),
+            table: Table::new(),
+            ops: Vec::new(),
+            free_ops: Vec::new(),
+            victim: None,
+            unflushed: VecDeque::new(),
+            behind: HashMap::new(),
+            room_waiters: VecDeque::new(),
+            part_waiters: VecDeque::new(),
+            turn_waiters: VecDeque::new(),
+            flush_waiters: Vec::new(),
+            runnable: VecDeque::new(),
+            now_ns: 0,
+            stalls_until_ns: 0,
+            budget: TURN_BLOCKS,
+            retests: RETESTS,
+            hand_tired: false,
+            punch_after_ns: 0,
+            sequence: 0,
+            batch: [0; 2],
+            direct_blocks: 0,
+            write_errors: 0,
+            rest_until_ns: 0,
+            collect_again_ns: 0,
+            full: false,
+            overflowed: false,
+            resetting: false,
+            release_map_from: None,
+            punches: 0,
+            picked: Vec::new(),
+            slots_scratch: Vec::new(),
+        };
+        add(&disk.counters().restarts, u64::from(existing));
+        // A new disk too: memory whose header alone is zero must not pass for one that is zero everywhere.
+        disk.adopt()?;
+        set(&disk.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
+        set(&disk.counters().overflow_limit_bytes, u64::from(spec.segments()) * spec.segment_bytes());
+        disk.publish_gauges();
+        Ok(disk)
+    }
+
+    /// The disk's counters.
+    #[inline]
+    pub fn counters(&self) -> &Counters {
+        self.meta.counters()
+    }
+
+    /// What the disk was asked to be.
+    pub fn spec(&self) -> &DiskSpec {
+        &self.spec
+    }
+
+    /// 1 at birth, one more after each reset.
+    pub fn generation(&self) -> u64 {
+        self.meta.generation()
+    }
+
+    /// Unfinished requests.
+    pub fn unfinished(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Asks the processor to fetch what a request will need first.
+    #[inline]
+    pub fn prefetch(&self, request: &Request) {
+        self.meta.prefetch(Block((request.sector * SECTOR_BYTES / BLOCK_BYTES as u64) as u32));
+    }
+
+    /// The second step, some requests later: the map entry is here now, fetch what it names.
+    #[inline]
+    pub fn prefetch_slot<I: Io>(&self, io: &I, request: &Request) {
+        let block = Block((request.sector * SECTOR_BYTES / BLOCK_BYTES as u64) as u32);
+        if block.region() < self.meta.regions()
+            && let Place::Ram(slot) = self.place(block)
+        {
+            self.ram.prefetch(slot);
+            io.prefetch_slot(slot);
+        }
+    }
+
+    /// A turn of the owner's loop begins: what is submitted from here on arrived at `now_ns`, a monotonic
+    /// time in nanoseconds.
+    #[inline]
+    pub fn begin_turn(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        self.budget = TURN_BLOCKS;
+    }
+
+    /// Takes a request. It is completed through `io`, at once or later.
+    #[inline]
+    pub fn submit<I: Io>(&mut self, io: &mut I, request: Request) {
+        self.sequence += 1;
+        let end = request.sector.checked_add(u64::from(request.sectors));
+        if end.is_none_or(|end| end > self.spec.size_bytes / SECTOR_BYTES)
+            || u64::from(request.sectors) * SECTOR_BYTES > u64::from(u32::MAX)
+        {
+            add(&self.counters().failed, 1);
+            io.complete(request.token, Err(Errno::INVALID));
+            return;
+        }
+        let mut a = Active::new(request, self.now_ns, self.sequence);
+        if request.sectors == 0 && !a.is_flush() {
+            a.walked = true;
+        } else if let Some(blocker) = self.table.blocker(&a) {
+            self.wait_behind(a, blocker);
+            return;
+        }
+        self.run(io, &mut a);
+    }
+
+    /// Carries a request on as far as it goes.
+    #[inline]
+    pub(crate) fn run<I: Io>(&mut self, io: &mut I, a: &mut Active) {
+        a.wait = Wait::Operations;
+        if !a.walked && a.errno.is_none() {
+            match a.request.operation {
+                Operation::Read => self.walk_read(io, a),
+                Operation::Write { .. } => match self.spec.mode {
+                    Mode::RamOverflow | Mode::Ram => self.walk_write(io, a),
+                    Mode::Overflow => self.walk_write_log(io, a),
+                    Mode::Direct => self.walk_write_direct(io, a),
+                },
+                Operation::Discard | Operation::WriteZeroes { .. } => self.walk_zero(io, a),
+                Operation::Flush => self.walk_flush(io, a),
+            }
+        }
+        if a.pending == 0 && (a.walked || a.errno.is_some()) {
+            self.finish(io, a);
+            return;
+        }
+        if a.errno.is_some() {
+            a.wait = Wait::Operations;
+        }
+        if a.wait == Wait::Room && !a.stalled {
+            a.stalled = true;
+            add(&self.counters().stalls, 1);
+        }
+        let id = match a.id {
+            Some(id) => {
+                *self.table.get_mut(id) = *a;
+                id
+            }
+            None => self.table.insert(a),
+        };
+        match a.wait {
+            Wait::Room => self.room_waiters.push_back(id),
+            Wait::Part => self.part_waiters.push_back(id),
+            Wait::Turn => self.turn_waiters.push_back(id),
+            Wait::Writes => self.flush_waiters.push(id),
+            Wait::Operations | Wait::Overlap | Wait::Nothing => {}
+        }
+    }
+
+    fn walk_flush<I: Io>(&mut self, io: &mut I, a: &mut Active) {
+        if self.table.earliest_writer().is_some_and(|sequence| sequence < a.sequence) {
+            a.wait = Wait::Writes;
+            return;
+        }
+        a.walked = true;
+        if self.spec.mode == Mode::Direct {
+            let id = self.row(a);
+            let op = self.new_op(Op::Sync { id });
+            a.pending += 1;
+            io.sync_overflow(op);
+        }
+    }
+
+    /// The request's row in the table: operations name it.
+    pub(crate) fn row(&mut self, a: &mut Active) -> Id {
+        match a.id {
+            Some(id) => id,
+            None => self.table.insert(a),
+        }
+    }
+
+    pub(crate) fn finish<I: Io>(&mut self, io: &mut I, a: &Active) {
+        let c = self.meta.counters();
+        let bytes = u64::from(a.len());
+        let result = a.errno.map_or(Ok(()), Err);
+        match (a.request.operation, result) {
+            (Operation::Read, Ok(())) => c.guest.read(bytes),
+            (Operation::Write { .. }, Ok(())) => c.guest.write(bytes),
+            (Operation::Read, Err(_)) => add(&c.failed_read_bytes, a.moved_bytes),
+            (Operation::Write { .. }, Err(_)) => add(&c.failed_written_bytes, a.moved_bytes),
+            (Operation::Flush, _) => add(&c.flushes, 1),
+            (Operation::Discard, _) => add(&c.discards, 1),
+            (Operation::WriteZeroes { .. }, _) => add(&c.write_zeroes, 1),
+        }
+        if result.is_err() {
+            add(&c.failed, 1);
+        }
+        match a.id {
+            None => match a.request.operation {
+                Operation::Read => self.batch[0] += 1,
+                Operation::Write { .. } => self.batch[1] += 1,
+                _ => {}
+            },
+            Some(id) => {
+                let ns = self.now_ns.saturating_sub(a.start_ns);
+                match a.request.operation {
+                    Operation::Read => c.read_latency.record(ns, 1),
+                    Operation::Write { .. } => c.write_latency.record(ns, 1),
+                    _ => {}
+                }
+                self.table.remove(id);
+                self.wake_behind(id);
+            }
+        }
+        io.complete(a.request.token, result);
+    }
+
+    /// The turn ends: whoever can go on does, cold blocks leave, gauges are published. Returns whether there
+    /// is more to do at once; else the owner may sleep until something arrives or [`Disk::deadline_ns`].
+    pub fn end_turn<I: Io>(&mut self, io: &mut I, now_ns: u64) -> bool {
+        let c = self.meta.counters();
+        if self.batch[0] > 0 {
+            c.read_latency.record(now_ns.saturating_sub(self.now_ns), self.batch[0]);
+        }
+        if self.batch[1] > 0 {
+            c.write_latency.record(now_ns.saturating_sub(self.now_ns), self.batch[1]);
+        }
+        self.batch = [0; 2];
+        self.now_ns = now_ns;
+        if !self.room_waiters.is_empty() {
+            let waited = now_ns.saturating_sub(self.stalls_until_ns);
+            add(&c.stalls_ns, waited * self.room_waiters.len() as u64);
+        }
+        self.stalls_until_ns = now_ns;
+        // Long requests go on after all others had their turn, in their order.
+        self.budget = TURN_BLOCKS;
+        self.retests = RETESTS;
+        if !self.table.is_empty() {
+            self.run_runnable(io);
+            for _ in 0..self.turn_waiters.len() {
+                if self.budget == 0 {
+                    break;
+                }
+                let id = self.turn_waiters.pop_front().expect("counted");
+                let mut a = *self.table.get(id);
+                self.run(io, &mut a);
+            }
+        }
+        self.hand_tired = false;
+        if self.spec.mode.has_log() {
+            self.flush_parts(io);
+            self.collect(io);
+            self.evict(io);
+            self.punch(io);
+            self.run_runnable(io);
+        }
+        self.serve_waiters(io);
+        if self.spec.mode.has_log() && !self.room_waiters.is_empty() {
+            // They have used up what was free: more must be on its way before the owner sleeps.
+            self.collect(io);
+            self.evict(io);
+        }
+        let more = self.ram.give_back(io, 256, &mut self.slots_scratch) | self.release_map(io);
+        self.publish_gauges();
+        // Slots that came free after the waiting had their turn.
+        let served_late = self.spec.mode.has_ram() && self.ram.free() > 0 && !self.room_waiters.is_empty();
+        more || served_late || self.hand_tired || !self.runnable.is_empty() || !self.turn_waiters.is_empty()
+    }
+
+    /// When the owner must call [`Disk::end_turn`] even if nothing arrives; `None`: never.
+    pub fn deadline_ns(&self) -> Option<u64> {
+        // While something waits for room the clock of the stalls goes on, and a full file system may have room.
+        let waiting = if self.room_waiters.is_empty() { 0 } else { self.now_ns + RETRY_NS };
+        let all = [self.rest_until_ns, self.collect_again_ns, self.punch_after_ns, waiting];
+        all.into_iter().filter(|&ns| ns > self.now_ns).min()
+    }
+
+    /// Writes that need room wait or fail.
+    pub fn is_full(&self) -> bool {
+        self.full
+    }
+
+    /// Throws away everything written since the image. Returns false while operations are under way: call
+    /// again after each [`Disk::end_turn`] until it is true. No request may be unfinished or arrive meanwhile.
+    pub fn reset<I: Io>(&mut self, io: &mut I) -> bool {
+        assert!(self.table.is_empty(), "a reset needs a quiet disk");
+        self.resetting = true;
+        if self.parts.in_use() > 0 || self.victim.is_some() || self.punches > 0 {
+            return false;
+        }
+        if self.direct_blocks > 0 {
+            // The map is still the old one, but nobody reads: the disk is quiet.
+            self.direct_blocks = 0;
+            self.punches += 1;
+            let op = self.new_op(Op::ResetPunch);
+            io.punch_overflow(op, 0, self.spec.size_bytes.next_multiple_of(BLOCK_BYTES as u64));
+            return false;
+        }
+        self.resetting = false;
+        self.meta.reset();
+        self.ram.reset();
+        self.log.reset();
+        self.direct_blocks = 0;
+        (self.full, self.overflowed) = (false, false);
+        self.release_map_from = Some(0);
+        let c = self.meta.counters();
+        set(&c.map_bytes, 0);
+        add(&c.resets, 1);
+        self.publish_gauges();
+        true
+    }
+
+    /// Eviction and collection stand still: a reset waits for what is under way.
+    pub(crate) fn is_resetting(&self) -> bool {
+        self.resetting
+    }
+
+    fn publish_gauges(&self) {
+        let c = self.meta.counters();
+        const BLOCK: u64 = BLOCK_BYTES as u64;
+        set(&c.ram_used_bytes, u64::from(self.ram.used()) * BLOCK);
+        set(&c.ram_peak_bytes, u64::from(self.ram.peak()) * BLOCK);
+        set(&c.overflow_used_bytes, (self.log.live() + self.direct_blocks) * BLOCK);
+        set(&c.overflow_file_bytes, (self.log.file_blocks() + self.direct_blocks) * BLOCK);
+        set(&c.inflight, self.table.len() as u64);
+        set(&c.waiting, self.room_waiters.len() as u64);
+    }
+}

@@ -1,0 +1,273 @@
+//! Eviction: cold blocks go from the RAM tier to the overflow log, in parts; and the writing of parts.
+//!
+//! Invariants: background eviction starts no earlier than at 90% of the RAM limit; a block's entry turns from
+//! RAM to overflow only if the block was not written while its copy was under way.
+
+use crate::counters::add;
+use crate::disk::Disk;
+use crate::entry::{Entry, Place};
+use crate::error::Errno;
+use crate::io::{Event, Io, PartId};
+use crate::log::Stream;
+use crate::ops::Op;
+use crate::part::{PartState, Source, Staged};
+use crate::spec::Mode;
+use crate::units::{BLOCK_BYTES, Location};
+
+/// Punches of empty segments under way at a time.
+const PUNCHES: u32 = 2;
+/// How long no segment must have been filled before empty ones leave the file.
+const QUIET_NS: u64 = 500_000_000;
+/// First bytes of a summary block.
+pub(crate) const SUMMARY_MAGIC: u32 = u32::from_le_bytes(*b"SPLS");
+/// Bytes of a summary before its owners: magic, checksum of the rest, segment, count.
+pub(crate) const SUMMARY_HEADER: usize = 16;
+
+impl Disk {
+    /// Slots that stay free at rest: a tenth of the tier, at most 64 MiB.
+    fn free_target(&self) -> u32 {
+        (self.ram.limit() / 10).clamp(1, 16 * 1024)
+    }
+
+    pub(crate) fn evict<I: Io>(&mut self, io: &mut I) {
+        if self.spec.mode != Mode::RamOverflow || self.is_resetting() || self.now_ns < self.rest_until_ns {
+            return;
+        }
+        loop {
+            let urgent = !self.room_waiters.is_empty() && self.ram.free() == 0;
+            let batch = (self.free_target() / 4).clamp(1, self.spec.shape.part_blocks);
+            let high = self.ram.limit() - self.free_target();
+            let staying = self.ram.used() - self.ram.evicting();
+            if staying < high + batch && !(urgent && self.ram.evicting() == 0 && staying > 0) {
+                return;
+            }
+            let n = batch.min(self.log.room().min(u64::from(u32::MAX)) as u32);
+            let n = n.min(self.log.ready(Stream::Write, &self.meta)) as usize;
+            if n == 0 {
+                return;
+            }
+            let Some(part) = self.parts.take(Stream::Write) else { return };
+            let mut picked = std::mem::take(&mut self.picked);
+            picked.clear();
+            self.ram.pick_cold(n, part, &mut picked);
+            for (page, &(block, slot)) in picked.iter().enumerate() {
+                io.slot_to_part(slot, part, page * BLOCK_BYTES);
+                let checksum = crc32c::crc32c(&io.part(part)[page * BLOCK_BYTES..][..BLOCK_BYTES]);
+                let staged = Staged { block, location: Location(0), checksum, source: Source::Evict(slot) };
+                self.parts.get(part).staged.push(staged);
+            }
+            self.log.arriving += picked.len() as u64;
+            let (none, short) = (picked.is_empty(), picked.len() < n);
+            self.picked = picked;
+            // The hand has gone its steps: it must be called again, or a waiting write would never move.
+            self.hand_tired |= short;
+            if none {
+                self.parts.release(part);
+                return;
+            }
+            let c = self.meta.counters();
+            add(if urgent { &c.evictions_urgent } else { &c.evictions_background }, 1);
+            self.flush_part(io, part);
+        }
+    }
+
+    /// Writes what has gathered in mode `overflow`, and parts that had to wait for a segment, oldest first.
+    pub(crate) fn flush_parts<I: Io>(&mut self, io: &mut I) {
+        if self.spec.mode != Mode::Overflow {
+            return;
+        }
+        if let Some(part) = self.parts.filling(Stream::Write) {
+            self.flush_part(io, part);
+        }
+        while let Some(&part) = self.unflushed.front() {
+            if self.log.ready(Stream::Write, &self.meta) == 0 {
+                return;
+            }
+            self.unflushed.pop_front();
+            self.flush_part(io, part);
+        }
+    }
+
+    /// Appends a part's blocks to its stream's segment and starts the write. If there is no segment for them
+    /// any more (one was given up after a failed write), requests' blocks wait for one and the collector's stay
+    /// where they are.
+    pub(crate) fn flush_part<I: Io>(&mut self, io: &mut I, id: PartId) {
+        let part = self.parts.get(id);
+        let (stream, n) = (part.stream, part.staged.len() as u32);
+        if n == 0 {
+            self.parts.release(id);
+            return;
+        }
+        if !self.log.make_ready(stream, n, &self.meta) {
+            if stream == Stream::Collect {
+                self.parts.release(id);
+                self.collect_part_done();
+            } else {
+                part.state = PartState::Writing;
+                self.unflushed.push_front(id);
+            }
+            return;
+        }
+        let part = self.parts.get(id);
+        let extent = self.log.append(stream, part.staged.iter().map(|s| s.block.0));
+        for (i, staged) in part.staged.iter_mut().enumerate() {
+            staged.location = Location(extent.first.0 + i as u32);
+        }
+        part.state = PartState::Writing;
+        part.extent = Some(extent);
+        let mut pages = part.staged.len();
+        if extent.seals {
+            let owners = self.log.close(stream);
+            let page = &mut io.part(id)[pages * BLOCK_BYTES..][..BLOCK_BYTES];
+            write_summary(page, extent.segment, &owners);
+            self.log.kept_owners.insert(extent.segment, owners);
+            pages += 1;
+            add(&self.counters().summaries, 1);
+        }
+        let bytes = (pages * BLOCK_BYTES) as u32;
+        self.counters().overflow.write(u64::from(bytes));
+        let op = self.new_op(Op::PartWrite { part: id });
+        io.write_overflow(op, id, 0, extent.first.offset_bytes(), bytes, false);
+    }
+
+    /// A part's write has ended: commit those of its blocks that are still what they were.
+    pub(crate) fn part_written<I: Io>(&mut self, io: &mut I, id: PartId, result: Result<(), Errno>) {
+        let part = self.parts.get(id);
+        let staged = std::mem::take(&mut part.staged);
+        let extent = part.extent.expect("a part being written has an extent");
+        let stream = part.stream;
+        match result {
+            Ok(()) => {
+                self.write_errors = 0;
+                self.rest_until_ns = 0;
+                if extent.seals {
+                    self.log.kept_owners.remove(&extent.segment);
+                    self.meta.set_segment(extent.segment as usize, crate::meta::SegmentMark::Sealed);
+                }
+            }
+            Err(errno) => {
+                self.overflow_write_failed(io, errno);
+                self.log.abandon(stream, extent.segment, &self.meta);
+            }
+        }
+        let mut lost = 0;
+        for s in &staged {
+            let old = self.place(s.block);
+            let committed = match s.source {
+                Source::Evict(slot) => {
+                    self.log.arriving -= 1;
+                    let current = old == Place::Ram(slot) && self.ram.is_evicting(slot, id);
+                    if current && result.is_err() {
+                        self.ram.keep(slot);
+                    }
+                    current && result.is_ok()
+                }
+                Source::Collect(entry) => {
+                    // Of a region that is not mapped no entry is read: that would allocate it.
+                    let current = matches!(old, Place::Overflow(..)) && self.meta.entry(s.block) == entry;
+                    current && result.is_ok()
+                }
+                Source::Write(_) => {
+                    if !matches!(old, Place::Overflow(..)) {
+                        self.log.arriving -= 1;
+                    }
+                    result.is_ok()
+                }
+            };
+            if !committed {
+                lost += 1;
+                continue;
+            }
+            self.log.born(s.location);
+            self.commit(s.block, Entry::overflow(s.location, s.checksum));
+            let c = self.meta.counters();
+            match s.source {
+                Source::Evict(_) => add(&c.evictions_blocks, 1),
+                Source::Collect(_) => add(&c.collector_moved_blocks, 1),
+                Source::Write(_) => add(&c.overflow_guest_blocks, 1),
+            }
+        }
+        add(&self.counters().lost_blocks, lost);
+        if !self.overflowed && self.log.live() > 0 {
+            self.overflowed = true;
+            io.event(Event::FirstOverflow);
+        }
+        for s in &staged {
+            if let Source::Write(request) = s.source {
+                self.operation_done(io, request, result);
+            }
+        }
+        self.parts.get(id).staged = staged;
+        self.parts.release(id);
+        self.log.appended(extent.segment, &self.meta);
+        if stream == Stream::Collect {
+            self.collect_part_done();
+            self.move_blocks(io);
+        }
+    }
+
+    /// Empty segments beyond a few leave the file once no more are being filled; all of them at once when
+    /// nothing lives in it. A file system may make a punch wait for the I/O under way, or the other way round.
+    pub(crate) fn punch<I: Io>(&mut self, io: &mut I) {
+        let all = self.log.live() == 0 && self.log.arriving == 0;
+        if !self.log.has_to_punch(all) {
+            self.punch_after_ns = 0;
+            return;
+        }
+        if !all && (self.punch_after_ns == 0 || self.parts.in_use() > 0) {
+            self.punch_after_ns = self.now_ns + QUIET_NS;
+        }
+        while self.punches < PUNCHES
+            && (all || self.now_ns >= self.punch_after_ns)
+            && self.log.has_to_punch(all)
+        {
+            let segment = self.log.next_to_punch();
+            self.punches += 1;
+            let op = self.new_op(Op::Punch { segment });
+            io.punch_overflow(op, self.log.first_location(segment).offset_bytes(), self.spec.segment_bytes());
+        }
+    }
+}
+
+fn write_summary(page: &mut [u8], segment: u32, owners: &[u32]) {
+    page.fill(0);
+    page[0..4].copy_from_slice(&SUMMARY_MAGIC.to_le_bytes());
+    page[8..12].copy_from_slice(&segment.to_le_bytes());
+    page[12..16].copy_from_slice(&(owners.len() as u32).to_le_bytes());
+    for (to, owner) in page[SUMMARY_HEADER..].chunks_exact_mut(4).zip(owners) {
+        to.copy_from_slice(&owner.to_le_bytes());
+    }
+    let checksum = crc32c::crc32c(&page[8..]);
+    page[4..8].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// The owners that a segment's summary names, if it is that segment's and unharmed.
+pub(crate) fn read_summary(page: &[u8], segment: u32, most: usize) -> Option<Vec<u32>> {
+    let word = |at: usize| Some(u32::from_le_bytes(page.get(at..at + 4)?.try_into().ok()?));
+    let n = word(12)? as usize;
+    if word(0)? != SUMMARY_MAGIC || word(8)? != segment || n > most || word(4)? != crc32c::crc32c(&page[8..])
+    {
+        return None;
+    }
+    (0..n).map(|i| word(SUMMARY_HEADER + 4 * i)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_is_read_back_and_a_harmed_one_is_not() {
+        let mut page = vec![0xAA; BLOCK_BYTES];
+        let owners: Vec<u32> = (0..255).map(|i| i * 7).collect();
+        write_summary(&mut page, 9, &owners);
+        assert_eq!(read_summary(&page, 9, 255).as_deref(), Some(&owners[..]));
+        assert_eq!(read_summary(&page, 8, 255), None, "another segment's");
+        for bit in [0, 5 * 8, 9 * 8 + 1, 13 * 8, 700 * 8] {
+            page[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(read_summary(&page, 9, 255), None, "bit {bit}");
+            page[bit / 8] ^= 1 << (bit % 8);
+        }
+        assert_eq!(read_summary(&page[..100], 9, 255), None, "cut short");
+    }
+}

@@ -1,0 +1,114 @@
+//! The wall between deciding and doing: what the core asks of whoever serves the disk.
+//!
+//! The core calls these in the order in which they must happen. The calls of the first two groups act at
+//! once; the asynchronous ones return at once and are answered later, never from inside the call, by
+//! [`crate::Disk::read_done`] or [`crate::Disk::op_done`] with the same [`OpId`].
+
+use crate::error::Errno;
+use crate::request::Token;
+use crate::units::Slot;
+
+/// Names an asynchronous operation under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OpId(pub u32);
+
+/// Names one of the [`PARTS`] staging buffers that overflow writes start from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PartId(pub u8);
+
+/// How many staging buffers there are.
+pub const PARTS: usize = 8;
+
+/// The buffers of the requests that exports have handed in. Implemented by every export.
+///
+/// `at` and `len` are bytes within the request's data and lie inside it: the core checks its own
+/// arithmetic, the implementation checks guest memory. An `Err` fails that one request.
+pub trait GuestBuffers {
+    /// Copies from the guest into `to`. What the guest changes meanwhile is read once.
+    fn copy_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<(), Errno>;
+    /// Copies `from` to the guest.
+    fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno>;
+    /// Fills guest memory with zeroes.
+    fn zero_guest(&mut self, token: Token, at: u32, len: u32) -> Result<(), Errno>;
+    /// The request is finished: answer it. `Err(Errno::CANCELED)` means to forget it without an answer.
+    fn complete(&mut self, token: Token, result: Result<(), Errno>);
+}
+
+/// What happened that a person or a program outside wants to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The first block went to the overflow in this generation.
+    FirstOverflow,
+    /// Writes wait or fail: the write cache is full.
+    Full,
+    /// There is room again.
+    Room,
+    /// A block read back from the overflow did not match its checksum.
+    ChecksumMismatch,
+    /// An overflow write failed with this errno.
+    OverflowWriteFailed(Errno),
+    /// A segment's summary could not be used: the segment is not collected until it is empty.
+    SummaryUnusable,
+}
+
+/// Everything the core asks for.
+pub trait Io: GuestBuffers {
+    /// The content of a slot. The core hands out no two overlapping uses at a time.
+    fn slot(&mut self, slot: Slot) -> &mut [u8];
+    /// Asks the processor to fetch a slot's beginning. A hint.
+    #[inline]
+    fn prefetch_slot(&self, _slot: Slot) {}
+    /// Copies guest data straight into a slot, from byte `slot_at` on.
+    fn guest_to_slot(
+        &mut self,
+        token: Token,
+        at: u32,
+        slot: Slot,
+        slot_at: usize,
+        len: usize,
+    ) -> Result<(), Errno>;
+    /// Copies a slot's bytes from `slot_at` on straight to the guest.
+    fn slot_to_guest(
+        &mut self,
+        token: Token,
+        at: u32,
+        slot: Slot,
+        slot_at: usize,
+        len: usize,
+    ) -> Result<(), Errno>;
+    /// Copies guest data into a staging buffer.
+    fn guest_to_part(
+        &mut self,
+        token: Token,
+        at: u32,
+        part: PartId,
+        part_at: usize,
+        len: usize,
+    ) -> Result<(), Errno>;
+    /// Copies a whole slot into a staging buffer.
+    fn slot_to_part(&mut self, slot: Slot, part: PartId, part_at: usize);
+    /// A whole staging buffer.
+    fn part(&mut self, part: PartId) -> &mut [u8];
+    /// Gives the memory of these free slots back to the host. Sorted ascending; content is undefined after.
+    fn release_slots(&mut self, slots: &[Slot]);
+    /// Gives the memory of these regions' map entries back to the host; content is undefined after.
+    fn release_map(&mut self, first_region: usize, regions: usize);
+
+    /// Serves a guest read from the base image at once if that cannot block (resident pages). `None`: it
+    /// would block, use [`Io::read_base`]. `offset..offset + len` lies inside the image.
+    fn base_to_guest(&mut self, token: Token, at: u32, offset: u64, len: u32) -> Option<Result<(), Errno>>;
+    /// Reads from the base image. `offset..offset + len` lies inside the image; `len` at most 256 KiB.
+    /// Answered by `read_done`.
+    fn read_base(&mut self, op: OpId, offset: u64, len: u32);
+    /// Reads whole blocks of the overflow (difference) file; `len` at most 256 KiB. Answered by `read_done`.
+    fn read_overflow(&mut self, op: OpId, offset: u64, len: u32);
+    /// Writes whole blocks from a staging buffer. With `sync`, stable before it is done. Answered by `op_done`.
+    fn write_overflow(&mut self, op: OpId, part: PartId, part_at: usize, offset: u64, len: u32, sync: bool);
+    /// Gives a range of the overflow (difference) file back to the file system. Answered by `op_done`.
+    fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64);
+    /// fdatasync of the difference file. Answered by `op_done`.
+    fn sync_overflow(&mut self, op: OpId);
+
+    /// Something worth telling.
+    fn event(&mut self, event: Event);
+}

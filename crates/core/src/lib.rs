@@ -1,0 +1,45 @@
+//! What a disposable disk is: a shared read-only base image, a block map, a bounded RAM tier and an overflow
+//! log, as one guest sees it.
+//!
+//! The core decides and does nothing itself: requests and finished I/O go in, calls of the [`Io`] trait come
+//! out. It reads no clock, holds no thread and takes no lock, so that a model test, a simulator and a fuzzer
+//! can run the very code that serves guests.
+
+mod check;
+mod collect;
+mod counters;
+mod direct;
+mod discard;
+mod disk;
+mod entry;
+mod error;
+mod evict;
+mod histogram;
+mod io;
+mod log;
+mod map;
+mod meta;
+mod ops;
+mod part;
+mod ram;
+mod read;
+mod request;
+mod spec;
+mod table;
+mod units;
+mod waiting;
+mod write;
+
+pub use counters::{Counters, Plane, add, get, set};
+pub use disk::Disk;
+pub use entry::{Entry, Place};
+pub use error::{DiskError, Errno};
+pub use histogram::Histogram;
+pub use io::{Event, GuestBuffers, Io, OpId, PARTS, PartId};
+pub use meta::{LAYOUT_VERSION, Layout, Meta, RegionState, prefetch};
+pub use request::{Operation, Request, Token};
+pub use spec::{DiskSpec, FullPolicy, LogShape, MIN_SEGMENTS, Mode};
+pub use units::{
+    BLOCK_BYTES, BLOCK_SECTORS, Block, Location, MAX_DISK_BYTES, REGION_BLOCKS, REGION_BYTES, SECTOR_BYTES,
+    Slot,
+};

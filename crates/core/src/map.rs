@@ -1,0 +1,171 @@
+//! The block map as the disk uses it: where a block is, the commit of where it is from now on, and what that
+//! frees.
+//!
+//! Invariant: of a region that is not mapped, no entry is read; its entries are all written before it is.
+
+use crate::counters::{add, set};
+use crate::disk::Disk;
+use crate::entry::{Entry, Place};
+use crate::error::DiskError;
+use crate::io::Io;
+use crate::meta::RegionState;
+use crate::spec::Mode;
+use crate::units::{BLOCK_BYTES, Block, Location, REGION_BLOCKS, REGION_BYTES};
+
+impl Disk {
+    /// Rebuilds everything but the map from the map.
+    pub(crate) fn adopt(&mut self) -> Result<(), DiskError> {
+        if self.meta.resetting() {
+            self.meta.reset();
+        }
+        let damaged = |what: String| Err(DiskError::Damaged(what));
+        let mut mapped = 0;
+        for region in 0..self.meta.regions() {
+            if self.meta.region_byte(region) > RegionState::Zero as u8 {
+                return damaged(format!("directory byte of region {region}"));
+            }
+            if self.meta.region(region) != RegionState::Mapped {
+                continue;
+            }
+            mapped += 1;
+            let first = (region * REGION_BLOCKS) as u32;
+            for block in first..(first + REGION_BLOCKS as u32) {
+                let entry = self.meta.entry(Block(block));
+                let fits = match entry.place() {
+                    _ if !entry.is_well_formed() => false,
+                    Place::Base | Place::Zero => true,
+                    _ if block >= self.spec.blocks() => false,
+                    Place::Ram(slot) => self.ram.adopt(slot, Block(block)),
+                    Place::Overflow(location, checksum) if self.spec.mode == Mode::Direct => {
+                        self.direct_blocks += 1;
+                        location.0 == block && checksum == 0
+                    }
+                    Place::Overflow(location, _) => {
+                        self.spec.mode.has_log() && self.log.adopt(location, block, &self.meta)
+                    }
+                };
+                if !fits {
+                    return damaged(format!("map entry of block {block}: {entry:?}"));
+                }
+            }
+        }
+        self.ram.finish_adopting();
+        self.log.finish_adopting(&self.meta);
+        self.overflowed = self.log.live() > 0;
+        set(&self.counters().map_bytes, mapped * BLOCK_BYTES as u64);
+        self.counters().write_off();
+        Ok(())
+    }
+
+    /// Where a block's newest content is.
+    #[inline]
+    pub(crate) fn place(&self, block: Block) -> Place {
+        let place = match self.meta.region(block.region()) {
+            RegionState::Untouched => Place::Base,
+            RegionState::Zero => Place::Zero,
+            RegionState::Mapped => self.meta.entry(block).place(),
+        };
+        if place == Place::Base && block.offset_bytes() >= self.spec.base_bytes { Place::Zero } else { place }
+    }
+
+    /// What the disk holds from byte `offset` on: how many bytes, at most up to `end`, and whether they are
+    /// known to be zero. Looks at 512 map entries or as many regions at most.
+    pub fn extent(&self, offset: u64, end: u64) -> (u64, bool) {
+        let end = end.min(self.spec.size_bytes);
+        let zero = |at: u64| self.place(Block((at / BLOCK_BYTES as u64) as u32)) == Place::Zero;
+        let first = zero(offset);
+        let mut at = offset;
+        for _ in 0..REGION_BLOCKS {
+            let region = (at / REGION_BYTES) as usize;
+            // A region that is not mapped is all one thing, but for the one in which the image ends.
+            let uniform = match self.meta.region(region) {
+                RegionState::Mapped => false,
+                RegionState::Zero => true,
+                RegionState::Untouched => {
+                    let start = region as u64 * REGION_BYTES;
+                    self.spec.base_bytes <= start || self.spec.base_bytes >= start + REGION_BYTES
+                }
+            };
+            let unit = if uniform { REGION_BYTES } else { BLOCK_BYTES as u64 };
+            at = (at / unit + 1) * unit;
+            if at >= end || zero(at) != first {
+                break;
+            }
+        }
+        (at.min(end) - offset, first)
+    }
+
+    /// The commit: the block's newest content is `entry`'s from here on. What it was before is given up.
+    #[inline]
+    pub(crate) fn commit(&mut self, block: Block, entry: Entry) -> u64 {
+        if entry == Entry::ZERO && self.place(block) == Place::Zero {
+            return 0;
+        }
+        let region = block.region();
+        let old = match self.meta.region(region) {
+            RegionState::Mapped => self.meta.entry(block).place(),
+            state => {
+                self.map_region(region, if state == RegionState::Zero { Entry::ZERO } else { Entry::BASE });
+                Place::Base
+            }
+        };
+        self.meta.set_entry(block, entry);
+        self.give_up(old, entry == Entry::ZERO)
+    }
+
+    /// Frees what a block's earlier content took. Returns the bytes given back.
+    pub(crate) fn give_up(&mut self, old: Place, to_host: bool) -> u64 {
+        match old {
+            Place::Base | Place::Zero => return 0,
+            Place::Ram(slot) => self.ram.release(slot, to_host),
+            Place::Overflow(..) if self.spec.mode == Mode::Direct => self.direct_blocks -= 1,
+            Place::Overflow(location, _) => self.log.dead(location, &self.meta),
+        }
+        BLOCK_BYTES as u64
+    }
+
+    fn map_region(&mut self, region: usize, fill: Entry) {
+        let first = (region * REGION_BLOCKS) as u32;
+        for block in first..first + REGION_BLOCKS as u32 {
+            self.meta.set_entry(Block(block), fill);
+        }
+        self.meta.set_region(region, RegionState::Mapped);
+        add(&self.counters().map_bytes, BLOCK_BYTES as u64);
+    }
+
+    /// Bytes of a block that lie on the disk: all, but for a partial last one.
+    #[inline]
+    pub(crate) fn block_len(&self, block: Block) -> u32 {
+        (self.spec.size_bytes - block.offset_bytes()).min(BLOCK_BYTES as u64) as u32
+    }
+
+    pub(crate) fn pin(&mut self, location: Location) {
+        if self.spec.mode.has_log() {
+            let segment = self.log.segment_of(location);
+            self.log.pin(segment);
+        }
+    }
+
+    pub(crate) fn unpin(&mut self, location: Location) {
+        if self.spec.mode.has_log() {
+            let segment = self.log.segment_of(location);
+            self.log.unpin(segment, &self.meta);
+        }
+    }
+
+    /// After a reset: gives the map's memory back, some regions at a time.
+    pub(crate) fn release_map<I: Io>(&mut self, io: &mut I) -> bool {
+        let Some(from) = self.release_map_from else { return false };
+        let end = self.meta.regions().min(from + 1024);
+        let mut region = from;
+        while region < end {
+            let run = (region..end).take_while(|&r| self.meta.region(r) != RegionState::Mapped).count();
+            if run > 0 {
+                io.release_map(region, run);
+            }
+            region += run + 1;
+        }
+        self.release_map_from = (end < self.meta.regions()).then_some(end);
+        self.release_map_from.is_some()
+    }
+}

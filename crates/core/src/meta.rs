@@ -1,0 +1,328 @@
+//! The disk's `meta` memory: header, counters, segment table, directory and block map, in one piece of memory
+//! that outlives the process that serves it. The only `unsafe` code of the core.
+//!
+//! Layout (all little-endian, native words):
+//!
+//! | at | what |
+//! | --- | --- |
+//! | 0 | header page: magic, layout version, spec, generation |
+//! | 4096 | [`Counters`] |
+//! | `segments_at` | one byte per overflow segment: free, open, sealed |
+//! | `directory_at` | one byte per 2 MiB region: untouched, mapped, zero |
+//! | `map_at` | one 8-byte entry per 4 KiB block |
+//!
+//! Invariant: an entry may be read only in a region whose directory byte says `mapped`; anything else there
+//! is junk. A region's entries are all written before its byte turns to `mapped`.
+
+use crate::counters::Counters;
+use crate::entry::Entry;
+use crate::error::DiskError;
+use crate::spec::{DiskSpec, FullPolicy, LogShape, Mode};
+use crate::units::{Block, REGION_BLOCKS};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+const PAGE: u64 = 4096;
+const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
+/// Version of this layout; a worker refuses memory of another.
+pub const LAYOUT_VERSION: u64 = 1;
+
+/// What the directory says of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RegionState {
+    /// Every block is the base image's.
+    Untouched = 0,
+    /// The map entries tell.
+    Mapped = 1,
+    /// Every block is zero.
+    Zero = 2,
+}
+
+/// What the segment table says of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum SegmentMark {
+    /// No map entry points here.
+    Free = 0,
+    /// Being written; it has no summary yet.
+    Open = 1,
+    /// Written to its end, summary included.
+    Sealed = 2,
+}
+
+#[repr(C)]
+struct Header {
+    magic: AtomicU64,
+    layout_version: AtomicU64,
+    size_bytes: AtomicU64,
+    base_bytes: AtomicU64,
+    mode: AtomicU64,
+    full: AtomicU64,
+    ram_limit_bytes: AtomicU64,
+    overflow_limit_bytes: AtomicU64,
+    segment_blocks: AtomicU64,
+    part_blocks: AtomicU64,
+    generation: AtomicU64,
+    /// 1 while a reset is under way: an attach finishes it first.
+    resetting: AtomicU64,
+}
+
+/// Where each piece lies, from the spec alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    segments_at: u64,
+    directory_at: u64,
+    map_at: u64,
+    len: u64,
+    regions: usize,
+    segments: usize,
+}
+
+impl Layout {
+    /// The layout for a disk.
+    pub fn of(spec: &DiskSpec) -> Layout {
+        let regions = (spec.blocks() as usize).div_ceil(REGION_BLOCKS);
+        let segments = spec.segments() as usize;
+        let segments_at = (PAGE + size_of::<Counters>() as u64).next_multiple_of(PAGE);
+        let directory_at = (segments_at + segments as u64).next_multiple_of(PAGE);
+        let map_at = (directory_at + regions as u64).next_multiple_of(PAGE);
+        let len = map_at + regions as u64 * PAGE;
+        Layout { segments_at, directory_at, map_at, len, regions, segments }
+    }
+
+    /// Bytes of `meta` memory to provide, zeroed and sparse. A multiple of 4096.
+    pub fn len_bytes(&self) -> u64 {
+        self.len
+    }
+
+    /// The range of `meta` memory that holds the map: what a reset may punch.
+    pub fn map_range(&self) -> std::ops::Range<u64> {
+        self.map_at..self.len
+    }
+
+    /// Where the counters lie.
+    pub const COUNTERS_AT: u64 = PAGE;
+}
+
+/// The `meta` memory, seen by the one thread that owns the disk.
+pub struct Meta {
+    base: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: the pointer is to memory that the creator promised for the lifetime of the value; there is one owner.
+unsafe impl Send for Meta {}
+
+impl Meta {
+    /// Takes memory for a disk of this spec. Zeroed memory is formatted; other memory must fit the spec.
+    /// Returns whether it had been formatted before.
+    ///
+    /// # Safety
+    /// `base` is page-aligned, readable and writable for `Layout::of(spec).len_bytes()` bytes for as long as
+    /// the value lives, and nobody else writes to it.
+    pub unsafe fn open(base: *mut u8, spec: &DiskSpec) -> Result<(Meta, bool), DiskError> {
+        spec.check()?;
+        let meta = Meta { base, layout: Layout::of(spec) };
+        let h = meta.header();
+        let fields = [
+            (&h.size_bytes, spec.size_bytes, "disk size"),
+            (&h.base_bytes, spec.base_bytes, "base image size"),
+            (&h.mode, spec.mode as u64, "mode"),
+            (&h.segment_blocks, u64::from(spec.shape.segment_blocks), "segment size"),
+            (&h.part_blocks, u64::from(spec.shape.part_blocks), "part size"),
+            (&h.ram_limit_bytes, spec.ram_limit_bytes, "RAM limit"),
+            (&h.overflow_limit_bytes, spec.overflow_limit_bytes, "overflow limit"),
+        ];
+        let existing = match h.magic.load(Ordering::Acquire) {
+            0 => {
+                for (field, value, _) in fields {
+                    field.store(value, Ordering::Relaxed);
+                }
+                h.full.store(spec.full as u64, Ordering::Relaxed);
+                h.generation.store(1, Ordering::Relaxed);
+                h.layout_version.store(LAYOUT_VERSION, Ordering::Relaxed);
+                h.magic.store(MAGIC, Ordering::Release);
+                false
+            }
+            MAGIC => {
+                let version = h.layout_version.load(Ordering::Relaxed);
+                if version != LAYOUT_VERSION {
+                    return Err(DiskError::Damaged(format!(
+                        "layout version {version}, this program knows {LAYOUT_VERSION}"
+                    )));
+                }
+                for (field, want, what) in fields {
+                    let found = field.load(Ordering::Relaxed);
+                    if found != want {
+                        return Err(DiskError::Damaged(format!("{what} is {found}, expected {want}")));
+                    }
+                }
+                true
+            }
+            other => return Err(DiskError::Damaged(format!("no disk here (magic {other:#018x})"))),
+        };
+        Ok((meta, existing))
+    }
+
+    /// Reads the spec of a formatted disk from its header page.
+    ///
+    /// # Safety
+    /// `base` is aligned to 8 and readable for 4096 bytes.
+    pub unsafe fn read_spec(base: *const u8) -> Result<DiskSpec, DiskError> {
+        // SAFETY: promised by the caller; the header is plain atomics.
+        let h = unsafe { &*base.cast::<Header>() };
+        let get = |f: &AtomicU64| f.load(Ordering::Relaxed);
+        if get(&h.magic) != MAGIC || get(&h.layout_version) != LAYOUT_VERSION {
+            return Err(DiskError::Damaged("no disk of this layout version here".into()));
+        }
+        let mode = Mode::ALL.into_iter().find(|m| *m as u64 == get(&h.mode));
+        let spec = DiskSpec {
+            size_bytes: get(&h.size_bytes),
+            base_bytes: get(&h.base_bytes),
+            mode: mode.ok_or_else(|| DiskError::Damaged("unknown mode".into()))?,
+            full: if get(&h.full) == 0 { FullPolicy::Pause } else { FullPolicy::Fail },
+            ram_limit_bytes: get(&h.ram_limit_bytes),
+            overflow_limit_bytes: get(&h.overflow_limit_bytes),
+            shape: LogShape {
+                segment_blocks: u32::try_from(get(&h.segment_blocks)).unwrap_or(u32::MAX),
+                part_blocks: u32::try_from(get(&h.part_blocks)).unwrap_or(u32::MAX),
+            },
+        };
+        spec.check()?;
+        Ok(spec)
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: `open`'s caller promised the memory; the header is plain atomics at its start.
+        unsafe { &*self.base.cast::<Header>() }
+    }
+
+    /// The counters.
+    #[inline]
+    pub fn counters(&self) -> &Counters {
+        // SAFETY: inside the promised memory (`Layout::of`), aligned to a page, plain atomics.
+        unsafe { &*self.base.add(PAGE as usize).cast::<Counters>() }
+    }
+
+    /// Where each piece lies.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The disk's generation: 1 at birth, one more after each reset.
+    pub fn generation(&self) -> u64 {
+        self.header().generation.load(Ordering::Relaxed)
+    }
+
+    /// Whether a reset had begun and not ended.
+    pub fn resetting(&self) -> bool {
+        self.header().resetting.load(Ordering::Acquire) != 0
+    }
+
+    /// Forgets every block: afterwards the disk reads as its base image. A process that dies in the middle
+    /// leaves `resetting` set.
+    pub fn reset(&self) {
+        let h = self.header();
+        h.resetting.store(1, Ordering::SeqCst);
+        for region in 0..self.layout.regions {
+            if self.region(region) != RegionState::Untouched {
+                self.set_region(region, RegionState::Untouched);
+            }
+        }
+        for segment in 0..self.layout.segments {
+            self.set_segment(segment, SegmentMark::Free);
+        }
+        h.generation.store(h.generation.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        h.resetting.store(0, Ordering::SeqCst);
+    }
+
+    /// Number of regions.
+    pub fn regions(&self) -> usize {
+        self.layout.regions
+    }
+
+    #[inline]
+    fn byte(&self, at: u64, index: usize) -> &AtomicU8 {
+        // SAFETY: callers check `index` against the number of bytes at `at`.
+        unsafe { &*self.base.add(at as usize + index).cast::<AtomicU8>() }
+    }
+
+    /// What the directory says of a region. An unknown byte reads as `Untouched`; `attach` refuses it before.
+    #[inline]
+    pub fn region(&self, region: usize) -> RegionState {
+        match self.region_byte(region) {
+            1 => RegionState::Mapped,
+            2 => RegionState::Zero,
+            _ => RegionState::Untouched,
+        }
+    }
+
+    /// The directory's raw byte.
+    #[inline]
+    pub fn region_byte(&self, region: usize) -> u8 {
+        assert!(region < self.layout.regions);
+        self.byte(self.layout.directory_at, region).load(Ordering::Acquire)
+    }
+
+    /// Sets a region's directory byte.
+    pub fn set_region(&self, region: usize, state: RegionState) {
+        assert!(region < self.layout.regions);
+        self.byte(self.layout.directory_at, region).store(state as u8, Ordering::Release);
+    }
+
+    /// What the segment table says.
+    pub fn segment(&self, segment: usize) -> SegmentMark {
+        assert!(segment < self.layout.segments);
+        match self.byte(self.layout.segments_at, segment).load(Ordering::Acquire) {
+            1 => SegmentMark::Open,
+            2 => SegmentMark::Sealed,
+            _ => SegmentMark::Free,
+        }
+    }
+
+    /// Marks a segment.
+    pub fn set_segment(&self, segment: usize, mark: SegmentMark) {
+        assert!(segment < self.layout.segments);
+        self.byte(self.layout.segments_at, segment).store(mark as u8, Ordering::Release);
+    }
+
+    #[inline]
+    fn cell(&self, block: Block) -> &AtomicU64 {
+        assert!(block.region() < self.layout.regions);
+        // SAFETY: the map holds a whole page of entries for every region below `regions`.
+        unsafe { &*self.base.add(self.layout.map_at as usize).cast::<AtomicU64>().add(block.0 as usize) }
+    }
+
+    /// The map entry of a block in a mapped region.
+    #[inline]
+    pub fn entry(&self, block: Block) -> Entry {
+        Entry::from_bits(self.cell(block).load(Ordering::Acquire))
+    }
+
+    /// The commit: one release store.
+    #[inline]
+    pub fn set_entry(&self, block: Block, entry: Entry) {
+        self.cell(block).store(entry.bits(), Ordering::Release);
+    }
+
+    /// Asks the processor to fetch a block's directory byte; of its entry too when the region is mapped.
+    #[inline]
+    pub fn prefetch(&self, block: Block) {
+        if block.region() < self.layout.regions && self.region(block.region()) == RegionState::Mapped {
+            prefetch(self.cell(block));
+        }
+    }
+}
+
+/// Asks the processor to fetch the cache line of a value; nothing on processors for which that is not written.
+#[inline]
+pub fn prefetch<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: prefetching has no effect on memory and cannot fault.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
+}

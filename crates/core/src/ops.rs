@@ -1,0 +1,178 @@
+//! Asynchronous operations: what each was for, and who is told when it ends.
+//!
+//! Invariant: every operation that was started ends exactly once; a second end is a bug and panics.
+
+use crate::counters::add;
+use crate::disk::{Disk, MAX_PENDING, RETRY_NS};
+use crate::error::Errno;
+use crate::io::{Event, Io, OpId, PartId};
+use crate::table::{Id, Wait};
+use crate::units::{Block, Location, Slot};
+
+/// What an operation was for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Op {
+    Free,
+    /// Base content for a guest read.
+    BaseRead {
+        id: Id,
+        at: u32,
+    },
+    /// Overflow content for a guest read: `len` bytes from byte `skip` of the first block on.
+    OverflowRead {
+        id: Id,
+        at: u32,
+        block: Block,
+        location: Location,
+        skip: u32,
+        len: u32,
+    },
+    /// Old content of a block that is written in part.
+    Merge(Merge),
+    /// The write of a part of the log.
+    PartWrite {
+        part: PartId,
+    },
+    /// A write in place of `n` blocks.
+    DirectWrite {
+        id: Id,
+        part: PartId,
+        block: Block,
+        n: u32,
+    },
+    /// Discarded blocks leave the difference file.
+    DirectPunch {
+        id: Id,
+        sync: bool,
+    },
+    /// FLUSH of the difference file.
+    Sync {
+        id: Id,
+    },
+    /// All of the difference file is given back: a reset waits for it.
+    ResetPunch,
+    /// An empty segment leaves the file.
+    Punch {
+        segment: u32,
+    },
+    /// The collector reads its victim's summary.
+    Summary {
+        segment: u32,
+    },
+    /// The collector reads living blocks, `n` from number `first` of its list on.
+    Collect {
+        part: PartId,
+        first: usize,
+        n: usize,
+    },
+}
+
+/// A block that is written in part, while its old content is on its way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Merge {
+    pub id: Id,
+    pub block: Block,
+    /// The written bytes within the block.
+    pub from: u32,
+    pub len: u32,
+    /// They are `len` bytes of the request's data from here on, or zeroes.
+    pub at: Option<u32>,
+    /// Where the old content is read from, if not the base image.
+    pub location: Option<Location>,
+    /// Where the new content goes.
+    pub to: MergeTo,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MergeTo {
+    Slot(Slot),
+    Page(PartId, usize),
+}
+
+impl Disk {
+    pub(crate) fn new_op(&mut self, op: Op) -> OpId {
+        if let Some(i) = self.free_ops.pop() {
+            self.ops[i as usize] = op;
+            return OpId(i);
+        }
+        self.ops.push(op);
+        OpId(self.ops.len() as u32 - 1)
+    }
+
+    fn take_op(&mut self, op: OpId) -> Op {
+        let taken = std::mem::replace(&mut self.ops[op.0 as usize], Op::Free);
+        assert!(!matches!(taken, Op::Free), "operation {} was done twice", op.0);
+        self.free_ops.push(op.0);
+        taken
+    }
+
+    /// A read has ended: `bytes` is what was asked for, or why it failed.
+    pub fn read_done<I: Io>(&mut self, io: &mut I, op: OpId, bytes: Result<&[u8], Errno>) {
+        match self.take_op(op) {
+            Op::BaseRead { id, at } => self.base_read_done(io, id, at, bytes),
+            Op::OverflowRead { id, at, block, location, skip, len } => {
+                self.overflow_read_done(io, id, at, block, skip, len, bytes);
+                self.unpin(location);
+            }
+            Op::Merge(merge) => self.merge_done(io, merge, bytes),
+            Op::Summary { segment } => self.summary_done(io, segment, bytes),
+            Op::Collect { part, first, n } => self.collect_read_done(io, part, first, n, bytes),
+            other => panic!("{other:?} is not a read"),
+        }
+    }
+
+    /// An operation other than a read has ended.
+    pub fn op_done<I: Io>(&mut self, io: &mut I, op: OpId, result: Result<(), Errno>) {
+        match self.take_op(op) {
+            Op::PartWrite { part } => self.part_written(io, part, result),
+            Op::DirectWrite { id, part, block, n } => self.direct_written(io, id, part, block, n, result),
+            // A hole that could not be punched costs room, not correctness: the map already says zero.
+            Op::DirectPunch { id, sync: false } => self.operation_done(io, id, Ok(())),
+            Op::DirectPunch { id, sync: true } => {
+                let op = self.new_op(Op::Sync { id });
+                io.sync_overflow(op);
+            }
+            Op::ResetPunch => self.punches -= 1,
+            Op::Sync { id } => self.operation_done(io, id, result),
+            Op::Punch { segment } => {
+                self.punches -= 1;
+                self.log.punched(segment, result.is_ok());
+                add(&self.counters().segments_punched, u64::from(result.is_ok()));
+            }
+            other => panic!("{other:?} is a read"),
+        }
+    }
+
+    /// One of a request's operations has ended.
+    pub(crate) fn operation_done<I: Io>(&mut self, io: &mut I, id: Id, result: Result<(), Errno>) {
+        let a = self.table.get_mut(id);
+        a.pending -= 1;
+        if let Err(errno) = result {
+            a.errno.get_or_insert(errno);
+        }
+        if a.pending == 0 && (a.walked || a.errno.is_some() && a.wait == Wait::Operations) {
+            let a = *a;
+            self.finish(io, &a);
+        } else if !a.walked && a.wait == Wait::Operations && a.pending <= MAX_PENDING / 2 {
+            a.wait = Wait::Nothing;
+            let sequence = a.sequence;
+            self.runnable.push_back((id, sequence));
+        }
+    }
+
+    /// Notes that an overflow write failed; after three in a row eviction rests.
+    pub(crate) fn overflow_write_failed<I: Io>(&mut self, io: &mut I, errno: Errno) {
+        add(&self.counters().overflow_write_errors, 1);
+        self.write_errors += 1;
+        if self.write_errors == 1 {
+            io.event(Event::OverflowWriteFailed(errno));
+        }
+        if self.write_errors >= 3 {
+            self.rest_until_ns = self.now_ns + RETRY_NS;
+        }
+    }
+
+    pub(crate) fn ops(&self) -> impl Iterator<Item = &Op> {
+        self.ops.iter()
+    }
+}

@@ -1,0 +1,110 @@
+//! The staging buffers: what is being written to the overflow (difference) file, from which block, and what a
+//! finished write commits. Owns the book-keeping; the bytes are the worker's.
+//!
+//! In the log modes a part is one write of adjacent blocks. In mode `direct` it is a page pool: several
+//! writes, each to its own place, start from one part.
+
+use crate::entry::Entry;
+use crate::io::{PARTS, PartId};
+use crate::log::{Extent, Stream};
+use crate::table::Id;
+use crate::units::{Block, Location, Slot};
+
+/// Where a block in a part came from: what must still be true for its write to be committed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source {
+    /// From the RAM tier: the slot must still be marked as evicting into this part.
+    Evict(Slot),
+    /// From another segment: the map entry must still be this one.
+    Collect(Entry),
+    /// From a request, which holds the block against everyone else.
+    Write(Id),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Staged {
+    pub block: Block,
+    pub location: Location,
+    pub checksum: u32,
+    pub source: Source,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PartState {
+    Free,
+    /// Taking blocks.
+    Filling,
+    /// Its writes are under way.
+    Writing,
+}
+
+pub(crate) struct Part {
+    pub state: PartState,
+    pub stream: Stream,
+    /// Pages taken, the summary's included.
+    pub used: usize,
+    pub staged: Vec<Staged>,
+    /// Where it goes (log modes).
+    pub extent: Option<Extent>,
+    /// Writes under way that start from it (mode `direct`).
+    pub writes: u32,
+}
+
+/// All parts.
+pub(crate) struct Parts {
+    parts: [Part; PARTS],
+}
+
+impl Parts {
+    pub fn new() -> Parts {
+        let part = || Part {
+            state: PartState::Free,
+            stream: Stream::Write,
+            used: 0,
+            staged: Vec::new(),
+            extent: None,
+            writes: 0,
+        };
+        Parts { parts: std::array::from_fn(|_| part()) }
+    }
+
+    pub fn get(&mut self, id: PartId) -> &mut Part {
+        &mut self.parts[id.0 as usize]
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (PartId, &Part)> {
+        self.parts.iter().enumerate().map(|(i, p)| (PartId(i as u8), p))
+    }
+
+    /// Takes a free part for a stream. One is always left for the collector.
+    pub fn take(&mut self, stream: Stream) -> Option<PartId> {
+        let mut free = (0..PARTS).filter(|&i| self.parts[i].state == PartState::Free);
+        let first = free.next()?;
+        if stream == Stream::Write && free.next().is_none() {
+            return None;
+        }
+        let part = &mut self.parts[first];
+        part.state = PartState::Filling;
+        part.stream = stream;
+        Some(PartId(first as u8))
+    }
+
+    /// The part that is taking blocks for a stream.
+    pub fn filling(&self, stream: Stream) -> Option<PartId> {
+        self.iter().find(|(_, p)| p.state == PartState::Filling && p.stream == stream).map(|(id, _)| id)
+    }
+
+    /// The part is free again.
+    pub fn release(&mut self, id: PartId) {
+        let part = self.get(id);
+        part.state = PartState::Free;
+        part.used = 0;
+        part.writes = 0;
+        part.staged.clear();
+        part.extent = None;
+    }
+
+    pub fn in_use(&self) -> usize {
+        self.parts.iter().filter(|p| p.state != PartState::Free).count()
+    }
+}

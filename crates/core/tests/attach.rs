@@ -1,0 +1,103 @@
+//! Attaching to memory that a fault has changed: refused, or attached and working; never a panic.
+
+use spillway_core::{BLOCK_BYTES, Disk, DiskError, DiskSpec, FullPolicy, Layout, LogShape, Meta, Mode};
+
+const SPEC: DiskSpec = DiskSpec {
+    size_bytes: 600 * BLOCK_BYTES as u64,
+    base_bytes: 0,
+    mode: Mode::RamOverflow,
+    full: FullPolicy::Fail,
+    ram_limit_bytes: 16 * BLOCK_BYTES as u64,
+    overflow_limit_bytes: 12 * 8 * BLOCK_BYTES as u64,
+    shape: LogShape { segment_blocks: 8, part_blocks: 4 },
+};
+
+/// The memory of a new disk.
+struct Memory(Vec<u64>);
+
+impl Memory {
+    fn new() -> Memory {
+        let mut memory = Memory(vec![0; (Layout::of(&SPEC).len_bytes() as usize + 4096) / 8]);
+        drop(memory.attach().expect("zeroed memory becomes a disk"));
+        memory
+    }
+
+    fn base(&mut self) -> *mut u8 {
+        let start = self.0.as_mut_ptr().cast::<u8>();
+        start.wrapping_add(start.align_offset(4096))
+    }
+
+    fn attach(&mut self) -> Result<Disk, DiskError> {
+        // SAFETY: the memory is longer than the layout by a page and outlives the disk.
+        let (meta, existing) = unsafe { Meta::open(self.base(), &SPEC) }?;
+        Disk::attach(meta, existing, SPEC)
+    }
+
+    fn spec(&mut self) -> Result<DiskSpec, DiskError> {
+        // SAFETY: longer than a page, and aligned to one.
+        unsafe { Meta::read_spec(self.base()) }
+    }
+
+    fn write(&mut self, at: u64, word: u64) {
+        assert!(at.is_multiple_of(8) && at < Layout::of(&SPEC).len_bytes());
+        // SAFETY: inside the memory, aligned, and no disk is attached.
+        unsafe { self.base().add(at as usize).cast::<u64>().write(word) }
+    }
+
+    /// Marks region 0 as mapped and gives its first block this entry.
+    fn map(&mut self, entry: u64) {
+        let map = Layout::of(&SPEC).map_range().start;
+        self.write(map - 4096, 1);
+        self.write(map, entry);
+    }
+}
+
+#[test]
+fn an_entry_that_points_nowhere_is_refused() {
+    for (entry, fits) in [
+        (0, true),
+        (1 << 62, true),
+        (2 << 62 | 15, true),
+        (2 << 62 | 16, false),
+        (2 << 62 | 1 << 40, false),
+        (3 << 62 | 6 << 32, true),
+        (3 << 62 | 7 << 32, false),
+        (3 << 62 | 96 << 32, false),
+    ] {
+        let mut memory = Memory::new();
+        memory.map(entry);
+        assert_eq!(memory.attach().is_ok(), fits, "{entry:#x}");
+        // Without its magic number the memory would be taken for new, and its map for an empty one.
+        let mut memory = Memory::new();
+        memory.map(entry);
+        memory.write(0, 0);
+        assert_eq!(memory.attach().is_ok(), fits, "{entry:#x}, no magic number");
+    }
+}
+
+#[test]
+fn counters_that_make_no_sense_attach() {
+    for at in (0..Layout::of(&SPEC).map_range().start - 8192).skip(4096).step_by(8) {
+        let mut memory = Memory::new();
+        memory.write(at, u64::MAX - 1);
+        let disk = memory.attach().expect("counters decide nothing");
+        disk.counters().read_latency.quantile_ns(0.99);
+    }
+}
+
+#[test]
+fn a_header_that_cannot_be_laid_out_is_refused() {
+    for (at, words) in [(64, [0, 1, 4097, 1 << 32]), (72, [0, 1, 65, 1 << 32 | 4])] {
+        for word in words {
+            let mut memory = Memory::new();
+            assert_eq!(memory.spec(), Ok(SPEC));
+            memory.write(at, word);
+            assert!(memory.spec().is_err(), "{word} at {at}");
+        }
+    }
+    let mut memory = Memory::new();
+    memory.write(80, u64::MAX);
+    memory.write(88, 1);
+    let disk = memory.attach().expect("a reset that was cut off is finished, whatever the generation");
+    assert_eq!(disk.generation(), 0);
+}

@@ -1,0 +1,79 @@
+//! The model test: the true core against a plain record of what was written, with the same random operations,
+//! faults, crashes and attaches.
+//!
+//! `SPILLWAY_MODEL_OPS` says how many operations (default 1,000,000), `SPILLWAY_SEED` where to begin. A failure
+//! prints the seed of its episode: `SPILLWAY_SEED=... SPILLWAY_MODEL_OPS=1` runs that episode again.
+
+mod oracle;
+mod rng;
+mod run;
+mod sim;
+
+use rng::Rng;
+use run::Run;
+
+/// Operations in one episode: one disk, from birth to end. A large disk has fewer.
+const EPISODE: u64 = 20_000;
+
+fn episode(seed: u64) -> u64 {
+    let mut run = Run::new(seed);
+    let mut steps = 0;
+    while run.next < if run.is_large() { EPISODE / 10 } else { EPISODE } {
+        run.step();
+        steps += 1;
+        if steps % 1_000 == 0 {
+            run.check();
+        }
+    }
+    run.read_all();
+    run.next
+}
+
+/// A tier larger than what the eviction hand passes in one turn, all of it hot: a burst that needs room gets it
+/// without anything else happening.
+#[test]
+fn a_hot_tier_makes_room_for_a_burst() {
+    let mut run = Run::with(run::hot_spec(), 7);
+    for _ in 0..5 {
+        (0..18_000).for_each(|block| run.write_block(block));
+        run.rest();
+    }
+    (30_000..36_000).for_each(|block| run.write_block(block));
+    run.rest();
+    assert_eq!(run.unfinished(), 0, "writes were left behind");
+    run.check();
+}
+
+#[test]
+fn random_operations() {
+    let ops: u64 = std::env::var("SPILLWAY_MODEL_OPS").map_or(1_000_000, |s| s.parse().expect("a number"));
+    let seed: u64 = std::env::var("SPILLWAY_SEED").map_or_else(
+        |_| {
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_nanos()
+                as u64
+        },
+        |s| s.parse().expect("a number"),
+    );
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    println!("model: {ops} operations from seed {seed} in {threads} threads");
+    let run = |thread: u64| {
+        let (mut done, mut episode_seed) = (0, seed.wrapping_add(thread));
+        let mut seeds = Rng(episode_seed);
+        while done < ops.div_ceil(threads) {
+            match std::panic::catch_unwind(|| episode(episode_seed)) {
+                Ok(n) => done += n,
+                Err(panic) => {
+                    println!("model: FAILED, again: SPILLWAY_SEED={episode_seed} SPILLWAY_MODEL_OPS=1");
+                    std::panic::resume_unwind(panic);
+                }
+            }
+            episode_seed = seeds.next();
+        }
+        done
+    };
+    let done: u64 = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
+        all.into_iter().map(|t| t.join().expect("its panic is above")).sum()
+    });
+    println!("model: {done} operations done");
+}

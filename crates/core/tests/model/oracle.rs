@@ -1,0 +1,123 @@
+//! What a disk must read as: for each sector the version that was written last, and, where a write failed or
+//! was cut off, the versions that it may have left.
+
+use spillway_core::{BLOCK_SECTORS, SECTOR_BYTES};
+
+pub type Version = u32;
+/// The base image's content.
+pub const BASE: Version = 0;
+/// All zeroes.
+pub const ZERO: Version = u32::MAX;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    Unfinished,
+    Done,
+    Failed,
+}
+
+#[derive(Clone, Debug)]
+struct Write {
+    version: Version,
+    /// Number of the request that wrote it.
+    request: u64,
+    state: State,
+}
+
+pub struct Oracle {
+    base_sectors: u64,
+    sectors: Vec<Vec<Write>>,
+}
+
+/// Content of a sector in a version.
+pub fn fill(version: Version, sector: u64, out: &mut [u8]) {
+    let word = if version == ZERO { 0 } else { (u64::from(version) << 32 | sector) ^ 0x5A5A_0000_A5A5_FFFF };
+    for (i, chunk) in out.chunks_exact_mut(8).enumerate() {
+        let w = if version == ZERO { 0 } else { word.wrapping_add((i as u64) << 48) };
+        chunk.copy_from_slice(&w.to_le_bytes());
+    }
+}
+
+fn is(version: Version, sector: u64, content: &[u8]) -> bool {
+    let mut want = [0; SECTOR_BYTES as usize];
+    fill(version, sector, &mut want);
+    want == content
+}
+
+impl Oracle {
+    pub fn new(sectors: u64, base_sectors: u64) -> Oracle {
+        let mut oracle = Oracle { base_sectors, sectors: vec![Vec::new(); sectors as usize] };
+        oracle.reset();
+        oracle
+    }
+
+    pub fn reset(&mut self) {
+        for (i, s) in self.sectors.iter_mut().enumerate() {
+            let version = if (i as u64) < self.base_sectors { BASE } else { ZERO };
+            s.clear();
+            s.push(Write { version, request: 0, state: State::Done });
+        }
+    }
+
+    /// A request that gives this sector a version is submitted.
+    pub fn written(&mut self, sector: u64, version: Version, request: u64) {
+        self.sectors[sector as usize].push(Write { version, request, state: State::Unfinished });
+    }
+
+    /// It has ended.
+    pub fn ended(&mut self, sectors: std::ops::Range<u64>, request: u64, state: State) {
+        for sector in sectors {
+            let writes = &mut self.sectors[sector as usize];
+            if let Some(i) = writes.iter().position(|w| w.request == request && w.state == State::Unfinished)
+            {
+                writes[i].state = state;
+                if state == State::Done {
+                    writes.drain(..i);
+                }
+            }
+        }
+    }
+
+    /// Checks what a read, submitted as number `request`, found; and remembers it where several answers were
+    /// right, so that the content cannot change back.
+    pub fn check(&mut self, sector: u64, content: &[u8], request: u64) {
+        let writes = &mut self.sectors[sector as usize];
+        let before = writes.iter().take_while(|w| w.request < request).count();
+        let mut i = before;
+        while i > 0 {
+            i -= 1;
+            let w = &writes[i];
+            assert_ne!(w.state, State::Unfinished, "sector {sector}: the read passed write {w:?}");
+            if is(w.version, sector, content) {
+                if before > 1 {
+                    // Two of them may look alike: an earlier read, still under way, may see the earlier one.
+                    let found = Write { state: State::Done, request: writes[0].request, version: w.version };
+                    writes.splice(..before, [found]);
+                }
+                return;
+            }
+            if w.state == State::Done {
+                break;
+            }
+        }
+        panic!(
+            "sector {sector} (block {}): read {request} found {:02x?}.., expected one of {:x?}; then {:x?}",
+            sector / BLOCK_SECTORS,
+            &content[..16],
+            &writes[i..before],
+            &writes[before..]
+        );
+    }
+
+    /// Every request that has not ended is cut off.
+    pub fn crash(&mut self) {
+        for writes in &mut self.sectors {
+            for w in writes.iter_mut() {
+                if w.state == State::Unfinished {
+                    w.state = State::Failed;
+                }
+                w.request = 0;
+            }
+        }
+    }
+}

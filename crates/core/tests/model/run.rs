@@ -1,0 +1,411 @@
+//! One run of the model: a disk, what its clients sent, and what it must read as. The model test and the fuzzer
+//! share it; what decides its course is the [`Rng`] that they give it.
+
+use crate::oracle::{self, Oracle, State, ZERO};
+use crate::rng::Rng;
+use crate::sim::{Client, Ended, Sim};
+use spillway_core::{
+    BLOCK_BYTES, BLOCK_SECTORS, Disk, DiskSpec, Errno, FullPolicy, Layout, LogShape, Meta, Mode, Operation,
+    Request, SECTOR_BYTES, Token,
+};
+use std::collections::HashMap;
+
+struct Memory {
+    words: Vec<u64>,
+}
+
+impl Memory {
+    fn new(spec: &DiskSpec) -> Memory {
+        // A page more, so that a page-aligned part of it is long enough.
+        Memory { words: vec![0; (Layout::of(spec).len_bytes() as usize + 4096) / 8] }
+    }
+
+    fn base(&mut self) -> *mut u8 {
+        let base = self.words.as_mut_ptr().cast::<u8>();
+        // SAFETY: there is a page more than the layout needs.
+        unsafe { base.add(base.align_offset(4096)) }
+    }
+
+    fn attach(&mut self, spec: DiskSpec) -> Disk {
+        let aligned = self.base();
+        // SAFETY: `words` is longer than the layout by a page, is not touched otherwise, and outlives the disk.
+        unsafe {
+            let (meta, existing) = Meta::open(aligned, &spec).expect("the memory fits");
+            Disk::attach(meta, existing, spec).expect("what the core wrote, it can attach to")
+        }
+    }
+}
+
+/// A RAM tier of 20,000 slots before a roomy log.
+pub fn hot_spec() -> DiskSpec {
+    DiskSpec {
+        size_bytes: 160 << 20,
+        base_bytes: 0,
+        mode: Mode::RamOverflow,
+        full: FullPolicy::Pause,
+        ram_limit_bytes: 20_000 * BLOCK_BYTES as u64,
+        overflow_limit_bytes: 256 << 20,
+        shape: LogShape::default(),
+    }
+}
+
+fn random_spec(rng: &mut Rng) -> DiskSpec {
+    let mode = if rng.chance(2) { Mode::RamOverflow } else { Mode::ALL[rng.below(4) as usize] };
+    // Now and then a disk of several regions, with requests that take several turns.
+    let blocks = if rng.chance(20) { 1_000 + rng.below(3_000) } else { 16 + rng.below(241) };
+    let size_bytes = (blocks * BLOCK_SECTORS - rng.below(8)) * SECTOR_BYTES;
+    let base_bytes = match rng.below(3) {
+        0 => size_bytes,
+        1 => 0,
+        _ => rng.below(size_bytes / SECTOR_BYTES) * SECTOR_BYTES,
+    };
+    let shape = LogShape { segment_blocks: 4 + rng.below(13) as u32, part_blocks: 2 + rng.below(6) as u32 };
+    let most = 8 + blocks / u64::from(shape.segment_blocks - 1);
+    let segments = 8 + rng.below(most + most / 2);
+    DiskSpec {
+        size_bytes,
+        base_bytes,
+        mode,
+        full: if rng.chance(2) { FullPolicy::Pause } else { FullPolicy::Fail },
+        ram_limit_bytes: if mode.has_ram() {
+            (16 + rng.below(blocks * 3 / 4 + 16)) * BLOCK_BYTES as u64
+        } else {
+            0
+        },
+        overflow_limit_bytes: if mode.has_log() {
+            segments * u64::from(shape.segment_blocks) * BLOCK_BYTES as u64
+        } else {
+            0
+        },
+        shape,
+    }
+}
+
+/// Whether all blocks of the disk fit in at once: then, without faults, nothing ever waits for long or fails.
+fn is_roomy(spec: &DiskSpec) -> bool {
+    let reserve = 4.max(spec.segments() / 20);
+    let log = u64::from(spec.segments().saturating_sub(reserve)) * u64::from(spec.shape.segment_blocks - 1);
+    match spec.mode {
+        Mode::Direct => true,
+        Mode::Ram => spec.slots() >= spec.blocks(),
+        Mode::RamOverflow | Mode::Overflow => log >= u64::from(spec.blocks()),
+    }
+}
+
+/// A submitted request.
+struct Sent {
+    operation: Operation,
+    sector: u64,
+    /// The sectors that it changes.
+    changes: std::ops::Range<u64>,
+}
+
+pub struct Run {
+    spec: DiskSpec,
+    memory: Memory,
+    disk: Option<Disk>,
+    sim: Sim,
+    oracle: Oracle,
+    rng: Rng,
+    sent: HashMap<u64, Sent>,
+    /// Number of the next request.
+    pub next: u64,
+    version: u32,
+    now_ns: u64,
+    stuck: u32,
+    faulty: bool,
+}
+
+impl Run {
+    pub fn new(seed: u64) -> Run {
+        let mut rng = Rng(seed);
+        let spec = random_spec(&mut rng);
+        let faults = if rng.chance(2) { rng.below(2_000) as u32 } else { 0 };
+        let mut run = Run::with(spec, rng.next());
+        run.sim.faults = faults;
+        run.faulty = faults > 0;
+        run
+    }
+
+    pub fn with(spec: DiskSpec, seed: u64) -> Run {
+        let mut rng = Rng(seed);
+        let mut base = vec![0; spec.base_bytes as usize];
+        for (i, s) in base.chunks_exact_mut(SECTOR_BYTES as usize).enumerate() {
+            oracle::fill(oracle::BASE, i as u64, s);
+        }
+        let mut memory = Memory::new(&spec);
+        let disk = Some(memory.attach(spec));
+        let mut sim = Sim::new(&spec, base, Rng(rng.next()));
+        let map = Layout::of(&spec).map_range().start as usize;
+        sim.map = memory.base().wrapping_add(map);
+        let oracle = Oracle::new(spec.size_bytes / SECTOR_BYTES, spec.base_bytes / SECTOR_BYTES);
+        Run {
+            spec,
+            memory,
+            disk,
+            sim,
+            oracle,
+            rng,
+            sent: HashMap::new(),
+            next: 1,
+            version: 1,
+            now_ns: 1,
+            stuck: 0,
+            faulty: false,
+        }
+    }
+
+    fn disk(&mut self) -> (&mut Disk, &mut Sim) {
+        (self.disk.as_mut().expect("only taken while it is replaced"), &mut self.sim)
+    }
+
+    /// All invariants.
+    pub fn check(&mut self) {
+        self.disk().0.check();
+    }
+
+    fn submit(&mut self) {
+        let disk_sectors = self.spec.size_bytes / SECTOR_BYTES;
+        let sectors = match self.rng.below(10) {
+            0..=4 => BLOCK_SECTORS,
+            5 => 1 + self.rng.below(16),
+            6 => 1 + self.rng.below(7),
+            7 => BLOCK_SECTORS * (1 + self.rng.below(8)),
+            8 => 1 + self.rng.below(200),
+            _ => 1 + self.rng.below(disk_sectors),
+        }
+        .min(disk_sectors);
+        let mut sector = self.rng.below(disk_sectors - sectors + 1);
+        if self.rng.chance(2) {
+            sector = sector / BLOCK_SECTORS * BLOCK_SECTORS;
+        }
+        let operation = match self.rng.below(20) {
+            0..=6 => Operation::Read,
+            7..=15 => Operation::Write { fua: self.rng.chance(8) },
+            16 | 17 if self.rng.chance(3) => Operation::Discard,
+            16 | 17 => Operation::WriteZeroes { fua: false },
+            18 => Operation::Flush,
+            _ => Operation::Write { fua: false },
+        };
+        self.version += 1;
+        let version = if self.rng.chance(10) { ZERO } else { self.version };
+        let (sector, sectors) = if operation == Operation::Flush { (0, 0) } else { (sector, sectors) };
+        self.send(operation, sector, sectors, version);
+    }
+
+    /// Submits a request; a write gives its sectors this version.
+    fn send(&mut self, operation: Operation, sector: u64, sectors: u64, version: oracle::Version) {
+        let disk_sectors = self.spec.size_bytes / SECTOR_BYTES;
+        let id = self.next;
+        self.next += 1;
+        let mut data = Vec::new();
+        let mut changes = sector..sector + sectors;
+        match operation {
+            Operation::Read => data = vec![0xEE; (sectors * SECTOR_BYTES) as usize],
+            Operation::Write { .. } => {
+                data = vec![0; (sectors * SECTOR_BYTES) as usize];
+                for (i, s) in data.chunks_exact_mut(SECTOR_BYTES as usize).enumerate() {
+                    oracle::fill(version, sector + i as u64, s);
+                    self.oracle.written(sector + i as u64, version, id);
+                }
+            }
+            Operation::WriteZeroes { .. } => {
+                changes.clone().for_each(|s| self.oracle.written(s, ZERO, id));
+            }
+            Operation::Discard => {
+                // Whole blocks only; the disk's last block is whole if the range reaches its end.
+                let end = sector + sectors;
+                let end = if end == disk_sectors { end } else { end / BLOCK_SECTORS * BLOCK_SECTORS };
+                changes = sector.next_multiple_of(BLOCK_SECTORS)..end;
+                changes.clone().for_each(|s| self.oracle.written(s, ZERO, id));
+            }
+            Operation::Flush => {}
+        }
+        self.sim.clients.insert(id, Client { data, result: None });
+        self.sent.insert(id, Sent { operation, sector, changes });
+        let request = Request { token: Token(id), operation, sector, sectors: sectors as u32 };
+        let (disk, sim) = self.disk();
+        disk.submit(sim, request);
+        self.reap();
+        self.disk().0.check_step((sector / BLOCK_SECTORS) as u32);
+    }
+
+    /// Takes note of what has completed.
+    fn reap(&mut self) {
+        for id in std::mem::take(&mut self.sim.completed) {
+            self.stuck = 0;
+            let client = self.sim.clients.remove(&id).expect("completed");
+            let sent = self.sent.remove(&id).expect("was sent");
+            match (sent.operation, client.result.expect("completed")) {
+                (Operation::Read, Ok(())) => {
+                    for (i, content) in client.data.chunks_exact(SECTOR_BYTES as usize).enumerate() {
+                        self.oracle.check(sent.sector + i as u64, content, id);
+                    }
+                }
+                (_, Ok(())) => self.oracle.ended(sent.changes, id, State::Done),
+                (_, Err(errno)) => {
+                    let allowed = [Errno::CANCELED, Errno::NO_SPACE];
+                    assert!(self.faulty || allowed.contains(&errno), "{errno} without a fault");
+                    let may_be_full =
+                        self.spec.full == FullPolicy::Fail && (self.faulty || !is_roomy(&self.spec));
+                    assert!(errno != Errno::NO_SPACE || may_be_full, "ENOSPC with room: {:?}", self.disk);
+                    self.oracle.ended(sent.changes, id, State::Failed);
+                }
+            }
+        }
+    }
+
+    fn end_operation(&mut self) {
+        let (disk, sim) = (self.disk.as_mut().expect("there"), &mut self.sim);
+        match sim.end_one() {
+            Some(Ended::Read(op, result)) => disk.read_done(sim, op, result.as_deref().map_err(|e| *e)),
+            Some(Ended::Other(op, result)) => disk.op_done(sim, op, result),
+            None => {}
+        }
+        self.reap();
+    }
+
+    fn turn(&mut self) -> bool {
+        self.now_ns += 1 + self.rng.below(100_000_000);
+        let now = self.now_ns;
+        let (disk, sim) = self.disk();
+        disk.begin_turn(now);
+        let more = disk.end_turn(sim, now);
+        self.reap();
+        more
+    }
+
+    /// Writes one block whole.
+    pub fn write_block(&mut self, block: u64) {
+        self.version += 1;
+        self.send(Operation::Write { fua: false }, block * BLOCK_SECTORS, BLOCK_SECTORS, self.version);
+    }
+
+    pub fn is_large(&self) -> bool {
+        self.spec.blocks() > 512
+    }
+
+    pub fn unfinished(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// Runs as long as a reactor would before it sleeps without a deadline.
+    pub fn rest(&mut self) {
+        let mut turns = 0;
+        while self.turn() || self.sim.has_pending() {
+            while self.sim.has_pending() {
+                self.end_operation();
+            }
+            turns += 1;
+            assert!(turns < 100_000, "the disk does not come to rest: {:?}", self.disk);
+        }
+    }
+
+    /// Runs until nothing moves any more.
+    fn settle(&mut self) {
+        let mut rounds = 0;
+        loop {
+            let more = self.turn();
+            if !more && !self.sim.has_pending() {
+                let deadline = self.disk().0.deadline_ns();
+                match deadline {
+                    Some(ns) if rounds < 10_000 => self.now_ns = self.now_ns.max(ns),
+                    _ => return,
+                }
+            }
+            while self.sim.has_pending() {
+                self.end_operation();
+            }
+            rounds += 1;
+            assert!(rounds < 20_000, "the disk does not come to rest");
+        }
+    }
+
+    fn cancel_all(&mut self) {
+        let (disk, sim) = self.disk();
+        disk.cancel(sim, Errno::CANCELED, |_| true);
+        self.reap();
+    }
+
+    /// The process dies and another attaches.
+    fn crash(&mut self) {
+        self.disk = None;
+        self.sim.crash();
+        self.sent.clear();
+        self.oracle.crash();
+        self.disk = Some(self.memory.attach(self.spec));
+        self.disk().0.check();
+    }
+
+    fn reset(&mut self) {
+        self.settle();
+        self.cancel_all();
+        self.settle();
+        assert!(self.sent.is_empty(), "requests outlive cancel: {:?}", self.disk().0);
+        let mut turns = 0;
+        loop {
+            let (disk, sim) = self.disk();
+            if disk.reset(sim) {
+                break;
+            }
+            self.end_operation();
+            self.turn();
+            turns += 1;
+            assert!(turns < 100_000, "the reset does not end: {:?}", self.disk);
+        }
+        self.oracle.reset();
+        self.disk().0.check();
+    }
+
+    /// Every sector once, by reads.
+    pub fn read_all(&mut self) {
+        let faults = std::mem::replace(&mut self.sim.faults, 0);
+        self.settle();
+        self.cancel_all();
+        self.settle();
+        assert!(self.sent.is_empty(), "requests outlive cancel: {:?}", self.disk().0);
+        let sectors = self.spec.size_bytes / SECTOR_BYTES;
+        let id = self.next;
+        self.next += 1;
+        let data = vec![0xEE; (sectors * SECTOR_BYTES) as usize];
+        self.sim.clients.insert(id, Client { data, result: None });
+        self.sent.insert(id, Sent { operation: Operation::Read, sector: 0, changes: 0..0 });
+        let request =
+            Request { token: Token(id), operation: Operation::Read, sector: 0, sectors: sectors as u32 };
+        let (disk, sim) = self.disk();
+        disk.submit(sim, request);
+        self.reap();
+        self.settle();
+        assert!(self.sent.is_empty(), "a read waits for nothing");
+        self.sim.faults = faults;
+        self.disk().0.check();
+    }
+
+    /// Does one thing.
+    pub fn step(&mut self) {
+        match self.rng.below(1_000) {
+            0 => self.crash(),
+            1 if self.rng.chance(3) => self.reset(),
+            2 if self.rng.chance(5) => self.read_all(),
+            3 => self.cancel_all(),
+            4..=250 if self.sent.len() < 32 => self.submit(),
+            _ if self.sent.len() < 8 => self.submit(),
+            251..=500 => {
+                self.turn();
+            }
+            _ => self.end_operation(),
+        }
+        self.stuck += 1;
+        if self.stuck > 500 {
+            // Writes wait for room that nobody frees; or somebody has been forgotten.
+            self.rest();
+            let all_done = self.sent.is_empty() || self.faulty || !is_roomy(&self.spec);
+            assert!(all_done, "requests are left behind: {:?}", self.disk);
+            let parked = self.disk().0.only_waits_for_room();
+            assert!(parked, "at rest, but a stop or a reset would wait: {:?}", self.disk);
+            self.settle();
+            self.cancel_all();
+            self.stuck = 0;
+        }
+    }
+}

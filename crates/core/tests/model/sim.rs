@@ -1,0 +1,292 @@
+//! A stand-in for the worker: memory for slots, file and image, operations that end in any order, with faults.
+
+use crate::rng::Rng;
+use spillway_core::{
+    BLOCK_BYTES, DiskSpec, Errno, Event, GuestBuffers, Io, OpId, PARTS, PartId, Slot, Token,
+};
+use std::collections::HashMap;
+
+/// One request as its client sees it.
+pub struct Client {
+    pub data: Vec<u8>,
+    pub result: Option<Result<(), Errno>>,
+}
+
+enum Pending {
+    ReadBase { offset: u64, len: u32 },
+    ReadFile { offset: u64, len: u32, early: Option<Vec<u8>> },
+    WriteFile { part: PartId, at: usize, offset: u64, len: u32, early: Option<Vec<u8>> },
+    Punch { offset: u64, len: u64 },
+    Sync,
+}
+
+pub struct Sim {
+    pub clients: HashMap<u64, Client>,
+    pub completed: Vec<u64>,
+    data: Vec<u8>,
+    base: Vec<u8>,
+    file: Vec<u8>,
+    parts: Vec<Vec<u8>>,
+    pending: Vec<(OpId, Pending)>,
+    pub rng: Rng,
+    /// Faults per 65,536 operations.
+    pub faults: u32,
+    /// Events seen, for tests that want some.
+    pub events: Vec<Event>,
+    /// The map's memory, to be spoilt where it is given back.
+    pub map: *mut u8,
+}
+
+pub enum Ended {
+    Read(OpId, Result<Vec<u8>, Errno>),
+    Other(OpId, Result<(), Errno>),
+}
+
+impl Sim {
+    pub fn new(spec: &DiskSpec, base: Vec<u8>, rng: Rng) -> Sim {
+        let file = if spec.mode.has_log() {
+            spec.overflow_limit_bytes
+        } else {
+            spec.size_bytes + BLOCK_BYTES as u64
+        };
+        Sim {
+            clients: HashMap::new(),
+            completed: Vec::new(),
+            data: vec![0xDD; spec.slots() as usize * BLOCK_BYTES],
+            base,
+            file: vec![0xFF; file as usize],
+            parts: vec![vec![0xCC; spec.shape.part_blocks as usize * BLOCK_BYTES]; PARTS],
+            pending: Vec::new(),
+            rng,
+            faults: 0,
+            events: Vec::new(),
+            map: std::ptr::null_mut(),
+        }
+    }
+
+    pub fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Ends one operation, any one.
+    pub fn end_one(&mut self) -> Option<Ended> {
+        if self.pending.is_empty() {
+            return None;
+        }
+        let i = self.rng.below(self.pending.len() as u64) as usize;
+        let (op, pending) = self.pending.swap_remove(i);
+        let fault = self.rng.below(65_536) < u64::from(self.faults);
+        Some(match pending {
+            Pending::ReadBase { .. } | Pending::ReadFile { .. } if fault => Ended::Read(op, Err(Errno::IO)),
+            Pending::ReadBase { offset, len } => {
+                Ended::Read(op, Ok(self.base[offset as usize..][..len as usize].to_vec()))
+            }
+            Pending::ReadFile { offset, len, early } => {
+                let now = || self.file[offset as usize..][..len as usize].to_vec();
+                Ended::Read(op, Ok(early.unwrap_or_else(now)))
+            }
+            Pending::WriteFile { part, at, offset, len, early } => {
+                let now = || self.parts[part.0 as usize][at..at + len as usize].to_vec();
+                let bytes = early.unwrap_or_else(now);
+                // A failed write may have written some sectors of it.
+                let whole = len as usize;
+                let landed =
+                    if fault { self.rng.below(u64::from(len) + 1) as usize / 512 * 512 } else { whole };
+                self.file[offset as usize..][..landed].copy_from_slice(&bytes[..landed]);
+                Ended::Other(op, if fault { Err(Errno::IO) } else { Ok(()) })
+            }
+            Pending::Punch { offset, len } => {
+                if !fault {
+                    self.file[offset as usize..][..len as usize].fill(0);
+                }
+                Ended::Other(op, if fault { Err(Errno::NOT_SUPPORTED) } else { Ok(()) })
+            }
+            Pending::Sync => Ended::Other(op, if fault { Err(Errno::IO) } else { Ok(()) }),
+        })
+    }
+
+    /// The process dies: of what was under way, some lands and some does not.
+    pub fn crash(&mut self) {
+        for (_, pending) in std::mem::take(&mut self.pending) {
+            if self.rng.below(2) == 0 {
+                continue;
+            }
+            if let Pending::WriteFile { part, at, offset, len, early } = pending {
+                let now = || self.parts[part.0 as usize][at..at + len as usize].to_vec();
+                self.file[offset as usize..][..len as usize].copy_from_slice(&early.unwrap_or_else(now));
+            }
+        }
+        self.parts.iter_mut().for_each(|p| p.fill(0xCC));
+        self.clients.clear();
+        self.completed.clear();
+    }
+
+    fn slot_range(&self, slot: Slot, at: usize, len: usize) -> std::ops::Range<usize> {
+        assert!(at + len <= BLOCK_BYTES);
+        let start = slot.0 as usize * BLOCK_BYTES + at;
+        start..start + len
+    }
+
+    fn client(&mut self, token: Token) -> &mut Client {
+        let client = self.clients.get_mut(&token.0).expect("a token of an unfinished request");
+        assert!(client.result.is_none(), "its buffers are used after its completion");
+        client
+    }
+}
+
+impl GuestBuffers for Sim {
+    fn copy_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<(), Errno> {
+        to.copy_from_slice(&self.client(token).data[at as usize..][..to.len()]);
+        Ok(())
+    }
+
+    fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno> {
+        self.client(token).data[at as usize..][..from.len()].copy_from_slice(from);
+        Ok(())
+    }
+
+    fn zero_guest(&mut self, token: Token, at: u32, len: u32) -> Result<(), Errno> {
+        self.client(token).data[at as usize..][..len as usize].fill(0);
+        Ok(())
+    }
+
+    fn complete(&mut self, token: Token, result: Result<(), Errno>) {
+        let client = self.clients.get_mut(&token.0).expect("a request is completed once");
+        assert!(client.result.replace(result).is_none(), "completed twice");
+        self.completed.push(token.0);
+    }
+}
+
+impl Io for Sim {
+    fn slot(&mut self, slot: Slot) -> &mut [u8] {
+        let range = self.slot_range(slot, 0, BLOCK_BYTES);
+        &mut self.data[range]
+    }
+
+    fn guest_to_slot(
+        &mut self,
+        token: Token,
+        at: u32,
+        slot: Slot,
+        slot_at: usize,
+        len: usize,
+    ) -> Result<(), Errno> {
+        if self.faults > 0 && self.rng.below(65_536) < u64::from(self.faults) / 4 {
+            return Err(Errno::FAULT);
+        }
+        let range = self.slot_range(slot, slot_at, len);
+        let client = self.clients.get(&token.0).expect("a token of an unfinished request");
+        self.data[range].copy_from_slice(&client.data[at as usize..][..len]);
+        Ok(())
+    }
+
+    fn slot_to_guest(
+        &mut self,
+        token: Token,
+        at: u32,
+        slot: Slot,
+        slot_at: usize,
+        len: usize,
+    ) -> Result<(), Errno> {
+        let range = self.slot_range(slot, slot_at, len);
+        let client = self.clients.get_mut(&token.0).expect("a token of an unfinished request");
+        client.data[at as usize..][..len].copy_from_slice(&self.data[range]);
+        Ok(())
+    }
+
+    fn guest_to_part(
+        &mut self,
+        token: Token,
+        at: u32,
+        part: PartId,
+        part_at: usize,
+        len: usize,
+    ) -> Result<(), Errno> {
+        if self.faults > 0 && self.rng.below(65_536) < u64::from(self.faults) / 4 {
+            return Err(Errno::FAULT);
+        }
+        let client = self.clients.get(&token.0).expect("a token of an unfinished request");
+        self.parts[part.0 as usize][part_at..part_at + len]
+            .copy_from_slice(&client.data[at as usize..][..len]);
+        Ok(())
+    }
+
+    fn slot_to_part(&mut self, slot: Slot, part: PartId, part_at: usize) {
+        let range = self.slot_range(slot, 0, BLOCK_BYTES);
+        self.parts[part.0 as usize][part_at..part_at + BLOCK_BYTES].copy_from_slice(&self.data[range]);
+    }
+
+    fn part(&mut self, part: PartId) -> &mut [u8] {
+        &mut self.parts[part.0 as usize]
+    }
+
+    fn release_slots(&mut self, slots: &[Slot]) {
+        assert!(slots.is_sorted());
+        for &slot in slots {
+            self.slot(slot).fill(0);
+        }
+    }
+
+    fn release_map(&mut self, first_region: usize, regions: usize) {
+        // SAFETY: the run points this at the map, which has a page for each region.
+        unsafe { self.map.add(first_region * 4096).write_bytes(0xA5, regions * 4096) };
+    }
+
+    fn base_to_guest(&mut self, token: Token, at: u32, offset: u64, len: u32) -> Option<Result<(), Errno>> {
+        if self.rng.below(2) == 0 {
+            return None;
+        }
+        let from = self.base[offset as usize..][..len as usize].to_vec();
+        Some(self.copy_to_guest(token, at, &from))
+    }
+
+    fn read_base(&mut self, op: OpId, offset: u64, len: u32) {
+        assert!(offset + u64::from(len) <= self.base.len() as u64 && len > 0);
+        self.pending.push((op, Pending::ReadBase { offset, len }));
+    }
+
+    fn read_overflow(&mut self, op: OpId, offset: u64, len: u32) {
+        assert!(offset.is_multiple_of(BLOCK_BYTES as u64) && (len as usize).is_multiple_of(BLOCK_BYTES));
+        // The disk may take the bytes at any moment from now until the read has ended.
+        let early = (self.rng.below(2) == 0).then(|| self.file[offset as usize..][..len as usize].to_vec());
+        self.pending.push((op, Pending::ReadFile { offset, len, early }));
+    }
+
+    fn write_overflow(&mut self, op: OpId, part: PartId, part_at: usize, offset: u64, len: u32, _sync: bool) {
+        assert!(
+            offset.is_multiple_of(BLOCK_BYTES as u64)
+                && (len as usize).is_multiple_of(BLOCK_BYTES)
+                && len > 0
+        );
+        let range = offset..offset + u64::from(len);
+        for (_, other) in &self.pending {
+            if let Pending::WriteFile { offset, len, .. } = other {
+                assert!(
+                    range.end <= *offset || offset + u64::from(*len) <= range.start,
+                    "two writes of one place"
+                );
+            }
+        }
+        let early =
+            (self.rng.below(2) == 0).then(|| self.parts[part.0 as usize][part_at..][..len as usize].to_vec());
+        self.pending.push((op, Pending::WriteFile { part, at: part_at, offset, len, early }));
+    }
+
+    fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64) {
+        let range = offset..offset + len;
+        for (_, other) in &self.pending {
+            if let Pending::WriteFile { offset, len, .. } | Pending::ReadFile { offset, len, .. } = other {
+                assert!(range.end <= *offset || offset + u64::from(*len) <= range.start, "a punch under I/O");
+            }
+        }
+        self.pending.push((op, Pending::Punch { offset, len }));
+    }
+
+    fn sync_overflow(&mut self, op: OpId) {
+        self.pending.push((op, Pending::Sync));
+    }
+
+    fn event(&mut self, event: Event) {
+        self.events.push(event);
+    }
+}
