@@ -1,0 +1,54 @@
+//! The NBD export: one [`Connection`] per client, a state machine over a non-blocking socket.
+//!
+//! This folder speaks the protocol of `doc/proto.md` (NetworkBlockDevice/nbd): fixed newstyle handshake, simple
+//! and structured replies, `base:allocation`. It never blocks, never polls, reads no clock and holds no thread;
+//! whoever owns the thread (the reactor) drives it and carries requests between it and the disk.
+//!
+//! Invariant: each request that [`Connection::next`] hands out is answered to the client exactly once, after its
+//! [`complete`](spillway_core::GuestBuffers::complete) or
+//! [`answer_block_status`](Connection::answer_block_status), or is dropped with the connection.
+//!
+//! # Driving a connection
+//!
+//! ```text
+//! each turn:  POLLIN  -> on_readable()      POLLOUT -> on_writable()      POLLHUP -> on_hangup()
+//!             completions of earlier requests: complete(), answer_block_status()
+//!             while let Some(work) = next() { submit to the disk: it may complete at once }
+//!             flush_output()                // an Err from any of these ends the connection
+//!             ask for POLLIN if wants_read(), POLLOUT if wants_write(); POLLHUP always
+//! ```
+//!
+//! `next()` is to be called after every one of the others: completions and output that left make room for input
+//! that is buffered already. What becomes possible by `flush_output` at the end of the turn shows as
+//! `wants_write()`: the poll returns at once.
+//!
+//! A connection ends when a method returns [`Disconnect`]: the reactor withdraws what is
+//! [unfinished](Connection::unfinished) (the disk completes it with `Errno::CANCELED`) and drops the connection
+//! when `unfinished()` is 0. While [`handshake_deadline`](Connection::handshake_deadline) says so, the reactor
+//! ends it when it has not finished its handshake in that time.
+//!
+//! # Memory and back-pressure
+//!
+//! A command of up to 32 MiB becomes requests of at most 256 KiB, each with its own pooled buffer of its size. In
+//! ordinary flow a connection takes in no further data while its unfinished requests or its unsent replies hold
+//! more than 1 MiB. When the disk has no room and writes wait for it ([`Event::Full`](spillway_core::Event)),
+//! that would keep a discard from being read which would free the way: the reactor says so with
+//! [`set_disk_full`](Connection::set_disk_full), and up to 64 MiB of unfinished requests are taken in.
+//!
+//! # Tokens
+//!
+//! Bits 63..56 are [`TOKEN_TAG`], 55..32 the connection number, 31..0 the request's index in the connection.
+
+mod buffer;
+mod connection;
+mod handshake;
+mod input;
+mod output;
+mod protocol;
+mod reply;
+mod request;
+mod slab;
+mod transmission;
+
+pub use connection::{Connection, Disconnect, ExportInfo, HANDSHAKE_DEADLINE};
+pub use transmission::{BlockStatusId, ExtentKind, TOKEN_TAG, Work, token_connection};

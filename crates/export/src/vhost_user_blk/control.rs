@@ -1,0 +1,291 @@
+//! What each control message does (vhost-user, "Front-end message types"). Owns no state: it is the half of
+//! [`Frontend`] that the VMM talks to.
+//!
+//! Invariant: a message that is refused has changed nothing, and says why: by a negative acknowledgement where
+//! the front end asked for one, else by the end of the connection.
+
+use super::config::{FEATURES, PROTOCOL_FEATURES, WRITEBACK_AT, feature};
+use super::frontend::{Frontend, Held};
+use super::inflight::{self, Table};
+use super::memory::MAX_REGIONS;
+use super::message::{
+    ConfigRange, F_PROTOCOL_FEATURES, Header, MAX_CONFIG, Message, VringFd, VringState, protocol,
+};
+use super::queue::{Kick, Queue, check_size};
+use super::{Change, Disconnect};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+/// How a message is answered.
+enum Reply {
+    /// By an acknowledgement, if one was asked for.
+    Done,
+    /// By this payload, and perhaps a descriptor.
+    With(Vec<u8>, Option<OwnedFd>),
+    /// Later, by `held`.
+    Later,
+}
+
+impl Frontend {
+    pub(super) fn on_message(
+        &mut self,
+        header: &Header,
+        fds: Vec<OwnedFd>,
+        changes: &mut Vec<Change>,
+    ) -> Result<(), Disconnect> {
+        let Header { request, need_reply, .. } = *header;
+        let acknowledge = need_reply && self.protocol & protocol::REPLY_ACK != 0;
+        let reply = Message::parse(request, self.connection.payload(header)).and_then(|message| {
+            if message.fds() > 0 && message.fds() != fds.len() {
+                let (want, got) = (message.fds(), fds.len());
+                return Err(format!("message {request} has {got} file descriptors, not {want}"));
+            }
+            self.handle(message, fds, acknowledge, changes)
+        });
+        match reply {
+            Ok(Reply::With(payload, fd)) => {
+                self.connection.reply(request, &payload, fd.as_ref().map(OwnedFd::as_fd))
+            }
+            Ok(Reply::Done) if acknowledge => self.connection.reply(request, &0u64.to_ne_bytes(), None),
+            Ok(Reply::Done) => Ok(()),
+            Ok(Reply::Later) => self.try_held(),
+            Err(why) if acknowledge && !Message::has_reply(request) => {
+                self.notice.get_or_insert(why);
+                self.connection.reply(request, &1u64.to_ne_bytes(), None)
+            }
+            Err(why) => Err(Disconnect::Fault(why)),
+        }
+    }
+
+    fn handle(
+        &mut self,
+        message: Message,
+        fds: Vec<OwnedFd>,
+        acknowledge: bool,
+        changes: &mut Vec<Change>,
+    ) -> Result<Reply, String> {
+        let number = |n: u64| Ok(Reply::With(n.to_ne_bytes().to_vec(), None));
+        match message {
+            Message::GetFeatures => return number(FEATURES),
+            Message::SetFeatures(features) => self.set_features(features, changes)?,
+            // RESET_OWNER: "it is recommended that back-ends ignore this message".
+            Message::SetOwner | Message::ResetOwner => {}
+            Message::GetProtocolFeatures => return number(PROTOCOL_FEATURES),
+            Message::SetProtocolFeatures(features) => {
+                self.protocol = offered("protocol feature", features, PROTOCOL_FEATURES)?;
+            }
+            Message::GetQueueNum => return number(self.queues.len() as u64),
+            Message::GetMaxMemSlots => return number(MAX_REGIONS as u64),
+            Message::SetMemTable(regions) => {
+                let result = self.memory.replace(&regions, &fds);
+                self.on_new_memory(changes);
+                result?;
+            }
+            Message::AddMemReg(region) => {
+                self.memory.add(&region, &fds[0])?;
+                self.on_new_memory(changes);
+            }
+            Message::RemMemReg(region) => {
+                self.memory.remove(&region)?;
+                self.on_new_memory(changes);
+            }
+            Message::SetVringNum(VringState { index, num }) => {
+                let queue = self.stopped_queue(index)?;
+                queue.size = check_size(num)?;
+            }
+            Message::SetVringBase(VringState { index, num }) => {
+                let queue = self.stopped_queue(index)?;
+                queue.base = u16::try_from(num)
+                    .map_err(|_| format!("queue {index}: the base {num} has more than 16 bits"))?;
+            }
+            Message::SetVringAddr(addresses) => {
+                let memory = &self.memory;
+                let index = addresses.index;
+                let queue = queue_at(&mut self.queues, index)?;
+                queue.addresses = Some(addresses);
+                queue.move_ring(memory);
+                self.refresh(index as u16, changes);
+            }
+            Message::GetVringBase(VringState { index, .. }) => {
+                let queue = queue_at(&mut self.queues, index)?;
+                (queue.stopping, queue.live) = (true, false);
+                if queue.kick.take().is_some() {
+                    changes.push(Change::Unkick { queue: index as u16 });
+                }
+                changes.push(Change::Stop { queue: index as u16 });
+                self.held = Some(Held::Base(index as u16));
+                return Ok(Reply::Later);
+            }
+            Message::SetVringEnable(VringState { index, num }) => {
+                let queue = queue_at(&mut self.queues, index)?;
+                queue.enabled = match num {
+                    0 => Some(false),
+                    1 => Some(true),
+                    _ => return Err(format!("SET_VRING_ENABLE of queue {index} with {num}, not 0 or 1")),
+                };
+                self.refresh(index as u16, changes);
+                changes.push(Change::Process { queue: index as u16 });
+            }
+            Message::SetVringKick(vring) => self.set_kick(vring, fds, changes)?,
+            Message::SetVringCall(vring) => {
+                let queue = queue_at(&mut self.queues, vring.index)?;
+                queue.call = eventfd(fds, vring)?;
+                if queue.started {
+                    // The driver may sleep on an interrupt that went to the eventfd before this one.
+                    queue.signal();
+                }
+            }
+            Message::SetVringErr(vring) => {
+                queue_at(&mut self.queues, vring.index)?.error = eventfd(fds, vring)?;
+            }
+            Message::GetConfig(range) => return Ok(Reply::With(self.config(range), None)),
+            Message::SetConfig(range, bytes) => self.set_config(range, &bytes)?,
+            Message::GetInflightFd(wanted) => {
+                let (described, fd) = inflight::create(&wanted, self.queue_count())?;
+                return Ok(Reply::With(described.to_bytes().to_vec(), Some(fd)));
+            }
+            Message::SetInflightFd(table) => {
+                let guard = self.memory.guard();
+                self.table = Some(Table::map(&table, &fds[0], self.queues.len() as u16, guard)?);
+            }
+            Message::ResetDevice => {
+                for (index, queue) in (0..).zip(&mut self.queues) {
+                    queue.abandon();
+                    if queue.kick.take().is_some() {
+                        changes.push(Change::Unkick { queue: index });
+                    }
+                    changes.push(Change::Stop { queue: index });
+                }
+                self.held = Some(Held::Reset { acknowledge });
+                return Ok(Reply::Later);
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn set_features(&mut self, features: u64, changes: &mut Vec<Change>) -> Result<(), String> {
+        self.features = offered("feature", features, FEATURES)?;
+        self.device.set_features(features);
+        for queue in 0..self.queue_count() {
+            self.refresh(queue, changes);
+        }
+        Ok(())
+    }
+
+    fn on_new_memory(&mut self, changes: &mut Vec<Change>) {
+        for index in 0..self.queue_count() {
+            self.queues[usize::from(index)].move_ring(&self.memory);
+            self.refresh(index, changes);
+        }
+    }
+
+    fn set_kick(
+        &mut self,
+        vring: VringFd,
+        fds: Vec<OwnedFd>,
+        changes: &mut Vec<Change>,
+    ) -> Result<(), String> {
+        let queue = queue_at(&mut self.queues, vring.index)?;
+        let index = vring.index as u16;
+        let kick = eventfd(fds, vring)?.map_or(Kick::Poll, Kick::Fd);
+        let change = match &kick {
+            Kick::Fd(fd) => Change::Kick { queue: index, fd: fd.as_raw_fd() },
+            Kick::Poll => Change::Poll { queue: index },
+        };
+        if queue.kick.replace(kick).is_some() {
+            changes.push(Change::Unkick { queue: index });
+        }
+        changes.push(change);
+        self.refresh(index, changes);
+        let queue = &mut self.queues[usize::from(index)];
+        if !queue.started && queue.notice.is_none() {
+            queue.notice = Some("has a kick, and lacks size, addresses or memory to start".into());
+        }
+        changes.push(Change::Process { queue: index });
+        Ok(())
+    }
+
+    fn stopped_queue(&mut self, index: u32) -> Result<&mut Queue, String> {
+        let queue = queue_at(&mut self.queues, index)?;
+        if queue.started {
+            Err(format!("queue {index} is started; stop it with GET_VRING_BASE"))
+        } else {
+            Ok(queue)
+        }
+    }
+
+    /// Starts a queue that has all it needs, and settles whether requests may be taken from it.
+    fn refresh(&mut self, index: u16, changes: &mut Vec<Change>) {
+        let negotiated = |bit| self.features & bit != 0;
+        let queue = &mut self.queues[usize::from(index)];
+        let complete = queue.kick.is_some() && queue.addresses.is_some() && queue.size > 0;
+        if complete && !queue.started && !queue.stopping {
+            let event_idx = negotiated(feature::RING_EVENT_IDX);
+            let indirect = negotiated(feature::RING_INDIRECT_DESC);
+            if let Err(why) = queue.start(index, &self.memory, self.table.as_ref(), event_idx, indirect) {
+                queue.notice = Some(why);
+            }
+        }
+        let enabled = queue.enabled.unwrap_or(!negotiated(F_PROTOCOL_FEATURES));
+        let live = queue.started && queue.ring.is_some() && enabled && !queue.stopping && !queue.broken;
+        if live && !queue.live {
+            changes.push(Change::Process { queue: index });
+        }
+        queue.live = live;
+    }
+
+    /// GET_CONFIG: any range within 256 bytes; what lies beyond the structure is zero. Otherwise an empty
+    /// payload, which the specification takes for an error.
+    fn config(&self, range: ConfigRange) -> Vec<u8> {
+        let (offset, size) = (range.offset as usize, range.size as usize);
+        if size > MAX_CONFIG || offset > MAX_CONFIG - size {
+            return Vec::new();
+        }
+        let mut space = [0; MAX_CONFIG];
+        let structure = self.device.space();
+        space[..structure.len()].copy_from_slice(&structure);
+        let mut payload = Vec::with_capacity(12 + size);
+        for word in [range.offset, range.size, range.flags] {
+            payload.extend_from_slice(&word.to_ne_bytes());
+        }
+        payload.extend_from_slice(&space[offset..offset + size]);
+        payload
+    }
+
+    /// SET_CONFIG: only `writeback` may be written (5.2.4).
+    fn set_config(&mut self, range: ConfigRange, bytes: &[u8]) -> Result<(), String> {
+        match (range.offset, bytes) {
+            (WRITEBACK_AT, [byte @ (0 | 1)]) => {
+                self.device.writeback = *byte == 1;
+                self.device.set_features(self.features);
+                Ok(())
+            }
+            _ => Err(format!(
+                "SET_CONFIG of {} bytes at {}: only writeback, one byte 0 or 1 at {WRITEBACK_AT}, may be written",
+                range.size, range.offset
+            )),
+        }
+    }
+}
+
+fn queue_at(queues: &mut [Queue], index: u32) -> Result<&mut Queue, String> {
+    let count = queues.len();
+    queues.get_mut(index as usize).ok_or_else(|| format!("there is no queue {index}; {count} are offered"))
+}
+
+fn offered(what: &str, wanted: u64, offered: u64) -> Result<u64, String> {
+    match wanted & !offered {
+        0 => Ok(wanted),
+        more => Err(format!("{what} bits {more:#x} were not offered")),
+    }
+}
+
+/// The eventfd of a SET_VRING_KICK, _CALL or _ERR. Anything that a write could block on is refused.
+fn eventfd(fds: Vec<OwnedFd>, vring: VringFd) -> Result<Option<OwnedFd>, String> {
+    let Some(fd) = fds.into_iter().next().filter(|_| vring.has_fd) else { return Ok(None) };
+    let file = rustix::fs::fstat(&fd).map_err(|e| format!("queue {}: fstat: {e}", vring.index))?;
+    // An eventfd has no file type at all.
+    if file.st_mode & libc::S_IFMT != 0 {
+        return Err(format!("queue {}: the file descriptor is not an eventfd", vring.index));
+    }
+    Ok(Some(fd))
+}

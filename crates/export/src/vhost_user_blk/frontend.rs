@@ -1,0 +1,308 @@
+//! One connection of a VMM, as the reactor uses it. Owns all that belongs to the connection; never decides when
+//! to process a queue. What its control messages do is in `control.rs`.
+//!
+//! Invariant: while a stop or reset waits for unfinished requests (`held`), no further message is handled, so
+//! that replies keep the order of the questions and a queue never starts over unfinished requests.
+
+use super::config::{Device, DeviceConfig};
+use super::connection::Connection;
+use super::head::Head;
+use super::inflight::Table;
+use super::memory::{Memory, copy_from_guest, copy_to_guest};
+use super::message::{VringState, code};
+use super::queue::Queue;
+use super::sigbus::Guard;
+use super::{Change, Disconnect, TOKEN_TAG};
+use spillway_core::{Errno, GuestBuffers, Request, Token};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// Messages handled in one call, so that a front end that never stops sending cannot hold the thread.
+const MESSAGES_PER_CALL: usize = 1024;
+/// Most queues: a reactor may keep a set of them in one word.
+const MAX_QUEUES: u16 = 64;
+
+/// A reply that waits for unfinished requests.
+#[derive(Clone, Copy)]
+pub(super) enum Held {
+    /// GET_VRING_BASE of this queue.
+    Base(u16),
+    /// RESET_DEVICE, to be acknowledged or not.
+    Reset { acknowledge: bool },
+}
+
+/// One VMM's connection: the back-end side of vhost-user for a block device. See the [module](super).
+pub struct Frontend {
+    pub(super) queues: Vec<Queue>,
+    pub(super) device: Device,
+    session: u8,
+    pub(super) connection: Connection,
+    pub(super) features: u64,
+    pub(super) protocol: u64,
+    pub(super) table: Option<Table>,
+    pub(super) held: Option<Held>,
+    gone: Option<Disconnect>,
+    pub(super) notice: Option<String>,
+    initial_writeback: bool,
+    /// Last, so that the guard of its mappings, and of the in-flight table's, goes after all of them.
+    pub(super) memory: Memory,
+}
+
+impl Frontend {
+    /// Takes over a connected socket and makes it non-blocking.
+    ///
+    /// # Errors
+    /// No or more than 64 queues, or the system's.
+    pub fn new(socket: OwnedFd, config: DeviceConfig, session: u8) -> io::Result<Frontend> {
+        if config.queues == 0 || config.queues > MAX_QUEUES {
+            return Err(io::Error::other(format!(
+                "{} queues; 1 to {MAX_QUEUES} are possible",
+                config.queues
+            )));
+        }
+        let token =
+            |queue: u16| u64::from(TOKEN_TAG) << 56 | u64::from(session) << 48 | u64::from(queue) << 32;
+        Ok(Frontend {
+            queues: (0..config.queues).map(|queue| Queue::new(token(queue))).collect(),
+            device: Device::new(&config),
+            session,
+            connection: Connection::new(socket)?,
+            features: 0,
+            protocol: 0,
+            table: None,
+            held: None,
+            gone: None,
+            notice: None,
+            initial_writeback: config.writeback,
+            memory: Memory::new(Guard::new()?),
+        })
+    }
+
+    /// The control socket.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.connection.fd()
+    }
+
+    /// Whether control messages may be handled now. False while a stop waits for unfinished requests.
+    pub fn wants_read(&self) -> bool {
+        self.held.is_none() && self.gone.is_none()
+    }
+
+    /// Handles the control messages that have wholly arrived; half a message stays for the next call.
+    ///
+    /// # Errors
+    /// The connection has ended; it will say the same from now on.
+    pub fn on_readable(&mut self, changes: &mut Vec<Change>) -> Result<(), Disconnect> {
+        self.check()?;
+        for _ in 0..MESSAGES_PER_CALL {
+            if self.held.is_some() {
+                return Ok(());
+            }
+            let handled = match self.connection.receive() {
+                Ok(None) => return Ok(()),
+                Ok(Some((header, fds))) => self.on_message(&header, fds, changes),
+                Err(disconnect) => Err(disconnect),
+            };
+            handled.map_err(|disconnect| self.end(disconnect))?;
+        }
+        Ok(())
+    }
+
+    /// Sends the reply that waited, if nothing of its queue is unfinished any more, and goes on with what the
+    /// front end sent meanwhile.
+    ///
+    /// # Errors
+    /// As [`Frontend::on_readable`].
+    pub fn finish_stops(&mut self, changes: &mut Vec<Change>) -> Result<(), Disconnect> {
+        if self.held.is_none() {
+            return Ok(());
+        }
+        self.check()?;
+        self.try_held().map_err(|disconnect| self.end(disconnect))?;
+        if self.held.is_none() { self.on_readable(changes) } else { Ok(()) }
+    }
+
+    /// Queues on offer.
+    pub fn queue_count(&self) -> u16 {
+        self.queues.len() as u16
+    }
+
+    /// Whether requests may be taken from this queue.
+    #[inline]
+    pub fn is_live(&self, queue: u16) -> bool {
+        self.queues.get(usize::from(queue)).is_some_and(|queue| queue.live) && !self.poisoned()
+    }
+
+    /// Takes the next request of a queue. Malformed and unsupported ones are answered on the way.
+    #[inline]
+    pub fn next(&mut self, queue: u16) -> Option<Request> {
+        self.queues.get_mut(usize::from(queue))?.next(&mut self.memory, &self.device)
+    }
+
+    /// Whether [`Frontend::next`] would find something to look at.
+    #[inline]
+    pub fn has_work(&self, queue: u16) -> bool {
+        self.queues.get(usize::from(queue)).is_some_and(Queue::has_work)
+    }
+
+    /// Gives finished requests of a queue back to the driver, and interrupts it if it wants that.
+    #[inline]
+    pub fn publish(&mut self, queue: u16) {
+        if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
+            queue.publish(&self.memory);
+        }
+    }
+
+    /// Asks the driver not to kick: this queue is looked at anyway.
+    #[inline]
+    pub fn disable_notifications(&mut self, queue: u16) {
+        if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
+            queue.disable_notifications();
+        }
+    }
+
+    /// Asks the driver to kick. True: there is more meanwhile, for which it will not; look again.
+    #[inline]
+    pub fn enable_notifications(&mut self, queue: u16) -> bool {
+        self.queues.get_mut(usize::from(queue)).is_some_and(Queue::enable_notifications)
+    }
+
+    /// Requests that were taken and are not completed.
+    pub fn unfinished(&self) -> usize {
+        self.queues.iter().map(|queue| queue.unfinished).sum()
+    }
+
+    /// Whether the front end's memory has shrunk under us: the connection is lost.
+    #[inline]
+    pub fn poisoned(&self) -> bool {
+        self.memory.guard().poisoned()
+    }
+
+    /// Whether this token is of this session.
+    #[inline]
+    pub fn owns(&self, token: Token) -> bool {
+        (token.0 >> 48) as u16 == u16::from(TOKEN_TAG) << 8 | u16::from(self.session)
+    }
+
+    /// The queue of a token of this export.
+    #[inline]
+    pub fn queue_of(token: Token) -> u16 {
+        (token.0 >> 32) as u16
+    }
+
+    /// The guest's choice of write-back or write-through, for the next session's [`DeviceConfig`].
+    pub fn writeback(&self) -> bool {
+        self.device.writeback
+    }
+
+    /// The next thing worth a line in the log, such as why a queue was stopped.
+    pub fn take_notice(&mut self) -> Option<String> {
+        let of_queue = |(index, queue): (usize, &mut Queue)| {
+            queue.notice.take().map(|notice| format!("queue {index}: {notice}"))
+        };
+        self.notice.take().or_else(|| self.queues.iter_mut().enumerate().find_map(of_queue))
+    }
+
+    /// The end that has come already, or that shrunken memory brings now.
+    fn check(&mut self) -> Result<(), Disconnect> {
+        if let Some(gone) = &self.gone {
+            return Err(gone.clone());
+        }
+        if self.poisoned() {
+            let why = "the front end's memory has shrunk below what it announced".to_owned();
+            return Err(self.end(Disconnect::Fault(why)));
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, disconnect: Disconnect) -> Disconnect {
+        self.held = None;
+        for queue in &mut self.queues {
+            queue.abandon();
+        }
+        self.gone = Some(disconnect.clone());
+        disconnect
+    }
+
+    /// Answers what is held if its queue, or all, have nothing unfinished.
+    pub(super) fn try_held(&mut self) -> Result<(), Disconnect> {
+        match self.held {
+            Some(Held::Base(index)) => {
+                let queue = &mut self.queues[usize::from(index)];
+                if queue.unfinished > 0 {
+                    return Ok(());
+                }
+                queue.publish(&self.memory);
+                let state = VringState { index: u32::from(index), num: u32::from(queue.stop()) };
+                self.held = None;
+                self.connection.reply(code::GET_VRING_BASE, &state.to_bytes(), None)
+            }
+            Some(Held::Reset { acknowledge }) => {
+                if self.unfinished() > 0 {
+                    return Ok(());
+                }
+                for queue in &mut self.queues {
+                    queue.reset();
+                }
+                self.features = 0;
+                self.table = None;
+                self.device.writeback = self.initial_writeback;
+                self.device.set_features(0);
+                self.held = None;
+                if acknowledge {
+                    self.connection.reply(code::RESET_DEVICE, &0u64.to_ne_bytes(), None)?;
+                }
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    #[inline(always)]
+    fn head(&self, token: Token) -> Result<&Head, Errno> {
+        debug_assert!(self.owns(token), "a token of another session");
+        let queue = self.queues.get(usize::from(Self::queue_of(token))).ok_or(Errno::FAULT)?;
+        queue.unfinished_head(token.0 as u16).ok_or(Errno::FAULT)
+    }
+
+    #[inline(always)]
+    fn unless_poisoned(&self) -> Result<(), Errno> {
+        if self.poisoned() { Err(Errno::FAULT) } else { Ok(()) }
+    }
+}
+
+impl GuestBuffers for Frontend {
+    #[inline]
+    fn copy_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<(), Errno> {
+        self.head(token)?.pieces(at, to.len(), |guest, range| {
+            // SAFETY: `pieces` hands out mapped guest memory of exactly the range's length.
+            unsafe { copy_from_guest(guest, &mut to[range]) }
+        })?;
+        self.unless_poisoned()
+    }
+
+    #[inline]
+    fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno> {
+        self.head(token)?.pieces(at, from.len(), |guest, range| {
+            // SAFETY: as above.
+            unsafe { copy_to_guest(&from[range], guest) }
+        })?;
+        self.unless_poisoned()
+    }
+
+    fn zero_guest(&mut self, token: Token, at: u32, len: u32) -> Result<(), Errno> {
+        self.head(token)?.pieces(at, len as usize, |guest, range| {
+            // SAFETY: as above.
+            unsafe { guest.write_bytes(0, range.len()) }
+        })?;
+        self.unless_poisoned()
+    }
+
+    #[inline]
+    fn complete(&mut self, token: Token, result: Result<(), Errno>) {
+        debug_assert!(self.owns(token), "a token of another session");
+        if let Some(queue) = self.queues.get_mut(usize::from(Self::queue_of(token))) {
+            queue.complete(token.0 as u16, result, &mut self.memory);
+        }
+    }
+}

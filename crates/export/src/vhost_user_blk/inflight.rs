@@ -1,0 +1,228 @@
+//! The table of requests in flight (vhost-user, "Inflight I/O tracking", split virtqueues). Owns the layout of
+//! the memory that the front end keeps for us over a restart, and the rule of recovery; never answers requests.
+//!
+//! Invariant: at every instant the table and the used ring together say exactly which heads were taken and not
+//! yet given back. The front end shares the memory, so nothing read from it is an index before it was checked.
+
+use super::memory::Mapping;
+use super::message::Inflight;
+use super::ring::MAX_QUEUE_SIZE;
+use super::sigbus::Guard;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
+
+const VERSION: u16 = 1;
+const HEADER_BYTES: usize = 16;
+const ENTRY_BYTES: usize = 16;
+const REGION_ALIGN: usize = 64;
+
+/// Bytes of the table of one queue.
+fn region_bytes(queue_size: u16) -> usize {
+    (HEADER_BYTES + ENTRY_BYTES * usize::from(queue_size)).next_multiple_of(REGION_ALIGN)
+}
+
+fn check(what: &Inflight, max_queues: u16) -> Result<u64, String> {
+    if what.num_queues == 0 || what.num_queues > max_queues {
+        return Err(format!("an in-flight table for {} queues; there are {max_queues}", what.num_queues));
+    }
+    if what.queue_size == 0 || what.queue_size > MAX_QUEUE_SIZE {
+        return Err(format!("an in-flight table for queues of {} descriptors", what.queue_size));
+    }
+    Ok(u64::from(what.num_queues) * region_bytes(what.queue_size) as u64)
+}
+
+/// GET_INFLIGHT_FD: makes a zeroed memfd that can neither grow nor shrink.
+pub(super) fn create(wanted: &Inflight, max_queues: u16) -> Result<(Inflight, OwnedFd), String> {
+    let mmap_size = check(wanted, max_queues)?;
+    let make = || {
+        let fd = memfd_create("spillway-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&fd, mmap_size)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(fd)
+    };
+    let fd = make().map_err(|e: rustix::io::Errno| format!("memfd for the in-flight table: {e}"))?;
+    Ok((Inflight { mmap_size, mmap_offset: 0, ..*wanted }, fd))
+}
+
+/// The whole table as the front end lent it.
+pub(super) struct Table {
+    mapping: Rc<Mapping>,
+    num_queues: u16,
+    queue_size: u16,
+}
+
+impl Table {
+    /// SET_INFLIGHT_FD.
+    pub(super) fn map(
+        what: &Inflight,
+        fd: impl AsFd,
+        max_queues: u16,
+        guard: &Guard,
+    ) -> Result<Table, String> {
+        let needed = check(what, max_queues)?;
+        if what.mmap_size < needed {
+            return Err(format!("the in-flight table has {} bytes, {needed} are needed", what.mmap_size));
+        }
+        let mapping = Mapping::new(fd, what.mmap_offset, what.mmap_size, guard)
+            .map_err(|e| format!("the in-flight table: {e}"))?;
+        if !(mapping.start() as usize).is_multiple_of(8) {
+            return Err(format!("the in-flight table's offset {} is not a multiple of 8", what.mmap_offset));
+        }
+        Ok(Table { mapping: Rc::new(mapping), num_queues: what.num_queues, queue_size: what.queue_size })
+    }
+
+    /// The part of one queue, if the table has one that is large enough.
+    pub(super) fn marks(&self, queue: u16, queue_size: u16) -> Option<Marks> {
+        if queue >= self.num_queues || queue_size > self.queue_size {
+            return None;
+        }
+        let base = self.mapping.start().wrapping_add(usize::from(queue) * region_bytes(self.queue_size));
+        let memory = Backing::Shared { _mapping: Rc::clone(&self.mapping) };
+        Some(Marks { base, size: queue_size, counter: 0, backing: memory })
+    }
+}
+
+enum Backing {
+    Shared { _mapping: Rc<Mapping> },
+    Private { _words: Box<[AtomicU64]> },
+}
+
+/// The table of one queue.
+pub(super) struct Marks {
+    base: *mut u8,
+    /// Heads are below this.
+    size: u16,
+    counter: u64,
+    backing: Backing,
+}
+
+/// What a table says when its queue starts.
+pub(super) struct Recovered {
+    /// Heads that were taken and not given back, in the order in which they were taken.
+    pub heads: Vec<u16>,
+}
+
+impl Marks {
+    /// A table in our own memory, for a front end that lends none.
+    pub(super) fn private(queue_size: u16) -> Marks {
+        let words: Box<[AtomicU64]> = (0..region_bytes(queue_size) / 8).map(|_| AtomicU64::new(0)).collect();
+        let base = words.as_ptr().cast_mut().cast::<u8>();
+        Marks { base, size: queue_size, counter: 0, backing: Backing::Private { _words: words } }
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self.backing, Backing::Shared { .. })
+    }
+
+    pub(super) fn size(&self) -> u16 {
+        self.size
+    }
+
+    fn half(&self, at: usize) -> &AtomicU16 {
+        // SAFETY: `at` is below 16, inside the region's header; the base is aligned to 8 and mapped by `backing`.
+        unsafe { &*self.base.add(at).cast::<AtomicU16>() }
+    }
+
+    fn version(&self) -> &AtomicU16 {
+        self.half(8)
+    }
+
+    fn desc_num(&self) -> &AtomicU16 {
+        self.half(10)
+    }
+
+    fn last_batch_head(&self) -> &AtomicU16 {
+        self.half(12)
+    }
+
+    fn used_idx(&self) -> &AtomicU16 {
+        self.half(14)
+    }
+
+    #[inline(always)]
+    fn entry(&self, head: u16) -> *mut u8 {
+        assert!(head < self.size);
+        self.base.wrapping_add(HEADER_BYTES + ENTRY_BYTES * usize::from(head))
+    }
+
+    #[inline(always)]
+    fn inflight(&self, head: u16) -> &AtomicU8 {
+        // SAFETY: the first byte of an entry of this queue's region, mapped by `backing`.
+        unsafe { &*self.entry(head).cast::<AtomicU8>() }
+    }
+
+    #[inline(always)]
+    fn next(&self, head: u16) -> &AtomicU16 {
+        // SAFETY: bytes 6 and 7 of an entry, as above.
+        unsafe { &*self.entry(head).add(6).cast::<AtomicU16>() }
+    }
+
+    #[inline(always)]
+    fn order(&self, head: u16) -> &AtomicU64 {
+        // SAFETY: bytes 8 to 15 of an entry, as above.
+        unsafe { &*self.entry(head).add(8).cast::<AtomicU64>() }
+    }
+
+    /// "When receiving available buffers from the driver".
+    #[inline(always)]
+    pub(super) fn take(&mut self, head: u16) {
+        self.order(head).store(self.counter, Ordering::Relaxed);
+        self.counter = self.counter.wrapping_add(1);
+        self.inflight(head).store(1, Ordering::Release);
+    }
+
+    /// "When supplying used buffers to the driver", steps 1 to 3, before the used index moves.
+    #[inline(always)]
+    pub(super) fn link(&self, head: u16) {
+        self.next(head).store(self.last_batch_head().load(Ordering::Relaxed), Ordering::Relaxed);
+        self.last_batch_head().store(head, Ordering::Release);
+    }
+
+    /// The last steps, after the used index has moved.
+    #[inline(always)]
+    pub(super) fn give_back(&self, batch: &[u16], used_index: u16) {
+        for &head in batch {
+            // Release: never before the used index, or a crash in between would lose the request.
+            self.inflight(head).store(0, Ordering::Release);
+        }
+        self.used_idx().store(used_index, Ordering::Release);
+    }
+
+    /// "When reconnecting". `used_index` is the used ring's.
+    pub(super) fn recover(&mut self, used_index: u16) -> Recovered {
+        if self.version().load(Ordering::Acquire) == 0 {
+            self.clear(used_index);
+        }
+        let seen = self.used_idx().load(Ordering::Relaxed);
+        let mut head = self.last_batch_head().load(Ordering::Relaxed);
+        for _ in 0..used_index.wrapping_sub(seen).min(self.size) {
+            if head >= self.size {
+                break;
+            }
+            self.inflight(head).store(0, Ordering::Relaxed);
+            head = self.next(head).load(Ordering::Relaxed);
+        }
+        self.used_idx().store(used_index, Ordering::Release);
+
+        let taken = (0..self.size).filter(|&head| self.inflight(head).load(Ordering::Relaxed) != 0);
+        let mut taken: Vec<(u64, u16)> =
+            taken.map(|head| (self.order(head).load(Ordering::Relaxed), head)).collect();
+        taken.sort_unstable();
+        self.counter = taken.last().map_or(0, |(order, _)| order.wrapping_add(1));
+        Recovered { heads: taken.into_iter().map(|(_, head)| head).collect() }
+    }
+
+    /// Starts afresh: nothing is in flight.
+    pub(super) fn clear(&mut self, used_index: u16) {
+        for head in 0..self.size {
+            self.inflight(head).store(0, Ordering::Relaxed);
+        }
+        self.counter = 0;
+        self.desc_num().store(self.size, Ordering::Relaxed);
+        self.last_batch_head().store(0, Ordering::Relaxed);
+        self.used_idx().store(used_index, Ordering::Relaxed);
+        self.version().store(VERSION, Ordering::Release);
+    }
+}

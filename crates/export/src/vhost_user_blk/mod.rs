@@ -1,0 +1,99 @@
+//! vhost-user-blk: a VMM's guest reaches the disk through virtqueues in its own memory.
+//!
+//! Everything here is a non-blocking state machine that a reactor drives from the one thread that owns the
+//! disk. One [`Frontend`] is one connection of a VMM. The reactor
+//!
+//! 1. watches [`Frontend::fd`] (while [`Frontend::wants_read`]), and when it is readable calls
+//!    [`Frontend::on_readable`], which answers control messages and says by [`Change`]s what to do;
+//! 2. on a kick, a [`Change::Process`], or when it polls, takes requests with [`Frontend::next`] until there
+//!    are none, hands them to the disk, and then calls [`Frontend::publish`] for the queue, **also when
+//!    `next` returned nothing**: malformed requests are answered inside `next`;
+//! 3. lends the frontend to the disk as its [`spillway_core::GuestBuffers`]; completions that come later are
+//!    published with [`Frontend::publish`] too, once per batch;
+//! 4. before it sleeps, calls [`Frontend::enable_notifications`] for each live queue, and looks again at those
+//!    that say so;
+//! 5. after a round with completions calls [`Frontend::finish_stops`]; it is nearly free;
+//! 6. looks at [`Frontend::poisoned`] after a round, and treats it as a [`Disconnect`].
+//!
+//! After a [`Disconnect`] no queue is live and guest memory is no longer touched. The reactor cancels what is
+//! parked, keeps the frontend until [`Frontend::unfinished`] is 0, and drops it: that unmaps guest memory and
+//! closes every fd. What was unfinished keeps its mark in the in-flight table, for the next session.
+//!
+//! A request's token: bits 63..56 the tag of this export, 55..48 the session, 47..32 the queue, 15..0 the head
+//! descriptor.
+
+mod chain;
+mod config;
+mod connection;
+mod control;
+mod frontend;
+mod head;
+mod inflight;
+mod memory;
+mod message;
+mod queue;
+mod request;
+mod ring;
+mod sigbus;
+
+pub use config::DeviceConfig;
+pub use frontend::Frontend;
+
+use std::fmt;
+use std::os::fd::RawFd;
+
+/// Bits 63..56 of this export's tokens.
+pub const TOKEN_TAG: u8 = 1;
+
+/// What the reactor has to do after control messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Watch this eventfd: when it is readable, read it and process the queue. It stays open until the
+    /// `Unkick` of the same queue, which comes first when a new one replaces it (the number may be the same).
+    Kick {
+        /// The queue.
+        queue: u16,
+        /// Owned by the frontend.
+        fd: RawFd,
+    },
+    /// The driver does not kick this queue: process it all the time, until `Unkick`.
+    Poll {
+        /// The queue.
+        queue: u16,
+    },
+    /// Stop watching or polling this queue; its fd is closed by now.
+    Unkick {
+        /// The queue.
+        queue: u16,
+    },
+    /// Process the ring once, unconditionally.
+    Process {
+        /// The queue.
+        queue: u16,
+    },
+    /// Cancel the parked requests of this queue: the front end waits until none is unfinished.
+    Stop {
+        /// The queue.
+        queue: u16,
+    },
+}
+
+/// The connection has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Disconnect {
+    /// The front end closed it.
+    Left,
+    /// We do: what the front end did wrong.
+    Fault(String),
+}
+
+impl fmt::Display for Disconnect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Disconnect::Left => f.write_str("the front end closed the connection"),
+            Disconnect::Fault(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for Disconnect {}

@@ -1,0 +1,508 @@
+//! One virtqueue: takes requests off its ring and gives answers back. Owns the ring's indices and the state of
+//! each head; never reads a control message and never blocks.
+//!
+//! Life of a head: *free* (the driver's), then *unfinished* (taken off the ring, at the disk), then *answered*
+//! (in the used ring, the used index not yet moved), then free again by [`Queue::publish`].
+//!
+//! Invariant: a head is in at most one of these states, so a driver that makes a head available again before
+//! it got it back stops its queue and never confuses two requests.
+
+use super::config::Device;
+use super::head::{Head, HeadState, NO_SEGMENT};
+use super::inflight::{Marks, Table};
+use super::memory::{Hint, Memory, Segment, read_16};
+use super::message::VringAddr;
+use super::request::{HEADER_BYTES, Kind, RequestHeader, Status, Submission, transfer};
+use super::ring::{
+    DESCRIPTOR_BYTES, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, MAX_QUEUE_SIZE, Ring, prefetch,
+};
+use spillway_core::{Errno, Request, Token};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{Ordering, fence};
+
+/// How the driver says that there is work.
+pub(super) enum Kick {
+    Fd(OwnedFd),
+    /// It does not: look all the time.
+    Poll,
+}
+
+/// A queue is broken: why. It stays stopped until the front end sets it up anew.
+pub(super) struct Broken(pub String);
+
+/// Where addresses of each kind were found the last time.
+#[derive(Default)]
+pub(super) struct Hints {
+    pub table: Hint,
+    pub header: Hint,
+    pub data: Hint,
+    pub status: Hint,
+}
+
+/// What a chain turned out to be.
+pub(super) enum Taken {
+    /// For the disk.
+    Submit(Submission),
+    /// Answered already.
+    Answered,
+}
+
+pub(super) struct Queue {
+    /// Started, enabled, sound and not stopping: requests may be taken.
+    pub live: bool,
+    event_idx: bool,
+    pub indirect: bool,
+    pub size: u16,
+    next_available: u16,
+    /// The available index as last read; never behind `next_available`.
+    seen_available: u16,
+    next_used: u16,
+    published_used: u16,
+    pub ring: Option<Ring>,
+    pub heads: Vec<Head>,
+    /// Heads answered and not yet published.
+    batch: Vec<u16>,
+    /// Heads that an earlier process took and did not answer, the oldest last.
+    resubmit: Vec<u16>,
+    marks: Option<Marks>,
+    pub unfinished: usize,
+    pub hints: Hints,
+    pub chain: super::chain::Scratch,
+    token_base: u64,
+
+    /// Broke the rules: stays stopped until the front end sets it up anew.
+    pub broken: bool,
+    /// Something worth a line in the log.
+    pub notice: Option<String>,
+    pub started: bool,
+    pub stopping: bool,
+    /// SET_VRING_ENABLE, when it came.
+    pub enabled: Option<bool>,
+    pub addresses: Option<VringAddr>,
+    pub base: u16,
+    pub kick: Option<Kick>,
+    pub call: Option<OwnedFd>,
+    pub error: Option<OwnedFd>,
+}
+
+impl Queue {
+    pub(super) fn new(token_base: u64) -> Queue {
+        Queue {
+            live: false,
+            event_idx: false,
+            indirect: false,
+            size: 0,
+            next_available: 0,
+            seen_available: 0,
+            next_used: 0,
+            published_used: 0,
+            ring: None,
+            heads: Vec::new(),
+            batch: Vec::new(),
+            resubmit: Vec::new(),
+            marks: None,
+            unfinished: 0,
+            hints: Hints::default(),
+            chain: super::chain::Scratch::default(),
+            token_base,
+            broken: false,
+            notice: None,
+            started: false,
+            stopping: false,
+            enabled: None,
+            addresses: None,
+            base: 0,
+            kick: None,
+            call: None,
+            error: None,
+        }
+    }
+
+    /// Begins to serve the ring, after recovery of what an earlier process left behind.
+    pub(super) fn start(
+        &mut self,
+        index: u16,
+        memory: &Memory,
+        table: Option<&Table>,
+        event_idx: bool,
+        indirect: bool,
+    ) -> Result<(), String> {
+        let addresses = self.addresses.as_ref().ok_or("the queue has no addresses")?;
+        let ring = Ring::new(memory, addresses, self.size)?;
+        let used = ring.used_index();
+        let size = self.size;
+        let mut marks = match table.and_then(|table| table.marks(index, size)) {
+            Some(shared) => shared,
+            None => match self.marks.take() {
+                Some(own) if !own.is_shared() && own.size() == size => own,
+                _ => Marks::private(size),
+            },
+        };
+        let mut resubmit = marks.recover(used).heads;
+        let mut next = used.wrapping_add(resubmit.len() as u16);
+        if !marks.is_shared() && next != self.base {
+            // Our own table is about an earlier life of this queue.
+            marks.clear(used);
+            resubmit.clear();
+            next = self.base;
+        }
+        resubmit.reverse();
+        self.resubmit = resubmit;
+        self.marks = Some(marks);
+        self.heads.resize_with(usize::from(size), Head::free);
+        self.batch.clear();
+        self.batch.reserve_exact(usize::from(size));
+        (self.next_available, self.seen_available) = (next, next);
+        (self.next_used, self.published_used) = (used, used);
+        self.hints = Hints::default();
+        (self.event_idx, self.indirect) = (event_idx, indirect);
+        self.ring = Some(ring);
+        self.started = true;
+        if used != 0 || !self.resubmit.is_empty() {
+            // An earlier process may have gone between its last answer and the interrupt for it.
+            self.signal();
+        }
+        self.enable_notifications();
+        Ok(())
+    }
+
+    /// The ring is where the new memory regions say, or nowhere.
+    pub(super) fn move_ring(&mut self, memory: &Memory) {
+        if let (true, Some(addresses)) = (self.started, self.addresses.as_ref()) {
+            match Ring::new(memory, addresses, self.size) {
+                Ok(ring) => self.ring = Some(ring),
+                Err(why) => {
+                    self.ring = None;
+                    self.notice.get_or_insert(why);
+                }
+            }
+        }
+    }
+
+    /// Ends the queue's life. The index of the next available head goes back to the front end.
+    pub(super) fn stop(&mut self) -> u16 {
+        if self.started {
+            self.base = self.next_available;
+        }
+        self.started = false;
+        self.stopping = false;
+        self.live = false;
+        self.ring = None;
+        self.broken = false;
+        self.resubmit.clear();
+        self.batch.clear();
+        for head in &mut self.heads {
+            head.state = HeadState::Free;
+        }
+        self.base
+    }
+
+    /// Back to the initial state, without file descriptors.
+    pub(super) fn reset(&mut self) {
+        *self = Queue::new(self.token_base);
+    }
+
+    /// Whether the driver, or an earlier process, left something to take.
+    #[inline]
+    pub(super) fn has_work(&self) -> bool {
+        let Some(ring) = &self.ring else { return false };
+        self.live && (ring.available_index() != self.next_available || !self.resubmit.is_empty())
+    }
+
+    /// Takes the next request for the disk. Looks at no more heads than the queue has, so that a driver that
+    /// keeps on adding bad ones cannot hold the thread.
+    #[inline]
+    pub(super) fn next(&mut self, memory: &mut Memory, device: &Device) -> Option<Request> {
+        for _ in 0..self.size {
+            if !self.live {
+                return None;
+            }
+            let head = match self.take_head() {
+                Ok(Some(head)) => head,
+                Ok(None) => return None,
+                Err(broken) => {
+                    self.break_down(broken);
+                    return None;
+                }
+            };
+            let taken = self.take_short(head, memory, device);
+            let taken = match taken {
+                Some(submission) => Ok(Taken::Submit(submission)),
+                None => super::chain::take(self, head, memory, device),
+            };
+            if memory.guard().poisoned() {
+                self.live = false;
+                return None;
+            }
+            match taken {
+                Ok(Taken::Submit(Submission { operation, sector, sectors })) => {
+                    let state = &mut self.heads[usize::from(head)];
+                    state.state = HeadState::Unfinished;
+                    state.generation = memory.acquire();
+                    self.unfinished += 1;
+                    let token = Token(self.token_base | u64::from(head));
+                    return Some(Request { token, operation, sector, sectors });
+                }
+                Ok(Taken::Answered) => {}
+                Err(broken) => {
+                    self.break_down(broken);
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    /// The next head, marked as in flight.
+    #[inline(always)]
+    fn take_head(&mut self) -> Result<Option<u16>, Broken> {
+        let Some(ring) = &self.ring else { return Ok(None) };
+        if !self.resubmit.is_empty() {
+            return Ok(self.resubmit.pop());
+        }
+        if self.next_available == self.seen_available {
+            let index = ring.available_index();
+            let new = index.wrapping_sub(self.next_available);
+            if new == 0 {
+                return Ok(None);
+            }
+            if new > self.size {
+                let (seen, size) = (self.next_available, self.size);
+                return Err(Broken(format!(
+                    "the available index went from {seen} to {index}, more than the {size} that fit (virtio 2.7.13)"
+                )));
+            }
+            self.seen_available = index;
+        }
+        let head = ring.available_head(self.next_available);
+        self.next_available = self.next_available.wrapping_add(1);
+        if self.next_available != self.seen_available {
+            ring.prefetch_descriptor(ring.available_head(self.next_available));
+        }
+        let state = self.heads.get(usize::from(head)).map(|head| head.state);
+        if state != Some(HeadState::Free) {
+            return Err(Broken(if state.is_none() {
+                format!("head {head} is beyond the {} descriptors", self.size)
+            } else {
+                format!("head {head} was made available again before it was used")
+            }));
+        }
+        if let Some(marks) = &mut self.marks {
+            marks.take(head);
+        }
+        Ok(Some(head))
+    }
+
+    /// The shortest path: header, one piece of data in one region, status, as a chain of three or as a table of
+    /// three. `None` leaves everything as it was and everything to [`super::chain::take`], which reads anew.
+    #[inline(always)]
+    fn take_short(&mut self, head: u16, memory: &Memory, device: &Device) -> Option<Submission> {
+        let ring = self.ring.as_ref()?;
+        let d0 = ring.descriptor(head);
+        let (header, data, status);
+        if d0.flags == F_INDIRECT && d0.len == 3 * DESCRIPTOR_BYTES && self.indirect {
+            let table = memory.translate(&mut self.hints.table, d0.address, d0.len)?;
+            if !(table as usize).is_multiple_of(8) {
+                return None;
+            }
+            let word = |at| {
+                // SAFETY: 48 bytes of guest memory from `table` on, aligned to 8; volatile, so read once.
+                unsafe { table.cast::<u64>().add(at).read_volatile() }
+            };
+            header = Descriptor::from_words(word(0), word(1));
+            data = Descriptor::from_words(word(2), word(3));
+            status = Descriptor::from_words(word(4), word(5));
+            if header.next != 1 || data.next != 2 {
+                return None;
+            }
+        } else {
+            header = d0;
+            if header.flags != F_NEXT || header.next >= self.size {
+                return None;
+            }
+            data = ring.descriptor(header.next);
+            if data.flags & F_NEXT == 0 || data.next >= self.size {
+                return None;
+            }
+            status = ring.descriptor(data.next);
+        }
+        let write = data.flags == F_NEXT;
+        if header.flags != F_NEXT
+            || header.len != HEADER_BYTES as u32
+            || !(write || data.flags == F_NEXT | F_WRITE)
+            || status.flags != F_WRITE
+            || status.len != 1
+        {
+            return None;
+        }
+        let header_at = memory.translate(&mut self.hints.header, header.address, header.len)?;
+        let data_at = memory.translate(&mut self.hints.data, data.address, data.len)?;
+        let status_at = memory.translate(&mut self.hints.status, status.address, 1)?;
+        prefetch(data_at);
+        // SAFETY: 16 bytes of guest memory from `header_at` on.
+        let header = RequestHeader::parse(&unsafe { read_16(header_at) });
+        match header.kind {
+            Some(Kind::In) if !write => {}
+            Some(Kind::Out) if write => {}
+            _ => return None,
+        }
+        let submission = transfer(device, write, header.sector, u64::from(data.len))?;
+        let state = &mut self.heads[usize::from(head)];
+        state.status = status_at;
+        state.first = Segment { at: data_at, len: data.len };
+        state.used_bytes = if write { 1 } else { data.len + 1 };
+        state.several.clear();
+        Some(submission)
+    }
+
+    /// Fills in a head by hand, for [`super::chain`]. Its segments are in `several` already.
+    pub(super) fn set_head(&mut self, head: u16, status: *mut u8, used_bytes: u32) {
+        let state = &mut self.heads[usize::from(head)];
+        state.status = status;
+        state.used_bytes = used_bytes;
+        state.first = state.several.first().copied().unwrap_or(NO_SEGMENT);
+    }
+
+    /// The state of an unfinished head.
+    #[inline(always)]
+    pub(super) fn unfinished_head(&self, head: u16) -> Option<&Head> {
+        self.heads.get(usize::from(head)).filter(|head| head.state == HeadState::Unfinished)
+    }
+
+    /// The disk has finished a request.
+    #[inline]
+    pub(super) fn complete(&mut self, head: u16, result: Result<(), Errno>, memory: &mut Memory) {
+        let Some(state) = self.heads.get_mut(usize::from(head)) else { return };
+        let abandoned = match state.state {
+            HeadState::Unfinished => false,
+            HeadState::Abandoned => true,
+            HeadState::Free | HeadState::Answered => return,
+        };
+        let (at, used_bytes, generation) = (state.status, state.used_bytes, state.generation);
+        state.state = HeadState::Free;
+        self.unfinished -= 1;
+        if !abandoned && !memory.guard().poisoned() {
+            match result {
+                Ok(()) => self.answer(head, at, Status::Ok, used_bytes),
+                Err(Errno::CANCELED) => {}
+                // What was to be filled is not: only a status with nothing before it counts as written.
+                Err(errno) => self.answer(head, at, Status::of(errno), u32::from(used_bytes == 1)),
+            }
+        }
+        // Last: the memory that the status lies in may go with its last request.
+        memory.release(generation);
+    }
+
+    /// Writes the status and puts the head in the used ring.
+    #[inline(always)]
+    pub(super) fn answer(&mut self, head: u16, at: *mut u8, status: Status, used_bytes: u32) {
+        let Some(ring) = &self.ring else { return };
+        // SAFETY: one byte of guest memory, translated when the head was taken and held by its generation, or
+        // translated just now.
+        unsafe { at.write_volatile(status as u8) };
+        ring.set_used(self.next_used, head, used_bytes);
+        self.next_used = self.next_used.wrapping_add(1);
+        if let Some(marks) = &self.marks {
+            marks.link(head);
+        }
+        self.heads[usize::from(head)].state = HeadState::Answered;
+        self.batch.push(head);
+    }
+
+    /// Gives the answered heads back to the driver, all at once, and interrupts it if it wants that.
+    #[inline]
+    pub(super) fn publish(&mut self, memory: &Memory) {
+        let Some(ring) = &self.ring else { return };
+        if self.batch.is_empty() {
+            return;
+        }
+        ring.set_used_index(self.next_used);
+        if memory.guard().poisoned() {
+            return;
+        }
+        if let Some(marks) = &self.marks {
+            marks.give_back(&self.batch, self.next_used);
+        }
+        for &head in &self.batch {
+            self.heads[usize::from(head)].state = HeadState::Free;
+        }
+        self.batch.clear();
+        let old = std::mem::replace(&mut self.published_used, self.next_used);
+        // The used index must be visible before the driver's wish is read: it does both the other way round.
+        fence(Ordering::SeqCst);
+        let wanted = if self.event_idx {
+            let event = ring.used_event();
+            self.next_used.wrapping_sub(event).wrapping_sub(1) < self.next_used.wrapping_sub(old)
+        } else {
+            !ring.interrupts_suppressed()
+        };
+        if wanted {
+            self.signal();
+        }
+    }
+
+    /// Raises the driver's interrupt.
+    #[cold]
+    pub(super) fn signal(&self) {
+        if let Some(call) = &self.call {
+            // An eventfd whose counter is full has a wake-up pending already.
+            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Asks the driver not to kick while we look at the ring anyway.
+    #[inline]
+    pub(super) fn disable_notifications(&mut self) {
+        // With EVENT_IDX the last wish has been passed already, which says the same.
+        if let (false, Some(ring)) = (self.event_idx, &self.ring) {
+            ring.set_notify(false);
+        }
+    }
+
+    /// Asks the driver to kick. True if it has added something meanwhile and will not kick for that.
+    #[inline]
+    pub(super) fn enable_notifications(&mut self) -> bool {
+        let Some(ring) = &self.ring else { return false };
+        if self.event_idx {
+            ring.set_available_event(self.next_available);
+        } else {
+            ring.set_notify(true);
+        }
+        // The wish must be visible before the index is read: the driver does both the other way round.
+        fence(Ordering::SeqCst);
+        self.has_work()
+    }
+
+    /// Stops the queue for good: the driver broke the rules, or its memory is gone.
+    #[cold]
+    pub(super) fn break_down(&mut self, Broken(why): Broken) {
+        self.live = false;
+        self.broken = true;
+        self.notice.get_or_insert(why);
+        if let Some(error) = &self.error {
+            let _ = rustix::io::write(error, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Lets go of the buffers of all unfinished requests: they can no longer be read, written or answered.
+    pub(super) fn abandon(&mut self) {
+        self.live = false;
+        for head in &mut self.heads {
+            if head.state == HeadState::Unfinished {
+                head.state = HeadState::Abandoned;
+            }
+        }
+        self.batch.clear();
+        self.ring = None;
+    }
+}
+
+/// Checks a queue size (2.7: a power of two).
+pub(super) fn check_size(num: u32) -> Result<u16, String> {
+    match u16::try_from(num) {
+        Ok(size) if size.is_power_of_two() && size <= MAX_QUEUE_SIZE => Ok(size),
+        _ => Err(format!(
+            "a queue of {num} descriptors: not a power of two up to {MAX_QUEUE_SIZE} (virtio 2.7)"
+        )),
+    }
+}

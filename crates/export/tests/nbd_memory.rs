@@ -1,0 +1,93 @@
+//! What a connection holds, counted by the allocator: at rest, in flow, with a client that does not read, with a
+//! full disk. One test, so that nobody else allocates meanwhile.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::wire::*;
+use common::{Bench, Pace};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system's allocator with the arguments as they came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        PEAK.fetch_max(LIVE.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// What is live more than `before`, and the most that was since the last call.
+fn grown(before: usize) -> (usize, usize) {
+    let live = LIVE.load(Relaxed);
+    let peak = PEAK.swap(live, Relaxed);
+    (live - before, peak - before)
+}
+
+#[test]
+fn a_connection_holds_little_and_gives_it_back() {
+    let data = vec![1; 32 * MIB];
+    for len in [512, 4 * KIB, 4 * KIB + 512, 64 * KIB, MIB, 32 * MIB] {
+        let reads = request(0, READ, 1, 0, len as u32).repeat((128 * MIB / len).min(4096));
+        let writes = write(0, 1, 0, &data[..len]).repeat((96 * MIB / len).min(8192));
+        for full in [false, true] {
+            let mut bench = Bench::agreed(32 * MIB, true, false);
+            bench.disk.keep_log = false;
+            bench.received = Vec::with_capacity(130 * MIB);
+            bench.disk.waiting = Vec::with_capacity(32 << 10);
+            bench.shrink_socket();
+            bench.connection.set_disk_full(full);
+            bench.connection.release_idle_memory();
+            bench.receive();
+            let before = LIVE.load(Relaxed) - 64 * KIB;
+            let (idle, _) = grown(before);
+            assert!(idle < 72 * KIB, "{idle} at rest after the handshake");
+
+            // A client that does not read.
+            bench.send_until_stuck(&reads);
+            let (_, peak) = grown(before);
+            assert!(peak < 3 * MIB, "reads of {len}: {peak}");
+            bench.settle();
+            bench.received.clear();
+
+            // Writes that wait.
+            bench.disk.pace = Pace::Later;
+            bench.send_until_stuck(&writes);
+            let (_, peak) = grown(before);
+            let most = if full { 66 * MIB } else { 3 * MIB };
+            assert!(peak < most, "writes of {len}, disk full: {full}: {peak}");
+            if full && len > 4 * KIB {
+                assert!(peak > 60 * MIB, "writes of {len} are taken in while the disk is full: {peak}");
+            }
+            bench.disk.pace = Pace::AtOnce;
+            bench.connection.set_disk_full(false);
+            let waiting: Vec<_> = bench.disk.waiting.drain(..).collect();
+            for request in waiting {
+                bench.disk.submit(&mut bench.connection, request);
+            }
+            bench.settle();
+            bench.connection.release_idle_memory();
+            // Half a write may be there still.
+            let (idle, _) = grown(before);
+            assert!(idle < 64 * KIB + 256 * KIB + 150 * KIB, "{idle} at rest after writes of {len}");
+        }
+    }
+}

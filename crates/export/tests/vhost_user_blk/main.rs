@@ -1,0 +1,11 @@
+//! The vhost-user-blk export as a VMM and its guest see it.
+
+#![allow(clippy::unwrap_used, reason = "a test may end at what it did not expect")]
+
+mod chains;
+mod messages;
+mod recovery;
+mod shrinking;
+mod stopping;
+mod vmm;
+mod wakeups;

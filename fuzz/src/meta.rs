@@ -1,0 +1,164 @@
+//! `meta` memory with anything in it: a disk is refused, or attached and then works. Memory that an earlier worker
+//! left, or that a fault has changed, must not make the next one panic or look outside its bounds.
+
+use crate::input::Input;
+use crate::rng::Rng;
+use crate::sim::{Client, Ended, Sim};
+use spillway_core::{
+    BLOCK_BYTES, BLOCK_SECTORS, Disk, DiskSpec, Errno, FullPolicy, Layout, LogShape, Meta, Mode, Operation,
+    Request, SECTOR_BYTES, Token,
+};
+
+const BLOCKS: u64 = 600;
+/// CRC-32C of a block of 0xFF, with which the stand-in's file is full.
+const FULL_OF_ONES: u64 = 0x25c1_fe13;
+
+/// Room for `meta`, aligned to a page.
+struct Memory {
+    words: Vec<u64>,
+    len: usize,
+}
+
+impl Memory {
+    fn new(len: u64) -> Memory {
+        Memory { words: vec![0; (len as usize + 4096) / 8], len: len as usize }
+    }
+
+    fn base(&mut self) -> *mut u8 {
+        let start = self.words.as_mut_ptr().cast::<u8>();
+        start.wrapping_add(start.align_offset(4096))
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        let at = at.min(self.len);
+        let len = bytes.len().min(self.len - at);
+        // SAFETY: `at + len` is at most the length; no disk is attached now, so nobody else uses the memory.
+        unsafe { self.base().add(at).copy_from_nonoverlapping(bytes.as_ptr(), len) }
+    }
+
+    /// Attaches as a worker does; `None` when the memory is refused.
+    fn attach(&mut self, spec: DiskSpec) -> Option<Disk> {
+        // SAFETY: a page more than the layout was allocated, and the memory outlives the disk.
+        let (meta, existing) = unsafe { Meta::open(self.base(), &spec) }.ok()?;
+        Disk::attach(meta, existing, spec).ok()
+    }
+}
+
+fn spec(mode: Mode) -> DiskSpec {
+    let shape = LogShape { segment_blocks: 8, part_blocks: 4 };
+    DiskSpec {
+        size_bytes: BLOCKS * BLOCK_BYTES as u64 - 1024,
+        base_bytes: 100 * BLOCK_BYTES as u64 + 512,
+        mode,
+        full: FullPolicy::Fail,
+        ram_limit_bytes: if mode.has_ram() { 24 * BLOCK_BYTES as u64 } else { 0 },
+        overflow_limit_bytes: if mode.has_log() { 12 * 8 * BLOCK_BYTES as u64 } else { 0 },
+        shape,
+    }
+}
+
+/// Formats a disk, writes anything over its memory, attaches, and uses what was attached.
+pub fn meta_attach(data: &[u8]) {
+    let mut input = Input(data);
+    let setup = input.u8();
+    let spec = spec(Mode::ALL[usize::from(setup & 3)]);
+    let layout = Layout::of(&spec);
+    let mut memory = Memory::new(layout.len_bytes());
+    if setup & 4 == 0 {
+        drop(memory.attach(spec).expect("zeroed memory becomes a new disk"));
+    }
+    let map = layout.map_range().start as usize;
+    while !input.is_empty() {
+        match input.u8() % 8 {
+            // A map entry: block, kind, location or slot, checksum.
+            0..=3 => {
+                let block = usize::from(input.u16()) % 1024;
+                let (kind, place) = (u64::from(input.u8()), u64::from(input.u8()));
+                let location = match kind & 3 {
+                    0 | 2 => place,
+                    1 => place << 32 | FULL_OF_ONES,
+                    _ => place << 32 | u64::from(input.u8()),
+                };
+                let bits = kind >> 6 << 62 | location;
+                memory.write(map + block * 8, &bits.to_le_bytes());
+            }
+            // A directory byte or a segment's mark: both lie on the pages before the map.
+            4 => memory.write(map - 4096 + usize::from(input.u8() & 3), &[input.u8() & 3]),
+            5 => memory.write(map - 8192 + usize::from(input.u8() & 15), &[input.u8() & 3]),
+            // A word of header or counters.
+            6 => {
+                let at = usize::from(input.u16()) * 8 % map;
+                memory.write(at, &input.u64().to_le_bytes());
+            }
+            _ => {
+                let at = input.u16() as usize * 8 % layout.len_bytes() as usize;
+                let len = input.u8() as usize;
+                memory.write(at, input.bytes(len));
+            }
+        }
+    }
+    // SAFETY: the memory is longer than a page and aligned to one.
+    if let Ok(found) = unsafe { Meta::read_spec(memory.base()) } {
+        // What the header says can be laid out, whatever it is.
+        let _bytes = Layout::of(&found).len_bytes();
+    }
+    if let Some(mut disk) = memory.attach(spec) {
+        use_disk(&mut disk, &spec, memory.base().wrapping_add(map));
+    }
+}
+
+/// Reads all of it, writes some of it, throws it away, and checks as it goes. The disk's map lies at `map`.
+fn use_disk(disk: &mut Disk, spec: &DiskSpec, map: *mut u8) {
+    let mut sim = Sim::new(spec, vec![1; spec.base_bytes as usize], Rng(7));
+    sim.map = map;
+    for block in 0..spec.blocks() {
+        disk.check_step(block);
+        if block % 61 == 0 {
+            assert!(disk.extent(u64::from(block) * BLOCK_BYTES as u64, spec.size_bytes).0 > 0);
+        }
+    }
+    let sectors = spec.size_bytes / SECTOR_BYTES;
+    let requests = [
+        (Operation::Read, 0, sectors),
+        (Operation::Write { fua: false }, 3, 20 * BLOCK_SECTORS),
+        (Operation::WriteZeroes { fua: false }, 11, BLOCK_SECTORS),
+        (Operation::Discard, 64, 512 * BLOCK_SECTORS),
+        (Operation::Write { fua: true }, sectors - 41, 41),
+        (Operation::Flush, 0, 0),
+        (Operation::Read, 0, sectors),
+    ];
+    let mut now_ns = 1;
+    for (token, (operation, sector, sectors)) in (1..).zip(requests) {
+        let data = vec![5; (sectors * SECTOR_BYTES) as usize];
+        sim.clients.insert(token, Client { data, result: None });
+        disk.begin_turn(now_ns);
+        disk.submit(&mut sim, Request { token: Token(token), operation, sector, sectors: sectors as u32 });
+        // To the end of what moves, then the next; what waits for room is withdrawn.
+        for _ in 0..200 {
+            let more = disk.end_turn(&mut sim, now_ns);
+            now_ns += 1_000_000;
+            match sim.end_one() {
+                Some(Ended::Read(op, result)) => {
+                    disk.read_done(&mut sim, op, result.as_deref().map_err(|e| *e))
+                }
+                Some(Ended::Other(op, result)) => disk.op_done(&mut sim, op, result),
+                None if !more => break,
+                None => {}
+            }
+        }
+        disk.check_step((sector / BLOCK_SECTORS) as u32);
+    }
+    disk.cancel(&mut sim, Errno::CANCELED, |_| true);
+    for _ in 0..10_000 {
+        match sim.end_one() {
+            Some(Ended::Read(op, result)) => disk.read_done(&mut sim, op, result.as_deref().map_err(|e| *e)),
+            Some(Ended::Other(op, result)) => disk.op_done(&mut sim, op, result),
+            None => break,
+        }
+        disk.end_turn(&mut sim, now_ns);
+    }
+    assert_eq!(disk.unfinished(), 0, "requests outlive cancel: {disk:?}");
+    if disk.reset(&mut sim) {
+        disk.check();
+    }
+}
