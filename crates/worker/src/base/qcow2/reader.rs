@@ -1,0 +1,190 @@
+//! The thread that reads a qcow2 image. Owns the image and the two queues; never opens a file, never writes, and
+//! never makes the reactor wait: jobs go in and come back, an eventfd says when.
+//!
+//! Invariant: each submitted job comes back exactly once with its buffer, unless the reader is dropped first.
+//!
+//! The thread reads one job at a time. That is enough for what only it can do, compressed clusters and the first
+//! touch of a page of tables; for the rest each finished job says where the image lies around it
+//! ([`Finished::extents`]), and the reactor reads those stretches by itself, many at a time.
+
+use super::image::Image;
+use crate::base::extents::Extent;
+use crate::base::raw::RawImage;
+use rustix::event::{EventfdFlags, eventfd};
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+/// Most bytes of one job.
+pub const MAX_JOB_BYTES: u32 = 256 * 1024;
+
+/// What came of a job.
+pub struct Finished {
+    /// The caller's number of it.
+    pub job: u64,
+    /// The buffer, as long as the job asked; its content means something only with `Ok`.
+    pub buffer: Vec<u8>,
+    /// An errno if it failed: EIO for a damaged image, EINVAL for a range outside it.
+    pub result: Result<(), i32>,
+    /// Bytes that had to come from the store.
+    pub store_bytes: u64,
+    /// In how many reads.
+    pub store_reads: u64,
+    /// Where the image lies from the job's first cluster on, for an [`crate::base::ExtentCache`]; at most 64.
+    pub extents: Vec<Extent>,
+}
+
+struct Job {
+    job: u64,
+    offset: u64,
+    len: u32,
+    buffer: Vec<u8>,
+}
+
+/// What both sides see.
+struct Shared {
+    /// Readable when something is finished.
+    wake: OwnedFd,
+    /// How often the thread has written it.
+    wakes: AtomicU64,
+    /// The reader is gone: stop after the job at hand.
+    stop: AtomicBool,
+}
+
+/// A qcow2 image with its thread.
+pub struct Qcow2Reader {
+    virtual_size: u64,
+    file: RawImage,
+    jobs: Sender<Job>,
+    done: Receiver<Finished>,
+    shared: Arc<Shared>,
+    wakes_seen: u64,
+    unfinished: usize,
+}
+
+impl Qcow2Reader {
+    /// Checks the image's header again, against the size that the supervisor found, and starts the thread.
+    /// `direct` says that the file is open O_DIRECT. Reads the header here and now: call it before serving.
+    pub fn start(file: OwnedFd, virtual_size: u64, direct: bool) -> Result<Qcow2Reader, String> {
+        let mut file = File::from(file);
+        let own =
+            file.try_clone().map_err(|e| format!("cannot share the base image with its reader: {e}"))?;
+        let file_bytes =
+            file.seek(SeekFrom::End(0)).map_err(|e| format!("cannot measure the base image: {e}"))?;
+        let image = Image::open(own, direct)?;
+        if image.virtual_size() != virtual_size {
+            return Err(format!(
+                "the base image has changed: its size is {} bytes now, it was {virtual_size}; \
+                 an image in use must not be written",
+                image.virtual_size()
+            ));
+        }
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| format!("cannot make an eventfd for the base image's reader: {e}"))?;
+        let shared = Arc::new(Shared { wake, wakes: AtomicU64::new(0), stop: AtomicBool::new(false) });
+        let (jobs, jobs_in) = channel();
+        let (done_out, done) = channel();
+        let shared_out = Arc::clone(&shared);
+        thread::Builder::new()
+            .name("base-reader".into())
+            .spawn(move || serve(image, &jobs_in, &done_out, &shared_out))
+            .map_err(|e| format!("cannot start the base image's reader thread: {e}"))?;
+        let file = RawImage::new(file.into(), file_bytes, direct);
+        Ok(Qcow2Reader { virtual_size, file, jobs, done, shared, wakes_seen: 0, unfinished: 0 })
+    }
+
+    /// Size that a disk sees of the image.
+    pub fn size_bytes(&self) -> u64 {
+        self.virtual_size
+    }
+
+    /// The image file itself, in which the extents of kind [`crate::base::ExtentKind::Raw`] lie: for the reactor's
+    /// own reads, at once or asynchronously, at the extents' file offsets.
+    pub fn file(&self) -> &RawImage {
+        &self.file
+    }
+
+    /// Jobs submitted and not yet taken from [`Self::finished`].
+    pub fn unfinished(&self) -> usize {
+        self.unfinished
+    }
+
+    /// Asks for `len` bytes, at most [`MAX_JOB_BYTES`], from `offset` on. Never blocks. The caller bounds the
+    /// number of unfinished jobs. `buffer` is brought to `len` bytes.
+    pub fn submit(&mut self, job: u64, offset: u64, len: u32, buffer: Vec<u8>) {
+        self.unfinished += 1;
+        // The thread ends only after `stop`, which is set by dropping this side.
+        self.jobs.send(Job { job, offset, len, buffer }).expect("the thread lives as long as its reader");
+    }
+
+    /// An eventfd that is readable when something is finished. Only [`Self::finished`] reads it.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.shared.wake.as_fd()
+    }
+
+    /// Takes a finished job. Call it until it says `None` whenever [`Self::wake_fd`] is readable; when polling,
+    /// at any time: with nothing new it costs no system call.
+    pub fn finished(&mut self) -> Option<Finished> {
+        let mut taken = self.done.try_recv().ok();
+        if taken.is_none() {
+            let wakes = self.shared.wakes.load(Ordering::Acquire);
+            if wakes != self.wakes_seen {
+                self.wakes_seen = wakes;
+                // What is finished before this is in the queue, what is finished after it wakes anew.
+                let mut count = [0; 8];
+                let _empty_already = rustix::io::read(&self.shared.wake, &mut count);
+                taken = self.done.try_recv().ok();
+            }
+        }
+        self.unfinished -= usize::from(taken.is_some());
+        taken
+    }
+}
+
+impl Drop for Qcow2Reader {
+    fn drop(&mut self) {
+        // Dropping `jobs` then wakes the thread. It is not joined: it may sit in a read of a slow store.
+        self.shared.stop.store(true, Ordering::Release);
+    }
+}
+
+fn serve(mut image: Image, jobs: &Receiver<Job>, done: &Sender<Finished>, shared: &Shared) {
+    for job in jobs {
+        if shared.stop.load(Ordering::Acquire) {
+            return;
+        }
+        if done.send(read(&mut image, job)).is_err() {
+            return;
+        }
+        // It fails only with the counter full, and then it is readable anyway.
+        let _full = rustix::io::write(&shared.wake, &1u64.to_ne_bytes());
+        shared.wakes.fetch_add(1, Ordering::Release);
+    }
+}
+
+fn read(image: &mut Image, job: Job) -> Finished {
+    let Job { job, offset, len, mut buffer } = job;
+    // The decoders do not panic on any input that is known. Should one, it is this read that fails (in builds
+    // that unwind; a release build aborts, and the supervisor starts the next worker).
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        if len > MAX_JOB_BYTES {
+            return (Err(libc::EINVAL), Vec::new());
+        }
+        buffer.resize(len as usize, 0);
+        match image.read(offset, &mut buffer) {
+            Ok(()) => (Ok(()), image.extents(offset)),
+            Err(error) => (Err(error.raw_os_error().unwrap_or(libc::EIO)), Vec::new()),
+        }
+    }));
+    let (result, extents) = outcome.unwrap_or_else(|_| {
+        image.forget();
+        (Err(libc::EIO), Vec::new())
+    });
+    let traffic = image.take_traffic();
+    Finished { job, buffer, result, store_bytes: traffic.bytes, store_reads: traffic.reads, extents }
+}

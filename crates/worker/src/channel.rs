@@ -1,0 +1,245 @@
+//! What supervisor and worker say to each other: one JSON message with its fds per packet of a SEQPACKET
+//! socket. The supervisor owns every fd and every path; the worker is given fds and knows no path.
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Most bytes of one message. A sender of longer text is refused; the other side never sees half a message.
+pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
+/// Most fds that come with one message.
+pub const MAX_FDS: usize = 8;
+
+/// Format of a base image, said explicitly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ImageFormat {
+    /// Plain bytes.
+    Raw,
+    /// QEMU's copy-on-write format, without backing or data file.
+    Qcow2,
+}
+
+/// How the base image is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BaseCache {
+    /// Through the host's page cache: one copy serves all machines.
+    Host,
+    /// Past it: every base read reaches the store.
+    None,
+}
+
+/// A way in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClientKind {
+    /// A VMM's connection.
+    VhostUser,
+    /// An NBD client's.
+    Nbd,
+}
+
+/// The disk that a worker is to serve. Its fds come with it in this order: `meta`, base image, `data` (modes
+/// with a RAM tier), overflow or difference file (modes with one).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Start {
+    /// Size that the guest sees.
+    pub size_bytes: u64,
+    /// Virtual size of the base image.
+    pub base_bytes: u64,
+    /// Word of `spillway_core::Mode`.
+    pub mode: String,
+    /// Word of `spillway_core::FullPolicy`.
+    pub full: String,
+    /// Limit of the RAM tier; 0 without one.
+    pub ram_limit_bytes: u64,
+    /// Limit of the overflow file; 0 without one.
+    pub overflow_limit_bytes: u64,
+    /// Format of the base image.
+    pub format: ImageFormat,
+    /// How the base image is read. With `None` the fd is open O_DIRECT where the file system has it.
+    pub base_cache: BaseCache,
+    /// Request queues offered on vhost-user.
+    pub queues: u16,
+    /// Serial number that the guest sees; at most 20 bytes of ASCII.
+    pub serial: String,
+    /// Whether the overflow file is open O_DIRECT.
+    pub overflow_direct: bool,
+}
+
+/// From the supervisor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "message", rename_all = "kebab-case")]
+pub enum ToWorker {
+    /// The first message.
+    Start(Start),
+    /// An accepted connection; its fd comes with it. The worker answers `ClientGone` when it has let go,
+    /// at once if it refuses it (a second VMM).
+    Client {
+        /// The supervisor's number for it.
+        id: u64,
+        /// Which protocol it speaks.
+        kind: ClientKind,
+    },
+    /// Throw away everything written. Answered by `ResetDone`.
+    Reset {
+        /// Disconnect clients first; without it a connected client refuses the reset.
+        force: bool,
+    },
+    /// Complete what was accepted, fail what waits for room, and exit with 0.
+    Stop,
+}
+
+/// From the worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "message", rename_all = "kebab-case")]
+pub enum FromWorker {
+    /// It serves.
+    Ready,
+    /// It cannot serve: why and what to do. It exits after this.
+    Failed {
+        /// For people.
+        error: String,
+    },
+    /// A connection has ended or was refused.
+    ClientGone {
+        /// As in `Client`.
+        id: u64,
+        /// Why, for the log; empty when the client left by itself.
+        reason: String,
+    },
+    /// The answer to `Reset`.
+    ResetDone {
+        /// The new generation, or why it was refused.
+        result: Result<u64, String>,
+    },
+    /// Something worth a line in the log.
+    Event {
+        /// For people.
+        text: String,
+    },
+}
+
+/// A new channel: its two ends, both blocking and closed on exec.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Sends one message with its fds. All of it is sent, or nothing (`WouldBlock` on a non-blocking end that is
+/// full, `BrokenPipe` when the other side has gone).
+pub fn send<T: Serialize>(channel: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let bytes = serde_json::to_vec(message)?;
+    if bytes.len() > MAX_MESSAGE_BYTES || fds.len() > MAX_FDS {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("a message of {} bytes and {} fds is too large for the channel", bytes.len(), fds.len()),
+        ));
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        let fits = control.push(SendAncillaryMessage::ScmRights(fds));
+        assert!(fits, "the space is made for MAX_FDS");
+    }
+    loop {
+        match rustix::net::sendmsg(&channel, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::INTR) => {}
+            result => return result.map(|_| ()).map_err(io::Error::from),
+        }
+    }
+}
+
+/// Receives one message with its fds, which are closed on exec. `None` when the other side has gone;
+/// `InvalidData` for anything that is no whole message; `WouldBlock` as usual.
+pub fn receive<T: DeserializeOwned>(channel: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut bytes = vec![0; MAX_MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let mut whole = [IoSliceMut::new(&mut bytes)];
+        match rustix::net::recvmsg(&channel, &mut whole, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            result => break result?,
+        }
+    };
+    // Taken in any case, so that fds that come with a bad message are closed.
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message on the channel was cut short"));
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let message = serde_json::from_slice(&bytes[..received.bytes])
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not a channel message: {e}")))?;
+    Ok(Some((message, fds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::{FdFlags, fcntl_getfd};
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+
+    #[test]
+    fn a_message_arrives_with_its_fds_in_order() {
+        let (a, b) = pair().unwrap();
+        let mut files: Vec<File> = (0..4)
+            .map(|_| rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into())
+            .collect();
+        for (i, file) in files.iter_mut().enumerate() {
+            writeln!(file, "{i}").unwrap();
+            file.rewind().unwrap();
+        }
+        let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        send(&a, &ToWorker::Client { id: 7, kind: ClientKind::Nbd }, &fds).unwrap();
+        let (message, got) = receive::<ToWorker>(&b).unwrap().unwrap();
+        assert!(matches!(message, ToWorker::Client { id: 7, kind: ClientKind::Nbd }));
+        assert_eq!(got.len(), 4);
+        for (i, fd) in got.into_iter().enumerate() {
+            assert!(fcntl_getfd(&fd).unwrap().contains(FdFlags::CLOEXEC));
+            let mut text = String::new();
+            File::from(fd).read_to_string(&mut text).unwrap();
+            assert_eq!(text, format!("{i}\n"));
+        }
+    }
+
+    #[test]
+    fn messages_keep_their_borders() {
+        let (a, b) = pair().unwrap();
+        send(&a, &FromWorker::Ready, &[]).unwrap();
+        send(&a, &FromWorker::ResetDone { result: Err("a client is connected".into()) }, &[]).unwrap();
+        assert!(matches!(receive::<FromWorker>(&b).unwrap().unwrap().0, FromWorker::Ready));
+        match receive::<FromWorker>(&b).unwrap().unwrap().0 {
+            FromWorker::ResetDone { result: Err(why) } => assert_eq!(why, "a client is connected"),
+            other => panic!("{other:?}"),
+        }
+        drop(a);
+        assert!(receive::<FromWorker>(&b).unwrap().is_none());
+        assert_eq!(send(&b, &FromWorker::Ready, &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        let (a, b) = pair().unwrap();
+        rustix::net::send(&a, b"{\"message\":\"no such\"}", SendFlags::empty()).unwrap();
+        assert_eq!(receive::<ToWorker>(&b).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        rustix::net::send(&a, &vec![b' '; MAX_MESSAGE_BYTES + 1], SendFlags::empty()).unwrap();
+        assert_eq!(receive::<ToWorker>(&b).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let long = FromWorker::Event { text: "x".repeat(MAX_MESSAGE_BYTES) };
+        assert_eq!(send(&a, &long, &[]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+}

@@ -1,0 +1,6 @@
+//! The process that serves one disk, and the supervisor's side of its launch.
+
+pub mod base;
+pub mod channel;
+pub mod supervisor;
+pub mod worker;

@@ -1,0 +1,153 @@
+//! What a disk is made of: its options, and every fd that outlives a worker. Never serves a request.
+//!
+//! Invariant: a [`Disk`] is complete: each worker, first or later, can be started from it alone.
+
+use super::error::{ErrorKind, SupervisorError};
+use super::overflow::{self, OverflowFile};
+use super::{Log, memory};
+use crate::base::{ImageError, ImageErrorKind, open_image};
+use crate::channel::{BaseCache, ImageFormat, Start, ToWorker};
+use spillway_core::{BLOCK_BYTES, DiskSpec, FullPolicy, Layout, LogShape, Mode};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+/// What is asked of a disk, its exports and its control socket.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The base image.
+    pub image: PathBuf,
+    /// Its format; `None`: told by the extensions `.raw` and `.qcow2`.
+    pub format: Option<ImageFormat>,
+    /// How it is read.
+    pub base_cache: BaseCache,
+    /// Size that the guest sees; `None`: the image's.
+    pub size_bytes: Option<u64>,
+    /// Where writes go.
+    pub mode: Mode,
+    /// What happens when there is no room.
+    pub full: FullPolicy,
+    /// Limit of the RAM tier, where the mode has one.
+    pub ram_limit_bytes: u64,
+    /// Limit of the overflow file, where the mode has a log.
+    pub overflow_limit_bytes: u64,
+    /// Where the overflow or difference file lies.
+    pub overflow_dir: PathBuf,
+    /// Request queues offered to a VMM.
+    pub queues: u16,
+    /// Where a VMM connects.
+    pub vhost_user: Option<PathBuf>,
+    /// Where NBD clients connect.
+    pub nbd: Option<PathBuf>,
+    /// Where `spillway stats` and `spillway reset` connect.
+    pub control: Option<PathBuf>,
+    /// Rights of the sockets.
+    pub socket_mode: u32,
+    /// Their group, by name or number.
+    pub socket_group: Option<String>,
+}
+
+/// A disk, held.
+#[derive(Debug)]
+pub(super) struct Disk {
+    pub spec: DiskSpec,
+    pub format: ImageFormat,
+    pub meta: OwnedFd,
+    start: Start,
+    image: OwnedFd,
+    data: Option<OwnedFd>,
+    overflow: Option<OverflowFile>,
+}
+
+impl Disk {
+    /// Opens and makes everything that the options ask for.
+    pub fn prepare(options: &Options, log: &mut Log) -> Result<Disk, SupervisorError> {
+        let image = open_image(&options.image, options.format, options.base_cache)?;
+        let spec = spec(options, image.virtual_size_bytes)?;
+        if spec.mode.has_ram() {
+            memory::check_ram_limit(spec.ram_limit_bytes)?;
+        }
+        let meta_bytes = Layout::of(&spec).len_bytes();
+        let file_bytes = match spec.mode {
+            Mode::Ram => 0,
+            Mode::RamOverflow | Mode::Overflow => spec.overflow_limit_bytes,
+            Mode::Direct => u64::from(spec.blocks()) * BLOCK_BYTES as u64,
+        };
+        memory::check_file_size_limit(meta_bytes.max(file_bytes).max(spec.ram_limit_bytes))?;
+        let overflow = match spec.mode.has_file() {
+            true => Some(overflow::create(&options.overflow_dir, file_bytes, file_bytes, log)?),
+            false => None,
+        };
+        let data = match spec.mode.has_ram() {
+            true => Some(memory::create_data(spec.ram_limit_bytes)?),
+            false => None,
+        };
+        let start = Start {
+            size_bytes: spec.size_bytes,
+            base_bytes: spec.base_bytes,
+            mode: spec.mode.name().into(),
+            full: spec.full.name().into(),
+            ram_limit_bytes: spec.ram_limit_bytes,
+            overflow_limit_bytes: spec.overflow_limit_bytes,
+            format: image.format,
+            base_cache: options.base_cache,
+            queues: options.queues,
+            serial: serial(options),
+            overflow_direct: overflow.as_ref().is_some_and(|o| o.direct),
+        };
+        let meta = memory::create_meta(meta_bytes)?;
+        Ok(Disk { spec, format: image.format, meta, start, image: image.file, data, overflow })
+    }
+
+    /// The first message for a worker, with its fds in the order that [`Start`] names.
+    pub fn start_message(&self) -> Result<(ToWorker, Vec<OwnedFd>), SupervisorError> {
+        let held =
+            [Some(&self.meta), Some(&self.image), self.data.as_ref(), self.overflow.as_ref().map(|o| &o.fd)];
+        let fds: Result<Vec<_>, _> = held.into_iter().flatten().map(OwnedFd::try_clone).collect();
+        let fds = fds.map_err(|e| SupervisorError::internal("cannot pass the disk to the worker", e))?;
+        Ok((ToWorker::Start(self.start.clone()), fds))
+    }
+
+    /// Whether the overflow file is written past the page cache.
+    pub fn overflow_direct(&self) -> bool {
+        self.start.overflow_direct
+    }
+
+    /// The serial number that the guest sees.
+    pub fn serial(&self) -> &str {
+        &self.start.serial
+    }
+}
+
+fn spec(options: &Options, image_bytes: u64) -> Result<DiskSpec, SupervisorError> {
+    let spec = DiskSpec {
+        size_bytes: options.size_bytes.unwrap_or(image_bytes),
+        base_bytes: image_bytes,
+        mode: options.mode,
+        full: options.full,
+        ram_limit_bytes: if options.mode.has_ram() { options.ram_limit_bytes } else { 0 },
+        overflow_limit_bytes: if options.mode.has_log() { options.overflow_limit_bytes } else { 0 },
+        shape: LogShape::default(),
+    };
+    spec.check().map_err(|e| SupervisorError::new(ErrorKind::Options, e.to_string()))?;
+    Ok(spec)
+}
+
+impl From<ImageError> for SupervisorError {
+    fn from(error: ImageError) -> SupervisorError {
+        let kind = match error.kind() {
+            ImageErrorKind::Permission => ErrorKind::Permission,
+            _ => ErrorKind::Image,
+        };
+        SupervisorError::new(kind, error.to_string())
+    }
+}
+
+/// The same for the same disk at the same socket, so that /dev/disk/by-id does not change from start to start.
+fn serial(options: &Options) -> String {
+    let name = options.vhost_user.as_ref().or(options.nbd.as_ref()).unwrap_or(&options.image);
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64; // FNV-1a
+    for byte in name.as_os_str().as_encoded_bytes() {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    format!("spillway-{:08x}", (hash >> 32) as u32 ^ hash as u32)
+}

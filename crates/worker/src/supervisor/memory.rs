@@ -1,0 +1,239 @@
+//! The disk's memory: two memfds that outlive every worker, and the check that the host can give it.
+//! Never maps what it makes.
+//!
+//! Invariant: `meta` has its final size and can neither shrink nor grow; `data` can never shrink, so that no
+//! worker is ever killed by a mapping that lost its pages.
+
+use super::bytes;
+use super::error::{ErrorKind, SupervisorError};
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// A sealed memfd of a fixed size for the map and the counters; sparse.
+pub(super) fn create_meta(len_bytes: u64) -> Result<OwnedFd, SupervisorError> {
+    create("spillway-meta", len_bytes, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+}
+
+/// A memfd for the slots; sparse, as large as the host's memory, so that the limit can grow while it serves.
+pub(super) fn create_data(limit_bytes: u64) -> Result<OwnedFd, SupervisorError> {
+    let info = rustix::system::sysinfo();
+    let host = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit.max(1)));
+    create("spillway-data", host.max(limit_bytes).next_multiple_of(1 << 21), SealFlags::SHRINK)
+}
+
+fn create(name: &str, len_bytes: u64, seals: SealFlags) -> Result<OwnedFd, SupervisorError> {
+    let cannot = |e: rustix::io::Errno| {
+        let what = format!("cannot make {} of shared memory for the disk", bytes(len_bytes));
+        SupervisorError::internal(&what, e)
+    };
+    let fd =
+        rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(cannot)?;
+    rustix::fs::ftruncate(&fd, len_bytes).map_err(cannot)?;
+    rustix::fs::fcntl_add_seals(&fd, seals).map_err(cannot)?;
+    Ok(fd)
+}
+
+/// Refuses files larger than the process may make: going beyond the limit would be a deadly signal.
+pub(super) fn check_file_size_limit(largest_bytes: u64) -> Result<(), SupervisorError> {
+    match rustix::process::getrlimit(rustix::process::Resource::Fsize).current {
+        Some(limit) if limit < largest_bytes => Err(SupervisorError::new(
+            ErrorKind::Options,
+            format!(
+                "files of {} are needed and this shell allows {}: raise it with 'ulimit -f unlimited'",
+                bytes(largest_bytes),
+                bytes(limit)
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a RAM limit that the host, or the control group that this process runs in, cannot give.
+pub(super) fn check_ram_limit(ram_limit_bytes: u64) -> Result<(), SupervisorError> {
+    check_ram_limit_at(Path::new("/"), ram_limit_bytes)
+}
+
+fn check_ram_limit_at(root: &Path, ram_limit_bytes: u64) -> Result<(), SupervisorError> {
+    let too_much = |available: u64, whose: String| {
+        SupervisorError::new(
+            ErrorKind::Memory,
+            format!(
+                "RAM limit {} is more than the {} that are available {whose}: choose a smaller --ram or free memory",
+                bytes(ram_limit_bytes),
+                bytes(available)
+            ),
+        )
+    };
+    if let Some(available) = host_available(root)
+        && ram_limit_bytes > available
+    {
+        return Err(too_much(available, "on this host (MemAvailable)".into()));
+    }
+    for group in groups(root) {
+        if let Some((limit, available)) = group.room()
+            && ram_limit_bytes > available
+        {
+            let whose = format!("in control group {} (limit {})", group.dir.display(), bytes(limit));
+            return Err(too_much(available, whose));
+        }
+    }
+    Ok(())
+}
+
+fn host_available(root: &Path) -> Option<u64> {
+    let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// A control group with a memory controller.
+struct Group {
+    dir: PathBuf,
+    files: [&'static str; 3],
+}
+
+const V1: [&str; 3] = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"];
+const V2: [&str; 3] = ["memory.max", "memory.current", "inactive_file"];
+
+impl Group {
+    /// Its limit, and what is left of it when the page cache has made room. `None` without a limit.
+    fn room(&self) -> Option<(u64, u64)> {
+        let number =
+            |name: &str| -> Option<u64> { fs::read_to_string(self.dir.join(name)).ok()?.trim().parse().ok() };
+        let [limit, used, inactive] = self.files;
+        // Without a limit v2 says "max" and v1 a number beyond all memory.
+        let limit = number(limit).filter(|&l| l < 1 << 62)?;
+        let used = number(used)?;
+        let stat = fs::read_to_string(self.dir.join("memory.stat")).unwrap_or_default();
+        let cache: u64 = stat
+            .lines()
+            .filter_map(|l| l.split_once(' '))
+            .filter(|(key, _)| *key == inactive || *key == inactive.replace("inactive", "active"))
+            .filter_map(|(_, value)| value.trim().parse::<u64>().ok())
+            .fold(0, u64::saturating_add);
+        Some((limit, limit.saturating_sub(used.saturating_sub(cache))))
+    }
+}
+
+/// The memory control groups that this process is in, and all above them.
+fn groups(root: &Path) -> Vec<Group> {
+    let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
+    let (membership, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
+    let mut groups = Vec::new();
+    for line in membership.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
+            continue;
+        };
+        let (files, kind) = match controllers {
+            "" => (V2, "cgroup2"),
+            c if c.split(',').any(|c| c == "memory") => (V1, "cgroup"),
+            _ => continue,
+        };
+        let Some((mount_root, mount)) = mount_of(&mounts, kind) else { continue };
+        // In a container the mount shows a part of the tree only: what lies above it cannot be seen.
+        let inside = path.strip_prefix(mount_root.trim_end_matches('/')).unwrap_or("");
+        let mut dir = root.join(mount.trim_start_matches('/'));
+        let top = dir.clone();
+        dir.push(inside.trim_start_matches('/'));
+        for dir in dir.ancestors().take_while(|d| d.starts_with(&top)) {
+            groups.push(Group { dir: dir.to_owned(), files });
+        }
+    }
+    groups
+}
+
+/// Root and mount point of the hierarchy with the memory controller.
+fn mount_of<'a>(mounts: &'a str, kind: &str) -> Option<(&'a str, &'a str)> {
+    mounts.lines().find_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let mut after = after.split(' ');
+        let (fs_type, _, options) = (after.next()?, after.next()?, after.next()?);
+        let memory = kind == "cgroup2" || options.split(',').any(|o| o == "memory");
+        let mut before = before.split(' ').skip(3);
+        (fs_type == kind && memory).then(|| Some((before.next()?, before.next()?))).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    const MEMINFO: (&str, &str) =
+        ("proc/meminfo", "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:    4194304 kB\n");
+
+    #[test]
+    fn the_hosts_memory_bounds_the_limit() {
+        let root = tree(&[MEMINFO]);
+        check_ram_limit_at(root.path(), 4 << 30).unwrap();
+        let error = check_ram_limit_at(root.path(), (4 << 30) + 1).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Memory);
+        assert!(error.message.contains("4.0 GiB") && error.message.contains("MemAvailable"), "{error}");
+    }
+
+    #[test]
+    fn a_parent_control_group_bounds_it_too() {
+        let root = tree(&[
+            MEMINFO,
+            ("proc/self/cgroup", "0::/a.slice/b.scope\n"),
+            (
+                "proc/self/mountinfo",
+                "30 20 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n",
+            ),
+            ("sys/fs/cgroup/a.slice/memory.max", "1073741824\n"),
+            ("sys/fs/cgroup/a.slice/memory.current", "805306368\n"),
+            ("sys/fs/cgroup/a.slice/memory.stat", "anon 1\ninactive_file 268435456\nactive_file 0\n"),
+            ("sys/fs/cgroup/a.slice/b.scope/memory.max", "max\n"),
+            ("sys/fs/cgroup/a.slice/b.scope/memory.current", "1\n"),
+        ]);
+        check_ram_limit_at(root.path(), 512 << 20).unwrap();
+        let error = check_ram_limit_at(root.path(), 513 << 20).unwrap_err();
+        assert!(error.message.contains("a.slice") && error.message.contains("512.0 MiB"), "{error}");
+        assert!(!error.message.contains("b.scope"), "{error}");
+    }
+
+    #[test]
+    fn version_one_is_read_inside_a_container() {
+        let root = tree(&[
+            MEMINFO,
+            ("proc/self/cgroup", "4:memory:/docker/abc/inner\n0::/\n"),
+            (
+                "proc/self/mountinfo",
+                "31 20 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+                 32 20 0:28 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+            ),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "104857600\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "0\n"),
+            ("sys/fs/cgroup/memory/inner/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("sys/fs/cgroup/memory/inner/memory.usage_in_bytes", "0\n"),
+        ]);
+        check_ram_limit_at(root.path(), 100 << 20).unwrap();
+        check_ram_limit_at(root.path(), 101 << 20).unwrap_err();
+    }
+
+    #[test]
+    fn memory_keeps_its_size() {
+        let meta = create_meta(1 << 20).unwrap();
+        for len in [0, 2 << 20] {
+            assert!(rustix::fs::ftruncate(&meta, len).is_err(), "{len}");
+        }
+        let data = create_data(64 << 20).unwrap();
+        let len = rustix::fs::fstat(&data).unwrap().st_size as u64;
+        assert!(len >= 64 << 20);
+        assert!(rustix::fs::ftruncate(&data, len - 4096).is_err());
+        assert_eq!(rustix::fs::fstat(&data).unwrap().st_blocks, 0);
+    }
+}

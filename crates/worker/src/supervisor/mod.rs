@@ -1,0 +1,63 @@
+//! The supervisor: makes a disk, starts the worker that serves it, and holds everything that outlives one.
+//!
+//! It owns every fd, path and socket; the worker is given fds. Used by `spillway serve` and `spillway run`.
+
+mod control;
+mod disk;
+mod error;
+mod event_loop;
+mod memory;
+mod overflow;
+mod process;
+mod signals;
+mod socket;
+mod stats;
+
+pub use crate::channel::{BaseCache, ImageFormat};
+pub use control::{Answer, Request};
+pub use disk::Options;
+pub use error::{ErrorKind, SupervisorError};
+pub use event_loop::Supervisor;
+pub use process::{Program, channel_from_supervisor, default_signals};
+pub use signals::Signals;
+pub use spillway_core::{FullPolicy, Mode};
+pub use stats::{
+    BasePlane, Collector, Discards, Evictions, Failed, Latencies, Latency, Map, Merges, Overflow, Plane,
+    Planes, Ram, SCHEMA, Stalls, Stats,
+};
+
+use serde::{Deserialize, Serialize};
+
+/// Takes lines that people should see.
+pub type Log = Box<dyn FnMut(&str)>;
+
+/// What is served, where, by whom: what `serve --json` prints when it is ready.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "named as the options of `spillway serve`")]
+pub struct Report {
+    pub pid: u32,
+    pub worker_pid: u32,
+    pub image: String,
+    pub format: ImageFormat,
+    pub mode: String,
+    pub full: String,
+    pub size_bytes: u64,
+    pub base_bytes: u64,
+    pub ram_limit_bytes: u64,
+    pub overflow_limit_bytes: u64,
+    pub overflow_direct: bool,
+    pub serial: String,
+    pub vhost_user: Option<String>,
+    pub nbd: Option<String>,
+    pub control: Option<String>,
+}
+
+/// Bytes in words: `512 B`, `4.0 GiB`.
+pub fn bytes(n: u64) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if n < 1024 {
+        return format!("{n} B");
+    }
+    let power = (63 - n.leading_zeros()) / 10;
+    format!("{:.1} {}", n as f64 / (1u64 << (10 * power)) as f64, units[power as usize - 1])
+}

@@ -1,0 +1,286 @@
+//! Listening unix sockets: made with their rights before anybody can connect, removed by their maker only.
+//! Never takes a path that somebody serves.
+//!
+//! Invariant: a path is removed only while the socket behind it is the one that was judged.
+
+use super::error::{ErrorKind, SupervisorError, plain};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, RenameFlags, Stat};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// The longest path that fits a unix socket's address, its final zero left out.
+const MAX_PATH_BYTES: usize = 107;
+
+/// A listening socket; its path goes when it is dropped.
+#[derive(Debug)]
+pub(super) struct Listener {
+    fd: OwnedFd,
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+/// Who may connect.
+#[derive(Clone, Debug)]
+pub(super) struct Rights {
+    pub mode: u32,
+    pub group: Option<Gid>,
+}
+
+impl Rights {
+    /// Looks the group up, by name or number.
+    pub fn new(mode: u32, group: Option<&str>) -> Result<Rights, SupervisorError> {
+        let group = match group {
+            None => None,
+            Some(name) => Some(find_group(name).ok_or_else(|| {
+                SupervisorError::new(
+                    ErrorKind::Options,
+                    format!(
+                        "group '{name}' for --socket-group: no such group on this host: see 'getent group'"
+                    ),
+                )
+            })?),
+        };
+        Ok(Rights { mode: mode & 0o777, group })
+    }
+}
+
+impl Listener {
+    /// Makes a socket at `path`. What a crashed server left there is removed; anything else is an error.
+    pub fn bind(path: &Path, rights: &Rights) -> Result<Listener, SupervisorError> {
+        if path.as_os_str().len() > MAX_PATH_BYTES {
+            return Err(SupervisorError::new(
+                ErrorKind::Create,
+                format!(
+                    "socket {}: the path has {} bytes, the most is {MAX_PATH_BYTES}: choose a shorter one",
+                    path.display(),
+                    path.as_os_str().len()
+                ),
+            ));
+        }
+        let cannot = |error: Errno| {
+            let advice = match error {
+                Errno::NOENT => "make its directory first, or choose another path",
+                Errno::ACCESS | Errno::PERM => "let this user write there, or choose another path",
+                _ => "choose another path",
+            };
+            SupervisorError::on_path(ErrorKind::Create, "cannot make socket", path, error, advice)
+        };
+        let address = SocketAddrUnix::new(path).map_err(cannot)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(cannot)?;
+        // The new file takes this mode less the umask, so it is never wider than asked.
+        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(cannot)?;
+        match rustix::net::bind(&fd, &address) {
+            Err(Errno::ADDRINUSE) => {
+                remove_stale(path, &address)?;
+                rustix::net::bind(&fd, &address).map_err(cannot)?;
+            }
+            result => result.map_err(cannot)?,
+        }
+        let stat = rustix::fs::lstat(path).map_err(cannot)?;
+        // From here on an error removes it again.
+        let listener = Listener { fd, path: path.to_owned(), identity: identity(&stat) };
+        if rights.group.is_some() {
+            rustix::fs::chownat(CWD, path, None, rights.group, AtFlags::SYMLINK_NOFOLLOW).map_err(|e| {
+                let advice = "choose a group of this user's for --socket-group, or start as root";
+                SupervisorError::on_path(
+                    ErrorKind::Create,
+                    "cannot give the group to socket",
+                    path,
+                    e,
+                    advice,
+                )
+            })?;
+        }
+        rustix::fs::chmod(path, Mode::from_raw_mode(rights.mode)).map_err(cannot)?;
+        rustix::net::listen(&listener.fd, 128).map_err(cannot)?;
+        Ok(listener)
+    }
+
+    /// A connection, blocking and closed on exec; `None` when nobody waits.
+    pub fn accept(&self) -> Result<Option<OwnedFd>, Errno> {
+        match rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if rustix::fs::lstat(&self.path).is_ok_and(|stat| identity(&stat) == self.identity) {
+            // A failure leaves a stale socket, which the next server takes.
+            let _ = rustix::fs::unlink(&self.path);
+        }
+    }
+}
+
+fn identity(stat: &Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
+}
+
+/// Removes a socket that nobody listens on; an error for anything else.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SupervisorError> {
+    let refuse = |why: &str| {
+        SupervisorError::new(ErrorKind::Create, format!("cannot make socket {}: {why}", path.display()))
+    };
+    let found = match rustix::fs::lstat(path) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(e) => return Err(refuse(&plain(&io::Error::from(e)))),
+    };
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+        return Err(refuse("something that is not a socket is there: remove it, or choose another path"));
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(|e| SupervisorError::internal("cannot make a socket", e))?;
+    match rustix::net::connect(&probe, address) {
+        Err(Errno::CONNREFUSED) => {}
+        Err(e @ (Errno::ACCESS | Errno::PERM)) => {
+            let advice = "it belongs to somebody else: choose another path";
+            return Err(SupervisorError::on_path(ErrorKind::Create, "cannot make socket", path, e, advice));
+        }
+        _ => {
+            return Err(refuse(
+                "another process serves it: stop that one (see 'ss -xlp'), or choose another path",
+            ));
+        }
+    }
+    // Two starters may judge the same stale socket: only what was judged is removed, by a name of our own.
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(format!(".stale-{}", std::process::id()));
+    match rustix::fs::rename(path, &aside) {
+        Ok(()) => {}
+        Err(Errno::NOENT) => return Ok(()),
+        Err(e) => {
+            let advice =
+                "nobody serves it, but this user may not remove it: remove it, or choose another path";
+            return Err(SupervisorError::on_path(ErrorKind::Create, "cannot take socket", path, e, advice));
+        }
+    }
+    match rustix::fs::lstat(&aside) {
+        Ok(stat) if identity(&stat) == identity(&found) => {
+            let _ = rustix::fs::unlink(&aside);
+        }
+        _ => {
+            let _ = rustix::fs::renameat_with(CWD, &aside, CWD, path, RenameFlags::NOREPLACE);
+        }
+    }
+    Ok(())
+}
+
+fn find_group(name: &str) -> Option<Gid> {
+    if let Ok(number) = name.parse::<u32>() {
+        return (number != u32::MAX).then(|| Gid::from_raw(number));
+    }
+    let name = CString::new(name).ok()?;
+    let mut buffer = vec![0; 64 << 10];
+    let mut group = std::mem::MaybeUninit::<libc::group>::uninit();
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers are to live memory of the sizes given; `group` is read only when the call says
+    // that it filled it.
+    unsafe {
+        let status = libc::getgrnam_r(
+            name.as_ptr(),
+            group.as_mut_ptr(),
+            buffer.as_mut_ptr(),
+            buffer.len(),
+            &mut found,
+        );
+        (status == 0 && !found.is_null()).then(|| Gid::from_raw((*found).gr_gid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    fn rights() -> Rights {
+        Rights::new(0o600, None).unwrap()
+    }
+
+    #[test]
+    fn a_socket_has_its_mode_takes_connections_and_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = Listener::bind(&path, &Rights::new(0o660, None).unwrap()).unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o660);
+        assert!(listener.accept().unwrap().is_none());
+        let _client = UnixStream::connect(&path).unwrap();
+        assert!(listener.accept().unwrap().is_some());
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_served_path_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let _other = UnixListener::bind(&path).unwrap();
+        let error = Listener::bind(&path, &rights()).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Create);
+        assert!(error.message.contains("another process serves it"), "{error}");
+        UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn a_stale_socket_is_taken_and_anything_else_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        drop(Listener::bind(&path, &rights()).unwrap());
+        std::fs::write(&path, "precious").unwrap();
+        let error = Listener::bind(&path, &rights()).unwrap_err();
+        assert!(error.message.contains("not a socket"), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn anothers_socket_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let ours = Listener::bind(&path, &rights()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let _theirs = UnixListener::bind(&path).unwrap();
+        drop(ours);
+        UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_is_an_error() {
+        let long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
+        assert!(Listener::bind(&long, &rights()).unwrap_err().message.contains("the most is 107"));
+        let missing = Path::new("/nonexistent-directory/s");
+        assert!(Listener::bind(missing, &rights()).unwrap_err().message.contains("make its directory"));
+    }
+
+    #[test]
+    fn groups_have_names_and_numbers() {
+        assert_eq!(find_group("root"), Some(Gid::ROOT));
+        assert_eq!(find_group("17"), Some(Gid::from_raw(17)));
+        assert_eq!(find_group("no-such-group-here"), None);
+        if rustix::process::geteuid().is_root() {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("s");
+            let _l = Listener::bind(&path, &Rights::new(0o660, Some("17")).unwrap()).unwrap();
+            assert_eq!(path.metadata().unwrap().gid(), 17);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The connections of a disk: at most one VMM, any number of NBD clients, and those that are on their way out.
+//!
+//! Implements the core's view of request buffers by handing each call to the connection that its token names.
+//! Invariant: a connection is dropped only when none of its requests is unfinished.
+
+use spillway_core::{Errno, GuestBuffers, Token};
+use spillway_export::{nbd, vhost_user_blk};
+use std::os::fd::RawFd;
+
+/// A VMM.
+pub struct Vmm {
+    /// The supervisor's number for the connection.
+    pub id: u64,
+    /// The first 16 bits of its tokens.
+    pub session: u64,
+    pub frontend: vhost_user_blk::Frontend,
+    /// Queues with completions to publish, one bit each.
+    pub dirty: u64,
+    /// Why it is on its way out, once it is.
+    pub ended: Option<String>,
+    /// Watch on the control socket.
+    pub watch: Option<u32>,
+    /// Watches on the kick eventfds, and those, by queue. The frontend owns the fd until its `Unkick`.
+    pub kicks: Vec<Option<(u32, RawFd)>>,
+    /// Queues whose driver does not kick.
+    pub polled: u64,
+}
+
+/// An NBD client.
+pub struct NbdClient {
+    /// The supervisor's number for the connection.
+    pub id: u64,
+    pub connection: nbd::Connection,
+    /// It has completions, input or room: look at it in this turn.
+    pub active: bool,
+    /// Something happened to it in this turn: it may have output, or be done.
+    pub touched: bool,
+    pub ended: Option<String>,
+    /// The watch on its socket and what it waits for.
+    pub watch: Option<(u32, i16)>,
+    /// When its handshake must be done.
+    pub deadline_ns: u64,
+}
+
+/// All connections.
+#[derive(Default)]
+pub struct Clients {
+    pub vmms: Vec<Vmm>,
+    /// By the number in their tokens.
+    pub nbd: Vec<Option<NbdClient>>,
+}
+
+impl Clients {
+    pub fn count(&self) -> usize {
+        self.vmms.len() + self.nbd.iter().flatten().count()
+    }
+
+    #[inline]
+    fn vmm(&mut self, token: Token) -> Option<&mut Vmm> {
+        self.vmms.iter_mut().find(|v| v.session == token.0 >> 48)
+    }
+
+    #[inline]
+    fn nbd_client(&mut self, token: Token) -> Option<&mut NbdClient> {
+        self.nbd.get_mut(usize::from(nbd::token_connection(token)))?.as_mut()
+    }
+}
+
+#[inline]
+fn is_vhost(token: Token) -> bool {
+    (token.0 >> 56) as u8 == vhost_user_blk::TOKEN_TAG
+}
+
+impl GuestBuffers for Clients {
+    #[inline]
+    fn copy_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<(), Errno> {
+        if is_vhost(token) {
+            self.vmm(token).ok_or(Errno::FAULT)?.frontend.copy_from_guest(token, at, to)
+        } else {
+            self.nbd_client(token).ok_or(Errno::FAULT)?.connection.copy_from_guest(token, at, to)
+        }
+    }
+
+    #[inline]
+    fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno> {
+        if is_vhost(token) {
+            self.vmm(token).ok_or(Errno::FAULT)?.frontend.copy_to_guest(token, at, from)
+        } else {
+            self.nbd_client(token).ok_or(Errno::FAULT)?.connection.copy_to_guest(token, at, from)
+        }
+    }
+
+    #[inline]
+    fn zero_guest(&mut self, token: Token, at: u32, len: u32) -> Result<(), Errno> {
+        if is_vhost(token) {
+            self.vmm(token).ok_or(Errno::FAULT)?.frontend.zero_guest(token, at, len)
+        } else {
+            self.nbd_client(token).ok_or(Errno::FAULT)?.connection.zero_guest(token, at, len)
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, token: Token, result: Result<(), Errno>) {
+        if is_vhost(token) {
+            let vmm = self.vmm(token).expect("a VMM stays while its requests are unfinished");
+            vmm.frontend.complete(token, result);
+            vmm.dirty |= 1 << vhost_user_blk::Frontend::queue_of(token);
+        } else {
+            let client = self.nbd_client(token).expect("a client stays while its requests are unfinished");
+            client.connection.complete(token, result);
+            client.active = true;
+            client.touched = true;
+        }
+    }
+}

@@ -1,0 +1,547 @@
+//! Does what the core asks: copies between guests and slots, reads of the base image, I/O on the overflow file.
+//!
+//! Owns the slots, the staging buffers, the files and the table of I/O under way. Invariant: each operation of
+//! the core is answered exactly once, and never from inside the call that starts it.
+
+use super::clients::Clients;
+use super::memory::Shared;
+use super::staging::{Buffer, Staging};
+use super::uring::{Tag, Uring};
+use crate::base::{BaseImage, ExtentCache, ExtentKind, Finished, RawImage};
+use io_uring::{opcode, types};
+use spillway_core::{BLOCK_BYTES, Disk, Errno, Event, GuestBuffers, Io, OpId, PartId, Slot, Token, add};
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// Jobs of the qcow2 thread at a time; more wait here.
+const QCOW2_JOBS: usize = 32;
+
+/// A read under way: the kernel fills `need` bytes of the buffer from `offset` on, of which `len` from `skip` on
+/// are what was asked for.
+#[derive(Clone, Copy)]
+struct Read {
+    op: OpId,
+    fd: RawFd,
+    offset: u64,
+    skip: usize,
+    len: usize,
+    /// Bytes until the last that was asked for: a read past the end of the file may be shorter than its buffer.
+    need: usize,
+    ask: usize,
+    /// What offsets must be a multiple of.
+    align: usize,
+    got: usize,
+    buffer: Option<Buffer>,
+    start_ns: u64,
+    base: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Write {
+    op: OpId,
+    part: PartId,
+    part_at: usize,
+    offset: u64,
+    len: usize,
+    done: usize,
+    sync: bool,
+    start_ns: u64,
+}
+
+/// A read or an operation that has ended, for the core.
+pub enum Answer {
+    /// Bytes in a buffer of ours.
+    Staged(OpId, Result<(Buffer, usize, usize), Errno>),
+    /// Bytes from the qcow2 thread.
+    Owned(OpId, Result<Vec<u8>, Errno>),
+    /// No bytes.
+    Plain(OpId, Result<(), Errno>),
+}
+
+/// Traffic of the base store and latencies, which the core cannot see; added to the counters once a turn.
+#[derive(Default)]
+struct Seen {
+    store_reads: u64,
+    store_read_bytes: u64,
+    overflow_reads: Vec<u64>,
+    overflow_writes: Vec<u64>,
+    base_reads: Vec<u64>,
+}
+
+/// Everything that the core's wishes are done with. The ring comes first: it is dropped before the memory that
+/// its I/O uses.
+pub struct Doer {
+    pub uring: Uring,
+    pub clients: Clients,
+    slots: Option<Shared>,
+    meta: OwnedFd,
+    map_at: u64,
+    staging: Staging,
+    pub base: BaseImage,
+    extents: ExtentCache,
+    file: Option<OwnedFd>,
+    reads: Vec<Option<Read>>,
+    free_reads: Vec<u32>,
+    /// Reads that wait for a buffer.
+    unbuffered: VecDeque<u32>,
+    writes: Vec<Option<Write>>,
+    free_writes: Vec<u32>,
+    qcow2_waiting: VecDeque<(OpId, u64, u32)>,
+    spare_vecs: Vec<Vec<u8>>,
+    bounce: Vec<u8>,
+    seen: Seen,
+    pub now_ns: u64,
+    pub events: Vec<Event>,
+}
+
+impl Doer {
+    pub fn new(
+        slots: Option<Shared>,
+        meta: OwnedFd,
+        map_at: u64,
+        base: BaseImage,
+        file: Option<OwnedFd>,
+    ) -> Result<Doer, String> {
+        Ok(Doer {
+            uring: Uring::new()?,
+            clients: Clients::default(),
+            slots,
+            meta,
+            map_at,
+            staging: Staging::new()?,
+            base,
+            extents: ExtentCache::new(),
+            file,
+            reads: Vec::new(),
+            free_reads: Vec::new(),
+            unbuffered: VecDeque::new(),
+            writes: Vec::new(),
+            free_writes: Vec::new(),
+            qcow2_waiting: VecDeque::new(),
+            spare_vecs: Vec::new(),
+            bounce: Vec::new(),
+            seen: Seen::default(),
+            now_ns: 0,
+            events: Vec::new(),
+        })
+    }
+
+    fn file_fd(&self) -> RawFd {
+        self.file.as_ref().expect("the core writes to a file only in modes that have one").as_raw_fd()
+    }
+
+    fn start_read(&mut self, mut read: Read) {
+        read.start_ns = self.now_ns;
+        let i = self.free_reads.pop().unwrap_or_else(|| {
+            self.reads.push(None);
+            self.reads.len() as u32 - 1
+        });
+        self.reads[i as usize] = Some(read);
+        if !self.unbuffered.is_empty() || !self.submit_read(i) {
+            self.unbuffered.push_back(i);
+        }
+    }
+
+    /// Submits a read, or what is left of it. False: there is no buffer for it.
+    fn submit_read(&mut self, i: u32) -> bool {
+        let read = self.reads[i as usize].as_mut().expect("submitted while under way");
+        let Some(buffer) = read.buffer.or_else(|| self.staging.take(read.ask)) else { return false };
+        read.buffer = Some(buffer);
+        let left = read.ask - read.got;
+        let to = self.staging.address(buffer, read.got, left);
+        let entry =
+            opcode::Read::new(types::Fd(read.fd), to, left as u32).offset(read.offset + read.got as u64);
+        // SAFETY: the buffer is this read's until its completion; the fd lives as long as `self`.
+        unsafe { self.uring.push(entry.build(), Tag::Read(i)) };
+        true
+    }
+
+    fn submit_write(&mut self, i: u32) {
+        let write = self.writes[i as usize].expect("submitted while under way");
+        let fd = self.file_fd();
+        let from = &self.staging.part(write.part)[write.part_at + write.done..write.part_at + write.len];
+        let flags = if write.sync { libc::RWF_DSYNC } else { 0 };
+        let entry = opcode::Write::new(types::Fd(fd), from.as_ptr(), from.len() as u32)
+            .offset(write.offset + write.done as u64)
+            .rw_flags(flags);
+        // SAFETY: the core leaves the part alone until the write is done; the fd lives as long as `self`.
+        unsafe { self.uring.push(entry.build(), Tag::Write(i)) };
+    }
+
+    /// A read's completion. `None`: it goes on.
+    pub fn read_completed(&mut self, i: u32, result: i32) -> Option<Answer> {
+        let read = self.reads[i as usize].as_mut().expect("completed while under way");
+        let outcome = match result {
+            n if n > 0 && read.got + (n as usize) < read.need => {
+                // Short: it goes on from an aligned place, as O_DIRECT wants it.
+                let got = (read.got + n as usize) / read.align * read.align;
+                if got == read.got {
+                    Err(Errno::IO)
+                } else {
+                    read.got = got;
+                    self.submit_read(i);
+                    return None;
+                }
+            }
+            n if n > 0 => Ok(()),
+            // The file ends before what was asked for: it has shrunk.
+            0 => Err(Errno::IO),
+            e if e == -libc::EAGAIN || e == -libc::EINTR => {
+                self.submit_read(i);
+                return None;
+            }
+            e => Err(Errno(-e)),
+        };
+        let read = self.reads[i as usize].take().expect("seen above");
+        self.free_reads.push(i);
+        let ns = self.now_ns.saturating_sub(read.start_ns);
+        if read.base {
+            self.seen.base_reads.push(ns)
+        } else {
+            self.seen.overflow_reads.push(ns)
+        }
+        let buffer = read.buffer.expect("it was submitted");
+        Some(match outcome {
+            Ok(()) => Answer::Staged(read.op, Ok((buffer, read.skip, read.len))),
+            Err(errno) => {
+                self.give(buffer);
+                Answer::Staged(read.op, Err(errno))
+            }
+        })
+    }
+
+    /// A write's completion. `None`: it goes on.
+    pub fn write_completed(&mut self, i: u32, result: i32) -> Option<Answer> {
+        let write = self.writes[i as usize].as_mut().expect("completed while under way");
+        let outcome = match result {
+            n if n > 0 && write.done + (n as usize) < write.len => {
+                let done = (write.done + n as usize) / BLOCK_BYTES * BLOCK_BYTES;
+                if done == write.done {
+                    // Not even a block: the next try says what is wrong, or this is it.
+                    Err(Errno::IO)
+                } else {
+                    write.done = done;
+                    self.submit_write(i);
+                    return None;
+                }
+            }
+            n if n > 0 => Ok(()),
+            0 => Err(Errno::IO),
+            e if e == -libc::EAGAIN || e == -libc::EINTR => {
+                self.submit_write(i);
+                return None;
+            }
+            e => Err(Errno(-e)),
+        };
+        let write = self.writes[i as usize].take().expect("seen above");
+        self.free_writes.push(i);
+        self.seen.overflow_writes.push(self.now_ns.saturating_sub(write.start_ns));
+        Some(Answer::Plain(write.op, outcome))
+    }
+
+    /// Hands an answer to the core.
+    pub fn deliver(&mut self, disk: &mut Disk, answer: Answer) {
+        match answer {
+            Answer::Plain(op, result) => disk.op_done(self, op, result),
+            Answer::Staged(op, Err(errno)) => disk.read_done(self, op, Err(errno)),
+            Answer::Staged(op, Ok((buffer, skip, len))) => {
+                // SAFETY: the buffer is taken, its read has ended, and it is given back only below.
+                let bytes = unsafe { self.staging.filled(buffer, skip, len) };
+                disk.read_done(self, op, Ok(bytes));
+                self.give(buffer);
+            }
+            Answer::Owned(op, result) => {
+                disk.read_done(self, op, result.as_deref().map_err(|e| *e));
+                if let Ok(buffer) = result
+                    && self.spare_vecs.len() < QCOW2_JOBS
+                {
+                    self.spare_vecs.push(buffer);
+                }
+            }
+        }
+    }
+
+    fn give(&mut self, buffer: Buffer) {
+        self.staging.give(buffer);
+        while let Some(&i) = self.unbuffered.front() {
+            if !self.submit_read(i) {
+                break;
+            }
+            self.unbuffered.pop_front();
+        }
+    }
+
+    /// What the qcow2 thread has finished.
+    pub fn qcow2_finished(&mut self) -> Option<Answer> {
+        let BaseImage::Qcow2(reader) = &mut self.base else { return None };
+        let Finished { job, buffer, result, store_bytes, store_reads, extents } = reader.finished()?;
+        if let Some((op, offset, len)) = self.qcow2_waiting.pop_front() {
+            let spare = self.spare_vecs.pop().unwrap_or_default();
+            reader.submit(u64::from(op.0), offset, len, spare);
+        }
+        for extent in extents {
+            self.extents.insert(extent);
+        }
+        self.seen.store_reads += store_reads;
+        self.seen.store_read_bytes += store_bytes;
+        Some(Answer::Owned(OpId(job as u32), result.map(|()| buffer).map_err(Errno)))
+    }
+
+    /// I/O under way or waiting for a buffer.
+    pub fn is_busy(&self) -> bool {
+        let qcow2 = match &self.base {
+            BaseImage::Qcow2(reader) => reader.unfinished() + self.qcow2_waiting.len(),
+            BaseImage::Raw(_) => 0,
+        };
+        self.free_reads.len() < self.reads.len() || self.free_writes.len() < self.writes.len() || qcow2 > 0
+    }
+
+    /// Adds to the counters what only this side sees.
+    pub fn publish_seen(&mut self, disk: &Disk) {
+        let c = disk.counters();
+        add(&c.store_reads, std::mem::take(&mut self.seen.store_reads));
+        add(&c.store_read_bytes, std::mem::take(&mut self.seen.store_read_bytes));
+        self.seen.overflow_reads.drain(..).for_each(|ns| c.overflow_read_latency.record(ns, 1));
+        self.seen.overflow_writes.drain(..).for_each(|ns| c.overflow_write_latency.record(ns, 1));
+        self.seen.base_reads.drain(..).for_each(|ns| c.base_read_latency.record(ns, 1));
+    }
+
+    /// Where a range of a qcow2 image lies in one plain piece of its file, or that it is zero; if that is known.
+    fn plain(extents: &ExtentCache, offset: u64, len: u64) -> Option<ExtentKind> {
+        let extent = extents.lookup(offset)?;
+        if extent.end() < offset + len {
+            return None;
+        }
+        match extent.kind {
+            ExtentKind::Raw { file_offset } => {
+                Some(ExtentKind::Raw { file_offset: file_offset + (offset - extent.offset) })
+            }
+            kind => Some(kind),
+        }
+    }
+
+    /// Reads a range of a plain file that is not in the page cache, or whose file is open O_DIRECT.
+    fn read_store(&mut self, op: OpId, fd: RawFd, align: u64, in_memory: bool, offset: u64, len: u32) {
+        let skip = offset % align;
+        let need = skip as usize + len as usize;
+        let ask = need.next_multiple_of(align as usize);
+        if !in_memory {
+            self.seen.store_reads += 1;
+            self.seen.store_read_bytes += u64::from(len);
+        }
+        self.start_read(Read {
+            op,
+            fd,
+            offset: offset - skip,
+            skip: skip as usize,
+            len: len as usize,
+            need,
+            ask,
+            align: align as usize,
+            got: 0,
+            buffer: None,
+            start_ns: 0,
+            base: true,
+        });
+    }
+}
+
+fn resident(image: &RawImage, bounce: &mut Vec<u8>, offset: u64, len: u32) -> Option<Result<(), Errno>> {
+    if bounce.len() < len as usize {
+        bounce.resize(len as usize, 0);
+    }
+    match image.read_now(&mut bounce[..len as usize], offset)? {
+        Ok(n) if n == len as usize => Some(Ok(())),
+        Ok(_) => Some(Err(Errno::IO)),
+        Err(e) => Some(Err(Errno(e.raw_os_error().unwrap_or(libc::EIO)))),
+    }
+}
+
+impl GuestBuffers for Doer {
+    #[inline]
+    fn copy_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<(), Errno> {
+        self.clients.copy_from_guest(token, at, to)
+    }
+
+    #[inline]
+    fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno> {
+        self.clients.copy_to_guest(token, at, from)
+    }
+
+    #[inline]
+    fn zero_guest(&mut self, token: Token, at: u32, len: u32) -> Result<(), Errno> {
+        self.clients.zero_guest(token, at, len)
+    }
+
+    #[inline]
+    fn complete(&mut self, token: Token, result: Result<(), Errno>) {
+        self.clients.complete(token, result);
+    }
+}
+
+impl Io for Doer {
+    #[inline]
+    fn slot(&mut self, slot: Slot) -> &mut [u8] {
+        let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
+        slots.bytes(slot.offset_bytes() as usize, BLOCK_BYTES)
+    }
+
+    #[inline]
+    fn prefetch_slot(&self, slot: Slot) {
+        if let Some(slots) = &self.slots {
+            slots.prefetch(slot.offset_bytes() as usize);
+        }
+    }
+
+    #[inline]
+    fn guest_to_slot(
+        &mut self,
+        token: Token,
+        at: u32,
+        slot: Slot,
+        slot_at: usize,
+        len: usize,
+    ) -> Result<(), Errno> {
+        let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
+        let to = &mut slots.bytes(slot.offset_bytes() as usize, BLOCK_BYTES)[slot_at..slot_at + len];
+        self.clients.copy_from_guest(token, at, to)
+    }
+
+    #[inline]
+    fn slot_to_guest(
+        &mut self,
+        token: Token,
+        at: u32,
+        slot: Slot,
+        slot_at: usize,
+        len: usize,
+    ) -> Result<(), Errno> {
+        let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
+        let from = &slots.bytes(slot.offset_bytes() as usize, BLOCK_BYTES)[slot_at..slot_at + len];
+        self.clients.copy_to_guest(token, at, from)
+    }
+
+    #[inline]
+    fn guest_to_part(
+        &mut self,
+        token: Token,
+        at: u32,
+        part: PartId,
+        part_at: usize,
+        len: usize,
+    ) -> Result<(), Errno> {
+        let to = &mut self.staging.part(part)[part_at..part_at + len];
+        self.clients.copy_from_guest(token, at, to)
+    }
+
+    #[inline]
+    fn slot_to_part(&mut self, slot: Slot, part: PartId, part_at: usize) {
+        let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
+        let from = slots.bytes(slot.offset_bytes() as usize, BLOCK_BYTES);
+        self.staging.part(part)[part_at..part_at + BLOCK_BYTES].copy_from_slice(from);
+    }
+
+    #[inline]
+    fn part(&mut self, part: PartId) -> &mut [u8] {
+        self.staging.part(part)
+    }
+
+    fn release_slots(&mut self, slots: &[Slot]) {
+        let memory = self.slots.as_ref().expect("the core uses slots only in modes with a RAM tier");
+        for run in slots.chunk_by(|a, b| a.0 + 1 == b.0) {
+            memory.punch(run[0].offset_bytes(), (run.len() * BLOCK_BYTES) as u64);
+        }
+    }
+
+    fn release_map(&mut self, first_region: usize, regions: usize) {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let at = self.map_at + (first_region * BLOCK_BYTES) as u64;
+        // It cannot fail on a memfd with arguments in range; if it did, the memory would stay, which is no harm.
+        let _ = fallocate(&self.meta, flags, at, (regions * BLOCK_BYTES) as u64);
+    }
+
+    fn base_to_guest(&mut self, token: Token, at: u32, offset: u64, len: u32) -> Option<Result<(), Errno>> {
+        let read = match &self.base {
+            BaseImage::Raw(image) => resident(image, &mut self.bounce, offset, len)?,
+            BaseImage::Qcow2(reader) => match Doer::plain(&self.extents, offset, u64::from(len))? {
+                ExtentKind::Raw { file_offset } => {
+                    resident(reader.file(), &mut self.bounce, file_offset, len)?
+                }
+                ExtentKind::Zero => return Some(self.clients.zero_guest(token, at, len)),
+                ExtentKind::Compressed => return None,
+            },
+        };
+        Some(read.and_then(|()| self.clients.copy_to_guest(token, at, &self.bounce[..len as usize])))
+    }
+
+    fn read_base(&mut self, op: OpId, offset: u64, len: u32) {
+        let file = match &self.base {
+            BaseImage::Raw(image) => Some((image, offset)),
+            BaseImage::Qcow2(reader) => match Doer::plain(&self.extents, offset, u64::from(len)) {
+                Some(ExtentKind::Raw { file_offset }) => Some((reader.file(), file_offset)),
+                _ => None,
+            },
+        };
+        if let Some((image, offset)) = file {
+            let (fd, align) = (image.fd().as_raw_fd(), u64::from(image.dio_align()));
+            let in_memory = image.in_memory();
+            self.read_store(op, fd, align, in_memory, offset, len);
+            return;
+        }
+        let BaseImage::Qcow2(reader) = &mut self.base else { unreachable!("a raw image is always plain") };
+        if reader.unfinished() < QCOW2_JOBS {
+            let spare = self.spare_vecs.pop().unwrap_or_default();
+            reader.submit(u64::from(op.0), offset, len, spare);
+        } else {
+            self.qcow2_waiting.push_back((op, offset, len));
+        }
+    }
+
+    fn read_overflow(&mut self, op: OpId, offset: u64, len: u32) {
+        let (fd, len) = (self.file_fd(), len as usize);
+        self.start_read(Read {
+            op,
+            fd,
+            offset,
+            skip: 0,
+            len,
+            need: len,
+            ask: len,
+            align: BLOCK_BYTES,
+            got: 0,
+            buffer: None,
+            start_ns: 0,
+            base: false,
+        });
+    }
+
+    fn write_overflow(&mut self, op: OpId, part: PartId, part_at: usize, offset: u64, len: u32, sync: bool) {
+        let i = self.free_writes.pop().unwrap_or_else(|| {
+            self.writes.push(None);
+            self.writes.len() as u32 - 1
+        });
+        let (len, start_ns) = (len as usize, self.now_ns);
+        self.writes[i as usize] = Some(Write { op, part, part_at, offset, len, done: 0, sync, start_ns });
+        self.submit_write(i);
+    }
+
+    fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64) {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let entry = opcode::Fallocate::new(types::Fd(self.file_fd()), len).offset(offset).mode(mode).build();
+        // SAFETY: no memory; the fd lives as long as `self`.
+        unsafe { self.uring.push(entry, Tag::Op(op.0)) };
+    }
+
+    fn sync_overflow(&mut self, op: OpId) {
+        let entry = opcode::Fsync::new(types::Fd(self.file_fd())).flags(types::FsyncFlags::DATASYNC).build();
+        // SAFETY: no memory; the fd lives as long as `self`.
+        unsafe { self.uring.push(entry, Tag::Op(op.0)) };
+    }
+
+    fn event(&mut self, event: Event) {
+        if self.events.len() < 64 {
+            self.events.push(event);
+        }
+    }
+}

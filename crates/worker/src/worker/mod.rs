@@ -1,0 +1,72 @@
+//! The worker: the process that serves one disk. One thread, which owns everything.
+//!
+//! `uring` submits and reaps; `staging` owns the buffers that asynchronous I/O uses, the only memory it ever
+//! targets; `memory` maps what the supervisor made; `io` does what the core asks; `clients` holds the
+//! connections; `reactor` is the loop, `supervision` its talk with the supervisor.
+
+mod clients;
+mod io;
+mod memory;
+mod reactor;
+mod staging;
+mod supervision;
+mod uring;
+
+use crate::channel::{self, FromWorker, Start, ToWorker};
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Serves the disk that the supervisor describes on `channel`, until it says stop. Returns the exit code.
+pub fn main(channel: OwnedFd) -> i32 {
+    // What `ps` and `top` show; a name cannot fail to be set.
+    let _ = rustix::thread::set_name(c"spillway-worker");
+    let served = start(&channel).and_then(|mut reactor| reactor.run());
+    match served {
+        Ok(()) => 0,
+        Err(error) => {
+            // If nobody listens any more there is nobody to tell.
+            let _ = channel::send(channel.as_fd(), &FromWorker::Failed { error: error.clone() }, &[]);
+            eprintln!("spillway worker: {error}");
+            1
+        }
+    }
+}
+
+fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {
+    let said = |e| format!("cannot read what to serve from the supervisor: {e}");
+    let (message, fds) =
+        channel::receive::<ToWorker>(channel).map_err(said)?.ok_or("the supervisor has gone")?;
+    let ToWorker::Start(start) = message else { return Err("the first message was not `start`".into()) };
+    let own = channel.try_clone().map_err(|e| format!("cannot duplicate the channel: {e}"))?;
+    let reactor = reactor::Reactor::new(own, &start, Fds::sort(&start, fds)?)?;
+    channel::send(channel, &FromWorker::Ready, &[])
+        .map_err(|e| format!("cannot say that it is ready: {e}"))?;
+    Ok(reactor)
+}
+
+/// The fds of `Start`, by name.
+struct Fds {
+    meta: OwnedFd,
+    base: OwnedFd,
+    data: Option<OwnedFd>,
+    file: Option<OwnedFd>,
+}
+
+impl Fds {
+    fn sort(start: &Start, fds: Vec<OwnedFd>) -> Result<Fds, String> {
+        let mode: spillway_core::Mode = start.mode.parse()?;
+        let want = 2 + usize::from(mode.has_ram()) + usize::from(mode.has_file());
+        let got = fds.len();
+        let mut fds = fds.into_iter();
+        let mut next = || fds.next().ok_or_else(|| format!("{got} fds came with `start`, {want} expected"));
+        let sorted = Fds {
+            meta: next()?,
+            base: next()?,
+            data: mode.has_ram().then(&mut next).transpose()?,
+            file: mode.has_file().then(&mut next).transpose()?,
+        };
+        if got != want {
+            return Err(format!("{got} fds came with `start`, {want} expected"));
+        }
+        Ok(sorted)
+    }
+}

@@ -1,0 +1,509 @@
+//! The loop: completions, requests, the core's turn, publication, sleep. Owns the disk, its connections and the
+//! channel to the supervisor; touches no content.
+//!
+//! While requests come in it polls: rings are looked at without a system call and the driver need not kick. The
+//! time for which it goes on polling after the last request adapts, from 2 to 50 us, to whether that paid; then
+//! it asks for kicks, looks once more, and sleeps in the ring. Invariant: before it sleeps, every source that
+//! could have work has been looked at after its notification was armed.
+
+use super::Fds;
+use super::clients::NbdClient;
+use super::io::{Answer, Doer};
+use super::memory::Shared;
+use super::supervision::{Pace, channel_nonblocking};
+use super::uring::{Done, Tag};
+use crate::base::{BaseImage, Qcow2Reader, RawImage};
+use crate::channel::{BaseCache, ImageFormat, Start};
+use spillway_core::{Disk, DiskSpec, Errno, Layout, LogShape, Meta, Request};
+use spillway_export::nbd;
+use spillway_export::vhost_user_blk::{Change, Disconnect, Frontend};
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Requests taken from a queue before others get their turn; a batch shares its clock readings and its
+/// publication.
+const BATCH: usize = 32;
+const SPIN_MAX_NS: u64 = 50_000;
+const SPIN_MIN_NS: u64 = 2_000;
+const POLLIN: i16 = libc::POLLIN;
+const POLLOUT: i16 = libc::POLLOUT;
+
+/// What a watch is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    Channel,
+    Qcow2,
+    /// A VMM's control socket, by the supervisor's number.
+    Vmm(u64),
+    /// A queue's kick eventfd.
+    Kick(u64, u16),
+    /// An NBD client, by its number in tokens.
+    Nbd(u16),
+}
+
+pub struct Reactor {
+    pub(super) doer: Doer,
+    pub(super) disk: Disk,
+    /// Keeps the memory that `disk` points into; dropped after it.
+    _meta: Shared,
+    pub(super) channel: OwnedFd,
+    pub(super) start: Start,
+    watches: HashMap<u32, Target>,
+    next_watch: u32,
+    pub(super) next_session: u8,
+    done: Vec<Done>,
+    batch: Vec<Request>,
+    changes: Vec<Change>,
+    /// Clients are let go; then the disk forgets.
+    pub(super) resetting: bool,
+    pub(super) stopping: bool,
+    /// The supervisor has gone: serve on until the last client leaves.
+    pub(super) orphaned: bool,
+    spin_ns: u64,
+    last_work_ns: u64,
+    pub(super) pace: Pace,
+    pub(super) disk_full: bool,
+    /// The guest's choice of write-back or write-through outlives its VMM's connection.
+    pub(super) writeback: bool,
+}
+
+pub fn now_ns() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+impl Reactor {
+    pub(super) fn new(channel: OwnedFd, start: &Start, fds: Fds) -> Result<Reactor, String> {
+        let spec = DiskSpec {
+            size_bytes: start.size_bytes,
+            base_bytes: start.base_bytes,
+            mode: start.mode.parse()?,
+            full: start.full.parse()?,
+            ram_limit_bytes: start.ram_limit_bytes,
+            overflow_limit_bytes: start.overflow_limit_bytes,
+            shape: LogShape::default(),
+        };
+        spec.check().map_err(|e| e.to_string())?;
+        let layout = Layout::of(&spec);
+        let meta_file = fds.meta.try_clone().map_err(|e| format!("cannot duplicate an fd: {e}"))?;
+        let memory = Shared::map(fds.meta, layout.len_bytes(), "meta")?;
+        let slots = fds.data.map(|fd| Shared::map(fd, spec.ram_limit_bytes, "data")).transpose()?;
+        // SAFETY: the mapping is as long as the layout, lives as long as the disk (`_meta`), and its writer is
+        // this process alone; the supervisor only reads.
+        let (meta, existing) = unsafe { Meta::open(memory.base(), &spec) }.map_err(|e| e.to_string())?;
+        let disk = Disk::attach(meta, existing, spec).map_err(|e| e.to_string())?;
+        let direct = start.base_cache == BaseCache::None;
+        let base = match start.format {
+            ImageFormat::Raw => BaseImage::Raw(RawImage::new(fds.base, start.base_bytes, direct)),
+            ImageFormat::Qcow2 => BaseImage::Qcow2(Qcow2Reader::start(fds.base, start.base_bytes, direct)?),
+        };
+        if let BaseImage::Raw(image) = &base
+            && image.dio_align() as usize > spillway_core::BLOCK_BYTES
+        {
+            return Err(format!(
+                "the base image's store wants O_DIRECT reads aligned to {} bytes, more than a block: use --base-cache host",
+                image.dio_align()
+            ));
+        }
+        let doer = Doer::new(slots, meta_file, layout.map_range().start, base, fds.file)?;
+        channel_nonblocking(&channel)?;
+        let mut reactor = Reactor {
+            doer,
+            disk,
+            _meta: memory,
+            channel,
+            start: start.clone(),
+            watches: HashMap::new(),
+            next_watch: 1,
+            next_session: 0,
+            done: Vec::with_capacity(1024),
+            batch: Vec::with_capacity(BATCH),
+            changes: Vec::new(),
+            resetting: false,
+            stopping: false,
+            orphaned: false,
+            spin_ns: SPIN_MAX_NS,
+            last_work_ns: 0,
+            pace: Pace::new(),
+            disk_full: false,
+            writeback: true,
+        };
+        reactor.watch(reactor.channel.as_raw_fd(), POLLIN, true, Target::Channel);
+        if let BaseImage::Qcow2(reader) = &reactor.doer.base {
+            let fd = reader.wake_fd().as_raw_fd();
+            reactor.watch(fd, POLLIN, true, Target::Qcow2);
+        }
+        Ok(reactor)
+    }
+
+    fn watch(&mut self, fd: i32, flags: i16, multi: bool, target: Target) -> u32 {
+        let serial = self.next_watch;
+        self.next_watch = self.next_watch.wrapping_add(1);
+        self.watches.insert(serial, target);
+        self.doer.uring.watch(fd, flags, multi, Tag::Watch(serial));
+        serial
+    }
+
+    pub(super) fn unwatch(&mut self, serial: u32) {
+        self.watches.remove(&serial);
+        self.doer.uring.unwatch(Tag::Watch(serial));
+    }
+
+    /// Serves until told to stop.
+    pub fn run(&mut self) -> Result<(), String> {
+        self.take_messages()?;
+        loop {
+            let begin = now_ns();
+            self.doer.now_ns = begin;
+            self.disk.begin_turn(begin);
+            let mut worked = self.take_completions()?;
+            worked |= self.take_requests();
+            let end = if worked { now_ns() } else { begin };
+            let more = self.disk.end_turn(&mut self.doer, end);
+            worked |= self.publish();
+            self.let_go();
+            self.tell_events(end);
+            if self.is_over() {
+                return Ok(());
+            }
+            if self.advance_reset() {
+                continue;
+            }
+            self.keep_watches();
+            self.doer.publish_seen(&self.disk);
+            self.doer.uring.submit()?;
+            if worked {
+                self.last_work_ns = end;
+            }
+            if worked || more {
+                continue;
+            }
+            if self.may_spin() && end.saturating_sub(self.last_work_ns) < self.spin_ns {
+                std::hint::spin_loop();
+                continue;
+            }
+            if self.arm_notifications() {
+                continue;
+            }
+            self.sleep(end)?;
+        }
+    }
+
+    /// Polling pays only for guests: NBD clients are behind a system call anyway.
+    fn may_spin(&self) -> bool {
+        self.doer.clients.vmms.iter().any(|v| v.ended.is_none())
+    }
+
+    fn sleep(&mut self, now: u64) -> Result<(), String> {
+        let deadlines =
+            self.doer.clients.nbd.iter().flatten().filter(|c| c.connection.handshake_deadline().is_some());
+        let deadline = deadlines.map(|c| c.deadline_ns).chain(self.disk.deadline_ns()).min();
+        // Polling did not pay this time.
+        self.spin_ns = (self.spin_ns / 2).max(SPIN_MIN_NS);
+        if let Some(ns) = deadline
+            && ns <= now
+        {
+            return Ok(());
+        }
+        self.doer.uring.wait(deadline.map(|ns| ns - now))?;
+        if now_ns() - now < SPIN_MAX_NS {
+            // It would have paid to poll a little longer.
+            self.spin_ns = SPIN_MAX_NS;
+        }
+        self.last_work_ns = now_ns();
+        Ok(())
+    }
+
+    fn take_completions(&mut self) -> Result<bool, String> {
+        let mut done = std::mem::take(&mut self.done);
+        self.doer.uring.reap(&mut done)?;
+        let worked = !done.is_empty();
+        for d in done.drain(..) {
+            let answer = match d.tag {
+                Tag::Read(i) => self.doer.read_completed(i, d.result),
+                Tag::Write(i) => self.doer.write_completed(i, d.result),
+                Tag::Op(n) => {
+                    let result = if d.result < 0 { Err(Errno(-d.result)) } else { Ok(()) };
+                    Some(Answer::Plain(spillway_core::OpId(n), result))
+                }
+                Tag::Watch(serial) => {
+                    self.watch_fired(serial, d)?;
+                    None
+                }
+                Tag::Ignore => None,
+            };
+            if let Some(answer) = answer {
+                self.doer.deliver(&mut self.disk, answer);
+            }
+        }
+        self.done = done;
+        while let Some(answer) = self.doer.qcow2_finished() {
+            self.doer.deliver(&mut self.disk, answer);
+        }
+        Ok(worked)
+    }
+
+    fn watch_fired(&mut self, serial: u32, done: Done) -> Result<(), String> {
+        let Some(&target) = self.watches.get(&serial) else { return Ok(()) };
+        if !done.more {
+            self.watches.remove(&serial);
+        }
+        match target {
+            Target::Channel => {
+                self.take_messages()?;
+                if !done.more && !self.orphaned {
+                    self.watch(self.channel.as_raw_fd(), POLLIN, true, Target::Channel);
+                }
+            }
+            Target::Qcow2 => {
+                if !done.more
+                    && let BaseImage::Qcow2(reader) = &self.doer.base
+                {
+                    let fd = reader.wake_fd().as_raw_fd();
+                    self.watch(fd, POLLIN, true, Target::Qcow2);
+                }
+            }
+            Target::Vmm(id) => {
+                if let Some(i) = self.doer.clients.vmms.iter().position(|v| v.id == id) {
+                    self.doer.clients.vmms[i].watch = None;
+                    self.control(i, |frontend, changes| frontend.on_readable(changes));
+                }
+            }
+            Target::Kick(id, queue) => {
+                // The queue is looked at in this turn, as every live one is. A watch that ended is renewed.
+                let Some(vmm) = self.doer.clients.vmms.iter_mut().find(|v| v.id == id) else { return Ok(()) };
+                let kick = &mut vmm.kicks[usize::from(queue)];
+                if !done.more
+                    && let Some((_, fd)) = kick.take_if(|(watch, _)| *watch == serial)
+                {
+                    if done.result < 0 && done.result != -libc::ECANCELED {
+                        // It cannot be watched: what the driver does can be seen only by looking.
+                        vmm.polled |= 1 << queue;
+                    } else {
+                        let watch = self.watch(fd, POLLIN, true, Target::Kick(id, queue));
+                        let i = self.doer.clients.vmms.iter().position(|v| v.id == id).expect("found above");
+                        self.doer.clients.vmms[i].kicks[usize::from(queue)] = Some((watch, fd));
+                    }
+                }
+            }
+            Target::Nbd(n) => {
+                if let Some(client) = self.doer.clients.nbd[usize::from(n)].as_mut() {
+                    client.watch = None;
+                    client.active = true;
+                    client.touched = true;
+                    let flags = if done.result < 0 { 0 } else { done.result as i16 };
+                    let c = &mut client.connection;
+                    let mut outcome = Ok(());
+                    if flags & POLLOUT != 0 {
+                        outcome = c.on_writable();
+                    }
+                    if outcome.is_ok() && flags & libc::POLLHUP != 0 {
+                        outcome = c.on_hangup();
+                    }
+                    if outcome.is_ok() && c.wants_read() {
+                        outcome = c.on_readable();
+                    }
+                    if let Err(e) = outcome {
+                        nbd_ended(client, &e);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Control messages of a VMM.
+    fn control(
+        &mut self,
+        i: usize,
+        handle: impl FnOnce(&mut Frontend, &mut Vec<Change>) -> Result<(), Disconnect>,
+    ) {
+        let mut changes = std::mem::take(&mut self.changes);
+        let vmm = &mut self.doer.clients.vmms[i];
+        let outcome = handle(&mut vmm.frontend, &mut changes);
+        if let Err(why) = &outcome {
+            let left = matches!(why, Disconnect::Left);
+            vmm.ended.get_or_insert(if left { String::new() } else { why.to_string() });
+        }
+        let id = vmm.id;
+        for change in changes.drain(..) {
+            match change {
+                Change::Kick { queue, fd } => {
+                    let serial = self.watch(fd, POLLIN, true, Target::Kick(id, queue));
+                    self.doer.clients.vmms[i].kicks[usize::from(queue)] = Some((serial, fd));
+                }
+                Change::Poll { queue } => self.doer.clients.vmms[i].polled |= 1 << queue,
+                Change::Unkick { queue } => {
+                    let vmm = &mut self.doer.clients.vmms[i];
+                    vmm.polled &= !(1 << queue);
+                    if let Some((serial, _)) = vmm.kicks[usize::from(queue)].take() {
+                        self.unwatch(serial);
+                    }
+                }
+                // Every live queue is looked at in every turn, this one included.
+                Change::Process { .. } => {}
+                Change::Stop { queue } => {
+                    let session = self.doer.clients.vmms[i].session;
+                    self.disk.cancel(&mut self.doer, Errno::CANCELED, |t| {
+                        t.0 >> 48 == session && Frontend::queue_of(t) == queue
+                    });
+                }
+            }
+        }
+        self.changes = changes;
+    }
+
+    /// Takes requests from everyone who has some. Returns whether there were any.
+    fn take_requests(&mut self) -> bool {
+        let mut worked = false;
+        for i in 0..self.doer.clients.vmms.len() {
+            if self.doer.clients.vmms[i].ended.is_some() || self.resetting || self.stopping {
+                continue;
+            }
+            for queue in 0..self.doer.clients.vmms[i].frontend.queue_count() {
+                let frontend = &mut self.doer.clients.vmms[i].frontend;
+                if !frontend.is_live(queue) || !frontend.has_work(queue) {
+                    continue;
+                }
+                worked = true;
+                frontend.disable_notifications(queue);
+                while self.batch.len() < BATCH
+                    && let Some(request) = frontend.next(queue)
+                {
+                    self.disk.prefetch(&request);
+                    self.batch.push(request);
+                }
+                self.doer.clients.vmms[i].dirty |= 1 << queue;
+                let mut batch = std::mem::take(&mut self.batch);
+                for request in &batch {
+                    self.disk.prefetch_slot(&self.doer, request);
+                }
+                for request in batch.drain(..) {
+                    self.disk.submit(&mut self.doer, request);
+                }
+                self.batch = batch;
+            }
+        }
+        for n in 0..self.doer.clients.nbd.len() {
+            worked |= self.take_nbd(n);
+        }
+        worked
+    }
+
+    fn take_nbd(&mut self, n: usize) -> bool {
+        let Some(client) = self.doer.clients.nbd[n].as_mut() else { return false };
+        if !client.active || client.ended.is_some() || self.resetting || self.stopping {
+            return false;
+        }
+        client.touched = true;
+        let mut worked = false;
+        // Bounded, so that one client does not keep others waiting; what is left comes in the next turn.
+        for _ in 0..BATCH {
+            let client = self.doer.clients.nbd[n].as_mut().expect("looked at above");
+            match client.connection.next() {
+                Some(nbd::Work::Request(request)) => self.disk.submit(&mut self.doer, request),
+                Some(nbd::Work::BlockStatus { id, offset, len, one }) => {
+                    let extents = block_status(&self.disk, offset, len, one);
+                    client.connection.answer_block_status(id, extents.into_iter());
+                }
+                None => {
+                    client.active = false;
+                    break;
+                }
+            }
+            worked = true;
+        }
+        worked
+    }
+
+    /// Publishes completions: used rings, and replies to NBD clients. Returns whether there were any.
+    pub(super) fn publish(&mut self) -> bool {
+        let mut worked = false;
+        for i in 0..self.doer.clients.vmms.len() {
+            let vmm = &mut self.doer.clients.vmms[i];
+            let mut dirty = std::mem::take(&mut vmm.dirty);
+            worked |= dirty != 0;
+            while dirty != 0 {
+                vmm.frontend.publish(dirty.trailing_zeros() as u16);
+                dirty &= dirty - 1;
+            }
+            if worked && vmm.ended.is_none() {
+                if vmm.frontend.poisoned() {
+                    vmm.ended = Some("its guest memory has shrunk".into());
+                } else {
+                    self.control(i, |frontend, changes| frontend.finish_stops(changes));
+                }
+            }
+        }
+        for client in self.doer.clients.nbd.iter_mut().flatten().filter(|c| c.ended.is_none()) {
+            if !std::mem::take(&mut client.touched) {
+                continue;
+            }
+            let had_output = client.connection.wants_write();
+            worked |= had_output;
+            if let Err(e) = client.connection.flush_output() {
+                nbd_ended(client, &e);
+            } else if had_output {
+                // Room may have come free: buffered input may hold more.
+                client.active = true;
+            }
+        }
+        worked
+    }
+
+    /// Asks for kicks before sleeping. True: something came meanwhile.
+    fn arm_notifications(&mut self) -> bool {
+        let mut more = false;
+        for vmm in self.doer.clients.vmms.iter_mut().filter(|v| v.ended.is_none()) {
+            more |= vmm.polled != 0;
+            for queue in 0..vmm.frontend.queue_count() {
+                more |= vmm.frontend.is_live(queue) && vmm.frontend.enable_notifications(queue);
+            }
+        }
+        more | self.doer.clients.nbd.iter().flatten().any(|c| c.ended.is_none() && c.active)
+    }
+
+    /// Every connection has a watch for what it waits for.
+    fn keep_watches(&mut self) {
+        for i in 0..self.doer.clients.vmms.len() {
+            let vmm = &self.doer.clients.vmms[i];
+            if vmm.ended.is_none() && vmm.watch.is_none() && vmm.frontend.wants_read() {
+                let (fd, id) = (vmm.frontend.fd().as_raw_fd(), vmm.id);
+                let serial = self.watch(fd, POLLIN, false, Target::Vmm(id));
+                self.doer.clients.vmms[i].watch = Some(serial);
+            }
+        }
+        for n in 0..self.doer.clients.nbd.len() {
+            let Some(client) = self.doer.clients.nbd[n].as_ref().filter(|c| c.ended.is_none()) else {
+                continue;
+            };
+            let c = &client.connection;
+            let flags = if c.wants_read() { POLLIN } else { 0 } | if c.wants_write() { POLLOUT } else { 0 };
+            let (fd, current) = (c.fd().as_raw_fd(), client.watch);
+            if let Some((serial, armed)) = current {
+                if armed == flags {
+                    continue;
+                }
+                self.unwatch(serial);
+            }
+            let serial = self.watch(fd, flags, false, Target::Nbd(n as u16));
+            self.doer.clients.nbd[n].as_mut().expect("looked at above").watch = Some((serial, flags));
+        }
+    }
+}
+
+fn nbd_ended(client: &mut NbdClient, why: &nbd::Disconnect) {
+    client.ended.get_or_insert(if why.is_ordinary() { String::new() } else { why.to_string() });
+}
+
+fn block_status(disk: &Disk, offset: u64, len: u64, one: bool) -> Vec<(u64, nbd::ExtentKind)> {
+    let (mut at, end) = (offset, offset + len);
+    let mut extents = Vec::new();
+    // The client asks again from where the answer ends.
+    while at < end && extents.len() < if one { 1 } else { 64 } {
+        let (n, zero) = disk.extent(at, end);
+        extents.push((n, if zero { nbd::ExtentKind::Zero } else { nbd::ExtentKind::Data }));
+        at += n;
+    }
+    extents
+}

@@ -1,0 +1,324 @@
+//! What the supervisor and the worker say to each other while the disk is served: clients, resets, the end, and
+//! what is worth a line in the log. Owns the channel; touches no content.
+//!
+//! Invariant: each client that the supervisor sends is answered by one `ClientGone`, each reset by one
+//! `ResetDone`.
+
+use super::clients::{NbdClient, Vmm};
+use super::reactor::{Reactor, now_ns};
+use crate::channel::{self, ClientKind, FromWorker, Start, ToWorker};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spillway_core::{Errno, Event, Token};
+use spillway_export::nbd;
+use spillway_export::vhost_user_blk::{self, DeviceConfig, Frontend};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// NBD clients at a time.
+const MAX_NBD: usize = 128;
+/// Events told to the supervisor in one second at most.
+const EVENTS_PER_SECOND: u32 = 20;
+
+/// What keeps the log from being flooded.
+pub struct Pace {
+    left: u32,
+    since_ns: u64,
+}
+
+impl Pace {
+    /// Nothing said yet.
+    pub fn new() -> Pace {
+        Pace { left: EVENTS_PER_SECOND, since_ns: 0 }
+    }
+
+    fn allows(&mut self, now_ns: u64) -> bool {
+        if now_ns.saturating_sub(self.since_ns) > 1_000_000_000 {
+            *self = Pace { left: EVENTS_PER_SECOND, since_ns: now_ns };
+        }
+        let allowed = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        allowed
+    }
+}
+
+impl Reactor {
+    pub(super) fn take_messages(&mut self) -> Result<(), String> {
+        loop {
+            match channel::receive::<ToWorker>(&self.channel) {
+                Ok(Some((message, fds))) => self.on_message(message, fds),
+                Ok(None) => {
+                    self.orphaned = true;
+                    return Ok(());
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if e.kind() == std::io::ErrorKind::InvalidData => return Err(e.to_string()),
+                Err(_) => {
+                    self.orphaned = true;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_message(&mut self, message: ToWorker, mut fds: Vec<OwnedFd>) {
+        match message {
+            ToWorker::Client { id, kind } => {
+                let refused = match (fds.pop(), fds.is_empty()) {
+                    (Some(socket), true) => self.add_client(id, kind, socket).err(),
+                    _ => Some("a client comes with one fd".to_string()),
+                };
+                if let Some(reason) = refused {
+                    self.client_gone(id, reason);
+                }
+            }
+            ToWorker::Reset { force } => {
+                let clients = self.doer.clients.count();
+                if clients > 0 && !force {
+                    let result =
+                        Err(format!("{clients} client(s) connected: disconnect them, or use --force"));
+                    self.send(&FromWorker::ResetDone { result });
+                } else {
+                    self.resetting = true;
+                }
+            }
+            ToWorker::Stop => self.stopping = true,
+            ToWorker::Start(_) => self.tell("a second `start` was ignored"),
+        }
+    }
+
+    pub(super) fn add_client(&mut self, id: u64, kind: ClientKind, socket: OwnedFd) -> Result<(), String> {
+        if self.stopping || self.resetting {
+            return Err("the disk is being reset or stopped".into());
+        }
+        match kind {
+            ClientKind::VhostUser => self.add_vmm(id, socket),
+            ClientKind::Nbd => {
+                let clients = &mut self.doer.clients.nbd;
+                let n = clients.iter().position(Option::is_none).unwrap_or(clients.len());
+                if n >= MAX_NBD {
+                    return Err(format!("{MAX_NBD} NBD clients are connected, the most there can be"));
+                }
+                let info = nbd::ExportInfo {
+                    size_bytes: self.start.size_bytes,
+                    name: String::new(),
+                    description: format!("Spillway disk {}", self.start.serial),
+                };
+                let mut connection =
+                    nbd::Connection::new(socket, info, n as u16).map_err(|e| e.to_string())?;
+                connection.set_disk_full(self.disk_full);
+                let wait = connection.handshake_deadline().map_or(0, |d| d.as_nanos() as u64);
+                let deadline_ns = now_ns() + wait;
+                let client = NbdClient {
+                    id,
+                    connection,
+                    active: true,
+                    touched: true,
+                    ended: None,
+                    watch: None,
+                    deadline_ns,
+                };
+                if n == clients.len() {
+                    clients.push(Some(client));
+                } else {
+                    clients[n] = Some(client);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn add_vmm(&mut self, id: u64, socket: OwnedFd) -> Result<(), String> {
+        // One that has closed its side may not have been noticed yet.
+        for vmm in self.doer.clients.vmms.iter_mut().filter(|v| v.ended.is_none()) {
+            if !has_hung_up(vmm.frontend.fd()) {
+                return Err("a VMM is connected already: a disk serves one at a time".into());
+            }
+            vmm.ended = Some(String::new());
+        }
+        let config = DeviceConfig {
+            size_bytes: self.start.size_bytes,
+            queues: self.start.queues.clamp(1, 64),
+            serial: self.start.serial.clone(),
+            writeback: self.writeback,
+        };
+        self.next_session = self.next_session.wrapping_add(1);
+        let frontend = Frontend::new(socket, config, self.next_session).map_err(|e| e.to_string())?;
+        let kicks = vec![None; usize::from(frontend.queue_count())];
+        let session = session_of(self.next_session);
+        let vmm = Vmm { id, session, frontend, dirty: 0, ended: None, watch: None, kicks, polled: 0 };
+        self.doer.clients.vmms.push(vmm);
+        Ok(())
+    }
+
+    /// Drops the connections that have ended and of which nothing is unfinished.
+    pub(super) fn let_go(&mut self) {
+        for i in (0..self.doer.clients.vmms.len()).rev() {
+            let vmm = &mut self.doer.clients.vmms[i];
+            if vmm.ended.is_none() {
+                continue;
+            }
+            let watches: Vec<u32> = {
+                let kicks = vmm.kicks.iter_mut().filter_map(Option::take).map(|(watch, _)| watch);
+                kicks.chain(vmm.watch.take()).collect()
+            };
+            let session = vmm.session;
+            watches.into_iter().for_each(|w| self.unwatch(w));
+            self.disk.cancel(&mut self.doer, Errno::CANCELED, |t| t.0 >> 48 == session);
+            if self.doer.clients.vmms[i].frontend.unfinished() == 0 {
+                let mut vmm = self.doer.clients.vmms.remove(i);
+                self.writeback = vmm.frontend.writeback();
+                if let Some(notice) = vmm.frontend.take_notice() {
+                    self.tell(&format!("VMM {}: {notice}", vmm.id));
+                }
+                self.client_gone(vmm.id, vmm.ended.unwrap_or_default());
+            }
+        }
+        for n in 0..self.doer.clients.nbd.len() {
+            let Some(client) = self.doer.clients.nbd[n].as_mut() else { continue };
+            let late = self.doer.now_ns >= client.deadline_ns;
+            if late && client.ended.is_none() && client.connection.handshake_deadline().is_some() {
+                client.ended = Some("its handshake took more than 10 seconds".into());
+            }
+            if client.ended.is_none() {
+                continue;
+            }
+            if let Some((watch, _)) = client.watch.take() {
+                self.unwatch(watch);
+            }
+            self.disk.cancel(&mut self.doer, Errno::CANCELED, |t| {
+                nbd_token(t) && usize::from(nbd::token_connection(t)) == n
+            });
+            let client = self.doer.clients.nbd[n].as_ref().expect("looked at above");
+            if client.connection.unfinished() == 0 {
+                let client = self.doer.clients.nbd[n].take().expect("looked at above");
+                self.client_gone(client.id, client.ended.unwrap_or_default());
+            }
+        }
+    }
+
+    fn client_gone(&mut self, id: u64, reason: String) {
+        self.send(&FromWorker::ClientGone { id, reason });
+    }
+
+    /// Carries a reset on: what was accepted completes, what waits for room fails, clients are let go. True:
+    /// it is done, the loop goes on at once.
+    pub(super) fn advance_reset(&mut self) -> bool {
+        if !self.resetting || !self.disk.only_waits_for_room() {
+            return false;
+        }
+        self.disk.cancel(&mut self.doer, Errno::IO, |_| true);
+        self.publish();
+        let ended = || Some("the disk was reset".to_string());
+        let clients = &mut self.doer.clients;
+        clients.vmms.iter_mut().filter(|v| v.ended.is_none()).for_each(|v| v.ended = ended());
+        clients.nbd.iter_mut().flatten().filter(|c| c.ended.is_none()).for_each(|c| c.ended = ended());
+        self.let_go();
+        if self.doer.clients.count() > 0 || !self.disk.reset(&mut self.doer) {
+            return false;
+        }
+        self.resetting = false;
+        let generation = self.disk.generation();
+        self.send(&FromWorker::ResetDone { result: Ok(generation) });
+        true
+    }
+
+    /// Whether it is time to go: told to stop, or left alone, and nothing is unfinished but what waits for room,
+    /// which goes unanswered.
+    pub(super) fn is_over(&mut self) -> bool {
+        if !self.stopping {
+            return self.orphaned && self.doer.clients.count() == 0;
+        }
+        if !self.disk.only_waits_for_room() || self.doer.is_busy() {
+            return false;
+        }
+        self.disk.cancel(&mut self.doer, Errno::CANCELED, |_| true);
+        self.publish();
+        true
+    }
+
+    pub(super) fn tell_events(&mut self, now: u64) {
+        if self.disk_full != self.disk.is_full() {
+            self.disk_full = self.disk.is_full();
+            for client in self.doer.clients.nbd.iter_mut().flatten() {
+                client.connection.set_disk_full(self.disk_full);
+                client.active = true;
+            }
+        }
+        if self.doer.events.is_empty() {
+            return;
+        }
+        for event in std::mem::take(&mut self.doer.events) {
+            if self.pace.allows(now) {
+                self.tell(&describe(event, &self.start));
+            }
+        }
+    }
+
+    pub(super) fn tell(&mut self, text: &str) {
+        self.send(&FromWorker::Event { text: text.into() });
+    }
+
+    /// The supervisor reads fast or is gone; a message that finds the channel full or closed is dropped, unless
+    /// it is one that the supervisor waits for.
+    pub(super) fn send(&mut self, message: &FromWorker) {
+        if self.orphaned {
+            return;
+        }
+        while let Err(e) = channel::send(&self.channel, message, &[]) {
+            let waited_for = !matches!(message, FromWorker::Event { .. });
+            if e.kind() != std::io::ErrorKind::WouldBlock || !waited_for {
+                return;
+            }
+            let mut fds = [PollFd::new(&self.channel, PollFlags::OUT)];
+            let _ = poll(&mut fds, None);
+        }
+    }
+}
+
+fn describe(event: Event, start: &Start) -> String {
+    match event {
+        Event::FirstOverflow => "the RAM tier is full: blocks go to the overflow from here on".into(),
+        Event::Full => match start.full.as_str() {
+            "fail" => "the write cache is full: writes that need room fail with ENOSPC".into(),
+            _ => {
+                "the write cache is full: writes that need room wait; discard, or reset, to make room".into()
+            }
+        },
+        Event::Room => "the write cache has room again".into(),
+        Event::ChecksumMismatch => {
+            "a block read back from the overflow does not match its checksum: the guest got an I/O error"
+                .into()
+        }
+        Event::OverflowWriteFailed(errno) => {
+            let then = match start.mode.as_str() {
+                "ram+overflow" => "the blocks stay in RAM, it is tried again",
+                _ => "the guest got an I/O error",
+            };
+            format!("a write to the overflow file failed: {errno}; {then}")
+        }
+        Event::SummaryUnusable => {
+            "a segment's summary cannot be read: its room comes back when its blocks are overwritten".into()
+        }
+    }
+}
+
+/// The first 16 bits of a session's tokens.
+fn session_of(session: u8) -> u64 {
+    u64::from(vhost_user_blk::TOKEN_TAG) << 8 | u64::from(session)
+}
+
+fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok()
+        && fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+}
+
+pub fn channel_nonblocking(channel: &OwnedFd) -> Result<(), String> {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    let set = fcntl_getfl(channel.as_fd()).and_then(|f| fcntl_setfl(channel.as_fd(), f | OFlags::NONBLOCK));
+    set.map_err(|e| format!("cannot make the channel non-blocking: {e}"))
+}
+
+fn nbd_token(token: Token) -> bool {
+    (token.0 >> 56) as u8 == nbd::TOKEN_TAG
+}
