@@ -1,0 +1,365 @@
+//! The command line: its options, what they mean, and which of them go together. Never opens anything.
+//!
+//! Invariant: an option that would have no effect is an error, so that nobody believes in one that does nothing.
+
+use crate::error::{EXIT_CODES, Failure};
+use crate::size;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use spillway_worker::supervisor::{BaseCache, FullPolicy, ImageFormat, Mode, Options};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+const RAM_DEFAULT: u64 = 256 << 20;
+const OVERFLOW_DEFAULT: u64 = 10 << 30;
+const OVERFLOW_DIR_DEFAULT: &str = "/var/tmp";
+/// Queues offered when nothing is said: QEMU asks for one per vCPU.
+const QUEUES_DEFAULT: u16 = 16;
+const MAX_QUEUES: i64 = 64;
+
+/// Disposable disks for virtual machines: a shared, read-only base image, a bounded RAM write cache, and an
+/// overflow to local disk.
+#[derive(Debug, Parser)]
+#[command(name = "spillway", version, after_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Boot a throw-away machine from an image, in this terminal:
+    spillway run --image debian.qcow2
+  Serve a disk to a VMM, with figures at any time:
+    spillway serve --image debian.raw --vhost-user /run/vm1.sock --control /run/vm1.ctl
+    spillway attach --vhost-user /run/vm1.sock --for qemu
+    spillway stats /run/vm1.ctl --watch";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve one disk until SIGTERM or Ctrl-C
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(Serve),
+    /// Boot a virtual machine on a disk, its serial console in this terminal
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(Run),
+    /// Show where the I/O of a disk went
+    #[command(after_help = STATS_EXAMPLES)]
+    Stats(Stats),
+    /// Throw away everything written since the image: a new generation of the disk
+    #[command(after_help = RESET_EXAMPLES)]
+    Reset(Reset),
+    /// Print what to paste into a VMM's configuration
+    #[command(after_help = ATTACH_EXAMPLES)]
+    Attach(Attach),
+    /// Print the completion script for a shell
+    #[command(after_help = "Example:\n  spillway completion bash > /etc/bash_completion.d/spillway")]
+    Completion {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+}
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  256 MiB of RAM, then up to 10 GiB in /var/tmp (the defaults):
+    spillway serve --image debian.raw --vhost-user /run/vm1.sock
+  RAM only; a write that finds it full fails with ENOSPC instead of waiting:
+    spillway serve --image debian.raw --mode ram --ram 2G --full fail --vhost-user /run/vm1.sock
+  NBD, for tools: nbdinfo 'nbd+unix:///?socket=/run/vm1.nbd'
+    spillway serve --image debian.qcow2 --nbd /run/vm1.nbd --control /run/vm1.ctl
+  For libvirt, whose QEMU runs as another user:
+    spillway serve --image debian.raw --vhost-user /run/vm1.sock --socket-mode 0660 --socket-group kvm
+
+What is written lives as long as this process: FLUSH completes when all earlier writes have
+completed, and nothing is promised across power loss (mode direct excepted).";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  spillway run --image debian.qcow2 --memory 2G --vcpus 2
+  spillway run --image debian.raw --kernel vmlinuz --initrd initrd.img --append 'root=/dev/vda console=ttyS0'
+  With a network for the guest (everything after -- goes to QEMU):
+    spillway run --image debian.qcow2 -- -nic user,model=virtio-net-pci
+Ctrl-C goes to the guest; Ctrl-A X ends the machine, Ctrl-A C is QEMU's monitor.";
+
+const STATS_EXAMPLES: &str = "\
+Examples:
+  spillway stats /run/vm1.ctl
+  spillway stats /run/vm1.ctl --json | jq .planes.overflow.written_bytes
+  spillway stats /run/vm1.ctl --prometheus > /var/lib/node_exporter/vm1.prom
+Every name is explained in docs/counters.md.";
+
+const RESET_EXAMPLES: &str = "\
+Examples:
+  spillway reset /run/vm1.ctl
+  Disconnect the machine first (it loses its disk):
+    spillway reset /run/vm1.ctl --force";
+
+const ATTACH_EXAMPLES: &str = "\
+Example:
+  spillway attach --vhost-user /run/vm1.sock --for libvirt";
+
+/// A disk and its sockets: the options that `serve` and `run` share.
+#[derive(Debug, Args)]
+pub struct Disk {
+    /// Base image: shared, only read
+    #[arg(long, value_name = "PATH")]
+    pub image: PathBuf,
+    /// Format of the image [default: by the extension .raw or .qcow2]
+    #[arg(long, value_name = "FORMAT", value_parser = format())]
+    pub format: Option<ImageFormat>,
+    /// Size of the disk; larger than the image, the rest reads as zeroes [default: the image's]
+    #[arg(long, value_parser = size::parse)]
+    pub size: Option<u64>,
+    /// Where writes go
+    #[arg(long, value_parser = mode(), default_value = "ram+overflow")]
+    pub mode: Mode,
+    /// Read the image through the host's page cache, or past it
+    #[arg(long, value_name = "HOW", value_parser = base_cache(), default_value = "host")]
+    pub base_cache: BaseCache,
+    /// Limit of the RAM tier (modes ram+overflow, ram) [default: 256M]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub ram: Option<u64>,
+    /// Limit of the overflow file (modes ram+overflow, overflow) [default: 10G]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub overflow: Option<u64>,
+    /// Directory on a local disk for the overflow file (all modes but ram) [default: /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    pub overflow_dir: Option<PathBuf>,
+    /// What happens to a write when the cache is full (all modes but direct) [default: pause]
+    #[arg(long, value_name = "POLICY", value_parser = full())]
+    pub full: Option<FullPolicy>,
+    /// Socket for a VMM
+    #[arg(long, value_name = "SOCK")]
+    pub vhost_user: Option<PathBuf>,
+    /// Request queues offered to the VMM [default: 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_QUEUES))]
+    pub queues: Option<u16>,
+    /// Socket for NBD clients
+    #[arg(long, value_name = "SOCK")]
+    pub nbd: Option<PathBuf>,
+    /// Socket for 'spillway stats' and 'spillway reset'
+    #[arg(long, value_name = "SOCK")]
+    pub control: Option<PathBuf>,
+    /// Rights of the sockets
+    #[arg(long, value_name = "MODE", value_parser = socket_mode, default_value = "0600")]
+    pub socket_mode: u32,
+    /// Group of the sockets, by name or number [default: this process's]
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<String>,
+}
+
+/// Options of `serve`.
+#[derive(Debug, Args)]
+pub struct Serve {
+    #[command(flatten)]
+    pub disk: Disk,
+    /// Print one JSON object when ready
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `run`.
+#[derive(Debug, Args)]
+pub struct Run {
+    #[command(flatten)]
+    pub disk: Disk,
+    /// Memory of the machine
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "1G")]
+    pub memory: u64,
+    /// Processors of the machine
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_QUEUES), default_value_t = 1)]
+    pub vcpus: u16,
+    /// Kernel to boot instead of the disk's boot loader
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// Its initrd
+    #[arg(long, value_name = "FILE", requires = "kernel")]
+    pub initrd: Option<PathBuf>,
+    /// Its command line
+    #[arg(long, value_name = "STRING", requires = "kernel", allow_hyphen_values = true)]
+    pub append: Option<String>,
+    /// More arguments for QEMU
+    #[arg(last = true, value_name = "QEMU ARGS")]
+    pub qemu: Vec<OsString>,
+}
+
+/// Options of `stats`.
+#[derive(Debug, Args)]
+pub struct Stats {
+    /// Control socket of the disk
+    #[arg(value_name = "SOCK")]
+    pub control: PathBuf,
+    /// All figures as JSON
+    #[arg(long, conflicts_with = "prometheus")]
+    pub json: bool,
+    /// All figures as Prometheus text
+    #[arg(long)]
+    pub prometheus: bool,
+    /// The figures that users of MCS storage optimization know, by their names
+    #[arg(long, value_name = "NAMES", conflicts_with_all = ["json", "prometheus"])]
+    pub names: Option<Names>,
+    /// Again every second, with rates, until Ctrl-C
+    #[arg(long, conflicts_with = "prometheus")]
+    pub watch: bool,
+}
+
+/// Vocabularies of figures.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Names {
+    /// Citrix MCS Storage Driver
+    Mcsio,
+}
+
+/// Options of `reset`.
+#[derive(Debug, Args)]
+pub struct Reset {
+    /// Control socket of the disk
+    #[arg(value_name = "SOCK")]
+    pub control: PathBuf,
+    /// Complete what was accepted and disconnect all clients first
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Options of `attach`.
+#[derive(Debug, Args)]
+pub struct Attach {
+    /// Socket that 'spillway serve' was given
+    #[arg(long, value_name = "SOCK")]
+    pub vhost_user: PathBuf,
+    /// Which VMM
+    #[arg(long = "for", value_name = "VMM")]
+    pub vmm: Vmm,
+}
+
+/// VMMs that can take a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Vmm {
+    Qemu,
+    Libvirt,
+    CloudHypervisor,
+    Firecracker,
+}
+
+fn mode() -> impl TypedValueParser<Value = Mode> {
+    PossibleValuesParser::new(Mode::ALL.map(Mode::name)).try_map(|word| word.parse())
+}
+
+fn full() -> impl TypedValueParser<Value = FullPolicy> {
+    PossibleValuesParser::new([FullPolicy::Pause.name(), FullPolicy::Fail.name()])
+        .try_map(|word| word.parse())
+}
+
+fn format() -> impl TypedValueParser<Value = ImageFormat> {
+    PossibleValuesParser::new(["raw", "qcow2"]).map(|word| match word.as_str() {
+        "raw" => ImageFormat::Raw,
+        _ => ImageFormat::Qcow2,
+    })
+}
+
+fn base_cache() -> impl TypedValueParser<Value = BaseCache> {
+    PossibleValuesParser::new(["host", "none"]).map(|word| match word.as_str() {
+        "host" => BaseCache::Host,
+        _ => BaseCache::None,
+    })
+}
+
+fn socket_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text.strip_prefix("0o").unwrap_or(text), 8) {
+        Ok(mode) if mode <= 0o777 && !text.starts_with('+') => Ok(mode),
+        _ => Err("rights are an octal number up to 0777, such as 0660".into()),
+    }
+}
+
+impl Disk {
+    /// The supervisor's options, or why these do not go together.
+    pub fn options(&self) -> Result<Options, Failure> {
+        let mode = self.mode;
+        let unused = [
+            ("--ram", self.ram.is_some() && !mode.has_ram(), "it has no RAM tier"),
+            (
+                "--overflow",
+                self.overflow.is_some() && !mode.has_log(),
+                match mode {
+                    Mode::Direct => "its file is as large as the disk",
+                    _ => "it has no overflow",
+                },
+            ),
+            ("--overflow-dir", self.overflow_dir.is_some() && !mode.has_file(), "it has no overflow"),
+            ("--full", self.full.is_some() && mode == Mode::Direct, "its limit is the file system's"),
+        ];
+        if let Some((option, _, why)) = unused.into_iter().find(|(_, given, _)| *given) {
+            return Err(Failure::usage(format!(
+                "{option} is not for --mode {mode}: {why}: leave {option} out or choose another mode"
+            )));
+        }
+        let sockets =
+            [("--vhost-user", &self.vhost_user), ("--nbd", &self.nbd), ("--control", &self.control)];
+        for (i, (option, path)) in sockets.iter().enumerate() {
+            if let (Some(path), Some((other, _))) = (path, sockets[..i].iter().find(|(_, p)| p == path)) {
+                return Err(Failure::usage(format!(
+                    "{other} and {option} are both {}: give each a socket of its own",
+                    path.display()
+                )));
+            }
+        }
+        if self.socket_group.as_deref() == Some("") {
+            return Err(Failure::usage("--socket-group is empty: name a group or leave it out"));
+        }
+        Ok(Options {
+            image: self.image.clone(),
+            format: self.format,
+            base_cache: self.base_cache,
+            size_bytes: self.size,
+            mode,
+            full: self.full.unwrap_or(FullPolicy::Pause),
+            ram_limit_bytes: self.ram.unwrap_or(RAM_DEFAULT),
+            overflow_limit_bytes: self.overflow.unwrap_or(OVERFLOW_DEFAULT),
+            overflow_dir: self.overflow_dir.clone().unwrap_or_else(|| Path::new(OVERFLOW_DIR_DEFAULT).into()),
+            queues: self.queues.unwrap_or(QUEUES_DEFAULT),
+            vhost_user: self.vhost_user.clone(),
+            nbd: self.nbd.clone(),
+            control: self.control.clone(),
+            socket_mode: self.socket_mode,
+            socket_group: self.socket_group.clone(),
+        })
+    }
+}
+
+impl Serve {
+    /// As [`Disk::options`], with at least one way in.
+    pub fn options(&self) -> Result<Options, Failure> {
+        if self.disk.vhost_user.is_none() && self.disk.nbd.is_none() {
+            return Err(Failure::usage(
+                "nobody could reach this disk: give --vhost-user SOCK for a VMM, --nbd SOCK for NBD clients, or both",
+            ));
+        }
+        if self.disk.queues.is_some() && self.disk.vhost_user.is_none() {
+            return Err(Failure::usage("--queues is for --vhost-user: leave it out or give both"));
+        }
+        self.disk.options()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_commands_are_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn rights_are_octal() {
+        assert_eq!(socket_mode("0660"), Ok(0o660));
+        assert_eq!(socket_mode("600"), Ok(0o600));
+        for bad in ["", "0888", "1777", "rw", "+600", "-1"] {
+            assert!(socket_mode(bad).is_err(), "{bad}");
+        }
+    }
+}

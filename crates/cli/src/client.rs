@@ -1,0 +1,93 @@
+//! The client of a control socket: one line out, one line back. Never waits forever.
+//!
+//! Invariant: a server that answers anything but one whole line of the protocol is an error, not a panic.
+
+use crate::error::{Exit, Failure};
+use serde_json::Value;
+use spillway_worker::supervisor::{Answer, Request};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest answer that is taken.
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
+/// How long an answer may take. A forced reset completes what was accepted first.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connection to a control socket.
+pub struct Client {
+    path: PathBuf,
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects.
+    pub fn connect(path: &Path) -> Result<Client, Failure> {
+        let stream = UnixStream::connect(path).map_err(|e| {
+            let at = path.display();
+            match e.kind() {
+                io::ErrorKind::PermissionDenied => Failure::new(
+                    Exit::Permission,
+                    format!("control socket {at}: permission denied: run as its owner, or serve with --socket-group"),
+                ),
+                io::ErrorKind::NotFound => Failure::new(
+                    Exit::Unavailable,
+                    format!("control socket {at}: no such socket: give the path that 'serve --control' was given"),
+                ),
+                io::ErrorKind::ConnectionRefused => Failure::new(
+                    Exit::Unavailable,
+                    format!("control socket {at}: nobody serves it: start 'spillway serve' with --control {at}"),
+                ),
+                _ => Failure::new(Exit::Unavailable, format!("control socket {at}: {e}: check the path")),
+            }
+        })?;
+        let client = Client { path: path.to_owned(), stream: BufReader::new(stream) };
+        let stream = client.stream.get_ref();
+        stream
+            .set_read_timeout(Some(PATIENCE))
+            .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
+            .map_err(|e| client.lost(&e))?;
+        Ok(client)
+    }
+
+    /// Asks, and waits for the answer.
+    pub fn ask(&mut self, request: &Request) -> Result<Value, Failure> {
+        let mut line = serde_json::to_vec(request).expect("a request is plain data");
+        line.push(b'\n');
+        self.stream.get_mut().write_all(&line).map_err(|e| self.lost(&e))?;
+        let mut answer = Vec::new();
+        let read = (&mut self.stream).take(MAX_ANSWER_BYTES).read_until(b'\n', &mut answer);
+        read.map_err(|e| self.lost(&e))?;
+        if answer.last() != Some(&b'\n') {
+            return Err(self.lost(&io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")));
+        }
+        match serde_json::from_slice(&answer) {
+            Ok(Answer::Ok(value)) => Ok(value),
+            Ok(Answer::Error { code, message }) => {
+                let exit = match code.as_str() {
+                    "refused" | "busy" => Exit::Refused,
+                    _ => Exit::Internal,
+                };
+                Err(Failure::new(exit, format!("{}: {message}", self.path.display())))
+            }
+            Err(_) => Err(Failure::new(
+                Exit::Unavailable,
+                format!("{}: this is not a spillway control socket: check the path", self.path.display()),
+            )),
+        }
+    }
+
+    fn lost(&self, error: &io::Error) -> Failure {
+        let why = match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                format!("no answer in {} s", PATIENCE.as_secs())
+            }
+            _ => error.to_string(),
+        };
+        Failure::new(
+            Exit::Unavailable,
+            format!("control socket {}: {why}: see whether 'spillway serve' still runs", self.path.display()),
+        )
+    }
+}

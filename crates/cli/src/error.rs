@@ -1,0 +1,96 @@
+//! How the program fails: one line for people, one exit code for scripts. Never shows a backtrace.
+//!
+//! Invariant: the codes are documented in `spillway --help` and `docs/operate.md`, and keep their meaning.
+
+use spillway_worker::supervisor::{ErrorKind, SupervisorError};
+use std::fmt;
+
+/// Exit codes, in the numbers of BSD's sysexits(3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// The command line cannot be.
+    Usage = 2,
+    /// EX_NOINPUT: the base image is missing or cannot be used.
+    Image = 66,
+    /// EX_UNAVAILABLE: the control socket, or a program that is needed, is not to be had.
+    Unavailable = 69,
+    /// EX_SOFTWARE: the worker failed.
+    Internal = 70,
+    /// EX_CANTCREAT: an overflow file or a socket cannot be made.
+    Create = 73,
+    /// EX_TEMPFAIL: refused for now: a client is connected, or the memory is not free.
+    Refused = 75,
+    /// EX_NOPERM: the operating system refuses access.
+    Permission = 77,
+}
+
+/// The table for `--help`.
+pub const EXIT_CODES: &str = "\
+Exit codes:
+  0   done
+  2   usage: the options cannot be
+  66  the base image is missing or cannot be used
+  69  not reachable: nobody serves this control socket, or QEMU is not installed
+  70  the worker failed
+  73  an overflow file or a socket cannot be made
+  75  refused for now: a client is connected, or the memory is not free
+  77  permission denied
+  'run' passes on the exit code of QEMU.";
+
+/// Why the program fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// For scripts.
+    pub exit: Exit,
+    /// For people: what, where, what to do.
+    pub message: String,
+}
+
+impl Failure {
+    /// A failure.
+    pub fn new(exit: Exit, message: impl Into<String>) -> Failure {
+        Failure { exit, message: message.into() }
+    }
+
+    /// The command line cannot be.
+    pub fn usage(message: impl Into<String>) -> Failure {
+        Failure::new(Exit::Usage, message)
+    }
+}
+
+impl From<SupervisorError> for Failure {
+    fn from(error: SupervisorError) -> Failure {
+        let exit = match error.kind {
+            ErrorKind::Options => Exit::Usage,
+            ErrorKind::Image => Exit::Image,
+            ErrorKind::Memory => Exit::Refused,
+            ErrorKind::Create => Exit::Create,
+            ErrorKind::Permission => Exit::Permission,
+            ErrorKind::Internal => Exit::Internal,
+        };
+        Failure::new(exit, error.message)
+    }
+}
+
+impl From<clap::Error> for Failure {
+    /// Folds clap's paragraphs into one line; the usage below them is left to `--help`.
+    fn from(error: clap::Error) -> Failure {
+        if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+            return Failure::usage("no command: say serve, run, stats, reset or attach: see --help");
+        }
+        let text = error.to_string();
+        let text = text.split("\n\nUsage:").next().unwrap_or(&text);
+        let text = text.split("\n\nFor more information").next().unwrap_or(text);
+        let paragraphs: Vec<String> =
+            text.split("\n\n").map(|p| p.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        let line = paragraphs.join("; ");
+        Failure::usage(format!("{}: see --help", line.strip_prefix("error: ").unwrap_or(&line)))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}

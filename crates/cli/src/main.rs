@@ -1,0 +1,58 @@
+//! `spillway`: the command line. Thin: it reads options, calls, and shows; what a disk is, it does not know.
+//!
+//! Invariant: a failure is one line on standard error and one documented exit code.
+
+mod args;
+mod attach;
+mod client;
+mod error;
+mod kvm;
+mod mcsio;
+mod output;
+mod prometheus;
+mod reset;
+mod run;
+mod serve;
+mod size;
+mod stats;
+mod table;
+
+use args::{Cli, Command};
+use clap::{CommandFactory, Parser};
+use error::Failure;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // Not a command: how a supervisor starts its worker.
+    if std::env::args_os().nth(1).is_some_and(|first| first == "__worker") {
+        return serve::worker();
+    }
+    let done = match Cli::try_parse() {
+        Err(help) if !help.use_stderr() => {
+            output::print(&help.render().to_string()).map(|_| ExitCode::SUCCESS)
+        }
+        parsed => parsed.map_err(Failure::from).and_then(execute),
+    };
+    done.unwrap_or_else(|failure| {
+        output::complain("error", &failure.message);
+        ExitCode::from(failure.exit as u8)
+    })
+}
+
+fn execute(cli: Cli) -> Result<ExitCode, Failure> {
+    match cli.command {
+        Command::Serve(args) => serve::serve(&args)?,
+        Command::Run(args) => return run::run(&args),
+        Command::Stats(args) => stats::stats(&args)?,
+        Command::Reset(args) => reset::reset(&args)?,
+        Command::Attach(args) => {
+            output::print(&attach::instructions(&args)?)?;
+        }
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "spillway", &mut script);
+            output::print(&String::from_utf8_lossy(&script))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,29 @@
+//! Writing to the terminal. A reader that has gone (`spillway stats | head -1`) is no failure; a full disk is.
+//!
+//! Invariant: nothing here panics, whatever has become of standard output.
+
+use crate::error::{Exit, Failure};
+use std::io::{self, Write};
+
+/// Writes text to standard output. `false`: nobody reads it any more.
+pub fn print(text: &str) -> Result<bool, Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Failure::new(
+            Exit::Create,
+            format!("cannot write to standard output: {e}: see where it goes"),
+        )),
+    }
+}
+
+/// One line on standard error: `spillway: error: ...`.
+pub fn complain(severity: &str, message: &str) {
+    let _ = writeln!(io::stderr(), "spillway: {severity}: {message}");
+}
+
+/// Where a supervisor's log lines go.
+pub fn log() -> spillway_worker::supervisor::Log {
+    Box::new(|line| complain("notice", line))
+}

@@ -1,0 +1,212 @@
+//! `spillway run`: a disk and a virtual machine on it, in this terminal. QEMU owns the terminal while it runs.
+//!
+//! Invariant: when this returns, QEMU has ended, the sockets are gone, and the terminal is as it was.
+
+use crate::args::Run;
+use crate::error::{Exit, Failure};
+use crate::kvm::{self, Accelerator};
+use crate::{output, serve, table};
+use rustix::fs::OFlags;
+use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::termios::{OptionalActions, Termios};
+use spillway_worker::supervisor::{Plane, Program, Signals, Supervisor, default_signals};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::time::{Duration, Instant};
+
+const QEMU: &str = "qemu-system-x86_64";
+/// How long QEMU may take to end when it is asked to.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Boots, waits for the machine's end, and shows where the I/O went. QEMU's exit code.
+pub fn run(args: &Run) -> Result<ExitCode, Failure> {
+    let mut options = args.disk.options()?;
+    if args.memory == 0 || !args.memory.is_multiple_of(1 << 20) {
+        return Err(Failure::usage("--memory is not a whole number of MiB: write, for instance, 1G or 512M"));
+    }
+    for (option, file) in [("--kernel", &args.kernel), ("--initrd", &args.initrd)] {
+        if let Some(file) = file {
+            std::fs::File::open(file).map_err(|e| {
+                Failure::usage(format!("{option} {}: cannot be read ({e}): check the path", file.display()))
+            })?;
+        }
+    }
+    // QEMU asks for one queue per vCPU.
+    options.queues = options.queues.max(args.vcpus);
+    let signals = serve::signals()?;
+    let private = private_dir()?;
+    let socket = options.vhost_user.get_or_insert_with(|| private.path().join("disk.sock")).clone();
+
+    let accelerator = kvm::probe(QEMU, signals.as_fd())?;
+    if let Accelerator::Tcg(why) = &accelerator {
+        output::complain("notice", &format!("no KVM ({why}): the machine runs in software (TCG), slowly"));
+    }
+    let wake = [signals.as_fd()];
+    let mut supervisor = Supervisor::start(options, &Program::default(), output::log())?;
+    if supervisor.ready(&wake)?.is_some() {
+        signals.take();
+        supervisor.stop(&wake)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+
+    let terminal = Terminal::save();
+    let mut machine = Machine::start(args, &accelerator, &socket)?;
+    let served = machine.attend(&mut supervisor, &signals);
+    drop(terminal);
+    let status = served?;
+    supervisor.stop(&wake)?;
+    let stats = supervisor.stats();
+    if status.success() || stats.planes.guest != Plane::default() {
+        output::print(&format!("\nspillway: where the I/O went\n{}", table::by_plane(&stats)))?;
+    }
+    Ok(exit_code(status))
+}
+
+/// As a shell would say it.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
+
+/// A directory that only this user can enter; it goes with the value.
+fn private_dir() -> Result<tempfile::TempDir, Failure> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("spillway-");
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_dir());
+    let made = runtime.and_then(|dir| builder.tempdir_in(dir).ok());
+    match made {
+        Some(dir) => Ok(dir),
+        None => builder.tempdir_in("/tmp").map_err(|e| {
+            Failure::new(
+                Exit::Create,
+                format!("cannot make a private directory in /tmp: {e}: make room there"),
+            )
+        }),
+    }
+}
+
+/// QEMU, our child.
+struct Machine {
+    child: Child,
+    pidfd: OwnedFd,
+}
+
+impl Machine {
+    fn start(args: &Run, accelerator: &Accelerator, socket: &Path) -> Result<Machine, Failure> {
+        let mut command = Command::new(QEMU);
+        command.args(arguments(args, accelerator, socket));
+        default_signals(&mut command);
+        let mut child = command.spawn().map_err(|e| kvm::not_started(QEMU, &e))?;
+        match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
+            Ok(pidfd) => Ok(Machine { child, pidfd }),
+            Err(e) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(internal(e.into()))
+            }
+        }
+    }
+
+    /// Serves the disk until the machine has ended. A signal, or the end of the worker, ends the machine too.
+    fn attend(&mut self, supervisor: &mut Supervisor, signals: &Signals) -> Result<ExitStatus, Failure> {
+        let wake = [self.pidfd.as_fd(), signals.as_fd()];
+        if supervisor.run(&wake, None)? == Some(0) {
+            return self.child.wait().map_err(internal);
+        }
+        signals.take();
+        // What it still writes on its way out is served.
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::TERM);
+        if supervisor.run(&wake, Some(Instant::now() + PATIENCE))? != Some(0) {
+            let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+        }
+        self.child.wait().map_err(internal)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn internal(error: io::Error) -> Failure {
+    Failure::new(Exit::Internal, format!("cannot watch over {QEMU}: {error}"))
+}
+
+fn arguments(args: &Run, accelerator: &Accelerator, socket: &Path) -> Vec<OsString> {
+    let (accel, cpu) = match accelerator {
+        Accelerator::Kvm => ("kvm", "host"),
+        Accelerator::Tcg(_) => ("tcg", "max"),
+    };
+    let mut chardev = OsString::from("socket,id=disk0,reconnect=1,path=");
+    chardev.push(socket.display().to_string().replace(',', ",,"));
+    let mib = args.memory >> 20;
+    let mut list: Vec<OsString> = Vec::new();
+    let mut option = |name: &str, value: OsString| list.extend([name.into(), value]);
+    option("-machine", "q35,memory-backend=mem,graphics=off".into());
+    option("-accel", accel.into());
+    option("-cpu", cpu.into());
+    option("-smp", args.vcpus.to_string().into());
+    option("-m", format!("{mib}M").into());
+    option("-object", format!("memory-backend-memfd,id=mem,size={mib}M,share=on").into());
+    option("-chardev", chardev);
+    // With --kernel the first place is the kernel's.
+    let boot = if args.kernel.is_some() { "" } else { ",bootindex=0" };
+    option("-device", format!("vhost-user-blk-pci,chardev=disk0,num-queues={}{boot}", args.vcpus).into());
+    option("-device", "virtio-rng-pci".into());
+    option("-serial", "mon:stdio".into());
+    option("-display", "none".into());
+    let files = [("-kernel", &args.kernel), ("-initrd", &args.initrd)];
+    for (name, file) in files {
+        if let Some(file) = file {
+            option(name, file.into());
+        }
+    }
+    if let Some(append) = &args.append {
+        option("-append", append.into());
+    }
+    list.extend(["-nodefaults".into(), "-no-user-config".into()]);
+    list.extend(args.qemu.iter().cloned());
+    list
+}
+
+/// The terminal's state, put back when this is dropped: QEMU may be killed before it does so itself.
+struct Terminal {
+    settings: Option<Termios>,
+    flags: [Option<OFlags>; 3],
+}
+
+impl Terminal {
+    fn save() -> Terminal {
+        let flags = [
+            rustix::fs::fcntl_getfl(io::stdin()).ok(),
+            rustix::fs::fcntl_getfl(io::stdout()).ok(),
+            rustix::fs::fcntl_getfl(io::stderr()).ok(),
+        ];
+        Terminal { settings: rustix::termios::tcgetattr(io::stdin()).ok(), flags }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if let Some(settings) = &self.settings {
+            let _ = rustix::termios::tcsetattr(io::stdin(), OptionalActions::Now, settings);
+        }
+        // QEMU makes standard input non-blocking, and with it all that share the terminal's description.
+        let [stdin, stdout, stderr] = self.flags;
+        let _ = stdin.map(|flags| rustix::fs::fcntl_setfl(io::stdin(), flags));
+        let _ = stdout.map(|flags| rustix::fs::fcntl_setfl(io::stdout(), flags));
+        let _ = stderr.map(|flags| rustix::fs::fcntl_setfl(io::stderr(), flags));
+        // The firmware's serial console turns line wrap and colours off and leaves them so.
+        if rustix::termios::isatty(io::stdout()) {
+            let _ = output::print("\x1b[?7h\x1b[0m");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! `spillway stats`: asks a disk for its figures and shows them in one of five ways.
+//!
+//! Invariant: JSON is passed on as the server sent it, so that a newer server's keys are not lost.
+
+use crate::args::{Names, Stats as Args};
+use crate::client::Client;
+use crate::error::{Exit, Failure};
+use crate::{mcsio, output, prometheus, table};
+use serde_json::Value;
+use spillway_worker::supervisor::{Request, Stats};
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Shows the figures once, or every second until nobody reads or nobody serves.
+pub fn stats(args: &Args) -> Result<(), Failure> {
+    let mut client = Client::connect(&args.control)?;
+    let mut last: Option<(Instant, Stats)> = None;
+    let mut due = Instant::now();
+    loop {
+        let value = client.ask(&Request::Stats)?;
+        let now = Instant::now();
+        let stats = read(&value)?;
+        let text = match () {
+            () if args.json && args.watch => format!("{value}\n"),
+            () if args.json => format!("{value:#}\n"),
+            () if args.prometheus => prometheus::text(&stats),
+            () => {
+                let mut text = match args.names {
+                    Some(Names::Mcsio) => mcsio::table(&stats),
+                    None => table::summary(&stats),
+                };
+                if let Some((then, before)) = &last {
+                    text.push('\n');
+                    text.push_str(&table::rates(before, &stats, now - *then));
+                }
+                if args.watch && std::io::stdout().is_terminal() {
+                    // Home, then clear below: no flicker.
+                    text.insert_str(0, "\x1b[H\x1b[J");
+                }
+                text
+            }
+        };
+        if !output::print(&text)? || !args.watch {
+            return Ok(());
+        }
+        last = Some((now, stats));
+        due = (due + INTERVAL).max(now);
+        std::thread::sleep(due - now);
+    }
+}
+
+fn read(value: &Value) -> Result<Stats, Failure> {
+    serde_json::from_value(value.clone()).map_err(|e| {
+        Failure::new(
+            Exit::Unavailable,
+            format!("the server's figures cannot be read ({e}): use the same version of spillway for both"),
+        )
+    })
+}

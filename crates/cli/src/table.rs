@@ -1,0 +1,262 @@
+//! The figures of a disk as a table for people. Only arranges; every figure comes from [`Stats`].
+//!
+//! Invariant: a share is of what the guest moved, in bytes, so that all lines can be compared.
+
+use spillway_worker::supervisor::{Latency, Plane, Stats, bytes};
+use std::fmt::Write;
+use std::time::Duration;
+
+/// The planes in the order of the table, under their names for people.
+fn planes(stats: &Stats) -> [(&'static str, Plane); 6] {
+    let base = &stats.planes.base;
+    [
+        ("guest", stats.planes.guest.clone()),
+        ("RAM tier", stats.planes.ram.clone()),
+        (if stats.mode == "direct" { "difference" } else { "overflow" }, stats.planes.overflow.clone()),
+        ("base image", plane(base.reads, base.writes, base.read_bytes, base.written_bytes)),
+        ("  its store", plane(base.store_reads, 0, base.store_read_bytes, 0)),
+        ("no storage", stats.planes.zero.clone()),
+    ]
+}
+
+fn plane(reads: u64, writes: u64, read_bytes: u64, written_bytes: u64) -> Plane {
+    Plane { reads, writes, read_bytes, written_bytes }
+}
+
+/// Everything at one moment.
+pub fn summary(stats: &Stats) -> String {
+    let mut out = format!(
+        "disk of {}, mode {}, generation {}, {}\n\n",
+        bytes(stats.size_bytes),
+        stats.mode,
+        stats.generation,
+        count(stats.clients, "client")
+    );
+    out.push_str(&by_plane(stats));
+    out.push('\n');
+    out.push_str(&gauges(stats));
+    out.push('\n');
+    out.push_str(&latencies(stats));
+    out
+}
+
+/// Where the I/O went.
+pub fn by_plane(stats: &Stats) -> String {
+    let mut out = row("", ["reads", "writes", "read", "written", "share"].map(String::from));
+    let planes = planes(stats);
+    let guest = planes[0].1.read_bytes.saturating_add(planes[0].1.written_bytes);
+    for (name, p) in planes {
+        let share = percent(p.read_bytes.saturating_add(p.written_bytes), guest);
+        let cells = [group(p.reads), group(p.writes), bytes(p.read_bytes), bytes(p.written_bytes), share];
+        out.push_str(&row(name, cells));
+    }
+    out
+}
+
+/// What happened by the second between two moments.
+pub fn rates(before: &Stats, now: &Stats, passed: Duration) -> String {
+    let seconds = passed.as_secs_f64().max(0.001);
+    let per_second = |now: u64, before: u64| (now.saturating_sub(before) as f64 / seconds).round() as u64;
+    let mut out = row("per second", ["reads", "writes", "read", "written", "share"].map(String::from));
+    let pairs = planes(before).into_iter().zip(planes(now));
+    let guest = pairs.clone().next().map_or(0, |((_, b), (_, n))| {
+        n.read_bytes.wrapping_add(n.written_bytes).saturating_sub(b.read_bytes.wrapping_add(b.written_bytes))
+    });
+    for ((name, b), (_, n)) in pairs {
+        let moved = n
+            .read_bytes
+            .wrapping_add(n.written_bytes)
+            .saturating_sub(b.read_bytes.wrapping_add(b.written_bytes));
+        let cells = [
+            group(per_second(n.reads, b.reads)),
+            group(per_second(n.writes, b.writes)),
+            bytes(per_second(n.read_bytes, b.read_bytes)),
+            bytes(per_second(n.written_bytes, b.written_bytes)),
+            percent(moved, guest),
+        ];
+        out.push_str(&row(name, cells));
+    }
+    out
+}
+
+/// Levels and events.
+pub fn gauges(stats: &Stats) -> String {
+    let mut out = String::new();
+    let mut line = |name: &str, text: String| {
+        let _ = writeln!(out, "{name:<12} {text}");
+    };
+    let of = |used: u64, limit: u64| match limit {
+        0 => bytes(used),
+        _ => format!("{} of {} ({})", bytes(used), bytes(limit), percent(used, limit)),
+    };
+    if stats.ram.limit_bytes > 0 {
+        line(
+            "RAM tier",
+            format!(
+                "{}, peak {}",
+                of(stats.ram.used_bytes, stats.ram.limit_bytes),
+                bytes(stats.ram.peak_bytes)
+            ),
+        );
+    }
+    if stats.mode != "ram" {
+        let o = &stats.overflow;
+        line("overflow", format!("{}, file {}", of(o.used_bytes, o.limit_bytes), bytes(o.file_bytes)));
+    }
+    line("block map", bytes(stats.map.bytes));
+    line("in flight", format!("{}, waiting for room {}", stats.inflight, stats.waiting));
+    let e = &stats.evictions;
+    if e.blocks > 0 {
+        line(
+            "evicted",
+            format!(
+                "{} in {} background and {} urgent writes; collector moved {}",
+                count(e.blocks, "block"),
+                group(e.background),
+                group(e.urgent),
+                group(stats.collector.moved_blocks)
+            ),
+        );
+    }
+    if stats.stalls.count > 0 {
+        line(
+            "stalls",
+            format!(
+                "{} waited {} for room",
+                count(stats.stalls.count, "write"),
+                nanoseconds(stats.stalls.ns)
+            ),
+        );
+    }
+    line(
+        "discards",
+        format!(
+            "{}, {} given back; {}",
+            group(stats.discards.count),
+            bytes(stats.discards.bytes),
+            count(stats.flushes, "flush").replace("flushs", "flushes")
+        ),
+    );
+    let troubles = [
+        ("failed requests", stats.failed.requests),
+        ("checksum mismatches", stats.checksum_mismatches),
+        ("overflow write errors", stats.overflow.write_errors),
+        ("worker restarts", stats.restarts),
+    ];
+    let troubles: Vec<_> =
+        troubles.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {}", group(*n))).collect();
+    if !troubles.is_empty() {
+        line("trouble", troubles.join(", "));
+    }
+    out
+}
+
+fn latencies(stats: &Stats) -> String {
+    let l = &stats.latency;
+    let mut out = format!("{:<15}{:>12}{:>12}{:>12}\n", "latency", "p50", "p99", "max");
+    for (name, Latency { p50_ns, p99_ns, max_ns, count, .. }) in [
+        ("guest read", &l.read),
+        ("guest write", &l.write),
+        ("overflow read", &l.overflow_read),
+        ("overflow write", &l.overflow_write),
+        ("base read", &l.base_read),
+    ] {
+        if *count > 0 {
+            let [p50, p99, max] = [p50_ns, p99_ns, max_ns].map(|ns| nanoseconds(*ns));
+            let _ = writeln!(out, "{name:<15}{p50:>12}{p99:>12}{max:>12}");
+        }
+    }
+    out
+}
+
+fn row(name: &str, cells: [String; 5]) -> String {
+    let [reads, writes, read, written, share] = cells;
+    format!("{name:<12}{reads:>14}{writes:>14}{read:>13}{written:>13}{share:>9}\n")
+}
+
+/// `3 clients`, `1 client`.
+fn count(n: u64, what: &str) -> String {
+    format!("{} {what}{}", group(n), if n == 1 { "" } else { "s" })
+}
+
+/// Thousands apart: `1,234,567`.
+pub fn group(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// `12.5%`; a dash where there is nothing to compare with.
+pub fn percent(part: u64, whole: u64) -> String {
+    match whole {
+        0 => "-".into(),
+        _ => format!("{:.1}%", part as f64 * 100.0 / whole as f64),
+    }
+}
+
+fn nanoseconds(ns: u64) -> String {
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ => format!("{:.2} s", ns as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stats() -> Stats {
+        let mut s = Stats {
+            mode: "ram+overflow".into(),
+            size_bytes: 10 << 30,
+            generation: 1,
+            clients: 1,
+            ..Stats::default()
+        };
+        s.planes.guest = plane(1_234_567, 2000, 3 << 30, 1 << 30);
+        s.planes.ram = plane(1_000_000, 2000, 1 << 30, 1 << 30);
+        s.planes.base.store_reads = 7;
+        s.ram.limit_bytes = 256 << 20;
+        s.ram.used_bytes = 64 << 20;
+        s.latency.read = Latency { p50_ns: 900, p99_ns: 12_345, max_ns: 2_000_000, count: 5, sum_ns: 1 };
+        s
+    }
+
+    #[test]
+    fn the_table_says_where_it_went() {
+        let text = summary(&stats());
+        let line = |name: &str| {
+            text.lines().find(|l| l.starts_with(name)).unwrap_or_else(|| panic!("{name}:\n{text}"))
+        };
+        assert!(line("guest ").contains("1,234,567") && line("guest ").contains("100.0%"), "{text}");
+        assert!(line("RAM tier ").contains("50.0%"), "{text}");
+        assert!(text.contains("64.0 MiB of 256.0 MiB (25.0%)"), "{text}");
+        assert!(line("guest read").contains("12.3 us") && line("guest read").contains("2.0 ms"), "{text}");
+        assert!(!text.contains("trouble"), "{text}");
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between() {
+        let before = stats();
+        let mut now = before.clone();
+        now.planes.guest.reads += 500;
+        now.planes.guest.read_bytes += 2 << 20;
+        let text = rates(&before, &now, Duration::from_millis(500));
+        let guest = text.lines().nth(1).unwrap();
+        assert!(guest.contains("1,000") && guest.contains("4.0 MiB"), "{text}");
+    }
+
+    #[test]
+    fn a_disk_at_rest_shows_no_division_by_zero() {
+        let text = summary(&Stats::default());
+        assert!(text.contains('-') && !text.contains("NaN"), "{text}");
+    }
+}

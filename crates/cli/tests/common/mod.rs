@@ -1,0 +1,170 @@
+//! What the tests of the program share: the real binary, servers that are ended by their process id, a directory
+//! on a disk that shows what was left behind.
+
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub fn spillway() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_spillway"))
+}
+
+/// Runs to the end and returns exit code and standard error; standard output must be empty.
+pub fn fails(command: &mut Command) -> (i32, String) {
+    let (code, out, err) = finishes(command);
+    assert_eq!(out, "", "{command:?}");
+    assert_ne!(code, 0, "{command:?}: {err}");
+    (code, err)
+}
+
+pub fn finishes(command: &mut Command) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().unwrap();
+    let code = status.code().unwrap_or_else(|| panic!("{command:?} was killed: {status}"));
+    (code, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+/// Asserts a failure: its code, its one line, and words in it.
+#[track_caller]
+pub fn refuses(command: &mut Command, code: i32, words: &[&str]) {
+    let (got, err) = fails(command);
+    let errors: Vec<_> = err.lines().filter(|l| l.starts_with("spillway: error: ")).collect();
+    assert_eq!(errors.len(), 1, "one line of error: {err}");
+    assert!(err.lines().all(|l| l.starts_with("spillway: ")), "nothing but our lines: {err}");
+    for word in words {
+        assert!(errors[0].contains(word), "'{word}' is not in: {err}");
+    }
+    assert_eq!(got, code, "exit code of: {err}");
+}
+
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "not in {PATIENCE:?}: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// A directory on a disk, with an image.
+pub struct World {
+    pub dir: tempfile::TempDir,
+}
+
+impl World {
+    pub fn new() -> World {
+        let dir = tempfile::Builder::new().prefix("spw").tempdir_in("/var/tmp").unwrap();
+        let content: Vec<u8> = (0..16u32 << 20).map(|i| (i / 512 % 251) as u8).collect();
+        std::fs::write(dir.path().join("base.raw"), content).unwrap();
+        World { dir }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// `serve` with image, overflow directory and an NBD socket, all in this directory.
+    pub fn serve(&self) -> Command {
+        let mut command = spillway();
+        command.arg("serve").arg("--image").arg(self.path("base.raw"));
+        command.arg("--overflow-dir").arg(self.dir.path()).arg("--nbd").arg(self.path("nbd"));
+        command
+    }
+
+    pub fn left(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.dir.path()).unwrap();
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    pub fn nbd_uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.path("nbd").display())
+    }
+}
+
+/// A running `serve`, ended with the value.
+pub struct Server {
+    pub child: Child,
+    pub report: Value,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Server {
+    /// Starts `serve --json` and waits until it is ready.
+    pub fn start(command: &mut Command) -> Server {
+        let mut child = command
+            .arg("--json")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let Ok(report) = serde_json::from_str(&line) else {
+            let mut err = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+            panic!("{command:?} is not ready: {line}{err}");
+        };
+        Server { child, report, stdout }
+    }
+
+    /// The supervisor's, whatever it was started with (strace, a shell).
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.report["pid"].as_i64().unwrap() as i32).unwrap()
+    }
+
+    pub fn worker_pid(&self) -> Pid {
+        Pid::from_raw(self.report["worker_pid"].as_i64().unwrap() as i32).unwrap()
+    }
+
+    /// Sends a signal, waits for the end: exit code, and what it said since it was ready.
+    pub fn end(mut self, signal: Signal) -> (i32, String) {
+        rustix::process::kill_process(self.pid(), signal).unwrap();
+        self.wait()
+    }
+
+    pub fn wait(&mut self) -> (i32, String) {
+        let mut text = String::new();
+        self.stdout.read_to_string(&mut text).unwrap();
+        self.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        let status = self.child.wait().unwrap();
+        (status.code().unwrap_or_else(|| panic!("killed: {status}: {text}")), text)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            // As a user would, so that nothing is left behind by a test that failed.
+            let _ = rustix::process::kill_process(self.pid(), Signal::TERM);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+pub fn alive(pid: Pid) -> bool {
+    Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists()
+}
+
+pub fn is_socket(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|m| m.file_type().is_socket())
+}
+
+/// Says loudly that a test did not run here: past the test harness, which keeps the words of tests that pass.
+pub fn skip(why: &str) {
+    let name = std::thread::current().name().unwrap_or("a test").to_owned();
+    let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
+}
+
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}

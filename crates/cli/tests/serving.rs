@@ -1,0 +1,410 @@
+//! `serve` with its figures, its resets and its end, as clients see them.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
+
+mod common;
+
+use common::{PATIENCE, Server, World, alive, finishes, is_root, is_socket, refuses, skip, spillway, until};
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn controlled(world: &World) -> Command {
+    let mut command = world.serve();
+    command.arg("--control").arg(world.path("control")).args(["--ram", "4M", "--overflow", "64M"]);
+    command
+}
+
+fn stats(world: &World) -> Value {
+    let (code, out, err) = finishes(spillway().arg("stats").arg(world.path("control")).arg("--json"));
+    assert_eq!((code, err.as_str()), (0, ""));
+    serde_json::from_str(&out).unwrap()
+}
+
+/// qemu-io on the disk: each word one of its commands.
+fn qemu_io(world: &World, commands: &[&str]) {
+    let mut qemu_io = Command::new("qemu-io");
+    qemu_io.args(["-f", "raw"]).arg(world.nbd_uri());
+    for command in commands {
+        qemu_io.args(["-c", command]);
+    }
+    let (code, out, err) = finishes(&mut qemu_io);
+    assert!(code == 0 && !out.contains("failed") && !out.contains("error"), "{commands:?}: {out}{err}");
+}
+
+#[test]
+fn ready_says_all_and_the_end_leaves_nothing() {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let world = World::new();
+        let server = Server::start(controlled(&world).arg("--vhost-user").arg(world.path("vhost")));
+        let report = &server.report;
+        assert_eq!(report["pid"], server.child.id());
+        assert_eq!((&report["mode"], &report["size_bytes"]), (&"ram+overflow".into(), &(16 << 20).into()));
+        assert_eq!(report["nbd"], world.path("nbd").to_str().unwrap());
+        assert_eq!(world.left(), ["base.raw", "control", "nbd", "vhost"]);
+        for socket in ["control", "nbd", "vhost"] {
+            assert!(is_socket(&world.path(socket)), "{socket}");
+            assert_eq!(
+                world.path(socket).metadata().unwrap().permissions().mode() & 0o777,
+                0o600,
+                "{socket}"
+            );
+        }
+        let worker = server.worker_pid();
+        assert!(alive(worker));
+        assert_eq!(rustix::process::getpgid(Some(worker)).unwrap(), worker, "in a group of its own");
+        let (code, text) = server.end(signal);
+        assert_eq!((code, text.as_str()), (0, ""), "{signal:?}");
+        assert!(!alive(worker));
+        assert_eq!(world.left(), ["base.raw"]);
+    }
+}
+
+#[test]
+fn the_line_for_people_names_every_way_in() {
+    let world = World::new();
+    let mut child = controlled(&world).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(line.starts_with("spillway: ready: ") && line.contains("16.0 MiB"), "{line}");
+    for way in [
+        format!("NBD {}", world.path("nbd").display()),
+        format!("control {}", world.path("control").display()),
+    ] {
+        assert!(line.contains(&way), "{line}");
+    }
+}
+
+#[test]
+fn sockets_have_the_rights_that_were_asked() {
+    if !is_root() {
+        return skip("only root can give a socket to any group");
+    }
+    let world = World::new();
+    let server =
+        Server::start(controlled(&world).args(["--socket-mode", "0660", "--socket-group", "daemon"]));
+    let metadata = world.path("nbd").metadata().unwrap();
+    let daemon = finishes(Command::new("getent").args(["group", "daemon"])).1;
+    let gid: u32 = daemon.split(':').nth(2).unwrap().parse().unwrap();
+    assert_eq!((metadata.permissions().mode() & 0o777, metadata.gid()), (0o660, gid));
+    assert_eq!(server.end(Signal::TERM).0, 0);
+}
+
+#[test]
+fn a_server_that_was_killed_leaves_sockets_that_the_next_one_takes() {
+    let world = World::new();
+    let mut first = Server::start(&mut controlled(&world));
+    let worker = first.worker_pid();
+    rustix::process::kill_process(first.pid(), Signal::KILL).unwrap();
+    first.child.wait().unwrap();
+    assert!(is_socket(&world.path("nbd")));
+    // Nobody is connected, so its worker has nobody to serve.
+    until("the worker leaves with its supervisor", || !alive(worker));
+    let second = Server::start(&mut controlled(&world));
+    assert_eq!(second.end(Signal::TERM).0, 0);
+    assert_eq!(world.left(), ["base.raw"]);
+}
+
+#[test]
+fn a_signal_before_it_is_ready_is_heeded() {
+    // Whenever it comes, nothing stays behind.
+    for delay in [0, 1, 2, 5, 10, 20] {
+        let world = World::new();
+        let mut child = controlled(&world).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let begun = Instant::now();
+        until("the time to send it", || begun.elapsed() >= Duration::from_millis(delay));
+        let _ = rustix::process::kill_process(Pid::from_child(&child), Signal::INT);
+        let status = child.wait().unwrap();
+        // Before it had looked after signals it is simply gone, and had made nothing.
+        use std::os::unix::process::ExitStatusExt;
+        assert!(status.success() || status.signal() == Some(2), "{delay} ms: {status}");
+        assert_eq!(world.left(), ["base.raw"], "{delay} ms");
+    }
+}
+
+#[test]
+fn nohup_is_respected() {
+    let world = World::new();
+    let serve = controlled(&world);
+    let mut ignoring = Command::new("bash");
+    ignoring
+        .args(["-c", "trap '' HUP INT; exec \"$0\" \"$@\""])
+        .arg(serve.get_program())
+        .args(serve.get_args());
+    let server = Server::start(&mut ignoring);
+    for signal in [Signal::HUP, Signal::INT] {
+        rustix::process::kill_process(server.pid(), signal).unwrap();
+    }
+    assert_eq!(stats(&world)["schema"], 1, "it still serves");
+    assert_eq!(server.end(Signal::TERM).0, 0);
+}
+
+#[test]
+fn figures_follow_the_io_in_every_form() {
+    let world = World::new();
+    let server = Server::start(&mut controlled(&world));
+    qemu_io(&world, &["write -P 7 0 1M", "read -P 7 0 1M", "write -z 1M 64k", "discard 0 512k", "flush"]);
+    let s = stats(&world);
+    for (pointer, least) in [
+        ("/planes/guest/writes", 1),
+        ("/planes/guest/written_bytes", 1 << 20),
+        ("/planes/ram/written_bytes", 1 << 20),
+        ("/planes/guest/read_bytes", 1 << 20),
+        ("/planes/guest/reads", 1),
+        ("/discards/count", 1),
+        ("/discards/bytes", 512 << 10),
+        ("/write_zeroes", 1),
+        ("/flushes", 1),
+        ("/ram/used_bytes", 512 << 10),
+        ("/ram/limit_bytes", 4 << 20),
+        ("/ram/peak_bytes", 1 << 20),
+        ("/overflow/limit_bytes", 64 << 20),
+        ("/map/bytes", 4096),
+        ("/latency/write/p99_ns", 1),
+    ] {
+        let got = s.pointer(pointer).and_then(Value::as_u64);
+        assert!(got >= Some(least), "{pointer}: {got:?}, at least {least}: {s:#}");
+    }
+    assert_eq!((&s["schema"], &s["generation"], &s["resets"]), (&1.into(), &1.into(), &0.into()));
+    assert_eq!(s["planes"]["overflow"]["written_bytes"], 0);
+
+    let control = world.path("control");
+    let (_, table, _) = finishes(spillway().arg("stats").arg(&control));
+    assert!(table.contains("guest") && table.contains("RAM tier") && table.contains("of 4.0 MiB"), "{table}");
+    let (_, names, _) = finishes(spillway().arg("stats").arg(&control).args(["--names", "mcsio"]));
+    assert!(names.contains("Cache memory used") && names.contains("% used"), "{names}");
+    let (_, text, _) = finishes(spillway().arg("stats").arg(&control).arg("--prometheus"));
+    let written =
+        format!("spillway_written_bytes_total{{plane=\"guest\"}} {}", s["planes"]["guest"]["written_bytes"]);
+    assert!(text.contains(&written), "{text}");
+    assert_eq!(server.end(Signal::TERM).0, 0);
+}
+
+#[test]
+fn watching_goes_on_until_nobody_serves() {
+    let world = World::new();
+    let server = Server::start(&mut controlled(&world));
+    let mut watch = spillway();
+    watch.arg("stats").arg(world.path("control")).args(["--watch", "--json"]).stdout(Stdio::piped());
+    let mut watch = watch.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    for _ in 0..2 {
+        let line: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        assert_eq!(line["schema"], 1);
+    }
+    assert_eq!(server.end(Signal::TERM).0, 0);
+    let status = watch.wait().unwrap();
+    let mut err = String::new();
+    watch.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert_eq!(status.code(), Some(69), "{err}");
+    assert!(err.contains("see whether 'spillway serve' still runs"), "{err}");
+}
+
+#[test]
+fn a_reset_is_a_new_generation_and_refused_while_somebody_is_connected() {
+    let world = World::new();
+    let server = Server::start(&mut controlled(&world));
+    let control = world.path("control");
+    let base = std::fs::read(world.path("base.raw")).unwrap();
+    qemu_io(&world, &["write -P 0xee 0 2M"]);
+
+    let mut client = UnixStream::connect(world.path("nbd")).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut greeting = [0; 18];
+    client.read_exact(&mut greeting).unwrap();
+    refuses(spillway().arg("reset").arg(&control), 75, &["client"]);
+    qemu_io(&world, &["read -P 0xee 0 2M"]);
+
+    let (code, out, err) = finishes(spillway().arg("reset").arg(&control).arg("--force"));
+    assert_eq!((code, out.as_str()), (0, "generation 2\n"), "{err}");
+    assert_eq!(client.read(&mut [0]).unwrap_or(0), 0, "disconnected");
+    let s = stats(&world);
+    assert_eq!((&s["generation"], &s["ram"]["used_bytes"], &s["clients"]), (&2.into(), &0.into(), &0.into()));
+
+    qemu_io(&world, &["read -P 0 0 512", "read -P 1 512 512"]);
+    until("the last client has gone", || stats(&world)["clients"] == 0);
+    let (code, out, err) = finishes(spillway().arg("reset").arg(&control));
+    assert_eq!((code, out.as_str()), (0, "generation 3\n"), "{err}");
+    assert_eq!(server.end(Signal::TERM).0, 0);
+    assert!(std::fs::read(world.path("base.raw")).unwrap() == base, "the image is never written");
+}
+
+#[test]
+fn it_ends_with_requests_that_wait_for_room() {
+    let world = World::new();
+    let mut command = world.serve();
+    command.arg("--control").arg(world.path("control"));
+    // RAM only and smaller than what is written: the last writes wait.
+    let args: Vec<_> = command.get_args().map(std::ffi::OsStr::to_owned).collect();
+    let mut command = spillway();
+    let skip = args.iter().position(|a| a == "--overflow-dir").unwrap();
+    command.args(args.iter().enumerate().filter(|(i, _)| *i != skip && *i != skip + 1).map(|(_, a)| a));
+    let server = Server::start(command.args(["--mode", "ram", "--ram", "1M"]));
+    let mut writer = Command::new("qemu-io");
+    writer.args(["-f", "raw"]).arg(world.nbd_uri()).args(["-c", "write -P 5 0 4M"]);
+    let mut writer = writer.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("a write waits", || stats(&world)["waiting"].as_u64() > Some(0));
+    let begun = Instant::now();
+    let (code, text) = server.end(Signal::TERM);
+    assert_eq!(code, 0, "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}: {text}", begun.elapsed());
+    assert_eq!(world.left(), ["base.raw"]);
+    writer.wait().unwrap();
+}
+
+#[test]
+fn a_worker_that_is_killed_ends_the_server_with_a_clear_error() {
+    let world = World::new();
+    let mut server = Server::start(&mut controlled(&world));
+    rustix::process::kill_process(server.worker_pid(), Signal::KILL).unwrap();
+    let (code, text) = server.wait();
+    assert_eq!(code, 70, "{text}");
+    assert!(text.starts_with("spillway: error: the worker has died") && text.contains("SIGKILL"), "{text}");
+    assert_eq!(world.left(), ["base.raw"]);
+}
+
+#[test]
+fn it_takes_no_processor_time_at_rest() {
+    let world = World::new();
+    let server = Server::start(&mut controlled(&world));
+    let mut client = UnixStream::connect(world.path("nbd")).unwrap();
+    client.read_exact(&mut [0; 18]).unwrap();
+    let mut control = UnixStream::connect(world.path("control")).unwrap();
+    control.write_all(b"{\"comm").unwrap();
+    let ticks = |pid: Pid| -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    };
+    let both = || (ticks(server.pid()), ticks(server.worker_pid()));
+    // Polling after the last request ends soon; then three seconds pass without a tick of 10 ms.
+    let mut last = (both(), Instant::now());
+    until("three seconds at rest", || {
+        let now = both();
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+        last.1.elapsed() > Duration::from_secs(3)
+    });
+    assert_eq!(server.end(Signal::TERM).0, 0);
+}
+
+#[test]
+fn the_identities_of_the_counters_hold_under_eviction() {
+    let world = World::new();
+    let mut command = controlled(&world);
+    let server = Server::start(command.args(["--size", "64M"]));
+    // Four times the RAM tier, written twice, with edges that are no whole blocks; read back; partly discarded.
+    let mut commands = vec!["write -P 1 0 16M".to_owned(), "write -P 2 4M 12M".to_owned()];
+    for i in 0..64u64 {
+        commands.push(format!("write -P {} {} 1536", i + 3, i * 200_704 + 512));
+    }
+    commands.extend(
+        ["read -P 2 13M 1M", "read 0 16M", "discard 8M 2M", "write -z 1M 1M", "flush"].map(String::from),
+    );
+    qemu_io(&world, &commands.iter().map(String::as_str).collect::<Vec<_>>());
+
+    // Evictions may still be under way: the last identity holds when they are done.
+    let mut s = Value::Null;
+    let figure = |s: &Value, key: &str| -> u64 {
+        let pointer = format!("/{}", key.replace('.', "/"));
+        s.pointer(&pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("{key}: {s:#}"))
+    };
+    until("what was written to the file is accounted for", || {
+        s = stats(&world);
+        let blocks =
+            ["evictions.blocks", "collector.moved_blocks", "overflow.guest_blocks", "overflow.summaries"];
+        let blocks: u64 = blocks.iter().map(|key| figure(&s, key)).sum();
+        figure(&s, "inflight") == 0
+            && figure(&s, "planes.overflow.written_bytes")
+                == 4096 * (blocks + figure(&s, "overflow.lost_blocks"))
+    });
+    let f = |key: &str| figure(&s, key);
+    assert!(f("evictions.blocks") > 0 && f("planes.overflow.read_bytes") > 0, "it did overflow: {s:#}");
+    assert_eq!(
+        f("planes.guest.read_bytes") + f("failed.read_bytes"),
+        f("planes.ram.read_bytes")
+            + f("planes.zero.read_bytes")
+            + (f("planes.base.read_bytes") - f("merges.base_bytes"))
+            + (f("planes.overflow.read_bytes") - f("merges.overflow_bytes") - f("collector.read_bytes")),
+        "reads: {s:#}"
+    );
+    assert_eq!(
+        f("planes.guest.written_bytes") + f("failed.written_bytes"),
+        f("planes.ram.written_bytes") + f("planes.zero.written_bytes") + f("overflow.guest_bytes"),
+        "writes: {s:#}"
+    );
+    assert_eq!(f("planes.base.written_bytes"), 0);
+    assert!(
+        f("overflow.file_bytes") <= f("overflow.limit_bytes") && f("ram.peak_bytes") <= f("ram.limit_bytes")
+    );
+    assert_eq!(server.end(Signal::TERM).0, 0);
+}
+
+/// `serve` under strace, which makes the first opens of the overflow directory fail as another file system would.
+fn serve_where_opens_fail(world: &World, how: &str) -> Command {
+    let serve = controlled(world);
+    let call = if cfg!(target_arch = "x86_64") { "open" } else { "openat" };
+    let mut strace = Command::new("strace");
+    strace
+        .args(["-f", "-o", "/dev/null", "-P"])
+        .arg(world.dir.path())
+        .arg("-e")
+        .arg(format!("inject={call}:{how}"));
+    strace.arg(serve.get_program()).args(serve.get_args());
+    strace
+}
+
+#[test]
+fn file_systems_without_o_direct_or_o_tmpfile_serve_and_say_so() {
+    if !finishes(Command::new("sh").args(["-c", "strace -o /dev/null true; echo $?"])).1.ends_with("0\n") {
+        return skip("strace does not run here");
+    }
+    for (fault, direct, notices) in [
+        ("error=EINVAL:when=1", false, vec!["has no O_DIRECT"]),
+        ("error=EOPNOTSUPP:when=1..2", true, vec!["has no O_TMPFILE"]),
+    ] {
+        let world = World::new();
+        let server = Server::start(&mut serve_where_opens_fail(&world, fault));
+        assert_eq!(server.report["overflow_direct"], direct, "{fault}");
+        assert_eq!(world.left(), ["base.raw", "control", "nbd"], "{fault}: the overflow file has no name");
+        qemu_io(&world, &["write -P 9 0 12M", "read -P 9 0 12M"]);
+        assert!(stats(&world)["evictions"]["blocks"].as_u64() > Some(0));
+        let (code, text) = server.end(Signal::TERM);
+        assert_eq!(code, 0, "{text}");
+        for notice in notices {
+            assert!(text.contains(notice), "{fault}: {text}");
+        }
+        assert_eq!(world.left(), ["base.raw"]);
+    }
+}
+
+#[test]
+fn a_server_out_of_fds_goes_on_with_those_it_has() {
+    let world = World::new();
+    let serve = controlled(&world);
+    let mut few = Command::new("bash");
+    few.args(["-c", "ulimit -n 40; exec \"$0\" \"$@\""]).arg(serve.get_program()).args(serve.get_args());
+    let server = Server::start(&mut few);
+    let mut held = Vec::new();
+    // The listen queue takes what the server cannot.
+    for _ in 0..60 {
+        held.push(UnixStream::connect(world.path("control")).unwrap());
+    }
+    let mut first = &held[0];
+    first.set_read_timeout(Some(PATIENCE)).unwrap();
+    first.write_all(b"{\"command\":\"ping\"}\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(first).read_line(&mut line).unwrap();
+    assert!(line.contains("\"ok\""), "{line}");
+    drop(held);
+    until("there is room again", || finishes(spillway().arg("stats").arg(world.path("control"))).0 == 0);
+    let (code, text) = server.end(Signal::TERM);
+    assert_eq!(code, 0, "{text}");
+}

@@ -1,0 +1,130 @@
+//! What can be said on the command line, and what cannot. No disk is served here.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
+
+mod common;
+
+use common::{finishes, refuses, spillway};
+
+#[test]
+fn an_option_that_a_mode_does_not_use_is_an_error() {
+    for (mode, option, value) in [
+        ("ram", "--overflow", "1G"),
+        ("ram", "--overflow-dir", "/var/tmp"),
+        ("overflow", "--ram", "1G"),
+        ("direct", "--ram", "1G"),
+        ("direct", "--overflow", "1G"),
+        ("direct", "--full", "fail"),
+    ] {
+        refuses(
+            spillway().args(["serve", "--image", "x.raw", "--nbd", "n", "--mode", mode, option, value]),
+            2,
+            &[option, &format!("--mode {mode}"), "leave"],
+        );
+    }
+}
+
+#[test]
+fn words_that_cannot_be_are_refused_in_one_line() {
+    let serve = ["serve", "--image", "x.raw", "--nbd", "n"];
+    for (more, words) in [
+        (vec![], vec![]),
+        (vec!["--mode", "disk"], vec!["ram+overflow", "direct"]),
+        (vec!["--format", "vmdk"], vec!["raw", "qcow2"]),
+        (vec!["--base-cache", "yes"], vec!["host", "none"]),
+        (vec!["--full", "crash"], vec!["pause", "fail"]),
+        (vec!["--ram", "1GB"], vec!["'1GB'", "GiB"]),
+        (vec!["--ram", "lots"], vec!["256M"]),
+        (vec!["--overflow", "99999999999T"], vec!["too large"]),
+        (vec!["--queues", "0"], vec!["--queues"]),
+        (vec!["--queues", "4"], vec!["--vhost-user"]),
+        (vec!["--socket-mode", "888"], vec!["octal"]),
+        (vec!["--vhost-user", "n"], vec!["--vhost-user and --nbd are both n"]),
+        (vec!["--kernel", "vmlinuz"], vec!["--kernel"]),
+        (vec!["--no-such-option"], vec!["--no-such-option"]),
+    ] {
+        if !more.is_empty() {
+            refuses(spillway().args(serve).args(&more), 2, &words);
+        }
+    }
+    refuses(spillway().args(["serve", "--image", "x.raw"]), 2, &["--vhost-user SOCK", "--nbd SOCK"]);
+    refuses(spillway().args(["serve", "--nbd", "n"]), 2, &["--image"]);
+    refuses(&mut spillway(), 2, &["no command", "serve"]);
+    refuses(spillway().arg("__worker"), 2, &["spillway serve"]);
+    refuses(spillway().args(["run", "--image", "x.raw", "--initrd", "i"]), 2, &["--kernel"]);
+    refuses(spillway().args(["run", "--image", "x.raw", "--memory", "1000"]), 2, &["--memory", "MiB"]);
+    refuses(spillway().args(["run", "--image", "x.raw", "--kernel", "/nonexistent"]), 2, &["/nonexistent"]);
+    refuses(spillway().args(["stats", "c", "--json", "--prometheus"]), 2, &["--prometheus"]);
+    refuses(spillway().args(["attach", "--vhost-user", "s", "--for", "xen"]), 2, &["cloud-hypervisor"]);
+}
+
+#[test]
+fn help_teaches() {
+    let (code, out, err) = finishes(spillway().arg("--help"));
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains("Examples:") && out.contains("Exit codes:"), "{out}");
+    for command in ["serve", "run", "stats", "reset", "attach", "completion"] {
+        assert!(out.contains(&format!("\n  {command} ")), "{command} is not in: {out}");
+        let (code, help, _) = finishes(spillway().args([command, "--help"]));
+        assert!(code == 0 && help.contains("Example") && help.contains("spillway "), "{command}: {help}");
+    }
+    assert!(!out.contains("__worker"), "{out}");
+    let (code, out, _) = finishes(spillway().arg("--version"));
+    assert_eq!((code, out.as_str()), (0, concat!("spillway ", env!("CARGO_PKG_VERSION"), "\n")));
+}
+
+#[test]
+fn every_shell_gets_its_completions() {
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, out, _) = finishes(spillway().args(["completion", shell]));
+        assert!(code == 0 && out.contains("overflow-dir") && !out.contains("__worker"), "{shell}");
+    }
+    let script = finishes(spillway().args(["completion", "bash"])).1;
+    let (code, _, err) = finishes(std::process::Command::new("bash").args(["-n", "-c", &script]));
+    assert_eq!((code, err.as_str()), (0, ""));
+}
+
+#[test]
+fn each_vmm_gets_its_own_words() {
+    for (vmm, words) in [
+        (
+            "qemu",
+            vec!["memory-backend-memfd", "share=on", "path=/run/vm1.sock,reconnect=1", "vhost-user-blk-pci"],
+        ),
+        ("libvirt", vec!["<access mode='shared'/>", "type='vhostuser'", "path='/run/vm1.sock'", "reconnect"]),
+        ("cloud-hypervisor", vec!["shared=on", "vhost_user=true,socket=/run/vm1.sock"]),
+        ("firecracker", vec!["/drives/", r#""socket":"/run/vm1.sock""#, "does not reconnect"]),
+    ] {
+        let (code, out, err) =
+            finishes(spillway().args(["attach", "--vhost-user", "/run/vm1.sock", "--for", vmm]));
+        assert_eq!((code, err.as_str()), (0, ""), "{vmm}");
+        for word in words {
+            assert!(out.contains(word), "{vmm}: '{word}' is not in: {out}");
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_goes_is_no_failure_and_a_full_disk_is() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = spillway().args(["completion", "bash"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(73));
+    let (reader, writer) = std::os::unix::net::UnixStream::pair().unwrap();
+    drop(reader);
+    let gone = std::process::Stdio::from(std::os::fd::OwnedFd::from(writer));
+    let output = spillway().args(["completion", "bash"]).stdout(gone).output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+}
+
+#[test]
+fn a_control_socket_that_nobody_serves_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c");
+    for command in ["stats", "reset"] {
+        refuses(spillway().arg(command).arg(&path), 69, &["no such socket", "--control"]);
+    }
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    for command in ["stats", "reset"] {
+        refuses(spillway().arg(command).arg(&path), 69, &["nobody serves it"]);
+    }
+}
