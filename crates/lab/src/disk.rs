@@ -1,0 +1,177 @@
+//! A disk served by the shipped program, as tests and measurements start it.
+//!
+//! Knows of it what a user knows: the command line, the line that says it is ready, the figures, and its messages.
+//! Invariant: a [`Disk`] that is dropped has ended.
+
+use crate::process::{Server, wait_until};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
+
+/// How long it may take until it is ready.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The program that belongs to this one: `SPILLWAY_PROGRAM`, or what cargo built into the same folder. An error
+/// says what to build; one that is older than its sources is said aloud.
+pub fn program() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("SPILLWAY_PROGRAM") {
+        let path = PathBuf::from(path);
+        ensure!(path.is_file(), "SPILLWAY_PROGRAM: {}: no such file", path.display());
+        return Ok(path);
+    }
+    let me = std::env::current_exe().context("this program's own path is unknown")?;
+    // cargo puts tests one folder deeper than programs.
+    let dir = me.parent().context("this program lies in no folder")?;
+    let dir = if dir.ends_with("deps") { dir.parent().unwrap_or(dir) } else { dir };
+    let path = dir.join("spillway");
+    if !path.is_file() {
+        let profile = match dir.file_name().and_then(|n| n.to_str()) {
+            Some("debug") | None => "dev",
+            Some(name) => name,
+        };
+        bail!(
+            "{}: not there: build it with 'cargo build --profile {profile} -p spillway', or set SPILLWAY_PROGRAM",
+            path.display()
+        );
+    }
+    if let Some(source) = newer_source(&path) {
+        use std::io::Write;
+        // Past the test harness's capture.
+        let _ = writeln!(
+            std::io::stderr(),
+            "WARNING: {} is older than {}: what is tested is not what is written",
+            path.display(),
+            source.display()
+        );
+    }
+    Ok(path)
+}
+
+/// A source that has changed since the program was built, by the list that cargo leaves beside it.
+fn newer_source(program: &Path) -> Option<PathBuf> {
+    let modified = |p: &Path| -> Option<SystemTime> { p.metadata().ok()?.modified().ok() };
+    let built = modified(program)?;
+    let list = std::fs::read_to_string(program.with_extension("d")).ok()?;
+    let sources = list.split_once(": ")?.1.split_whitespace().map(PathBuf::from);
+    sources.into_iter().find(|s| modified(s).is_some_and(|at| at > built))
+}
+
+/// A running `spillway serve` with all its sockets.
+pub struct Disk {
+    server: Server,
+    program: PathBuf,
+    dir: PathBuf,
+    /// What it said when it was ready (`--json`).
+    pub report: Value,
+}
+
+impl Disk {
+    /// Serves an image: sockets and messages go to `dir`, and the overflow file too unless the mode has none.
+    pub fn start(dir: &Path, image: &Path, options: &[&str]) -> Result<Disk> {
+        let program = program()?;
+        let text = |p: PathBuf| p.display().to_string();
+        let mut arguments: Vec<String> = ["serve", "--json", "--image"].map(String::from).to_vec();
+        arguments.push(text(image.to_path_buf()));
+        for (option, name) in [("--vhost-user", "vhost"), ("--nbd", "nbd"), ("--control", "control")] {
+            arguments.extend([option.to_string(), text(dir.join(name))]);
+        }
+        if !options.windows(2).any(|o| o == ["--mode", "ram"]) {
+            arguments.extend(["--overflow-dir".to_string(), text(dir.to_path_buf())]);
+        }
+        arguments.extend(options.iter().map(ToString::to_string));
+        let log = dir.join("spillway.log");
+        let mut server = Server::start(
+            "spillway",
+            program.to_str().context("the program's path is not UTF-8")?,
+            &arguments,
+            None,
+            &log,
+        )?;
+        let mut ended = None;
+        let ready = wait_until(PATIENCE, || {
+            ended = server.ended().ok().flatten();
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let line = text.split_inclusive('\n').find(|l| l.starts_with('{') && l.ends_with('\n'));
+            match line.map(serde_json::from_str) {
+                Some(Ok(report)) => Some(Ok(report)),
+                Some(Err(e)) => Some(Err(anyhow::Error::from(e))),
+                None => ended.map(|status| Err(anyhow::anyhow!("it ended with {status}"))),
+            }
+        });
+        let Some(ready) = ready else {
+            bail!("not ready within {PATIENCE:?}\n{}\n{}", server.command, server.tail())
+        };
+        let report = ready.with_context(|| format!("{}\n{}", server.command, server.tail()))?;
+        Ok(Disk { server, program, dir: dir.to_path_buf(), report })
+    }
+
+    /// Where a VMM connects.
+    pub fn vhost(&self) -> PathBuf {
+        self.dir.join("vhost")
+    }
+
+    /// Where an NBD client connects.
+    pub fn nbd(&self) -> PathBuf {
+        self.dir.join("nbd")
+    }
+
+    /// The same as NBD clients write it.
+    pub fn nbd_uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.nbd().display())
+    }
+
+    /// The process that was started.
+    pub fn supervisor(&self) -> u32 {
+        self.server.pid()
+    }
+
+    /// The process that serves, as it was when the disk was ready.
+    pub fn worker(&self) -> Result<u32> {
+        let pid = self.report["worker_pid"].as_u64().context("no worker_pid in what it reported")?;
+        Ok(u32::try_from(pid)?)
+    }
+
+    /// All figures.
+    pub fn stats(&self) -> Result<Value> {
+        stats(&self.program, &self.dir.join("control"))
+    }
+
+    /// One figure by its dotted key.
+    pub fn figure(&self, key: &str) -> Result<u64> {
+        figure(&self.stats()?, key)
+    }
+
+    /// What it has said.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.dir.join("spillway.log")).unwrap_or_default())
+            .into_owned()
+    }
+
+    /// Asks it to end: an error unless it ends well.
+    pub fn stop(mut self) -> Result<()> {
+        let status = self.server.stop()?;
+        ensure!(status.success(), "spillway ended with {status}\n{}", self.server.tail());
+        Ok(())
+    }
+}
+
+/// What `spillway stats --json` says.
+pub fn stats(program: &Path, control: &Path) -> Result<Value> {
+    let mut command = Command::new(program);
+    let output = command.arg("stats").arg(control).arg("--json").stdin(Stdio::null()).output()?;
+    ensure!(
+        output.status.success(),
+        "spillway stats {}: {}",
+        control.display(),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).context("spillway stats did not print JSON")
+}
+
+/// One figure by its dotted key.
+pub fn figure(stats: &Value, key: &str) -> Result<u64> {
+    let pointer = format!("/{}", key.replace('.', "/"));
+    stats.pointer(&pointer).and_then(Value::as_u64).with_context(|| format!("no figure {key} in {stats}"))
+}

@@ -1,0 +1,304 @@
+//! Programs under measurement, as children. Owns their processes; never ends one that it did not start.
+//!
+//! Invariant: a [`Server`] that is dropped has ended, and has been waited for.
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// When this program is interrupted or asked to end, removes these directories and ends at once; its servers
+/// follow it. Once in a program.
+pub fn clean_up_when_interrupted(directories: Vec<PathBuf>) -> Result<()> {
+    ctrlc::set_handler(move || {
+        for directory in &directories {
+            let _ = std::fs::remove_dir_all(directory);
+        }
+        std::process::exit(130);
+    })
+    .context("cannot listen for signals")
+}
+
+/// How often a wait looks.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Waits until `done` gives something; `None` when the deadline has passed.
+pub fn wait_until<T>(deadline: Duration, mut done: impl FnMut() -> Option<T>) -> Option<T> {
+    let until = Instant::now() + deadline;
+    loop {
+        if let Some(value) = done() {
+            return Some(value);
+        }
+        if Instant::now() >= until {
+            return None;
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// A command line that can be printed and pasted.
+pub fn line(program: &str, arguments: &[String]) -> String {
+    let plain =
+        |s: &str| !s.is_empty() && s.chars().all(|c| c.is_ascii_alphanumeric() || "-_=.,/:+@%".contains(c));
+    std::iter::once(program)
+        .chain(arguments.iter().map(String::as_str))
+        .map(|s| if plain(s) { s.to_string() } else { format!("'{}'", s.replace('\'', "'\\''")) })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// A child process whose messages go to a file.
+pub struct Server {
+    child: Child,
+    name: String,
+    log: PathBuf,
+    /// The command line, for reports.
+    pub command: String,
+}
+
+impl Server {
+    /// Starts a program; with `core`, on that processor core only. It is asked to end when the calling thread
+    /// ends, so that nothing is left behind by a program that is killed.
+    pub fn start(
+        name: &str,
+        program: &str,
+        arguments: &[String],
+        core: Option<usize>,
+        log: &Path,
+    ) -> Result<Server> {
+        let mut all = vec![program.to_string()];
+        if let Some(core) = core {
+            all.splice(0..0, ["taskset".to_string(), "-c".to_string(), core.to_string()]);
+        }
+        all.extend_from_slice(arguments);
+        let (first, rest) = all.split_first().context("no program")?;
+        let file = File::create(log).with_context(|| format!("{}: cannot create", log.display()))?;
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "TERM", first])
+            .args(rest)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("{name}: cannot start {first}"))?;
+        Ok(Server { child, name: name.into(), log: log.into(), command: line(first, rest) })
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The last lines of its messages.
+    pub fn tail(&self) -> String {
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(12)..].join("\n")
+    }
+
+    /// Waits until a socket can be reached that it is to make. An error when it ended before.
+    pub fn wait_for(&mut self, socket: &Path, deadline: Duration) -> Result<()> {
+        let mut ended = None;
+        wait_until(deadline, || {
+            if socket.exists() {
+                return Some(());
+            }
+            ended = self.child.try_wait().ok().flatten();
+            ended.map(|_| ())
+        });
+        if let Some(status) = ended {
+            bail!(
+                "{}: ended with {status} before it was ready\n{}\n{}",
+                self.name,
+                self.command,
+                self.tail()
+            );
+        }
+        if !socket.exists() {
+            bail!(
+                "{}: {} did not appear within {deadline:?}\n{}\n{}",
+                self.name,
+                socket.display(),
+                self.command,
+                self.tail()
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether it has ended.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait().with_context(|| format!("{}: cannot be waited for", self.name))
+    }
+
+    /// Waits for it to end by itself.
+    pub fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
+        match wait_until(deadline, || self.ended().transpose()) {
+            Some(status) => status,
+            None => bail!("{}: did not end within {deadline:?}\n{}", self.name, self.tail()),
+        }
+    }
+
+    /// Kills it and waits.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Asks it to end (SIGTERM) and waits; kills it when it does not.
+    pub fn stop(&mut self) -> Result<ExitStatus> {
+        if let Some(status) = self.ended()? {
+            return Ok(status);
+        }
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::TERM).with_context(|| format!("{}: cannot be asked to end", self.name))?;
+        if let Some(status) = wait_until(Duration::from_secs(20), || self.ended().transpose()) {
+            return status;
+        }
+        self.kill();
+        bail!("{}: did not end within 20 s of SIGTERM and was killed\n{}", self.name, self.tail())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.stop();
+    }
+}
+
+/// Processor time that a process and its children, by process id, have used until now: user and system.
+pub fn cpu_seconds(pid: u32) -> f64 {
+    let ticks = rustix::param::clock_ticks_per_second() as f64;
+    family(pid).iter().filter_map(|&p| stat(p)).map(|s| s.ticks as f64 / ticks).sum()
+}
+
+/// Bytes that the kernel read from and wrote to block devices for a process and its children until now, what it
+/// read ahead included; memory files do not count. `None` where this user may not know.
+pub fn storage_bytes(pid: u32) -> Option<(u64, u64)> {
+    let mut sum = (0, 0);
+    for member in family(pid) {
+        let text = std::fs::read_to_string(format!("/proc/{member}/io")).ok()?;
+        let field = |name: &str| text.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok());
+        sum = (sum.0 + field("read_bytes:")?, sum.1 + field("write_bytes:")?);
+    }
+    Some(sum)
+}
+
+struct Stat {
+    parent: u32,
+    ticks: u64,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the name in parentheses and may hold anything.
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    Some(Stat {
+        parent: fields.get(1)?.parse().ok()?,
+        ticks: fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?,
+    })
+}
+
+/// A process and its descendants.
+fn family(pid: u32) -> Vec<u32> {
+    let mut parents = Vec::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        if let Some(p) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok())
+            && let Some(s) = stat(p)
+        {
+            parents.push((p, s.parent));
+        }
+    }
+    let mut all = vec![pid];
+    let mut i = 0;
+    while let Some(&of) = all.get(i) {
+        all.extend(parents.iter().filter(|(_, parent)| *parent == of).map(|(p, _)| *p));
+        i += 1;
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_ends_early_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let arguments = ["-c".to_string(), "echo no disk here; exit 3".to_string()];
+        let mut server = Server::start("shell", "sh", &arguments, None, &log).unwrap();
+        let error =
+            server.wait_for(&dir.path().join("none"), Duration::from_secs(20)).unwrap_err().to_string();
+        assert!(error.contains("exit status: 3") && error.contains("no disk here"), "{error}");
+    }
+
+    #[test]
+    fn a_dropped_server_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let server =
+            Server::start("sleep", "sleep", &["100".to_string()], None, &dir.path().join("log")).unwrap();
+        let pid = server.pid();
+        assert!(stat(pid).is_some());
+        drop(server);
+        assert!(stat(pid).is_none());
+    }
+
+    #[test]
+    fn a_server_ends_with_the_thread_that_started_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let start = || Server::start("sleep", "sleep", &["100".to_string()], None, &log).unwrap();
+        let mut server = std::thread::scope(|s| {
+            s.spawn(|| {
+                let server = start();
+                // Its wish to end with its parent is made before it becomes what it is to be.
+                let name = format!("/proc/{}/comm", server.pid());
+                let begun = wait_until(Duration::from_secs(20), || {
+                    std::fs::read_to_string(&name).is_ok_and(|n| n.trim() == "sleep").then_some(())
+                });
+                begun.map(|()| server)
+            })
+            .join()
+            .unwrap()
+            .unwrap()
+        });
+        assert!(!server.wait(Duration::from_secs(20)).unwrap().success());
+    }
+
+    #[test]
+    fn processor_time_includes_children() {
+        let dir = tempfile::tempdir().unwrap();
+        let busy = "(while :; do :; done) & echo ready; wait";
+        let log = dir.path().join("log");
+        let server = Server::start("shell", "sh", &["-c".into(), busy.into()], None, &log).unwrap();
+        let used = wait_until(Duration::from_secs(20), || (cpu_seconds(server.pid()) > 0.1).then_some(()));
+        for child in family(server.pid()).into_iter().skip(1) {
+            kill_process(Pid::from_raw(child as i32).unwrap(), Signal::KILL).unwrap();
+        }
+        assert!(used.is_some());
+    }
+
+    #[test]
+    fn storage_bytes_are_those_of_the_device() {
+        let dir = tempfile::Builder::new().tempdir_in("/var/tmp").unwrap();
+        let script = "dd if=/dev/zero of=$0 bs=1M count=8 oflag=direct 2>/dev/null; echo done >$0.done; exec sleep 100";
+        let file = dir.path().join("f");
+        let arguments = ["-c".to_string(), script.to_string(), file.display().to_string()];
+        let mut server = Server::start("shell", "sh", &arguments, None, &dir.path().join("log")).unwrap();
+        server.wait_for(&dir.path().join("f.done"), Duration::from_secs(20)).unwrap();
+        let Some((_, written)) = storage_bytes(server.pid()) else {
+            return crate::skip("/proc/PID/io cannot be read");
+        };
+        assert!(written >= 8 << 20, "{written}");
+    }
+
+    #[test]
+    fn a_printed_command_line_is_quoted_where_it_must_be() {
+        let arguments = ["a=b".to_string(), "two words".to_string(), "it's".to_string()];
+        assert_eq!(line("x", &arguments), r#"x a=b 'two words' 'it'\''s'"#);
+    }
+}

@@ -1,0 +1,14 @@
+//! The shipped program with real clients: what a disk must show as a whole.
+//!
+//! Every test serves a disk of its own in a folder of its own and looks at it from outside: through its sockets,
+//! its figures, and what the kernel says of its processes.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where a step fails")]
+
+mod bounded;
+mod full;
+mod garbage;
+mod guest;
+mod shared;
+mod verify;
+mod world;
