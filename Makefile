@@ -1,0 +1,36 @@
+# Entry points. Each target says what it needs; `make install-deps` installs what is missing.
+CARGO ?= cargo
+
+.PHONY: help build demo test check bench soak install-deps image clean-cache
+
+help: ## What there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+build: ## The spillway program, optimised: target/release/spillway
+	$(CARGO) build --release -p spillway
+
+demo: install-deps image ## One machine on three disks, where its I/O goes (DEMO_ARGS="--out FILE" keeps the figures)
+	$(CARGO) build --release -p spillway -p spillway-lab
+	target/release/demo $(DEMO_ARGS)
+
+bench: install-deps ## Spillway beside its peers (BENCH_ARGS="--quick --check --out FILE")
+	$(CARGO) build --release -p spillway -p spillway-lab
+	target/release/bench $(BENCH_ARGS)
+
+test: install-deps image ## All tests; says what was skipped
+	scripts/test
+
+check: ## All that CI checks, every failure listed: format, lints, walls, docs, tests, fuzzing, audits
+	scripts/check
+
+soak: install-deps image ## The random tests for longer: 100 million model operations, ten minutes for each fuzz target
+	scripts/soak
+
+install-deps: ## Installs the Debian packages that are missing
+	scripts/install-deps
+
+image: ## The guests that tests and demo boot, kept under .cache
+	@scripts/guest-image >/dev/null
+
+clean-cache: ## Removes the kept guests
+	rm -rf .cache
