@@ -346,8 +346,9 @@ impl Disk {
             self.run_runnable(io);
         }
         self.serve_waiters(io);
-        if self.spec.mode.has_log() && !self.room_waiters.is_empty() {
-            // They have used up what was free: more must be on its way before the owner sleeps.
+        if self.spec.mode.has_log() && self.wants_room() {
+            // What was free is used up, or has become worth collecting: more room must be on its way before the
+            // owner sleeps.
             self.collect(io);
             self.evict(io);
         }
@@ -361,7 +362,7 @@ impl Disk {
     /// When the owner must call [`Disk::end_turn`] even if nothing arrives; `None`: never.
     pub fn deadline_ns(&self) -> Option<u64> {
         // While something waits for room the clock of the stalls goes on, and a full file system may have room.
-        let waiting = if self.room_waiters.is_empty() { 0 } else { self.now_ns + RETRY_NS };
+        let waiting = if self.wants_room() { self.now_ns + RETRY_NS } else { 0 };
         let all = [self.rest_until_ns, self.collect_again_ns, self.punch_after_ns, waiting];
         all.into_iter().filter(|&ns| ns > self.now_ns).min()
     }

@@ -10,7 +10,6 @@ use crate::part::{Source, Staged};
 use crate::request::Token;
 use crate::spec::{FullPolicy, Mode};
 use crate::table::{Active, Id, Wait};
-use std::collections::HashMap;
 
 impl Disk {
     /// The request waits until that row is finished, and is looked at again then.
@@ -97,7 +96,7 @@ impl Disk {
             }
             moved = true;
         }
-        let waiting = !self.room_waiters.is_empty() || !self.unflushed.is_empty();
+        let waiting = self.wants_room();
         if self.full && (moved || !waiting && self.has_room()) {
             self.full = false;
             io.event(Event::Room);
@@ -155,6 +154,11 @@ impl Disk {
         }
     }
 
+    /// Somebody waits for a slot, or for a segment.
+    pub(crate) fn wants_room(&self) -> bool {
+        !self.room_waiters.is_empty() || !self.unflushed.is_empty()
+    }
+
     /// A write that needs room would find some.
     fn has_room(&self) -> bool {
         if self.spec.mode.has_ram() { self.ram.free() > 0 } else { self.log.room() > 0 }
@@ -182,24 +186,9 @@ impl Disk {
     /// Nothing is being carried out, and nothing that is under way makes room: what is unfinished waits for room
     /// that somebody else must make, or behind something that does.
     pub fn only_waits_for_room(&self) -> bool {
-        if self.table.is_empty() {
-            return true;
-        }
-        if !self.no_room_in_sight() {
-            return false;
-        }
-        let mut unflushed: HashMap<Id, u32> = HashMap::new();
-        for (_, part) in self.parts.iter().filter(|(id, _)| self.unflushed.contains(id)) {
-            for staged in &part.staged {
-                if let Source::Write(id) = staged.source {
-                    *unflushed.entry(id).or_default() += 1;
-                }
-            }
-        }
-        self.table.iter().all(|(id, a)| {
-            let parked = matches!(a.wait, Wait::Room | Wait::Overlap) || a.pending > 0;
-            parked && a.pending == unflushed.get(&id).copied().unwrap_or(0)
-        })
+        let none_is_moving =
+            self.ops.len() == self.free_ops.len() && self.runnable.is_empty() && self.turn_waiters.is_empty();
+        self.table.is_empty() || none_is_moving && self.no_room_in_sight()
     }
 
     /// Withdraws those parked requests that `which` names: they complete with `errno`, which for a client that

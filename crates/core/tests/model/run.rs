@@ -387,8 +387,9 @@ impl Run {
             0 => self.crash(),
             1 if self.rng.chance(3) => self.reset(),
             2 if self.rng.chance(5) => self.read_all(),
-            3 => self.cancel_all(),
-            4..=250 if self.sent.len() < 32 => self.submit(),
+            3 if self.rng.chance(3) => self.cancel_all(),
+            4 => self.stuck = 500,
+            5..=250 if self.sent.len() < 32 => self.submit(),
             _ if self.sent.len() < 8 => self.submit(),
             251..=500 => {
                 self.turn();
