@@ -3,6 +3,7 @@
 //!
 //! Invariant: a block is committed after its write is done, and the request completes after that.
 
+use crate::copy::is_zero;
 use crate::counters::add;
 use crate::disk::{Disk, MAX_PENDING};
 use crate::entry::{Entry, Place};
@@ -15,7 +16,7 @@ use crate::request::Operation;
 use crate::spec::Mode;
 use crate::table::{Active, Id, Wait};
 use crate::units::{BLOCK_BYTES, Block, Location};
-use crate::write::{Piece, is_zero};
+use crate::write::Piece;
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
 

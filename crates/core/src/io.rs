@@ -26,6 +26,8 @@ pub const PARTS: usize = 8;
 pub trait GuestBuffers {
     /// Copies from the guest into `to`. What the guest changes meanwhile is read once.
     fn copy_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<(), Errno>;
+    /// The same into memory that is not read soon. Returns whether all of it was zero.
+    fn store_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<bool, Errno>;
     /// Copies `from` to the guest.
     fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno>;
     /// Fills guest memory with zeroes.
@@ -58,7 +60,7 @@ pub trait Io: GuestBuffers {
     /// Asks the processor to fetch a slot's beginning. A hint.
     #[inline]
     fn prefetch_slot(&self, _slot: Slot) {}
-    /// Copies guest data straight into a slot, from byte `slot_at` on.
+    /// Copies guest data straight into a slot, from byte `slot_at` on. Returns whether all of it was zero.
     fn guest_to_slot(
         &mut self,
         token: Token,
@@ -66,7 +68,7 @@ pub trait Io: GuestBuffers {
         slot: Slot,
         slot_at: usize,
         len: usize,
-    ) -> Result<(), Errno>;
+    ) -> Result<bool, Errno>;
     /// Copies a slot's bytes from `slot_at` on straight to the guest.
     fn slot_to_guest(
         &mut self,

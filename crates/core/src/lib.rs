@@ -7,6 +7,7 @@
 
 mod check;
 mod collect;
+mod copy;
 mod counters;
 mod direct;
 mod discard;
@@ -30,6 +31,7 @@ mod units;
 mod waiting;
 mod write;
 
+pub use copy::copy_past_caches;
 pub use counters::{Counters, Plane, add, get, set};
 pub use disk::Disk;
 pub use entry::{Entry, Place};

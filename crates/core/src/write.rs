@@ -2,6 +2,7 @@
 //!
 //! Invariant (the commit rule): content first, then one release store of the map entry, then the completion.
 
+use crate::copy::is_zero;
 use crate::counters::add;
 use crate::disk::{Disk, MAX_PENDING};
 use crate::entry::{Entry, Place};
@@ -12,13 +13,6 @@ use crate::table::{Active, Wait};
 use crate::units::{BLOCK_BYTES, Block, SECTOR_BYTES, Slot};
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
-
-/// Whether all bytes are zero. Ends at the first that is not: on ordinary data within a cache line.
-#[inline]
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    let (head, rest) = bytes.split_at(bytes.len().min(64));
-    head.iter().all(|&b| b == 0) && rest.chunks(512).all(|c| c.iter().fold(0, |or, &b| or | b) == 0)
-}
 
 /// The piece of a request that lies in one block.
 #[derive(Clone, Copy)]
@@ -58,8 +52,8 @@ impl Disk {
             let taken = match self.place(piece.block) {
                 Place::Ram(slot) => {
                     self.ram.touch_written(slot);
-                    io.guest_to_slot(token, a.at, slot, piece.from as usize, piece.len as usize).map(|()| {
-                        if piece.whole && is_zero(io.slot(slot)) {
+                    io.guest_to_slot(token, a.at, slot, piece.from as usize, piece.len as usize).map(|zero| {
+                        if piece.whole && zero {
                             self.commit(piece.block, Entry::ZERO);
                             false
                         } else {
@@ -127,18 +121,22 @@ impl Disk {
             io.slot(slot).fill(0);
         }
         let copied = io.guest_to_slot(a.request.token, a.at, slot, piece.from as usize, piece.len as usize);
-        if let Err(errno) = copied {
-            self.ram.release(slot, false);
-            return Err(errno);
+        match copied {
+            Ok(zero) => {
+                self.commit_slot(piece.block, slot, zero);
+                Ok(!zero)
+            }
+            Err(errno) => {
+                self.ram.release(slot, false);
+                Err(errno)
+            }
         }
-        self.commit_slot(io, piece.block, slot);
-        Ok(self.place(piece.block) != Place::Zero)
     }
 
-    /// A reserved slot holds a block's newest content: commit it, or zero if that is what it is.
+    /// A reserved slot holds a block's newest content: commit it, or `zero` if that is what it is.
     #[inline]
-    fn commit_slot<I: Io>(&mut self, io: &mut I, block: Block, slot: Slot) {
-        if is_zero(io.slot(slot)) {
+    fn commit_slot(&mut self, block: Block, slot: Slot, zero: bool) {
+        if zero {
             self.ram.release(slot, false);
             self.commit(block, Entry::ZERO);
         } else {
@@ -189,7 +187,9 @@ impl Disk {
             content[bytes.len()..].fill(0);
             match (merge.at, merge.to) {
                 (None, _) => content[from..from + len].fill(0),
-                (Some(at), MergeTo::Slot(slot)) => io.guest_to_slot(token, at, slot, from, len)?,
+                (Some(at), MergeTo::Slot(slot)) => {
+                    io.guest_to_slot(token, at, slot, from, len)?;
+                }
                 (Some(at), MergeTo::Page(part, page)) => {
                     io.guest_to_part(token, at, part, page * BLOCK_BYTES + from, len)?;
                 }
@@ -199,10 +199,11 @@ impl Disk {
         let guest_bytes = if merge.at.is_some() { merge.len } else { 0 };
         match (merge.to, merged) {
             (MergeTo::Slot(slot), Ok(())) => {
-                self.commit_slot(io, block, slot);
+                let zero = is_zero(io.slot(slot));
+                self.commit_slot(block, slot, zero);
                 if guest_bytes > 0 {
                     let c = self.meta.counters();
-                    let plane = if self.place(block) == Place::Zero { &c.zero } else { &c.ram };
+                    let plane = if zero { &c.zero } else { &c.ram };
                     plane.write(u64::from(guest_bytes));
                 }
                 self.table.get_mut(merge.id).moved_bytes += u64::from(guest_bytes);
@@ -216,22 +217,5 @@ impl Disk {
                 self.page_merged(io, merge, part, page, guest_bytes, merged)
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_zero;
-
-    #[test]
-    fn one_bit_anywhere_is_not_zero() {
-        let mut block = [0u8; 4096];
-        assert!(is_zero(&block));
-        for i in [0, 7, 63, 64, 511, 575, 576, 4095] {
-            block[i] = 1;
-            assert!(!is_zero(&block), "bit in byte {i}");
-            block[i] = 0;
-        }
-        assert!(is_zero(&block[..5]));
     }
 }

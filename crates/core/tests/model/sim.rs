@@ -140,6 +140,11 @@ impl GuestBuffers for Sim {
         Ok(())
     }
 
+    fn store_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<bool, Errno> {
+        self.copy_from_guest(token, at, to)?;
+        Ok(to.iter().all(|&b| b == 0))
+    }
+
     fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno> {
         self.client(token).data[at as usize..][..from.len()].copy_from_slice(from);
         Ok(())
@@ -170,14 +175,15 @@ impl Io for Sim {
         slot: Slot,
         slot_at: usize,
         len: usize,
-    ) -> Result<(), Errno> {
+    ) -> Result<bool, Errno> {
         if self.faults > 0 && self.rng.below(65_536) < u64::from(self.faults) / 4 {
             return Err(Errno::FAULT);
         }
         let range = self.slot_range(slot, slot_at, len);
         let client = self.clients.get(&token.0).expect("a token of an unfinished request");
-        self.data[range].copy_from_slice(&client.data[at as usize..][..len]);
-        Ok(())
+        let bytes = &client.data[at as usize..][..len];
+        self.data[range].copy_from_slice(bytes);
+        Ok(bytes.iter().all(|&b| b == 0))
     }
 
     fn slot_to_guest(

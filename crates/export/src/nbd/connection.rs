@@ -14,7 +14,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno as SystemErrno;
 use rustix::net::{RecvFlags, recv, sockopt};
-use spillway_core::{Errno, GuestBuffers, Token};
+use spillway_core::{Errno, GuestBuffers, Token, copy_past_caches};
 use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::time::Duration;
@@ -417,6 +417,13 @@ impl GuestBuffers for Connection {
     fn copy_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<(), Errno> {
         to.copy_from_slice(self.data(token, at, to.len())?);
         Ok(())
+    }
+
+    #[inline]
+    fn store_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<bool, Errno> {
+        let from = self.data(token, at, to.len())?;
+        // SAFETY: `from` is a slice of our own, as long as `to`.
+        Ok(unsafe { copy_past_caches(from.as_ptr(), to) })
     }
 
     #[inline]

@@ -13,7 +13,7 @@ use super::message::{VringState, code};
 use super::queue::Queue;
 use super::sigbus::Guard;
 use super::{Change, Disconnect, TOKEN_TAG};
-use spillway_core::{Errno, GuestBuffers, Request, Token};
+use spillway_core::{Errno, GuestBuffers, Request, Token, copy_past_caches};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -279,6 +279,16 @@ impl GuestBuffers for Frontend {
             unsafe { copy_from_guest(guest, &mut to[range]) }
         })?;
         self.unless_poisoned()
+    }
+
+    #[inline]
+    fn store_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<bool, Errno> {
+        let mut zero = true;
+        self.head(token)?.pieces(at, to.len(), |guest, range| {
+            // SAFETY: as above.
+            zero &= unsafe { copy_past_caches(guest, &mut to[range]) };
+        })?;
+        self.unless_poisoned().map(|()| zero)
     }
 
     #[inline]

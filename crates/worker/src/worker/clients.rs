@@ -82,6 +82,15 @@ impl GuestBuffers for Clients {
     }
 
     #[inline]
+    fn store_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<bool, Errno> {
+        if is_vhost(token) {
+            self.vmm(token).ok_or(Errno::FAULT)?.frontend.store_from_guest(token, at, to)
+        } else {
+            self.nbd_client(token).ok_or(Errno::FAULT)?.connection.store_from_guest(token, at, to)
+        }
+    }
+
+    #[inline]
     fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno> {
         if is_vhost(token) {
             self.vmm(token).ok_or(Errno::FAULT)?.frontend.copy_to_guest(token, at, from)

@@ -364,6 +364,11 @@ impl GuestBuffers for Doer {
     }
 
     #[inline]
+    fn store_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<bool, Errno> {
+        self.clients.store_from_guest(token, at, to)
+    }
+
+    #[inline]
     fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno> {
         self.clients.copy_to_guest(token, at, from)
     }
@@ -401,10 +406,10 @@ impl Io for Doer {
         slot: Slot,
         slot_at: usize,
         len: usize,
-    ) -> Result<(), Errno> {
+    ) -> Result<bool, Errno> {
         let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
         let to = &mut slots.bytes(slot.offset_bytes() as usize, BLOCK_BYTES)[slot_at..slot_at + len];
-        self.clients.copy_from_guest(token, at, to)
+        self.clients.store_from_guest(token, at, to)
     }
 
     #[inline]
