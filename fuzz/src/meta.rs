@@ -52,7 +52,7 @@ fn spec(mode: Mode) -> DiskSpec {
         mode,
         full: FullPolicy::Fail,
         ram_limit_bytes: if mode.has_ram() { 24 * BLOCK_BYTES as u64 } else { 0 },
-        overflow_limit_bytes: if mode.has_log() { 12 * 8 * BLOCK_BYTES as u64 } else { 0 },
+        overflow_limit_bytes: if mode.has_log() { 20 * 8 * BLOCK_BYTES as u64 } else { 0 },
         shape,
     }
 }

@@ -4,10 +4,12 @@
 use crate::counters::get;
 use crate::disk::Disk;
 use crate::entry::Place;
+use crate::log::Stream;
 use crate::meta::RegionState;
 use crate::ops::{MergeTo, Op};
-use crate::part::PartState;
+use crate::part::{PartState, Source};
 use crate::spec::Mode;
+use crate::table::Wait;
 use crate::units::{BLOCK_BYTES, Block, Location, Slot};
 
 impl std::fmt::Debug for Disk {
@@ -98,6 +100,35 @@ impl Disk {
         if self.table.is_empty() {
             self.check_counters();
         }
+    }
+
+    /// Panics unless every unfinished request has something to wait for, of a disk that would sleep. On a
+    /// `healthy` one without I/O errors, those that wait for room must find none.
+    pub fn check_rest(&self, healthy: bool) {
+        for (id, a) in self.table.iter() {
+            let staged = self
+                .parts
+                .iter()
+                .filter(|(part, _)| self.unflushed.contains(part))
+                .flat_map(|(_, part)| &part.staged)
+                .filter(|s| matches!(s.source, Source::Write(of) if of == id))
+                .count();
+            assert_eq!(a.pending as usize, staged, "operations of {a:?}");
+            let waits = match a.wait {
+                Wait::Room => self.room_waiters.contains(&id),
+                Wait::Overlap => self.table.blocker_among_all(a).is_some(),
+                Wait::Part => !self.parts.can_take(Stream::Write),
+                Wait::Writes => self.table.earliest_writer().is_some_and(|writer| writer < a.sequence),
+                Wait::Operations => a.pending > 0,
+                Wait::Turn | Wait::Nothing => false,
+            };
+            assert!(waits, "nothing will wake {a:?}");
+        }
+        if healthy && !self.room_waiters.is_empty() {
+            assert!(!self.spec.mode.has_ram() || self.ram.free() == 0, "free slots while writes wait");
+            assert!(!self.spec.mode.has_log() || self.log.room() == 0, "room in the log while writes wait");
+        }
+        assert!(!healthy || self.unflushed.is_empty(), "parts without a segment, and no error");
     }
 
     fn parts_writing(&self, segment: u32) -> u32 {

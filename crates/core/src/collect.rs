@@ -96,12 +96,14 @@ impl Disk {
             .iter()
             .enumerate()
             .map(|(i, &owner)| (Block(owner), Location(first + i as u32)))
-            .filter(|&(block, location)| {
-                block.0 < self.spec.blocks()
-                    && matches!(self.place(block), Place::Overflow(here, _) if here == location)
-            })
+            .filter(|&at| at.0.0 < self.spec.blocks() && self.lives_at(at))
             .collect();
         self.victim.as_mut().expect("called for a victim").blocks = blocks;
+    }
+
+    /// The block is still where the summary said. Else it was written or discarded meanwhile.
+    fn lives_at(&self, (block, location): (Block, Location)) -> bool {
+        matches!(self.place(block), Place::Overflow(here, _) if here == location)
     }
 
     /// Carries the collection on as far as it goes.
@@ -119,7 +121,11 @@ impl Disk {
                 self.flush_part(io, part);
             }
         }
-        let victim = self.victim.as_mut().expect("still there");
+        let mut victim = self.victim.take().expect("still there");
+        while victim.blocks.get(victim.next).is_some_and(|&b| !self.lives_at(b)) {
+            victim.next += 1;
+        }
+        let victim = self.victim.insert(victim);
         if victim.next < victim.blocks.len() {
             let room = self.log.ready(Stream::Collect, &self.meta) as usize;
             if room == 0 {
@@ -153,7 +159,11 @@ impl Disk {
             let first = victim.next;
             let adjacent = |i: usize| victim.blocks[i].1.0 == victim.blocks[first].1.0 + (i - first) as u32;
             let most = end.min(first + RUN_BLOCKS);
-            let n = (first..most).take_while(|&i| adjacent(i)).count();
+            let n = (first..most).take_while(|&i| adjacent(i) && self.lives_at(victim.blocks[i])).count();
+            if n == 0 {
+                victim.next += 1;
+                continue;
+            }
             victim.next += n;
             victim.reads += 1;
             self.count_read(n * BLOCK_BYTES);

@@ -27,10 +27,14 @@ impl Disk {
             if a.pending >= MAX_PENDING {
                 return;
             }
+            if self.budget == 0 {
+                a.wait = Wait::Turn;
+                return;
+            }
+            self.budget -= 1;
             let piece = self.piece(a);
             let old = self.place(piece.block);
-            if !matches!(old, Place::Overflow(..)) && self.log.room() == 0 {
-                a.wait = Wait::Room;
+            if !self.log_has_room_for(a, old) {
                 return;
             }
             if !piece.whole && old != Place::Zero {
@@ -85,7 +89,10 @@ impl Disk {
             }
             self.flush_part(io, part);
         }
-        if !self.unflushed.is_empty() || self.log.ready(Stream::Write, &self.meta) == 0 {
+        if !self.unflushed.is_empty()
+            || self.now_ns < self.rest_until_ns
+            || self.log.ready(Stream::Write, &self.meta) == 0
+        {
             return Err(Wait::Room);
         }
         self.parts.take(Stream::Write).map(|part| (part, 0)).ok_or(Wait::Part)
@@ -111,7 +118,7 @@ impl Disk {
         old: Place,
         at: Option<u32>,
     ) -> Result<(), ()> {
-        let to = if self.spec.mode == Mode::Direct { self.direct_pages(1) } else { self.merge_part() };
+        let to = if self.spec.mode == Mode::Direct { self.direct_page() } else { self.merge_part() };
         let Some((part, page)) = to else {
             a.wait = Wait::Part;
             return Err(());
@@ -229,8 +236,8 @@ impl Disk {
         Some((part, page, n))
     }
 
-    fn direct_pages(&mut self, n: usize) -> Option<(PartId, usize)> {
-        self.direct_run(n).map(|(part, page, _)| (part, page))
+    fn direct_page(&mut self) -> Option<(PartId, usize)> {
+        self.direct_run(1).map(|(part, page, _)| (part, page))
     }
 
     fn direct_page_done(&mut self, part: PartId) {

@@ -89,7 +89,8 @@ impl Disk {
                 for block in blocks {
                     given += self.commit(block, Entry::ZERO);
                 }
-                if n >= REGION_BLOCKS / 8 && self.region_is_zero(region) {
+                let mapped = self.meta.region(region) == RegionState::Mapped;
+                if mapped && n >= REGION_BLOCKS / 8 && self.region_is_zero(region) {
                     self.meta.set_region(region, RegionState::Zero);
                     self.unmap(io, region);
                 }
@@ -108,8 +109,7 @@ impl Disk {
     fn region_is_zero(&self, region: usize) -> bool {
         let first = (region * REGION_BLOCKS) as u32;
         (first..first + REGION_BLOCKS as u32).all(|b| {
-            u64::from(b) * BLOCK_BYTES as u64 >= self.spec.size_bytes
-                || self.meta.entry(Block(b)) == Entry::ZERO
+            u64::from(b) * BLOCK_BYTES as u64 >= self.spec.size_bytes || self.place(Block(b)) == Place::Zero
         })
     }
 
@@ -123,10 +123,7 @@ impl Disk {
                 true
             }
             old if self.spec.mode.has_ram() => {
-                let Some(slot) = self.ram.allocate() else {
-                    a.wait = Wait::Room;
-                    return false;
-                };
+                let Some(slot) = self.slot_for(a) else { return false };
                 let id = self.row(a);
                 a.pending += 1;
                 let merge = Merge {
@@ -142,11 +139,7 @@ impl Disk {
                 true
             }
             old => {
-                if self.spec.mode == Mode::Overflow
-                    && !matches!(old, Place::Overflow(..))
-                    && self.log.room() == 0
-                {
-                    a.wait = Wait::Room;
+                if self.spec.mode == Mode::Overflow && !self.log_has_room_for(a, old) {
                     return false;
                 }
                 self.merge_to_page(io, a, piece, old, None).is_ok()

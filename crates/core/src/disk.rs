@@ -5,11 +5,11 @@
 //! unfinished and could not be finished at once.
 
 use crate::collect::Victim;
-use crate::counters::{Counters, add, set};
+use crate::counters::{Counters, add, get, set};
 use crate::entry::Place;
 use crate::error::{DiskError, Errno};
 use crate::io::{Io, PartId};
-use crate::log::Log;
+use crate::log::{Log, Stream};
 use crate::meta::Meta;
 use crate::ops::Op;
 use crate::part::Parts;
@@ -62,8 +62,10 @@ pub struct Disk {
     pub(crate) retests: u32,
     /// The eviction hand has found too few cold blocks in its steps: it goes on in the next turn.
     pub(crate) hand_tired: bool,
-    /// Until when empty segments stay in the file because more are filled.
+    /// Until when empty segments stay in the file because more are filled, or a punch failed.
     pub(crate) punch_after_ns: u64,
+    /// The file system cannot punch.
+    pub(crate) no_punching: bool,
     sequence: u64,
     /// Reads and writes that completed at once in this turn, for the latency histograms.
     batch: [u64; 2],
@@ -71,6 +73,8 @@ pub struct Disk {
     pub(crate) direct_blocks: u64,
     /// Overflow writes that failed in a row, and until when eviction rests for it.
     pub(crate) write_errors: u32,
+    pub(crate) write_error_ns: u64,
+    pub(crate) write_errno: Errno,
     pub(crate) rest_until_ns: u64,
     /// When the collector tries segments again that it could not empty.
     pub(crate) collect_again_ns: u64,
@@ -113,10 +117,13 @@ impl Disk {
             retests: RETESTS,
             hand_tired: false,
             punch_after_ns: 0,
+            no_punching: false,
             sequence: 0,
             batch: [0; 2],
             direct_blocks: 0,
             write_errors: 0,
+            write_error_ns: 0,
+            write_errno: Errno::IO,
             rest_until_ns: 0,
             collect_again_ns: 0,
             full: false,
@@ -130,6 +137,8 @@ impl Disk {
         add(&disk.counters().restarts, u64::from(existing));
         // A new disk too: memory whose header alone is zero must not pass for one that is zero everywhere.
         disk.adopt()?;
+        let peak = get(&disk.counters().ram_peak_bytes) / BLOCK_BYTES as u64;
+        disk.ram.remember_peak(peak);
         set(&disk.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
         set(&disk.counters().overflow_limit_bytes, u64::from(spec.segments()) * spec.segment_bytes());
         disk.publish_gauges();
@@ -181,6 +190,9 @@ impl Disk {
     pub fn begin_turn(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.budget = TURN_BLOCKS;
+        if self.room_waiters.is_empty() {
+            self.stalls_until_ns = now_ns;
+        }
     }
 
     /// Takes a request. It is completed through `io`, at once or later.
@@ -354,13 +366,22 @@ impl Disk {
         }
         let more = self.ram.give_back(io, 256, &mut self.slots_scratch) | self.release_map(io);
         self.publish_gauges();
-        // Slots that came free after the waiting had their turn.
-        let served_late = self.spec.mode.has_ram() && self.ram.free() > 0 && !self.room_waiters.is_empty();
-        more || served_late || self.hand_tired || !self.runnable.is_empty() || !self.turn_waiters.is_empty()
+        more || self.hand_tired || self.can_go_on()
     }
 
-    /// When the owner must call [`Disk::end_turn`] even if nothing arrives; `None`: never.
+    /// Some request could go on now: what it waited for is there.
+    fn can_go_on(&self) -> bool {
+        !self.runnable.is_empty()
+            || !self.turn_waiters.is_empty()
+            || !self.room_waiters.is_empty() && self.first_finds_room()
+            || !self.part_waiters.is_empty() && self.parts.can_take(Stream::Write)
+    }
+
+    /// When the owner must call [`Disk::end_turn`] even if nothing arrives, which may be at once; `None`: never.
     pub fn deadline_ns(&self) -> Option<u64> {
+        if self.can_go_on() {
+            return Some(self.now_ns);
+        }
         // While something waits for room the clock of the stalls goes on, and a full file system may have room.
         let waiting = if self.wants_room() { self.now_ns + RETRY_NS } else { 0 };
         let all = [self.rest_until_ns, self.collect_again_ns, self.punch_after_ns, waiting];
@@ -381,7 +402,9 @@ impl Disk {
             return false;
         }
         if self.direct_blocks > 0 {
-            // The map is still the old one, but nobody reads: the disk is quiet.
+            // The map is still the old one, but nobody reads: the disk is quiet, and whoever attaches after a
+            // death in the middle finishes the reset.
+            self.meta.begin_reset();
             self.direct_blocks = 0;
             self.punches += 1;
             let op = self.new_op(Op::ResetPunch);
@@ -392,7 +415,6 @@ impl Disk {
         self.meta.reset();
         self.ram.reset();
         self.log.reset();
-        self.direct_blocks = 0;
         (self.full, self.overflowed) = (false, false);
         self.release_map_from = Some(0);
         let c = self.meta.counters();

@@ -4,14 +4,14 @@
 //! RAM to overflow only if the block was not written while its copy was under way.
 
 use crate::counters::add;
-use crate::disk::Disk;
+use crate::disk::{Disk, RETRY_NS};
 use crate::entry::{Entry, Place};
 use crate::error::Errno;
 use crate::io::{Event, Io, PartId};
 use crate::log::Stream;
 use crate::ops::Op;
 use crate::part::{PartState, Source, Staged};
-use crate::spec::Mode;
+use crate::spec::{FullPolicy, Mode};
 use crate::units::{BLOCK_BYTES, Location};
 
 /// Punches of empty segments under way at a time.
@@ -41,7 +41,7 @@ impl Disk {
             if staying < high + batch && !(urgent && self.ram.evicting() == 0 && staying > 0) {
                 return;
             }
-            let n = batch.min(self.log.room().min(u64::from(u32::MAX)) as u32);
+            let n = batch.min(self.room_to_evict().min(u64::from(u32::MAX)) as u32);
             let n = n.min(self.log.ready(Stream::Write, &self.meta)) as usize;
             if n == 0 {
                 return;
@@ -68,6 +68,9 @@ impl Disk {
             let c = self.meta.counters();
             add(if urgent { &c.evictions_urgent } else { &c.evictions_background }, 1);
             self.flush_part(io, part);
+            if short {
+                return;
+            }
         }
     }
 
@@ -80,6 +83,9 @@ impl Disk {
             self.flush_part(io, part);
         }
         while let Some(&part) = self.unflushed.front() {
+            if self.now_ns < self.rest_until_ns {
+                return;
+            }
             if self.log.ready(Stream::Write, &self.meta) == 0 {
                 return;
             }
@@ -148,6 +154,20 @@ impl Disk {
             Err(errno) => {
                 self.overflow_write_failed(io, errno);
                 self.log.abandon(stream, extent.segment, &self.meta);
+                if errno == Errno::NO_SPACE
+                    && self.spec.mode == Mode::Overflow
+                    && self.spec.full == FullPolicy::Pause
+                    && stream == Stream::Write
+                {
+                    // The file system is full, which may pass: the blocks wait.
+                    add(&self.counters().lost_blocks, staged.len() as u64);
+                    let part = self.parts.get(id);
+                    part.staged = staged;
+                    part.extent = None;
+                    self.unflushed.push_back(id);
+                    self.log.appended(extent.segment, &self.meta);
+                    return;
+                }
             }
         }
         let mut lost = 0;
@@ -210,21 +230,30 @@ impl Disk {
     /// nothing lives in it. A file system may make a punch wait for the I/O under way, or the other way round.
     pub(crate) fn punch<I: Io>(&mut self, io: &mut I) {
         let all = self.log.live() == 0 && self.log.arriving == 0;
-        if !self.log.has_to_punch(all) {
+        if self.is_resetting() || self.no_punching || !self.log.has_to_punch(all) {
             self.punch_after_ns = 0;
             return;
         }
         if !all && (self.punch_after_ns == 0 || self.parts.in_use() > 0) {
             self.punch_after_ns = self.now_ns + QUIET_NS;
         }
-        while self.punches < PUNCHES
-            && (all || self.now_ns >= self.punch_after_ns)
-            && self.log.has_to_punch(all)
-        {
+        while self.punches < PUNCHES && self.now_ns >= self.punch_after_ns && self.log.has_to_punch(all) {
             let segment = self.log.next_to_punch();
             self.punches += 1;
             let op = self.new_op(Op::Punch { segment });
             io.punch_overflow(op, self.log.first_location(segment).offset_bytes(), self.spec.segment_bytes());
+        }
+    }
+
+    /// A segment has left the file, or not.
+    pub(crate) fn punched(&mut self, segment: u32, result: Result<(), Errno>) {
+        self.punches -= 1;
+        self.log.punched(segment, result.is_ok());
+        match result {
+            Ok(()) => add(&self.counters().segments_punched, 1),
+            // Its blocks are reused all the same.
+            Err(Errno::NOT_SUPPORTED) => self.no_punching = true,
+            Err(_) => self.punch_after_ns = self.now_ns + RETRY_NS,
         }
     }
 }

@@ -8,6 +8,7 @@
 use crate::meta::{Meta, SegmentMark};
 use crate::spec::LogShape;
 use crate::units::Location;
+use std::cell::Cell;
 use std::collections::HashMap;
 
 /// Who appends: each stream has an open segment of its own, so that cold survivors do not mix with newcomers
@@ -60,6 +61,8 @@ pub(crate) struct Extent {
 const KEEP_EMPTY: usize = 4;
 /// Free segments that only the collector may open.
 const COLLECTOR_OWN: u32 = 2;
+/// Segments' worth of blocks that never live: two open segments, the collector's own, and some to gain from.
+const MIN_RESERVE: u32 = 8;
 
 pub(crate) struct Log {
     shape: LogShape,
@@ -72,6 +75,8 @@ pub(crate) struct Log {
     open: [Option<Open>; 2],
     /// Owners of closed segments whose summary is not in the file (found at attach, or its write failed).
     pub kept_owners: HashMap<u32, Vec<u32>>,
+    /// Known: no segment is worth collecting. Whatever may change that forgets it.
+    packed: Cell<bool>,
     live: u64,
     /// Blocks of appends under way that will add to `live`.
     pub arriving: u64,
@@ -88,6 +93,7 @@ impl Log {
             punching: 0,
             open: [None, None],
             kept_owners: HashMap::new(),
+            packed: Cell::new(false),
             live: 0,
             arriving: 0,
         }
@@ -103,13 +109,22 @@ impl Log {
     }
 
     fn reserve(&self) -> u32 {
-        4.max(self.total / 20)
+        MIN_RESERVE.max(self.total / 20)
+    }
+
+    /// Blocks that may live here: what the reserve leaves, without which the collector had nothing to gain.
+    pub fn capacity(&self) -> u64 {
+        u64::from(self.total.saturating_sub(self.reserve())) * u64::from(self.data_blocks())
     }
 
     /// Blocks that may still come to live here.
     pub fn room(&self) -> u64 {
-        let capacity = u64::from(self.total.saturating_sub(self.reserve())) * u64::from(self.data_blocks());
-        capacity.saturating_sub(self.live + self.arriving)
+        self.room_beyond(0)
+    }
+
+    /// The same with some more than the capacity.
+    pub fn room_beyond(&self, more: u64) -> u64 {
+        (self.capacity() + more).saturating_sub(self.live + self.arriving)
     }
 
     /// Segments that can be opened.
@@ -117,9 +132,10 @@ impl Log {
         self.total - self.segments.len() as u32 + (self.empty.len() + self.punched.len()) as u32
     }
 
-    /// The file has used its limit: time to collect.
+    /// Free segments run short: time to collect. The rest of the reserve stays spread over the segments as dead
+    /// blocks: the more of them the emptiest holds, the fewer blocks must move.
     pub fn wants_collection(&self) -> bool {
-        self.free_segments() + self.punching < self.reserve()
+        self.free_segments() + self.punching < (self.reserve() / 4).max(COLLECTOR_OWN + 2)
     }
 
     /// Bytes of the file that segments take up, living or not.
@@ -201,6 +217,7 @@ impl Log {
     pub fn close(&mut self, stream: Stream) -> Vec<u32> {
         let open = self.open[stream as usize].take().expect("an extent that seals has an open segment");
         self.segments[open.segment as usize].status = Status::Closed;
+        self.packed.set(false);
         open.owners
     }
 
@@ -225,6 +242,7 @@ impl Log {
         let segment = self.segment_of(location);
         self.segments[segment as usize].live -= 1;
         self.live -= 1;
+        self.packed.set(false);
         self.free_if_empty(segment, meta);
     }
 
@@ -242,6 +260,7 @@ impl Log {
     /// An append of the segment is done.
     pub fn appended(&mut self, segment: u32, meta: &Meta) {
         self.segments[segment as usize].appends -= 1;
+        self.packed.set(false);
         self.unpin(segment, meta);
     }
 
@@ -257,6 +276,15 @@ impl Log {
 
     /// The closed segment with the fewest living blocks, if moving them gains anything.
     pub fn emptiest(&self) -> Option<u32> {
+        if self.packed.get() {
+            return None;
+        }
+        let found = self.find_emptiest();
+        self.packed.set(found.is_none());
+        found
+    }
+
+    fn find_emptiest(&self) -> Option<u32> {
         let candidates = self.segments.iter().enumerate();
         let (segment, s) = candidates
             .filter(|(_, s)| s.status == Status::Closed && !s.stuck && s.live > 0 && s.appends == 0)
@@ -282,6 +310,7 @@ impl Log {
     /// Stuck segments may be tried again.
     pub fn retry_stuck(&mut self) {
         self.segments.iter_mut().for_each(|s| s.stuck = false);
+        self.packed.set(false);
     }
 
     /// Empty segments beyond those that are kept for reuse (`all`: those too).
@@ -350,6 +379,7 @@ impl Log {
         }
         self.empty = empty;
         (self.live, self.arriving) = (0, 0);
+        self.packed.set(false);
     }
 
     /// Checks this file's invariants against the block map's view of them; for tests.

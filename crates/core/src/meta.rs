@@ -219,11 +219,16 @@ impl Meta {
         self.header().resetting.load(Ordering::Acquire) != 0
     }
 
+    /// From here on whoever attaches forgets every block.
+    pub fn begin_reset(&self) {
+        self.header().resetting.store(1, Ordering::SeqCst);
+    }
+
     /// Forgets every block: afterwards the disk reads as its base image. A process that dies in the middle
     /// leaves `resetting` set.
     pub fn reset(&self) {
+        self.begin_reset();
         let h = self.header();
-        h.resetting.store(1, Ordering::SeqCst);
         for region in 0..self.layout.regions {
             if self.region(region) != RegionState::Untouched {
                 self.set_region(region, RegionState::Untouched);

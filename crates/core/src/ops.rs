@@ -9,6 +9,9 @@ use crate::io::{Event, Io, OpId, PartId};
 use crate::table::{Id, Wait};
 use crate::units::{Block, Location, Slot};
 
+/// Overflow writes that fail within this time fail for one reason.
+const SAME_HICCUP_NS: u64 = 10_000_000;
+
 /// What an operation was for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
@@ -134,11 +137,7 @@ impl Disk {
             }
             Op::ResetPunch => self.punches -= 1,
             Op::Sync { id } => self.operation_done(io, id, result),
-            Op::Punch { segment } => {
-                self.punches -= 1;
-                self.log.punched(segment, result.is_ok());
-                add(&self.counters().segments_punched, u64::from(result.is_ok()));
-            }
+            Op::Punch { segment } => self.punched(segment, result),
             other => panic!("{other:?} is a read"),
         }
     }
@@ -149,25 +148,35 @@ impl Disk {
         a.pending -= 1;
         if let Err(errno) = result {
             a.errno.get_or_insert(errno);
+            if matches!(a.wait, Wait::Room | Wait::Part | Wait::Turn) {
+                self.unpark(id);
+            }
         }
-        if a.pending == 0 && (a.walked || a.errno.is_some() && a.wait == Wait::Operations) {
+        let a = self.table.get_mut(id);
+        if a.pending == 0 && (a.walked || a.errno.is_some()) {
             let a = *a;
             self.finish(io, &a);
-        } else if !a.walked && a.wait == Wait::Operations && a.pending <= MAX_PENDING / 2 {
+        } else if !a.walked && a.errno.is_none() && a.wait == Wait::Operations && a.pending <= MAX_PENDING / 2
+        {
             a.wait = Wait::Nothing;
             let sequence = a.sequence;
             self.runnable.push_back((id, sequence));
         }
     }
 
-    /// Notes that an overflow write failed; after three in a row eviction rests.
+    /// Notes that an overflow write failed. After three failures in a row, not counting those of writes that
+    /// were under way together, and at once when the file system is full, writing rests.
     pub(crate) fn overflow_write_failed<I: Io>(&mut self, io: &mut I, errno: Errno) {
         add(&self.counters().overflow_write_errors, 1);
-        self.write_errors += 1;
-        if self.write_errors == 1 {
+        if self.write_errors == 0 {
             io.event(Event::OverflowWriteFailed(errno));
         }
-        if self.write_errors >= 3 {
+        if self.write_errors == 0 || self.now_ns >= self.write_error_ns + SAME_HICCUP_NS {
+            self.write_errors += 1;
+            self.write_error_ns = self.now_ns;
+        }
+        self.write_errno = errno;
+        if self.write_errors >= 3 || errno == Errno::NO_SPACE {
             self.rest_until_ns = self.now_ns + RETRY_NS;
         }
     }

@@ -41,7 +41,7 @@ pub(crate) enum PartState {
 pub(crate) struct Part {
     pub state: PartState,
     pub stream: Stream,
-    /// Pages taken, the summary's included.
+    /// Pages taken (mode `direct`).
     pub used: usize,
     pub staged: Vec<Staged>,
     /// Where it goes (log modes).
@@ -76,13 +76,17 @@ impl Parts {
         self.parts.iter().enumerate().map(|(i, p)| (PartId(i as u8), p))
     }
 
-    /// Takes a free part for a stream. One is always left for the collector.
+    /// Whether there is a free part for a stream. One is always left for the collector.
+    pub fn can_take(&self, stream: Stream) -> bool {
+        PARTS - self.in_use() > if stream == Stream::Write { 1 } else { 0 }
+    }
+
+    /// Takes a free part for a stream.
     pub fn take(&mut self, stream: Stream) -> Option<PartId> {
-        let mut free = (0..PARTS).filter(|&i| self.parts[i].state == PartState::Free);
-        let first = free.next()?;
-        if stream == Stream::Write && free.next().is_none() {
+        if !self.can_take(stream) {
             return None;
         }
+        let first = self.parts.iter().position(|p| p.state == PartState::Free)?;
         let part = &mut self.parts[first];
         part.state = PartState::Filling;
         part.stream = stream;

@@ -60,6 +60,11 @@ impl RamTier {
         self.peak
     }
 
+    /// An earlier process has seen this many slots in use.
+    pub fn remember_peak(&mut self, peak: u64) {
+        self.peak = self.peak.max(u32::try_from(peak).unwrap_or(0).min(self.limit));
+    }
+
     pub fn free(&self) -> u32 {
         self.limit - self.used
     }

@@ -102,11 +102,11 @@ impl Disk {
                     Ok(())
                 }
             };
+            a.moved_bytes += u64::from(n);
             if let Err(errno) = result {
                 a.errno = Some(errno);
                 return;
             }
-            a.moved_bytes += u64::from(n);
             a.at += n;
         }
         a.walked = true;

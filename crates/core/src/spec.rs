@@ -134,7 +134,7 @@ pub struct DiskSpec {
 }
 
 /// Segments that the log needs at least: the collector's reserve, two open ones, and some to fill.
-pub const MIN_SEGMENTS: u64 = 8;
+pub const MIN_SEGMENTS: u64 = 16;
 /// Blocks that a segment has at most: its summary names their owners in one block.
 const MAX_SEGMENT_BLOCKS: u32 = 1 + (BLOCK_BYTES as u32 - 16) / 4;
 /// Blocks that a part has at most: a staging buffer has 256 KiB.

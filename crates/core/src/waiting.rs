@@ -6,10 +6,12 @@ use crate::disk::Disk;
 use crate::entry::Place;
 use crate::error::Errno;
 use crate::io::{Event, Io};
+use crate::log::Stream;
 use crate::part::{Source, Staged};
 use crate::request::Token;
 use crate::spec::{FullPolicy, Mode};
 use crate::table::{Active, Id, Wait};
+use crate::units::{BLOCK_BYTES, Slot};
 
 impl Disk {
     /// The request waits until that row is finished, and is looked at again then.
@@ -107,9 +109,12 @@ impl Disk {
                 io.event(Event::Full);
             }
             if self.spec.full == FullPolicy::Fail {
-                self.drop_unflushed(io, Errno::NO_SPACE, |_| true);
+                // Room that cannot be used for errors is no lack of room.
+                let resting = self.now_ns < self.rest_until_ns && self.log.room() > 0;
+                let errno = if resting { self.write_errno } else { Errno::NO_SPACE };
+                self.drop_unflushed(io, errno, |_| true);
                 while let Some(id) = self.room_waiters.pop_front() {
-                    self.fail_parked(io, id, Errno::NO_SPACE);
+                    self.fail_parked(io, id, errno);
                 }
             }
         }
@@ -132,26 +137,52 @@ impl Disk {
     fn drop_unflushed<I: Io>(&mut self, io: &mut I, errno: Errno, which: impl Fn(Token) -> bool) {
         for _ in 0..self.unflushed.len() {
             let part = self.unflushed.pop_front().expect("counted");
-            let staged = std::mem::take(&mut self.parts.get(part).staged);
-            let leaves = |s: &Staged| match s.source {
-                Source::Write(id) => which(self.table.get(id).request.token),
-                Source::Evict(_) | Source::Collect(_) => false,
-            };
-            // They leave together: the bytes of a part do not move.
-            if !staged.iter().all(leaves) {
-                self.parts.get(part).staged = staged;
-                self.unflushed.push_back(part);
-                continue;
+            let (mut staying, mut leaving): (Vec<Staged>, _) = (Vec::new(), Vec::new());
+            for (page, staged) in std::mem::take(&mut self.parts.get(part).staged).into_iter().enumerate() {
+                match staged.source {
+                    Source::Write(id) if which(self.table.get(id).request.token) => {
+                        leaving.push((staged, id))
+                    }
+                    _ => {
+                        let from = page * BLOCK_BYTES;
+                        io.part(part).copy_within(from..from + BLOCK_BYTES, staying.len() * BLOCK_BYTES);
+                        staying.push(staged);
+                    }
+                }
             }
-            self.parts.release(part);
-            for staged in staged {
-                let Source::Write(id) = staged.source else { continue };
+            if staying.is_empty() {
+                self.parts.release(part);
+            } else {
+                self.parts.get(part).staged = staying;
+                self.unflushed.push_back(part);
+            }
+            for (staged, id) in leaving {
                 if !matches!(self.place(staged.block), Place::Overflow(..)) {
                     self.log.arriving -= 1;
                 }
                 self.operation_done(io, id, Err(errno));
             }
         }
+    }
+
+    /// A slot for the request; without one it waits. Nobody passes those who waited before.
+    #[inline]
+    pub(crate) fn slot_for(&mut self, a: &mut Active) -> Option<Slot> {
+        let slot = if a.stalled || self.room_waiters.is_empty() { self.ram.allocate() } else { None };
+        if slot.is_none() {
+            a.wait = Wait::Room;
+        }
+        slot
+    }
+
+    /// Whether the log can take another block of the request, which now is at `old`; if not, it waits.
+    pub(crate) fn log_has_room_for(&mut self, a: &mut Active, old: Place) -> bool {
+        let overwrites = matches!(old, Place::Overflow(..));
+        let room = overwrites || self.log.room() > 0 && (a.stalled || self.room_waiters.is_empty());
+        if !room {
+            a.wait = Wait::Room;
+        }
+        room
     }
 
     /// Somebody waits for a slot, or for a segment.
@@ -164,13 +195,29 @@ impl Disk {
         if self.spec.mode.has_ram() { self.ram.free() > 0 } else { self.log.room() > 0 }
     }
 
+    /// The first of those who wait for room would get on.
+    pub(crate) fn first_finds_room(&self) -> bool {
+        self.has_room()
+            && (self.spec.mode.has_ram()
+                || self.unflushed.is_empty() && self.log.can_write() && self.parts.can_take(Stream::Write))
+    }
+
+    /// Blocks that eviction may add to the log. A full log takes one more for a write that replaces a block in
+    /// it: as it is the first that waits, the slot is its, and with its commit the log holds one less.
+    pub(crate) fn room_to_evict(&self) -> u64 {
+        let first = self.room_waiters.front().map(|&id| self.table.get(id));
+        let replaces = first.is_some_and(|a| matches!(self.place(self.piece(a).block), Place::Overflow(..)));
+        self.log.room_beyond(u64::from(replaces))
+    }
+
     /// Nothing that is under way, or can be, will make room for a write.
     fn no_room_in_sight(&self) -> bool {
         let log_is_at_rest = self.victim.is_none()
             && self.punches == 0
             && !self.hand_tired
             && self.parts.in_use() == self.unflushed.len();
-        let log_is_full = self.log.room() == 0
+        let room = if self.spec.mode.has_ram() { self.room_to_evict() } else { self.log.room() };
+        let log_is_full = room == 0
             || self.now_ns < self.rest_until_ns
             || !(self.log.can_write() || self.log.can_collect() && self.log.emptiest().is_some());
         match self.spec.mode {
@@ -191,33 +238,45 @@ impl Disk {
         self.table.is_empty() || none_is_moving && self.no_room_in_sight()
     }
 
-    /// Withdraws those parked requests that `which` names: they complete with `errno`, which for a client that
-    /// has gone is `CANCELED`. Requests whose operations are under way complete by themselves soon.
+    /// Withdraws those requests that `which` names: parked ones complete with `errno`, which for a client that
+    /// has gone is `CANCELED`; those with operations under way complete when these have ended, soon, and begin
+    /// no more of them.
     pub fn cancel<I: Io>(&mut self, io: &mut I, errno: Errno, which: impl Fn(Token) -> bool) {
         let mut parked = Vec::new();
         for (id, a) in self.table.iter_mut() {
-            if a.wait != Wait::Operations && which(a.request.token) {
-                // No list holds a request that waits for its operations.
-                a.wait = Wait::Operations;
+            if which(a.request.token) && !(a.walked && a.wait == Wait::Operations) {
                 a.errno.get_or_insert(errno);
-                parked.push(id);
+                if a.wait != Wait::Operations {
+                    a.wait = Wait::Operations;
+                    parked.push(id);
+                }
             }
         }
-        self.drop_unflushed(io, errno, &which);
-        if parked.is_empty() {
-            return;
+        if !parked.is_empty() {
+            self.forget_parked();
         }
-        let table = &self.table;
-        let still = |wait: Wait| move |id: &Id| table.exists(*id) && table.get(*id).wait == wait;
-        self.room_waiters.retain(still(Wait::Room));
-        self.part_waiters.retain(still(Wait::Part));
-        self.turn_waiters.retain(still(Wait::Turn));
-        self.flush_waiters.retain(still(Wait::Writes));
+        self.drop_unflushed(io, errno, &which);
         for id in parked {
             // Its last operation may have ended with the parts that were just dropped.
             if self.table.exists(id) {
                 self.fail_parked(io, id, errno);
             }
         }
+    }
+
+    /// Takes requests that have stopped waiting off the lists: none holds one that waits for its operations.
+    fn forget_parked(&mut self) {
+        let table = &self.table;
+        let still = |wait: Wait| move |id: &Id| table.get(*id).wait == wait;
+        self.room_waiters.retain(still(Wait::Room));
+        self.part_waiters.retain(still(Wait::Part));
+        self.turn_waiters.retain(still(Wait::Turn));
+        self.flush_waiters.retain(still(Wait::Writes));
+    }
+
+    /// One of its operations has failed while it waits to begin more of them: it waits no longer.
+    pub(crate) fn unpark(&mut self, id: Id) {
+        self.table.get_mut(id).wait = Wait::Operations;
+        self.forget_parked();
     }
 }

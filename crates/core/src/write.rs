@@ -62,10 +62,7 @@ impl Disk {
                     })
                 }
                 old => {
-                    let Some(slot) = self.ram.allocate() else {
-                        a.wait = Wait::Room;
-                        return;
-                    };
+                    let Some(slot) = self.slot_for(a) else { return };
                     if !piece.whole && old != Place::Zero {
                         let merge = Merge {
                             id: self.row(a),

@@ -8,7 +8,7 @@ const SPEC: DiskSpec = DiskSpec {
     mode: Mode::RamOverflow,
     full: FullPolicy::Fail,
     ram_limit_bytes: 16 * BLOCK_BYTES as u64,
-    overflow_limit_bytes: 12 * 8 * BLOCK_BYTES as u64,
+    overflow_limit_bytes: 20 * 8 * BLOCK_BYTES as u64,
     shape: LogShape { segment_blocks: 8, part_blocks: 4 },
 };
 
@@ -62,7 +62,7 @@ fn an_entry_that_points_nowhere_is_refused() {
         (2 << 62 | 1 << 40, false),
         (3 << 62 | 6 << 32, true),
         (3 << 62 | 7 << 32, false),
-        (3 << 62 | 96 << 32, false),
+        (3 << 62 | 160 << 32, false),
     ] {
         let mut memory = Memory::new();
         memory.map(entry);

@@ -61,7 +61,7 @@ fn random_spec(rng: &mut Rng) -> DiskSpec {
     };
     let shape = LogShape { segment_blocks: 4 + rng.below(13) as u32, part_blocks: 2 + rng.below(6) as u32 };
     let most = 8 + blocks / u64::from(shape.segment_blocks - 1);
-    let segments = 8 + rng.below(most + most / 2);
+    let segments = 16 + rng.below(most + most / 2);
     DiskSpec {
         size_bytes,
         base_bytes,
@@ -83,7 +83,7 @@ fn random_spec(rng: &mut Rng) -> DiskSpec {
 
 /// Whether all blocks of the disk fit in at once: then, without faults, nothing ever waits for long or fails.
 fn is_roomy(spec: &DiskSpec) -> bool {
-    let reserve = 4.max(spec.segments() / 20);
+    let reserve = 8.max(spec.segments() / 20);
     let log = u64::from(spec.segments().saturating_sub(reserve)) * u64::from(spec.shape.segment_blocks - 1);
     match spec.mode {
         Mode::Direct => true,
@@ -98,6 +98,8 @@ struct Sent {
     sector: u64,
     /// The sectors that it changes.
     changes: std::ops::Range<u64>,
+    /// What had landed in the file when it came.
+    landed: u64,
 }
 
 pub struct Run {
@@ -123,6 +125,7 @@ impl Run {
         let faults = if rng.chance(2) { rng.below(2_000) as u32 } else { 0 };
         let mut run = Run::with(spec, rng.next());
         run.sim.faults = faults;
+        run.sim.no_punching = run.rng.chance(8);
         run.faulty = faults > 0;
         run
     }
@@ -183,7 +186,7 @@ impl Run {
             0..=6 => Operation::Read,
             7..=15 => Operation::Write { fua: self.rng.chance(8) },
             16 | 17 if self.rng.chance(3) => Operation::Discard,
-            16 | 17 => Operation::WriteZeroes { fua: false },
+            16 | 17 => Operation::WriteZeroes { fua: self.rng.chance(4) },
             18 => Operation::Flush,
             _ => Operation::Write { fua: false },
         };
@@ -222,7 +225,8 @@ impl Run {
             Operation::Flush => {}
         }
         self.sim.clients.insert(id, Client { data, result: None });
-        self.sent.insert(id, Sent { operation, sector, changes });
+        let landed = self.sim.landed;
+        self.sent.insert(id, Sent { operation, sector, changes, landed });
         let request = Request { token: Token(id), operation, sector, sectors: sectors as u32 };
         let (disk, sim) = self.disk();
         disk.submit(sim, request);
@@ -242,7 +246,12 @@ impl Run {
                         self.oracle.check(sent.sector + i as u64, content, id);
                     }
                 }
-                (_, Ok(())) => self.oracle.ended(sent.changes, id, State::Done),
+                (_, Ok(())) => {
+                    if self.spec.mode == Mode::Direct {
+                        self.check_stable(&sent);
+                    }
+                    self.oracle.ended(sent.changes, id, State::Done);
+                }
                 (_, Err(errno)) => {
                     let allowed = [Errno::CANCELED, Errno::NO_SPACE];
                     assert!(self.faulty || allowed.contains(&errno), "{errno} without a fault");
@@ -252,6 +261,25 @@ impl Run {
                     self.oracle.ended(sent.changes, id, State::Failed);
                 }
             }
+        }
+    }
+
+    /// Mode `direct`: what a request has promised to be stable is.
+    fn check_stable(&self, sent: &Sent) {
+        match sent.operation {
+            Operation::Flush => {
+                let missed = self.sim.unstable.iter().find(|&(_, &at)| at <= sent.landed);
+                assert_eq!(missed, None, "a FLUSH is done: a block, and what changed it before");
+            }
+            Operation::Write { fua: true } | Operation::WriteZeroes { fua: true } => {
+                let whole = sent.changes.start.next_multiple_of(BLOCK_SECTORS) / BLOCK_SECTORS
+                    ..sent.changes.end / BLOCK_SECTORS;
+                for block in whole {
+                    let unstable = self.sim.unstable.get(&block).filter(|_| !self.sim.no_punching);
+                    assert_eq!(unstable, None, "a FUA request is done: block {block}");
+                }
+            }
+            _ => {}
         }
     }
 
@@ -321,6 +349,23 @@ impl Run {
         }
     }
 
+    /// A client goes: its requests end without anyone else's help.
+    fn cancel_some(&mut self) {
+        let (disk, sim) = self.disk();
+        disk.cancel(sim, Errno::CANCELED, |t| t.0 % 2 == 0);
+        self.reap();
+        let mut turns = 0;
+        while self.sent.keys().any(|id| id % 2 == 0) {
+            if self.sim.has_pending() {
+                self.end_operation();
+            } else {
+                self.turn();
+                turns += 1;
+                assert!(turns < 10_000, "withdrawn requests do not end: {:?}", self.disk);
+            }
+        }
+    }
+
     fn cancel_all(&mut self) {
         let (disk, sim) = self.disk();
         disk.cancel(sim, Errno::CANCELED, |_| true);
@@ -338,14 +383,27 @@ impl Run {
     }
 
     fn reset(&mut self) {
-        self.settle();
         self.cancel_all();
-        self.settle();
-        assert!(self.sent.is_empty(), "requests outlive cancel: {:?}", self.disk().0);
+        let mut turns = 0;
+        while !self.sent.is_empty() {
+            self.end_operation();
+            self.turn();
+            turns += 1;
+            assert!(turns < 100_000, "requests outlive cancel: {:?}", self.disk);
+        }
+        let generation = self.disk().0.generation();
         let mut turns = 0;
         loop {
             let (disk, sim) = self.disk();
             if disk.reset(sim) {
+                break;
+            }
+            if self.rng.chance(10) {
+                self.crash();
+                if self.disk().0.generation() == generation {
+                    // It had not begun.
+                    return;
+                }
                 break;
             }
             self.end_operation();
@@ -354,6 +412,7 @@ impl Run {
             assert!(turns < 100_000, "the reset does not end: {:?}", self.disk);
         }
         self.oracle.reset();
+        self.sim.unstable.clear();
         self.disk().0.check();
     }
 
@@ -369,7 +428,7 @@ impl Run {
         self.next += 1;
         let data = vec![0xEE; (sectors * SECTOR_BYTES) as usize];
         self.sim.clients.insert(id, Client { data, result: None });
-        self.sent.insert(id, Sent { operation: Operation::Read, sector: 0, changes: 0..0 });
+        self.sent.insert(id, Sent { operation: Operation::Read, sector: 0, changes: 0..0, landed: 0 });
         let request =
             Request { token: Token(id), operation: Operation::Read, sector: 0, sectors: sectors as u32 };
         let (disk, sim) = self.disk();
@@ -388,6 +447,7 @@ impl Run {
             1 if self.rng.chance(3) => self.reset(),
             2 if self.rng.chance(5) => self.read_all(),
             3 if self.rng.chance(3) => self.cancel_all(),
+            3 => self.cancel_some(),
             4 => self.stuck = 500,
             5..=250 if self.sent.len() < 32 => self.submit(),
             _ if self.sent.len() < 8 => self.submit(),
@@ -400,6 +460,8 @@ impl Run {
         if self.stuck > 500 {
             // Writes wait for room that nobody frees; or somebody has been forgotten.
             self.rest();
+            let healthy = !self.faulty;
+            self.disk().0.check_rest(healthy);
             let all_done = self.sent.is_empty() || self.faulty || !is_roomy(&self.spec);
             assert!(all_done, "requests are left behind: {:?}", self.disk);
             let parked = self.disk().0.only_waits_for_room();

@@ -13,11 +13,31 @@ pub struct Client {
 }
 
 enum Pending {
-    ReadBase { offset: u64, len: u32 },
-    ReadFile { offset: u64, len: u32, early: Option<Vec<u8>> },
-    WriteFile { part: PartId, at: usize, offset: u64, len: u32, early: Option<Vec<u8>> },
-    Punch { offset: u64, len: u64 },
-    Sync,
+    ReadBase {
+        offset: u64,
+        len: u32,
+    },
+    ReadFile {
+        offset: u64,
+        len: u32,
+        early: Option<Vec<u8>>,
+    },
+    WriteFile {
+        part: PartId,
+        at: usize,
+        offset: u64,
+        len: u32,
+        early: Option<Vec<u8>>,
+        sync: bool,
+    },
+    Punch {
+        offset: u64,
+        len: u64,
+    },
+    /// Makes stable what had landed before it began.
+    Sync {
+        landed: u64,
+    },
 }
 
 pub struct Sim {
@@ -31,6 +51,12 @@ pub struct Sim {
     pub rng: Rng,
     /// Faults per 65,536 operations.
     pub faults: u32,
+    /// The file system cannot punch.
+    pub no_punching: bool,
+    /// Writes and punches that have landed in the file.
+    pub landed: u64,
+    /// Blocks of the file that no sync has made stable yet: which of those it was that changed them.
+    pub unstable: HashMap<u64, u64>,
     /// Events seen, for tests that want some.
     pub events: Vec<Event>,
     /// The map's memory, to be spoilt where it is given back.
@@ -59,6 +85,9 @@ impl Sim {
             pending: Vec::new(),
             rng,
             faults: 0,
+            no_punching: false,
+            landed: 0,
+            unstable: HashMap::new(),
             events: Vec::new(),
             map: std::ptr::null_mut(),
         }
@@ -85,7 +114,7 @@ impl Sim {
                 let now = || self.file[offset as usize..][..len as usize].to_vec();
                 Ended::Read(op, Ok(early.unwrap_or_else(now)))
             }
-            Pending::WriteFile { part, at, offset, len, early } => {
+            Pending::WriteFile { part, at, offset, len, early, sync } => {
                 let now = || self.parts[part.0 as usize][at..at + len as usize].to_vec();
                 let bytes = early.unwrap_or_else(now);
                 // A failed write may have written some sectors of it.
@@ -93,16 +122,39 @@ impl Sim {
                 let landed =
                     if fault { self.rng.below(u64::from(len) + 1) as usize / 512 * 512 } else { whole };
                 self.file[offset as usize..][..landed].copy_from_slice(&bytes[..landed]);
+                self.land(offset, u64::from(len), sync && !fault);
                 Ended::Other(op, if fault { Err(Errno::IO) } else { Ok(()) })
             }
+            Pending::Punch { .. } if self.no_punching => Ended::Other(op, Err(Errno::NOT_SUPPORTED)),
             Pending::Punch { offset, len } => {
                 if !fault {
                     self.file[offset as usize..][..len as usize].fill(0);
+                    self.land(offset, len, false);
                 }
-                Ended::Other(op, if fault { Err(Errno::NOT_SUPPORTED) } else { Ok(()) })
+                Ended::Other(op, if fault { Err(Errno::IO) } else { Ok(()) })
             }
-            Pending::Sync => Ended::Other(op, if fault { Err(Errno::IO) } else { Ok(()) }),
+            Pending::Sync { .. } if fault => Ended::Other(op, Err(Errno::IO)),
+            Pending::Sync { landed } => {
+                self.unstable.retain(|_, &mut at| at > landed);
+                Ended::Other(op, Ok(()))
+            }
         })
+    }
+
+    /// A range of the file has changed.
+    fn land(&mut self, offset: u64, len: u64, stable: bool) {
+        self.landed += 1;
+        for block in offset / BLOCK_BYTES as u64..(offset + len) / BLOCK_BYTES as u64 {
+            if stable {
+                self.unstable.remove(&block);
+            } else {
+                self.unstable.insert(block, self.landed);
+            }
+        }
+    }
+
+    fn copy_fails(&mut self) -> bool {
+        self.faults > 0 && self.rng.below(65_536) < u64::from(self.faults) / 4
     }
 
     /// The process dies: of what was under way, some lands and some does not.
@@ -111,9 +163,13 @@ impl Sim {
             if self.rng.below(2) == 0 {
                 continue;
             }
-            if let Pending::WriteFile { part, at, offset, len, early } = pending {
-                let now = || self.parts[part.0 as usize][at..at + len as usize].to_vec();
-                self.file[offset as usize..][..len as usize].copy_from_slice(&early.unwrap_or_else(now));
+            match pending {
+                Pending::WriteFile { part, at, offset, len, early, .. } => {
+                    let now = || self.parts[part.0 as usize][at..at + len as usize].to_vec();
+                    self.file[offset as usize..][..len as usize].copy_from_slice(&early.unwrap_or_else(now));
+                }
+                Pending::Punch { offset, len } => self.file[offset as usize..][..len as usize].fill(0),
+                Pending::ReadBase { .. } | Pending::ReadFile { .. } | Pending::Sync { .. } => {}
             }
         }
         self.parts.iter_mut().for_each(|p| p.fill(0xCC));
@@ -146,11 +202,17 @@ impl GuestBuffers for Sim {
     }
 
     fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno> {
+        if self.copy_fails() {
+            return Err(Errno::FAULT);
+        }
         self.client(token).data[at as usize..][..from.len()].copy_from_slice(from);
         Ok(())
     }
 
     fn zero_guest(&mut self, token: Token, at: u32, len: u32) -> Result<(), Errno> {
+        if self.copy_fails() {
+            return Err(Errno::FAULT);
+        }
         self.client(token).data[at as usize..][..len as usize].fill(0);
         Ok(())
     }
@@ -176,7 +238,7 @@ impl Io for Sim {
         slot_at: usize,
         len: usize,
     ) -> Result<bool, Errno> {
-        if self.faults > 0 && self.rng.below(65_536) < u64::from(self.faults) / 4 {
+        if self.copy_fails() {
             return Err(Errno::FAULT);
         }
         let range = self.slot_range(slot, slot_at, len);
@@ -194,6 +256,9 @@ impl Io for Sim {
         slot_at: usize,
         len: usize,
     ) -> Result<(), Errno> {
+        if self.copy_fails() {
+            return Err(Errno::FAULT);
+        }
         let range = self.slot_range(slot, slot_at, len);
         let client = self.clients.get_mut(&token.0).expect("a token of an unfinished request");
         client.data[at as usize..][..len].copy_from_slice(&self.data[range]);
@@ -208,7 +273,7 @@ impl Io for Sim {
         part_at: usize,
         len: usize,
     ) -> Result<(), Errno> {
-        if self.faults > 0 && self.rng.below(65_536) < u64::from(self.faults) / 4 {
+        if self.copy_fails() {
             return Err(Errno::FAULT);
         }
         let client = self.clients.get(&token.0).expect("a token of an unfinished request");
@@ -258,7 +323,7 @@ impl Io for Sim {
         self.pending.push((op, Pending::ReadFile { offset, len, early }));
     }
 
-    fn write_overflow(&mut self, op: OpId, part: PartId, part_at: usize, offset: u64, len: u32, _sync: bool) {
+    fn write_overflow(&mut self, op: OpId, part: PartId, part_at: usize, offset: u64, len: u32, sync: bool) {
         assert!(
             offset.is_multiple_of(BLOCK_BYTES as u64)
                 && (len as usize).is_multiple_of(BLOCK_BYTES)
@@ -275,7 +340,7 @@ impl Io for Sim {
         }
         let early =
             (self.rng.below(2) == 0).then(|| self.parts[part.0 as usize][part_at..][..len as usize].to_vec());
-        self.pending.push((op, Pending::WriteFile { part, at: part_at, offset, len, early }));
+        self.pending.push((op, Pending::WriteFile { part, at: part_at, offset, len, early, sync }));
     }
 
     fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64) {
@@ -289,7 +354,7 @@ impl Io for Sim {
     }
 
     fn sync_overflow(&mut self, op: OpId) {
-        self.pending.push((op, Pending::Sync));
+        self.pending.push((op, Pending::Sync { landed: self.landed }));
     }
 
     fn event(&mut self, event: Event) {
