@@ -11,6 +11,7 @@ mod sim;
 
 use rng::Rng;
 use run::Run;
+use spillway_core::Mode;
 
 /// Operations in one episode: one disk, from birth to end. A large disk has fewer.
 const EPISODE: u64 = 20_000;
@@ -42,6 +43,32 @@ fn a_hot_tier_makes_room_for_a_burst() {
     run.rest();
     assert_eq!(run.unfinished(), 0, "writes were left behind");
     run.check();
+}
+
+/// Once RAM and log are full, what is there can still be written again, any number of times.
+#[test]
+fn a_full_disk_takes_overwrites() {
+    for mode in [Mode::RamOverflow, Mode::Overflow] {
+        let mut run = Run::with(run::full_spec(mode), 11);
+        let mut there = 0;
+        loop {
+            run.write_block(there);
+            run.rest();
+            if run.unfinished() > 0 {
+                break;
+            }
+            there += 1;
+        }
+        run.withdraw();
+        assert!((112..=144).contains(&there), "{there} of 16 segments' worth and 32 slots");
+        for block in (0..there).chain((0..there).rev()).chain((0..there).step_by(7)) {
+            run.write_block(block);
+            run.rest();
+            assert_eq!(run.unfinished(), 0, "{mode}: block {block} of {there} cannot be written again");
+        }
+        run.check();
+        run.read_all();
+    }
 }
 
 #[test]

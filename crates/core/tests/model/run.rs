@@ -49,6 +49,20 @@ pub fn hot_spec() -> DiskSpec {
     }
 }
 
+/// A small RAM tier before a log that together do not hold the disk.
+pub fn full_spec(mode: Mode) -> DiskSpec {
+    let shape = LogShape { segment_blocks: 8, part_blocks: 4 };
+    DiskSpec {
+        size_bytes: 512 * BLOCK_BYTES as u64,
+        base_bytes: 0,
+        mode,
+        full: FullPolicy::Pause,
+        ram_limit_bytes: if mode.has_ram() { 32 * BLOCK_BYTES as u64 } else { 0 },
+        overflow_limit_bytes: 24 * 8 * BLOCK_BYTES as u64,
+        shape,
+    }
+}
+
 fn random_spec(rng: &mut Rng) -> DiskSpec {
     let mode = if rng.chance(2) { Mode::RamOverflow } else { Mode::ALL[rng.below(4) as usize] };
     // Now and then a disk of several regions, with requests that take several turns.
@@ -59,7 +73,7 @@ fn random_spec(rng: &mut Rng) -> DiskSpec {
         1 => 0,
         _ => rng.below(size_bytes / SECTOR_BYTES) * SECTOR_BYTES,
     };
-    let shape = LogShape { segment_blocks: 4 + rng.below(13) as u32, part_blocks: 2 + rng.below(6) as u32 };
+    let shape = LogShape { segment_blocks: 4 + rng.below(13) as u32, part_blocks: 2 + rng.below(15) as u32 };
     let most = 8 + blocks / u64::from(shape.segment_blocks - 1);
     let segments = 16 + rng.below(most + most / 2);
     DiskSpec {
@@ -272,8 +286,7 @@ impl Run {
                 assert_eq!(missed, None, "a FLUSH is done: a block, and what changed it before");
             }
             Operation::Write { fua: true } | Operation::WriteZeroes { fua: true } => {
-                let whole = sent.changes.start.next_multiple_of(BLOCK_SECTORS) / BLOCK_SECTORS
-                    ..sent.changes.end / BLOCK_SECTORS;
+                let whole = sent.changes.start.div_ceil(BLOCK_SECTORS)..sent.changes.end / BLOCK_SECTORS;
                 for block in whole {
                     let unstable = self.sim.unstable.get(&block).filter(|_| !self.sim.no_punching);
                     assert_eq!(unstable, None, "a FUA request is done: block {block}");
@@ -307,6 +320,12 @@ impl Run {
     pub fn write_block(&mut self, block: u64) {
         self.version += 1;
         self.send(Operation::Write { fua: false }, block * BLOCK_SECTORS, BLOCK_SECTORS, self.version);
+    }
+
+    /// Gives up what waits.
+    pub fn withdraw(&mut self) {
+        self.cancel_all();
+        self.rest();
     }
 
     pub fn is_large(&self) -> bool {
