@@ -11,7 +11,7 @@ mod sim;
 
 use rng::Rng;
 use run::Run;
-use spillway_core::Mode;
+use spillway_core::{DiskSpec, LogShape, Mode};
 
 /// Operations in one episode: one disk, from birth to end. A large disk has fewer.
 const EPISODE: u64 = 20_000;
@@ -69,6 +69,28 @@ fn a_full_disk_takes_overwrites() {
         run.check();
         run.read_all();
     }
+}
+
+/// A write that is withdrawn while it has all the operations under way that it may have ends with them, though
+/// there is no room for the rest of it.
+#[test]
+fn a_withdrawn_write_begins_nothing_more() {
+    let shape = LogShape { segment_blocks: 64, part_blocks: 32 };
+    let limit = 24 * 64 * 4096;
+    let spec = DiskSpec {
+        shape,
+        overflow_limit_bytes: limit,
+        size_bytes: 1 << 23,
+        ..run::full_spec(Mode::Overflow)
+    };
+    let mut run = Run::with(spec, 5);
+    run.write_blocks(0, 16 * 63 - 80);
+    run.rest();
+    assert_eq!(run.unfinished(), 0);
+    run.write_blocks(1100, 200);
+    run.withdraw_at_once();
+    assert_eq!(run.unfinished(), 0, "it waits for room that nobody will make");
+    run.check();
 }
 
 #[test]

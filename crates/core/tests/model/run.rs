@@ -322,6 +322,19 @@ impl Run {
         self.send(Operation::Write { fua: false }, block * BLOCK_SECTORS, BLOCK_SECTORS, self.version);
     }
 
+    /// Writes so many blocks from this one on in one request.
+    pub fn write_blocks(&mut self, block: u64, n: u64) {
+        self.version += 1;
+        self.send(Operation::Write { fua: false }, block * BLOCK_SECTORS, n * BLOCK_SECTORS, self.version);
+    }
+
+    /// The client goes while what it sent is under way.
+    pub fn withdraw_at_once(&mut self) {
+        let (disk, sim) = self.disk();
+        disk.cancel(sim, Errno::CANCELED, |_| true);
+        self.rest();
+    }
+
     /// Gives up what waits.
     pub fn withdraw(&mut self) {
         self.cancel_all();
