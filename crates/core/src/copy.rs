@@ -2,7 +2,7 @@
 
 /// Whether all bytes are zero. Ends at the first that is not: on ordinary data within a cache line.
 #[inline]
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+pub fn is_zero(bytes: &[u8]) -> bool {
     let (head, rest) = bytes.split_at(bytes.len().min(64));
     head.iter().all(|&b| b == 0) && rest.chunks(512).all(|c| c.iter().fold(0, |or, &b| or | b) == 0)
 }

@@ -31,7 +31,7 @@ mod units;
 mod waiting;
 mod write;
 
-pub use copy::copy_past_caches;
+pub use copy::{copy_past_caches, is_zero};
 pub use counters::{Counters, Plane, add, get, set};
 pub use disk::Disk;
 pub use entry::{Entry, Place};

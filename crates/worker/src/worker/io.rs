@@ -3,13 +3,16 @@
 //! Owns the slots, the staging buffers, the files and the table of I/O under way. Invariant: each operation of
 //! the core is answered exactly once, and never from inside the call that starts it.
 
+use super::calibrate::past_caches_is_faster;
 use super::clients::Clients;
 use super::memory::Shared;
 use super::staging::{Buffer, Staging};
 use super::uring::{Tag, Uring};
 use crate::base::{BaseImage, ExtentCache, ExtentKind, Finished, RawImage};
 use io_uring::{opcode, types};
-use spillway_core::{BLOCK_BYTES, Disk, Errno, Event, GuestBuffers, Io, OpId, PartId, Slot, Token, add};
+use spillway_core::{
+    BLOCK_BYTES, Disk, Errno, Event, GuestBuffers, Io, OpId, PartId, Slot, Token, add, is_zero,
+};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
@@ -74,6 +77,8 @@ pub struct Doer {
     pub uring: Uring,
     pub clients: Clients,
     slots: Option<Shared>,
+    /// Guest data goes into slots past the caches: that is faster on this processor.
+    past_caches: bool,
     meta: OwnedFd,
     map_at: u64,
     staging: Staging,
@@ -105,6 +110,7 @@ impl Doer {
         Ok(Doer {
             uring: Uring::new()?,
             clients: Clients::default(),
+            past_caches: slots.is_some() && past_caches_is_faster(),
             slots,
             meta,
             map_at,
@@ -409,7 +415,11 @@ impl Io for Doer {
     ) -> Result<bool, Errno> {
         let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
         let to = &mut slots.bytes(slot.offset_bytes() as usize, BLOCK_BYTES)[slot_at..slot_at + len];
-        self.clients.store_from_guest(token, at, to)
+        if self.past_caches {
+            return self.clients.store_from_guest(token, at, to);
+        }
+        self.clients.copy_from_guest(token, at, to)?;
+        Ok(is_zero(to))
     }
 
     #[inline]

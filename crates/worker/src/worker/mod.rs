@@ -4,6 +4,7 @@
 //! targets; `memory` maps what the supervisor made; `io` does what the core asks; `clients` holds the
 //! connections; `reactor` is the loop, `supervision` its talk with the supervisor.
 
+mod calibrate;
 mod clients;
 mod io;
 mod memory;
