@@ -75,6 +75,8 @@ pub(crate) struct Log {
     open: [Option<Open>; 2],
     /// Owners of closed segments whose summary is not in the file (found at attach, or its write failed).
     pub kept_owners: HashMap<u32, Vec<u32>>,
+    /// Segments that the collector could not empty.
+    stuck: u32,
     /// Known: no segment is worth collecting. Whatever may change that forgets it.
     packed: Cell<bool>,
     live: u64,
@@ -93,6 +95,7 @@ impl Log {
             punching: 0,
             open: [None, None],
             kept_owners: HashMap::new(),
+            stuck: 0,
             packed: Cell::new(false),
             live: 0,
             arriving: 0,
@@ -267,6 +270,7 @@ impl Log {
     fn free_if_empty(&mut self, segment: u32, meta: &Meta) {
         let s = &mut self.segments[segment as usize];
         if s.status == Status::Closed && s.live == 0 && s.pins == 0 {
+            self.stuck -= u32::from(s.stuck);
             *s = FREE;
             meta.set_segment(segment as usize, SegmentMark::Free);
             self.kept_owners.remove(&segment);
@@ -298,18 +302,19 @@ impl Log {
 
     /// The collector could not empty this segment.
     pub fn set_stuck(&mut self, segment: u32) {
-        if self.segments[segment as usize].status == Status::Closed {
-            self.segments[segment as usize].stuck = true;
-        }
+        let s = &mut self.segments[segment as usize];
+        self.stuck += u32::from(!s.stuck);
+        s.stuck = true;
     }
 
     pub fn has_stuck(&self) -> bool {
-        self.segments.iter().any(|s| s.stuck)
+        self.stuck > 0
     }
 
     /// Stuck segments may be tried again.
     pub fn retry_stuck(&mut self) {
         self.segments.iter_mut().for_each(|s| s.stuck = false);
+        self.stuck = 0;
         self.packed.set(false);
     }
 
@@ -378,7 +383,7 @@ impl Log {
             }
         }
         self.empty = empty;
-        (self.live, self.arriving) = (0, 0);
+        (self.live, self.arriving, self.stuck) = (0, 0, 0);
         self.packed.set(false);
     }
 
@@ -396,6 +401,7 @@ impl Log {
             live += u64::from(s.live);
         }
         assert_eq!(live, self.live, "live blocks");
+        assert_eq!(self.segments.iter().filter(|s| s.stuck).count(), self.stuck as usize, "stuck segments");
         let free = self.segments.iter().filter(|s| s.status == Status::Free).count();
         assert_eq!(free, self.empty.len() + self.punched.len() + self.punching as usize, "free segments");
         assert!(self.segments.len() <= self.total as usize);
