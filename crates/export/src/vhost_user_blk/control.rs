@@ -12,6 +12,7 @@ use super::message::{
     ConfigRange, F_PROTOCOL_FEATURES, Header, MAX_CONFIG, Message, VringFd, VringState, protocol,
 };
 use super::queue::{Kick, Queue, check_size};
+use super::signal::Signal;
 use super::{Change, Disconnect};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -128,7 +129,16 @@ impl Frontend {
             Message::SetVringKick(vring) => self.set_kick(vring, fds, changes)?,
             Message::SetVringCall(vring) => {
                 let queue = queue_at(&mut self.queues, vring.index)?;
-                queue.call = eventfd(fds, vring)?;
+                let fd = eventfd(fds, vring)?;
+                let set = match (&mut queue.call, &fd) {
+                    (Some(call), Some(fd)) => call.set(fd),
+                    (None, Some(fd)) => Signal::new(fd).map(|call| queue.call = Some(call)),
+                    (_, None) => Ok(queue.call = None),
+                };
+                if let Err(e) = set {
+                    queue.call = None;
+                    return Err(format!("queue {}: its call eventfd cannot be used, it has none now: {e}", vring.index));
+                }
                 if queue.started {
                     // The driver may sleep on an interrupt that went to the eventfd before this one.
                     queue.signal();
@@ -279,7 +289,7 @@ fn offered(what: &str, wanted: u64, offered: u64) -> Result<u64, String> {
     }
 }
 
-/// The eventfd of a SET_VRING_KICK, _CALL or _ERR. Anything that a write could block on is refused.
+/// The eventfd of a SET_VRING_KICK, _CALL or _ERR. What clearly is none is refused.
 fn eventfd(fds: Vec<OwnedFd>, vring: VringFd) -> Result<Option<OwnedFd>, String> {
     let Some(fd) = fds.into_iter().next().filter(|_| vring.has_fd) else { return Ok(None) };
     let file = rustix::fs::fstat(&fd).map_err(|e| format!("queue {}: fstat: {e}", vring.index))?;

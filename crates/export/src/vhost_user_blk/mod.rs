@@ -34,7 +34,9 @@ mod message;
 mod queue;
 mod request;
 mod ring;
+mod short;
 mod sigbus;
+mod signal;
 
 pub use config::DeviceConfig;
 pub use frontend::Frontend;

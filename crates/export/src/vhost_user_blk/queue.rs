@@ -10,12 +10,11 @@
 use super::config::Device;
 use super::head::{Head, HeadState, NO_SEGMENT};
 use super::inflight::{Marks, Table};
-use super::memory::{Hint, Memory, Segment, read_16};
+use super::memory::{Hint, Memory};
 use super::message::VringAddr;
-use super::request::{HEADER_BYTES, Kind, RequestHeader, Status, Submission, transfer};
-use super::ring::{
-    DESCRIPTOR_BYTES, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, MAX_QUEUE_SIZE, Ring, prefetch,
-};
+use super::request::{Status, Submission};
+use super::ring::{MAX_QUEUE_SIZE, Ring};
+use super::signal::Signal;
 use spillway_core::{Errno, Request, Token};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
@@ -81,7 +80,7 @@ pub(super) struct Queue {
     pub addresses: Option<VringAddr>,
     pub base: u16,
     pub kick: Option<Kick>,
-    pub call: Option<OwnedFd>,
+    pub call: Option<Signal>,
     pub error: Option<OwnedFd>,
 }
 
@@ -225,7 +224,7 @@ impl Queue {
                     return None;
                 }
             };
-            let taken = self.take_short(head, memory, device);
+            let taken = super::short::take(self, head, memory, device);
             let taken = match taken {
                 Some(submission) => Ok(Taken::Submit(submission)),
                 None => super::chain::take(self, head, memory, device),
@@ -291,68 +290,6 @@ impl Queue {
             marks.take(head);
         }
         Ok(Some(head))
-    }
-
-    /// The shortest path: header, one piece of data in one region, status, as a chain of three or as a table of
-    /// three. `None` leaves everything as it was and everything to [`super::chain::take`], which reads anew.
-    #[inline(always)]
-    fn take_short(&mut self, head: u16, memory: &Memory, device: &Device) -> Option<Submission> {
-        let ring = self.ring.as_ref()?;
-        let d0 = ring.descriptor(head);
-        let (header, data, status);
-        if d0.flags == F_INDIRECT && d0.len == 3 * DESCRIPTOR_BYTES && self.indirect {
-            let table = memory.translate(&mut self.hints.table, d0.address, d0.len)?;
-            if !(table as usize).is_multiple_of(8) {
-                return None;
-            }
-            let word = |at| {
-                // SAFETY: 48 bytes of guest memory from `table` on, aligned to 8; volatile, so read once.
-                unsafe { table.cast::<u64>().add(at).read_volatile() }
-            };
-            header = Descriptor::from_words(word(0), word(1));
-            data = Descriptor::from_words(word(2), word(3));
-            status = Descriptor::from_words(word(4), word(5));
-            if header.next != 1 || data.next != 2 {
-                return None;
-            }
-        } else {
-            header = d0;
-            if header.flags != F_NEXT || header.next >= self.size {
-                return None;
-            }
-            data = ring.descriptor(header.next);
-            if data.flags & F_NEXT == 0 || data.next >= self.size {
-                return None;
-            }
-            status = ring.descriptor(data.next);
-        }
-        let write = data.flags == F_NEXT;
-        if header.flags != F_NEXT
-            || header.len != HEADER_BYTES as u32
-            || !(write || data.flags == F_NEXT | F_WRITE)
-            || status.flags != F_WRITE
-            || status.len != 1
-        {
-            return None;
-        }
-        let header_at = memory.translate(&mut self.hints.header, header.address, header.len)?;
-        let data_at = memory.translate(&mut self.hints.data, data.address, data.len)?;
-        let status_at = memory.translate(&mut self.hints.status, status.address, 1)?;
-        prefetch(data_at);
-        // SAFETY: 16 bytes of guest memory from `header_at` on.
-        let header = RequestHeader::parse(&unsafe { read_16(header_at) });
-        match header.kind {
-            Some(Kind::In) if !write => {}
-            Some(Kind::Out) if write => {}
-            _ => return None,
-        }
-        let submission = transfer(device, write, header.sector, u64::from(data.len))?;
-        let state = &mut self.heads[usize::from(head)];
-        state.status = status_at;
-        state.first = Segment { at: data_at, len: data.len };
-        state.used_bytes = if write { 1 } else { data.len + 1 };
-        state.several.clear();
-        Some(submission)
     }
 
     /// Fills in a head by hand, for [`super::chain`]. Its segments are in `several` already.
@@ -443,10 +380,9 @@ impl Queue {
 
     /// Raises the driver's interrupt.
     #[cold]
-    pub(super) fn signal(&self) {
-        if let Some(call) = &self.call {
-            // An eventfd whose counter is full has a wake-up pending already.
-            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+    pub(super) fn signal(&mut self) {
+        if let Some(call) = &mut self.call {
+            call.raise();
         }
     }
 
@@ -480,7 +416,7 @@ impl Queue {
         self.broken = true;
         self.notice.get_or_insert(why);
         if let Some(error) = &self.error {
-            let _ = rustix::io::write(error, &1u64.to_ne_bytes());
+            let _ = Signal::new(error).map(|mut error| error.raise());
         }
     }
 

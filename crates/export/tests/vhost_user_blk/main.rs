@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may end at what it did not expect")]
 
 mod chains;
+mod eventfds;
 mod messages;
 mod recovery;
 mod shrinking;
