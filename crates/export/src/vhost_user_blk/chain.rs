@@ -91,6 +91,7 @@ fn take_with(
     segments.clear();
     for buffer in buffers {
         if !memory.segments(&mut queue.hints.data, buffer.address, buffer.len, segments) {
+            queue.heads[usize::from(head)].release();
             return answer(queue, Status::IoError, failed_bytes);
         }
     }

@@ -65,7 +65,7 @@ impl Table {
         if what.mmap_size < needed {
             return Err(format!("the in-flight table has {} bytes, {needed} are needed", what.mmap_size));
         }
-        let mapping = Mapping::new(fd, what.mmap_offset, what.mmap_size, guard)
+        let mapping = Mapping::new(fd, what.mmap_offset, needed, guard)
             .map_err(|e| format!("the in-flight table: {e}"))?;
         if !(mapping.start() as usize).is_multiple_of(8) {
             return Err(format!("the in-flight table's offset {} is not a multiple of 8", what.mmap_offset));

@@ -16,7 +16,14 @@ use std::os::fd::AsFd;
 pub(super) const MAX_REGIONS: usize = 509;
 /// How often the table may change while requests of the earlier ones are unfinished.
 const MAX_GENERATIONS: usize = 64;
+/// Address space that a front end may take, with the regions that unfinished requests still hold: an eighth of
+/// what a process has.
+const MAX_MAPPED_BYTES: u64 = 16 << 40;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// Most pieces that the data of a request may lie in: the longest table that is taken, and some of its buffers
+/// crossing from one region into the next. The configuration space asks for 254.
+const MAX_SEGMENTS: usize = 1100;
 
 /// A piece of guest memory at our address.
 #[derive(Clone, Copy)]
@@ -106,7 +113,7 @@ impl Region {
 struct Retired {
     generation: u32,
     unfinished: usize,
-    _regions: Vec<Region>,
+    regions: Vec<Region>,
 }
 
 /// Remembers which region an address of some kind was found in the last time.
@@ -140,6 +147,7 @@ impl Memory {
         if self.regions.len() >= MAX_REGIONS {
             return Err(format!("there are {MAX_REGIONS} memory regions already, no more are allowed"));
         }
+        self.check_room([region])?;
         let region = Region::new(region, fd, &self.guard)?;
         insert(&mut self.regions, region)
     }
@@ -161,12 +169,23 @@ impl Memory {
     /// SET_MEM_TABLE: all or nothing.
     pub(super) fn replace<F: AsFd>(&mut self, table: &[MemoryRegion], fds: &[F]) -> Result<(), String> {
         self.may_retire()?;
+        self.check_room(table)?;
         let mut regions = Vec::with_capacity(table.len());
         for (region, fd) in table.iter().zip(fds) {
             insert(&mut regions, Region::new(region, fd, &self.guard)?)?;
         }
         let gone = std::mem::replace(&mut self.regions, regions);
         self.retire(gone);
+        Ok(())
+    }
+
+    /// Whether these may be mapped too.
+    fn check_room<'a>(&self, more: impl IntoIterator<Item = &'a MemoryRegion>) -> Result<(), String> {
+        let kept = self.retired.iter().flat_map(|retired| &retired.regions).chain(&self.regions);
+        let mapped = kept.map(|region| region.size).chain(more.into_iter().map(|region| region.size));
+        if mapped.fold(0, u64::saturating_add) > MAX_MAPPED_BYTES {
+            return Err(format!("memory regions of more than {} TiB", MAX_MAPPED_BYTES >> 40));
+        }
         Ok(())
     }
 
@@ -182,7 +201,7 @@ impl Memory {
             return;
         }
         let (generation, unfinished) = (self.generation, self.unfinished);
-        self.retired.push_back(Retired { generation, unfinished, _regions: regions });
+        self.retired.push_back(Retired { generation, unfinished, regions });
         self.generation = self.generation.wrapping_add(1);
         self.unfinished = 0;
     }
@@ -246,11 +265,13 @@ impl Memory {
     }
 
     /// Appends the pieces of `len` bytes at `guest`, which may cross from one region into the next. False, and
-    /// possibly some pieces, if not all of them is guest memory.
+    /// possibly some pieces, if not all of them is guest memory, or there are more than [`MAX_SEGMENTS`].
     pub(super) fn segments(&self, hint: &mut Hint, guest: u64, len: u32, to: &mut Vec<Segment>) -> bool {
         let (mut guest, mut left) = (guest, len);
         while left > 0 {
-            let Some((at, room)) = self.find(hint, guest) else { return false };
+            let Some((at, room)) = self.find(hint, guest).filter(|_| to.len() < MAX_SEGMENTS) else {
+                return false;
+            };
             let len = room.min(u64::from(left)) as u32;
             to.push(Segment { at, len });
             left -= len;
