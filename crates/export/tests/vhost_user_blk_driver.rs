@@ -66,7 +66,7 @@ fn serve(listener: &UnixListener, mut disk: Vec<u8>) -> Vec<u8> {
             match change {
                 Change::Kick { queue, fd } => drop(kicks.insert(queue, fd)),
                 Change::Unkick { queue } => drop(kicks.remove(&queue)),
-                Change::Process { .. } | Change::Stop { .. } | Change::Poll { .. } => {}
+                Change::Stop { .. } | Change::Poll { .. } => {}
             }
         }
     }

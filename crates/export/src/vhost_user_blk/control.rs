@@ -67,7 +67,7 @@ impl Frontend {
         let number = |n: u64| Ok(Reply::With(n.to_ne_bytes().to_vec(), None));
         match message {
             Message::GetFeatures => return number(FEATURES),
-            Message::SetFeatures(features) => self.set_features(features, changes)?,
+            Message::SetFeatures(features) => self.set_features(features)?,
             // RESET_OWNER: "it is recommended that back-ends ignore this message".
             Message::SetOwner | Message::ResetOwner => {}
             Message::GetProtocolFeatures => return number(PROTOCOL_FEATURES),
@@ -78,16 +78,16 @@ impl Frontend {
             Message::GetMaxMemSlots => return number(MAX_REGIONS as u64),
             Message::SetMemTable(regions) => {
                 let result = self.memory.replace(&regions, &fds);
-                self.on_new_memory(changes);
+                self.on_new_memory();
                 result?;
             }
             Message::AddMemReg(region) => {
                 self.memory.add(&region, &fds[0])?;
-                self.on_new_memory(changes);
+                self.on_new_memory();
             }
             Message::RemMemReg(region) => {
                 self.memory.remove(&region)?;
-                self.on_new_memory(changes);
+                self.on_new_memory();
             }
             Message::SetVringNum(VringState { index, num }) => {
                 let queue = self.stopped_queue(index)?;
@@ -104,7 +104,7 @@ impl Frontend {
                 let queue = queue_at(&mut self.queues, index)?;
                 queue.addresses = Some(addresses);
                 queue.move_ring(memory);
-                self.refresh(index as u16, changes);
+                self.refresh(index as u16);
             }
             Message::GetVringBase(VringState { index, .. }) => {
                 let queue = queue_at(&mut self.queues, index)?;
@@ -123,8 +123,7 @@ impl Frontend {
                     1 => Some(true),
                     _ => return Err(format!("SET_VRING_ENABLE of queue {index} with {num}, not 0 or 1")),
                 };
-                self.refresh(index as u16, changes);
-                changes.push(Change::Process { queue: index as u16 });
+                self.refresh(index as u16);
             }
             Message::SetVringKick(vring) => self.set_kick(vring, fds, changes)?,
             Message::SetVringCall(vring) => {
@@ -133,11 +132,17 @@ impl Frontend {
                 let set = match (&mut queue.call, &fd) {
                     (Some(call), Some(fd)) => call.set(fd),
                     (None, Some(fd)) => Signal::new(fd).map(|call| queue.call = Some(call)),
-                    (_, None) => Ok(queue.call = None),
+                    (call, None) => {
+                        *call = None;
+                        Ok(())
+                    }
                 };
                 if let Err(e) = set {
                     queue.call = None;
-                    return Err(format!("queue {}: its call eventfd cannot be used, it has none now: {e}", vring.index));
+                    return Err(format!(
+                        "queue {}: its call eventfd cannot be used, it has none now: {e}",
+                        vring.index
+                    ));
                 }
                 if queue.started {
                     // The driver may sleep on an interrupt that went to the eventfd before this one.
@@ -172,19 +177,19 @@ impl Frontend {
         Ok(Reply::Done)
     }
 
-    fn set_features(&mut self, features: u64, changes: &mut Vec<Change>) -> Result<(), String> {
+    fn set_features(&mut self, features: u64) -> Result<(), String> {
         self.features = offered("feature", features, FEATURES)?;
         self.device.set_features(features);
         for queue in 0..self.queue_count() {
-            self.refresh(queue, changes);
+            self.refresh(queue);
         }
         Ok(())
     }
 
-    fn on_new_memory(&mut self, changes: &mut Vec<Change>) {
+    fn on_new_memory(&mut self) {
         for index in 0..self.queue_count() {
             self.queues[usize::from(index)].move_ring(&self.memory);
-            self.refresh(index, changes);
+            self.refresh(index);
         }
     }
 
@@ -205,12 +210,11 @@ impl Frontend {
             changes.push(Change::Unkick { queue: index });
         }
         changes.push(change);
-        self.refresh(index, changes);
+        self.refresh(index);
         let queue = &mut self.queues[usize::from(index)];
         if !queue.started && queue.notice.is_none() {
             queue.notice = Some("has a kick, and lacks size, addresses or memory to start".into());
         }
-        changes.push(Change::Process { queue: index });
         Ok(())
     }
 
@@ -224,7 +228,7 @@ impl Frontend {
     }
 
     /// Starts a queue that has all it needs, and settles whether requests may be taken from it.
-    fn refresh(&mut self, index: u16, changes: &mut Vec<Change>) {
+    fn refresh(&mut self, index: u16) {
         let negotiated = |bit| self.features & bit != 0;
         let queue = &mut self.queues[usize::from(index)];
         let complete = queue.kick.is_some() && queue.addresses.is_some() && queue.size > 0;
@@ -237,9 +241,6 @@ impl Frontend {
         }
         let enabled = queue.enabled.unwrap_or(!negotiated(F_PROTOCOL_FEATURES));
         let live = queue.started && queue.ring.is_some() && enabled && !queue.stopping && !queue.broken;
-        if live && !queue.live {
-            changes.push(Change::Process { queue: index });
-        }
         queue.live = live;
     }
 

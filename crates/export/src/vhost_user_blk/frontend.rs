@@ -43,7 +43,7 @@ pub struct Frontend {
     pub(super) held: Option<Held>,
     gone: Option<Disconnect>,
     pub(super) notice: Option<String>,
-    initial_writeback: bool,
+    spoken: bool,
     /// Last, so that the guard of its mappings, and of the in-flight table's, goes after all of them.
     pub(super) memory: Memory,
 }
@@ -73,7 +73,7 @@ impl Frontend {
             held: None,
             gone: None,
             notice: None,
-            initial_writeback: config.writeback,
+            spoken: false,
             memory: Memory::new(Guard::new()?),
         })
     }
@@ -100,7 +100,10 @@ impl Frontend {
             }
             let handled = match self.connection.receive() {
                 Ok(None) => return Ok(()),
-                Ok(Some((header, fds))) => self.on_message(&header, fds, changes),
+                Ok(Some((header, fds))) => {
+                    self.spoken = true;
+                    self.on_message(&header, fds, changes)
+                }
                 Err(disconnect) => Err(disconnect),
             };
             handled.map_err(|disconnect| self.end(disconnect))?;
@@ -120,6 +123,19 @@ impl Frontend {
         self.check()?;
         self.try_held().map_err(|disconnect| self.end(disconnect))?;
         if self.held.is_none() { self.on_readable(changes) } else { Ok(()) }
+    }
+
+    /// Whether a message has come: a front end speaks first, and at once.
+    pub fn has_spoken(&self) -> bool {
+        self.spoken
+    }
+
+    /// Ends the connection from our side, as if the front end had left: nothing of its memory is read or written
+    /// any more, whatever completes later.
+    pub fn disconnect(&mut self) {
+        if self.gone.is_none() {
+            self.end(Disconnect::Left);
+        }
     }
 
     /// Queues on offer.
@@ -246,7 +262,7 @@ impl Frontend {
                 }
                 self.features = 0;
                 self.table = None;
-                self.device.writeback = self.initial_writeback;
+                // `writeback` stays as the guest chose it: QEMU keeps a copy and does not say it again.
                 self.device.set_features(0);
                 self.held = None;
                 if acknowledge {

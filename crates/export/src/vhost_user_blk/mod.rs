@@ -5,15 +5,18 @@
 //!
 //! 1. watches [`Frontend::fd`] (while [`Frontend::wants_read`]), and when it is readable calls
 //!    [`Frontend::on_readable`], which answers control messages and says by [`Change`]s what to do;
-//! 2. on a kick, a [`Change::Process`], or when it polls, takes requests with [`Frontend::next`] until there
-//!    are none, hands them to the disk, and then calls [`Frontend::publish`] for the queue, **also when
-//!    `next` returned nothing**: malformed requests are answered inside `next`;
+//! 2. in each turn, for each queue that [`Frontend::is_live`] and [`Frontend::has_work`], takes requests with
+//!    [`Frontend::next`], hands them to the disk, and then calls [`Frontend::publish`] for the queue, **also
+//!    when `next` returned nothing**: malformed requests are answered inside `next`, a bounded number of them
+//!    between two publications;
 //! 3. lends the frontend to the disk as its [`spillway_core::GuestBuffers`]; completions that come later are
 //!    published with [`Frontend::publish`] too, once per batch;
 //! 4. before it sleeps, calls [`Frontend::enable_notifications`] for each live queue, and looks again at those
 //!    that say so;
 //! 5. after a round with completions calls [`Frontend::finish_stops`]; it is nearly free;
-//! 6. looks at [`Frontend::poisoned`] after a round, and treats it as a [`Disconnect`].
+//! 6. looks at [`Frontend::poisoned`] after a round, and treats it as a [`Disconnect`];
+//! 7. ends a connection on which nobody has spoken in time ([`Frontend::has_spoken`]), or that it has to end
+//!    for other reasons, with [`Frontend::disconnect`].
 //!
 //! After a [`Disconnect`] no queue is live and guest memory is no longer touched. The reactor cancels what is
 //! parked, keeps the frontend until [`Frontend::unfinished`] is 0, and drops it: that unmaps guest memory and
@@ -50,8 +53,10 @@ pub const TOKEN_TAG: u8 = 1;
 /// What the reactor has to do after control messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Watch this eventfd: when it is readable, read it and process the queue. It stays open until the
-    /// `Unkick` of the same queue, which comes first when a new one replaces it (the number may be the same).
+    /// Watch this eventfd: when it is raised, process the queue. It need not be read if the watch tells of each
+    /// time that it is raised anew (edge-triggered, as io_uring's multishot poll is); its counter then only
+    /// grows. It stays open until the `Unkick` of the same queue, which comes first when a new one replaces it
+    /// (the number may be the same).
     Kick {
         /// The queue.
         queue: u16,
@@ -65,11 +70,6 @@ pub enum Change {
     },
     /// Stop watching or polling this queue; its fd is closed by now.
     Unkick {
-        /// The queue.
-        queue: u16,
-    },
-    /// Process the ring once, unconditionally.
-    Process {
         /// The queue.
         queue: u16,
     },

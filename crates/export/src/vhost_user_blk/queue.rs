@@ -19,6 +19,9 @@ use spillway_core::{Errno, Request, Token};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
+/// Heads answered without the disk between two publications: as many as a reactor takes requests in a turn.
+const MAX_REFUSED: u16 = 32;
+
 /// How the driver says that there is work.
 pub(super) enum Kick {
     Fd(OwnedFd),
@@ -61,6 +64,8 @@ pub(super) struct Queue {
     pub heads: Vec<Head>,
     /// Heads answered and not yet published.
     batch: Vec<u16>,
+    /// Heads in `batch` that never went to the disk.
+    refused: u16,
     /// Heads that an earlier process took and did not answer, the oldest last.
     resubmit: Vec<u16>,
     marks: Option<Marks>,
@@ -98,6 +103,7 @@ impl Queue {
             ring: None,
             heads: Vec::new(),
             batch: Vec::new(),
+            refused: 0,
             resubmit: Vec::new(),
             marks: None,
             unfinished: 0,
@@ -150,6 +156,7 @@ impl Queue {
         self.marks = Some(marks);
         self.heads.resize_with(usize::from(size), Head::free);
         self.batch.clear();
+        self.refused = 0;
         self.batch.reserve_exact(usize::from(size));
         (self.next_available, self.seen_available) = (next, next);
         (self.next_used, self.published_used) = (used, used);
@@ -196,9 +203,10 @@ impl Queue {
         self.base
     }
 
-    /// Back to the initial state, without file descriptors.
+    /// Back to the initial state. Of the file descriptors the one for errors stays: QEMU sends it once in the
+    /// life of a connection, the others before each start.
     pub(super) fn reset(&mut self) {
-        *self = Queue::new(self.token_base);
+        *self = Queue { error: self.error.take(), ..Queue::new(self.token_base) };
     }
 
     /// Whether the driver, or an earlier process, left something to take.
@@ -208,11 +216,11 @@ impl Queue {
         self.live && (ring.available_index() != self.next_available || !self.resubmit.is_empty())
     }
 
-    /// Takes the next request for the disk. Looks at no more heads than the queue has, so that a driver that
-    /// keeps on adding bad ones cannot hold the thread.
+    /// Takes the next request for the disk. Answers no more than [`MAX_REFUSED`] others between two publications,
+    /// so that a driver that keeps on adding bad ones cannot hold the thread.
     #[inline]
     pub(super) fn next(&mut self, memory: &mut Memory, device: &Device) -> Option<Request> {
-        for _ in 0..self.size {
+        while self.refused < MAX_REFUSED {
             if !self.live {
                 return None;
             }
@@ -242,7 +250,7 @@ impl Queue {
                     let token = Token(self.token_base | u64::from(head));
                     return Some(Request { token, operation, sector, sectors });
                 }
-                Ok(Taken::Answered) => {}
+                Ok(Taken::Answered) => self.refused += 1,
                 Err(broken) => {
                     self.break_down(broken);
                     return None;
@@ -316,10 +324,12 @@ impl Queue {
             HeadState::Free | HeadState::Answered => return,
         };
         let (at, used_bytes, generation) = (state.status, state.used_bytes, state.generation);
-        state.state = HeadState::Free;
+        state.release();
         self.unfinished -= 1;
         if !abandoned && !memory.guard().poisoned() {
             match result {
+                // The region of the ring is away: the head is done anew when it is back. Its mark is still set.
+                _ if self.ring.is_none() => self.resubmit.insert(0, head),
                 Ok(()) => self.answer(head, at, Status::Ok, used_bytes),
                 Err(Errno::CANCELED) => {}
                 // What was to be filled is not: only a status with nothing before it counts as written.
@@ -364,6 +374,7 @@ impl Queue {
             self.heads[usize::from(head)].state = HeadState::Free;
         }
         self.batch.clear();
+        self.refused = 0;
         let old = std::mem::replace(&mut self.published_used, self.next_used);
         // The used index must be visible before the driver's wish is read: it does both the other way round.
         fence(Ordering::SeqCst);

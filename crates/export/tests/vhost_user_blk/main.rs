@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may end at what it did not expect")]
 
+mod bounds;
 mod chains;
 mod eventfds;
 mod messages;

@@ -128,6 +128,11 @@ fn a_queue_that_never_started_stops_too() {
 fn reset_device_waits_and_touches_guest_memory_no_more() {
     for acknowledge in [false, true] {
         let mut rig = Rig::new(16, ALL_FEATURES);
+        let mut writeback: Vec<u8> = [32u32, 1, 0].iter().flat_map(|n| n.to_ne_bytes()).collect();
+        writeback.push(0);
+        assert!(rig.try_tell(25, &writeback, &[]));
+        let error = event();
+        rig.tell(14, &0u64.to_ne_bytes(), &[error.as_fd()]);
         let requests = take(&mut rig, 2);
         let before = rig.memory.read(GPA, 0x20000);
         rig.changes.clear();
@@ -144,6 +149,7 @@ fn reset_device_waits_and_touches_guest_memory_no_more() {
         rig.frontend.finish_stops(&mut rig.changes).unwrap();
         assert_eq!(rig.vmm.reply().is_some(), acknowledge);
         assert!(rig.memory.read(GPA, 0x20000) == before, "guest memory was written after a reset");
+        assert!(!rig.frontend.writeback(), "the front end has a copy and does not say it again");
         // It starts again like new.
         rig.memory.write(RING_AT, &[0; 0x1000]);
         rig.driver = Driver::new(16, RING_AT, true);
@@ -151,6 +157,10 @@ fn reset_device_waits_and_touches_guest_memory_no_more() {
         rig.tell(2, &features, &[]);
         rig.start_queue(0);
         assert_eq!(rig.simple(4, 0, None), Some((0, 1)));
+        // The eventfd for errors came once.
+        rig.driver.offer(&rig.memory, 16);
+        rig.process();
+        assert_eq!(drain(&error), 1);
     }
 }
 
@@ -236,7 +246,7 @@ fn memory_that_changes_too_often_is_refused() {
 #[test]
 fn a_ring_whose_memory_goes_is_not_touched() {
     let mut rig = Rig::new(16, ALL_FEATURES);
-    let requests = take(&mut rig, 1);
+    let requests = take(&mut rig, 2);
     let mut region = vec![0; 8];
     region.extend_from_slice(&rig.memory.region());
     assert!(rig.try_tell(38, &region, &[]));
@@ -244,12 +254,38 @@ fn a_ring_whose_memory_goes_is_not_touched() {
     assert!(!rig.frontend.has_work(0));
     assert!(rig.frontend.take_notice().unwrap().contains("no memory region"));
     let before = rig.memory.read(GPA, 0x1000);
-    rig.frontend.complete(requests[0].token, Ok(()));
+    rig.frontend.complete(requests[1].token, Ok(()));
+    rig.frontend.complete(requests[0].token, Err(Errno::IO));
     rig.frontend.publish(0);
     assert!(rig.memory.read(GPA, 0x1000) == before);
-    // It comes back with its memory.
+    // It comes back with its memory, and what could not be answered is done anew.
     rig.add_memory();
-    assert!(rig.frontend.is_live(0));
+    assert!(rig.frontend.is_live(0) && rig.frontend.has_work(0));
+    assert_eq!(rig.process().iter().map(|r| r.sector).collect::<Vec<_>>(), [1, 0]);
+    for n in [1, 0] {
+        assert_eq!(rig.driver.take_used(&rig.memory), Some((requests[n].token.0 as u16, 513)));
+    }
+    assert_eq!(rig.memory.read(DATA, 1024), rig.disk[..1024]);
+    // And after that the next one.
+    rig.driver.free = (6..16).collect();
+    assert_eq!(rig.simple(4, 0, None), Some((0, 1)));
+}
+
+#[test]
+fn after_a_disconnect_of_ours_guest_memory_is_not_touched() {
+    let mut rig = Rig::new(16, ALL_FEATURES);
+    let requests = take(&mut rig, 2);
+    rig.frontend.complete(requests[0].token, Ok(()));
+    rig.frontend.disconnect();
+    let before = rig.memory.read(GPA, 0x20000);
+    rig.frontend.publish(0);
+    assert!(!rig.frontend.is_live(0) && !rig.frontend.wants_read());
+    assert_eq!(rig.frontend.on_readable(&mut rig.changes), Err(Disconnect::Left));
+    assert_eq!(rig.perform(&requests[1]), Err(Errno::FAULT));
+    rig.frontend.complete(requests[1].token, Ok(()));
+    rig.frontend.publish(0);
+    assert_eq!(rig.frontend.unfinished(), 0);
+    assert!(rig.memory.read(GPA, 0x20000) == before);
 }
 
 #[test]

@@ -341,7 +341,6 @@ impl Reactor {
                     }
                 }
                 // Every live queue is looked at in every turn, this one included.
-                Change::Process { .. } => {}
                 Change::Stop { queue } => {
                     let session = self.doer.clients.vmms[i].session;
                     self.disk.cancel(&mut self.doer, Errno::CANCELED, |t| {
