@@ -216,7 +216,8 @@ fn four_gigabytes_less_a_sector_are_discarded_in_one_request() {
     let mut bench = Bench::agreed(4096, true, false);
     let (server, client) = std::os::unix::net::UnixStream::pair().unwrap();
     let info = spillway_export::nbd::ExportInfo { size_bytes: 1 << 42, ..common::info(512) };
-    bench.connection = spillway_export::nbd::Connection::new(server.into(), info, 0xfffe).unwrap();
+    bench.connection =
+        spillway_export::nbd::Connection::new(server.into(), info, 0xfffe, &Default::default()).unwrap();
     bench.client = client;
     bench.client.set_nonblocking(true).unwrap();
     bench.send(&[client_flags(3), option(OPT_STRUCTURED_REPLY, &[]), option(OPT_GO, &go("", &[]))].concat());
@@ -383,7 +384,7 @@ fn block_status_is_bounded_and_never_empty() {
     assert_eq!(ask(REQ_ONE, vec![(0, data), (512, zero), (512, zero), (512, data)]), [(1024, 3)]);
     let many: Vec<_> = (0..100_000).map(|n| (512, if n % 2 == 0 { data } else { zero })).collect();
     let told = ask(0, many);
-    assert_eq!(told.len(), 8192);
+    assert_eq!(told.len(), 64);
     assert!(told.iter().all(|extent| extent.0 == 512));
 }
 

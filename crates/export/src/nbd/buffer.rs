@@ -1,9 +1,12 @@
-//! Data buffers of requests, and the pool that keeps some for the next. Never looks at content.
+//! Data buffers of requests, the pool that keeps some for the next, and the budget that all pools of a disk
+//! share. Never looks at content.
 //!
-//! Invariant: a buffer is as large as the power of two above its request, and the pool keeps at most
-//! [`KEPT_BYTES`].
+//! Invariant: a buffer is as large as the power of two above its request; a pool keeps at most [`KEPT_BYTES`], all
+//! of a budget at most [`KEPT_BYTES_TOGETHER`]; what a pool has charged goes back to the budget with it.
 
-use super::protocol::PIECE_BYTES;
+use super::protocol::{PIECE_BYTES, REQUEST_COST_BYTES, SHARED_BYTES, SHARED_BYTES_GATHERED};
+use std::cell::Cell;
+use std::rc::Rc;
 
 /// Memory for one request's data.
 pub struct Buffer(Box<[u8]>);
@@ -25,26 +28,58 @@ impl Buffer {
 const SMALLEST: usize = 512;
 const LARGEST: usize = PIECE_BYTES as usize;
 const CLASSES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
-/// What the pool keeps at most.
+/// What a pool keeps at most.
 const KEPT_BYTES: usize = 1 << 20;
+/// What all pools of a budget keep at most.
+const KEPT_BYTES_TOGETHER: usize = 8 << 20;
 
-/// Free buffers by size: 512 bytes, 1 KiB, ... 256 KiB.
+/// The memory that all connections of a disk have for requests and replies. A clone is the same budget.
+#[derive(Clone, Default)]
+pub struct Budget(Rc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    used: Cell<usize>,
+    kept: Cell<usize>,
+}
+
+impl Budget {
+    /// Nothing used.
+    pub fn new() -> Budget {
+        Budget::default()
+    }
+
+    /// What unfinished requests and unsent replies hold.
+    pub fn used_bytes(&self) -> usize {
+        self.0.used.get()
+    }
+
+    /// What is kept for the next requests.
+    pub fn kept_bytes(&self) -> usize {
+        self.0.kept.get()
+    }
+}
+
+/// Free buffers of one connection by size: 512 bytes, 1 KiB, ... 256 KiB; and what it has of the budget.
 pub struct Pool {
     free: [Vec<Buffer>; CLASSES],
     kept: usize,
+    charged: usize,
+    budget: Budget,
 }
 
 impl Pool {
-    pub fn new() -> Self {
-        Pool { free: Default::default(), kept: 0 }
+    pub fn new(budget: &Budget) -> Self {
+        Pool { free: Default::default(), kept: 0, charged: 0, budget: budget.clone() }
     }
 
     /// A buffer of at least `len` bytes; `len` is at most [`PIECE_BYTES`]. Its content is left over from earlier
     /// requests of the same connection.
     pub fn take(&mut self, len: usize) -> Buffer {
         let size = size_for(len);
+        self.charge(size);
         if let Some(buffer) = self.free[class(size)].pop() {
-            self.kept -= size;
+            self.keep_less(size);
             return buffer;
         }
         Buffer(vec![0; size].into_boxed_slice())
@@ -52,15 +87,58 @@ impl Pool {
 
     pub fn give(&mut self, buffer: Buffer) {
         let size = buffer.0.len();
-        if self.kept + size <= KEPT_BYTES {
+        self.uncharge(size);
+        let together = self.budget.kept_bytes() + size;
+        if self.kept + size <= KEPT_BYTES && together <= KEPT_BYTES_TOGETHER {
             self.kept += size;
+            self.budget.0.kept.set(together);
             self.free[class(size)].push(buffer);
         }
     }
 
+    /// Whether there is room in the budget for so much. A connection that has nothing yet may always have one
+    /// piece, so that each of them goes on whatever the others hold.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        let most = if bytes > LARGEST { SHARED_BYTES_GATHERED } else { SHARED_BYTES };
+        self.budget.used_bytes() + bytes <= most || (self.charged == 0 && bytes <= LARGEST)
+    }
+
+    /// A request begins: what it costs beside its buffer.
+    pub fn charge_request(&mut self) {
+        self.charge(REQUEST_COST_BYTES);
+    }
+
+    /// A request has ended.
+    pub fn uncharge_request(&mut self) {
+        self.uncharge(REQUEST_COST_BYTES);
+    }
+
     /// Gives everything kept back to the host.
     pub fn clear(&mut self) {
-        *self = Pool::new();
+        self.free = Default::default();
+        self.keep_less(self.kept);
+    }
+
+    fn charge(&mut self, bytes: usize) {
+        self.charged += bytes;
+        self.budget.0.used.set(self.budget.used_bytes() + bytes);
+    }
+
+    fn uncharge(&mut self, bytes: usize) {
+        self.charged -= bytes;
+        self.budget.0.used.set(self.budget.used_bytes() - bytes);
+    }
+
+    fn keep_less(&mut self, bytes: usize) {
+        self.kept -= bytes;
+        self.budget.0.kept.set(self.budget.kept_bytes() - bytes);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.clear();
+        self.uncharge(self.charged);
     }
 }
 
@@ -80,7 +158,7 @@ mod tests {
 
     #[test]
     fn buffers_fit_their_request_and_are_reused() {
-        let mut pool = Pool::new();
+        let mut pool = Pool::new(&Budget::new());
         for len in [1, 512, 513, 4096, 4097, 65536, LARGEST - 512, LARGEST] {
             let mut buffer = pool.take(len);
             buffer.bytes_mut(len).fill(7);
@@ -92,12 +170,35 @@ mod tests {
 
     #[test]
     fn the_pool_keeps_a_bounded_amount() {
-        let mut pool = Pool::new();
+        let mut pool = Pool::new(&Budget::new());
         let out: Vec<_> = (0..10).map(|_| pool.take(LARGEST)).collect();
         out.into_iter().for_each(|buffer| pool.give(buffer));
         assert_eq!(pool.kept, KEPT_BYTES);
         assert_eq!(pool.free[CLASSES - 1].len(), 4);
         pool.clear();
         assert_eq!(pool.kept, 0);
+    }
+    #[test]
+    fn pools_share_a_budget() {
+        let budget = Budget::new();
+        let mut pools: Vec<Pool> = (0..100).map(|_| Pool::new(&budget)).collect();
+        let mut out = Vec::new();
+        while pools[0].has_room(LARGEST) {
+            out.push(pools[0].take(LARGEST));
+        }
+        assert_eq!(budget.used_bytes(), SHARED_BYTES);
+        // The first piece of each is beyond it; all of a gathered read has room of its own, once.
+        assert!(pools[1].has_room(LARGEST) && pools[1].has_room(32 << 20));
+        let first = pools[1].take(LARGEST);
+        assert!(!pools[1].has_room(512) && !pools[1].has_room(32 << 20));
+        pools[1].give(first);
+        for (n, buffer) in out.into_iter().enumerate() {
+            let given = &mut pools[n % 100];
+            given.charge(LARGEST);
+            given.give(buffer);
+        }
+        assert_eq!(budget.kept_bytes(), KEPT_BYTES_TOGETHER);
+        drop(pools);
+        assert_eq!((budget.used_bytes(), budget.kept_bytes()), (0, 0));
     }
 }

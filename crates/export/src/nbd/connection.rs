@@ -3,7 +3,7 @@
 //!
 //! Invariant: once a connection has ended it reads nothing, hands out nothing and says why at every turn.
 
-use super::buffer::Pool;
+use super::buffer::{Budget, Pool};
 use super::handshake::{Handshake, Progress};
 use super::input::Input;
 use super::output::Output;
@@ -104,6 +104,7 @@ enum Phase {
 pub struct Connection {
     socket: OwnedFd,
     info: ExportInfo,
+    /// Its number in its tokens.
     id: u16,
     phase: Phase,
     input: Input,
@@ -121,8 +122,8 @@ pub struct Connection {
 
 impl Connection {
     /// Takes over a connected stream socket, makes it non-blocking and queues the greeting. `id` is the
-    /// connection's number in its tokens.
-    pub fn new(socket: OwnedFd, info: ExportInfo, id: u16) -> io::Result<Connection> {
+    /// connection's number in its tokens, `budget` what all connections of the disk share.
+    pub fn new(socket: OwnedFd, info: ExportInfo, id: u16, budget: &Budget) -> io::Result<Connection> {
         if !info.size_bytes.is_multiple_of(u64::from(MIN_BLOCK_BYTES)) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -150,7 +151,7 @@ impl Connection {
             phase: Phase::Handshake(Handshake::new()),
             input: Input::new(),
             output,
-            pool: Pool::new(),
+            pool: Pool::new(budget),
             disk_full: false,
             more_expected: false,
             turn_bytes: 0,
@@ -162,11 +163,6 @@ impl Connection {
     /// The socket, to be polled.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-
-    /// The connection's number in its tokens.
-    pub fn id(&self) -> u16 {
-        self.id
     }
 
     /// The socket has input (or the reactor supposes so): receives until there is no more or there is enough to
@@ -195,8 +191,8 @@ impl Connection {
         self.check()
     }
 
-    /// The client took its leave.
-    fn is_leaving(&self) -> bool {
+    /// The client took its leave: what it asked for is still carried out.
+    pub fn is_leaving(&self) -> bool {
         match &self.phase {
             Phase::Transmission(transmission) => transmission.is_disconnecting(),
             Phase::Aborting => true,
@@ -231,6 +227,7 @@ impl Connection {
             };
             match outcome {
                 Ok(Some(work)) => {
+                    self.pool.charge_request();
                     self.turn_bytes = self.turn_bytes.saturating_sub(TURN_REQUEST_BYTES);
                     return Some(work);
                 }
@@ -260,7 +257,7 @@ impl Connection {
                 || match &self.phase {
                     Phase::Handshake(handshake) => handshake.waits_for_output(),
                     Phase::Aborting => false,
-                    Phase::Transmission(transmission) => transmission.can_go_on(&self.output),
+                    Phase::Transmission(transmission) => transmission.can_go_on(&self.output, &self.pool),
                 })
     }
 
@@ -286,7 +283,7 @@ impl Connection {
             match error {
                 // What it asked for before it took its leave is carried out, though it does not wait for it.
                 SystemErrno::PIPE | SystemErrno::CONNRESET if self.is_leaving() => {
-                    self.output = Output::new()
+                    self.output.clear(&mut self.pool);
                 }
                 SystemErrno::PIPE | SystemErrno::CONNRESET => self.end(Disconnect::Closed),
                 error => self.end(Disconnect::Socket(error.into())),
@@ -341,7 +338,7 @@ impl Connection {
         extents: impl Iterator<Item = (u64, ExtentKind)>,
     ) {
         if let Phase::Transmission(transmission) = &mut self.phase {
-            transmission.answer_block_status(id, extents, &mut self.output);
+            transmission.answer_block_status(id, extents, &mut self.output, &mut self.pool);
         }
     }
 

@@ -43,6 +43,20 @@ impl Output {
         self.bytes
     }
 
+    /// Unsent small bytes.
+    pub fn small_bytes(&self) -> usize {
+        self.small.len() - self.small_start
+    }
+
+    /// Forgets everything: nobody will read it.
+    pub fn clear(&mut self, pool: &mut Pool) {
+        for segment in std::mem::replace(self, Output::new()).segments {
+            if let Segment::Data(buffer, _) = segment {
+                pool.give(buffer);
+            }
+        }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -135,6 +149,7 @@ impl Output {
 
 #[cfg(test)]
 mod tests {
+    use super::super::buffer::Budget;
     use super::*;
     use std::io::Read;
     use std::os::fd::AsFd;
@@ -145,7 +160,7 @@ mod tests {
         let (server, mut client) = UnixStream::pair().unwrap();
         rustix::net::sockopt::set_socket_send_buffer_size(&server, 4096).unwrap();
         client.set_nonblocking(true).unwrap();
-        let (mut output, mut pool) = (Output::new(), Pool::new());
+        let (mut output, mut pool) = (Output::new(), Pool::new(&Budget::new()));
         let (mut sent, mut seen) = (0u32, 0u32);
         let mut left = Vec::new();
         let mut small_was_large = false;
@@ -191,6 +206,6 @@ mod tests {
         drop(client);
         let mut output = Output::new();
         output.small(b"anybody?");
-        assert_eq!(output.send(server.as_fd(), &mut Pool::new()), Err(Errno::PIPE));
+        assert_eq!(output.send(server.as_fd(), &mut Pool::new(&Budget::new())), Err(Errno::PIPE));
     }
 }

@@ -84,6 +84,8 @@ pub fn check(header: &Header, agreed: &Agreed) -> Verdict {
         CMD_TRIM => (Kind::Trim { fua }, 0, EINVAL),
         CMD_WRITE_ZEROES => {
             let fast = flags & CMD_FLAG_FAST_ZERO != 0;
+            // NO_HOLE is accepted and changes nothing, against the protocol: zeroes never take room here, see
+            // docs/nbd-conformance.md.
             (Kind::WriteZeroes { fua, fast }, CMD_FLAG_NO_HOLE | CMD_FLAG_FAST_ZERO, ENOSPC)
         }
         CMD_BLOCK_STATUS if agreed.block_status => {

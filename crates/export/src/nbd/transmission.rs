@@ -78,7 +78,8 @@ struct Command {
     /// whether it failed, and data cannot be taken back: only when the last piece has come is that known. The
     /// alternative, header after the first piece and the connection cut on a later error, would take a
     /// machine's disk away for one unreadable sector. Clients of this kind (the Linux kernel) read 128 KiB at
-    /// a time unless told otherwise, so hardly any memory is at stake.
+    /// a time unless told otherwise, so hardly any memory is at stake. All buffers are taken when the command is;
+    /// one is away while the disk fills it.
     gathered: Vec<Option<Buffer>>,
 }
 
@@ -96,12 +97,8 @@ struct Piece {
     at: u32,
     len: u32,
     buffer: Option<Buffer>,
-}
-
-impl Piece {
-    fn charge(&self) -> usize {
-        charge(if self.buffer.is_some() { self.len } else { 0 })
-    }
+    /// What it counts for in `held`.
+    charge: usize,
 }
 
 fn charge(len: u32) -> usize {
@@ -215,12 +212,14 @@ impl Transmission {
     }
 
     /// Whether the room that [`Transmission::next`] stopped for is there by now.
-    pub fn can_go_on(&self, output: &Output) -> bool {
-        self.room_awaited.is_some_and(|bytes| self.has_room(output, bytes))
+    pub fn can_go_on(&self, output: &Output, pool: &Pool) -> bool {
+        self.room_awaited.is_some_and(|bytes| self.has_room(output, pool, bytes))
     }
 
-    fn has_room(&self, output: &Output, bytes: usize) -> bool {
+    fn has_room(&self, output: &Output, pool: &Pool, bytes: usize) -> bool {
         output.bytes() < UNSENT_BYTES
+            && output.small_bytes() < UNSENT_SMALL_BYTES
+            && pool.has_room(bytes)
             && if self.disk_full { self.held + bytes <= HELD_BYTES_DISK_FULL } else { self.held < HELD_BYTES }
     }
 
@@ -237,7 +236,7 @@ impl Transmission {
                 return Ok(Some(self.request(command, Operation::Flush, 0, 0, None)));
             }
             let step = match &mut self.phase {
-                Phase::Header => self.take_command(input, output)?,
+                Phase::Header => self.take_command(input, output, pool)?,
                 Phase::Cutting(command) => {
                     let command = *command;
                     self.cut(command, output, pool)
@@ -268,7 +267,12 @@ impl Transmission {
         }
     }
 
-    fn take_command(&mut self, input: &mut Input, output: &mut Output) -> Result<Step, Disconnect> {
+    fn take_command(
+        &mut self,
+        input: &mut Input,
+        output: &mut Output,
+        pool: &mut Pool,
+    ) -> Result<Step, Disconnect> {
         if self.disconnecting {
             return Ok(Step::Waits);
         }
@@ -281,7 +285,7 @@ impl Transmission {
             verdict == Verdict::Accept(Kind::Read) && !self.agreed.structured && header.len > PIECE_BYTES;
         // A gathered read is let in as a whole, so that it cannot wait for room that it holds itself.
         let bytes = if gathers { header.len as usize } else { REQUEST_CHARGE_BYTES };
-        if !self.has_room(output, bytes) {
+        if !self.has_room(output, pool, bytes) {
             self.room_awaited = Some(bytes);
             return Ok(Step::Waits);
         }
@@ -317,7 +321,10 @@ impl Transmission {
                 let operation = match kind {
                     Kind::Read | Kind::Write { .. } => {
                         if gathers {
-                            command.gathered.resize_with(len.div_ceil(PIECE_BYTES) as usize, || None);
+                            let pieces = (0..len).step_by(PIECE_BYTES as usize);
+                            let pieces = pieces.map(|at| (len - at).min(PIECE_BYTES));
+                            self.held += pieces.clone().map(charge).sum::<usize>();
+                            command.gathered = pieces.map(|len| Some(pool.take(len as usize))).collect();
                         }
                         self.phase = Phase::Cutting(self.commands.insert(command));
                         return Ok(Step::Goes);
@@ -343,11 +350,15 @@ impl Transmission {
 
     /// The next piece of a read, or room for the next piece of a write.
     fn cut(&mut self, index: u32, output: &mut Output, pool: &mut Pool) -> Step {
-        let command = self.commands.get(index).expect("a command being cut is unfinished");
+        let command = self.commands.get_mut(index).expect("a command being cut is unfinished");
         let (kind, at, rest) = (command.kind, command.issued, command.len - command.issued);
         let len = rest.min(PIECE_BYTES);
         let failed = command.error.is_some();
-        if !failed && command.gathered.is_empty() && !self.has_room(output, charge(len)) {
+        let gathered = match command.gathered.get_mut((at / PIECE_BYTES) as usize) {
+            Some(slot) if !failed => slot.take(),
+            _ => None,
+        };
+        if !failed && gathered.is_none() && !self.has_room(output, pool, charge(len)) {
             self.room_awaited = Some(charge(len));
             return Step::Waits;
         }
@@ -367,7 +378,7 @@ impl Transmission {
                     // This may complete it.
                     self.phase = Phase::Header;
                 }
-                let buffer = pool.take(len as usize);
+                let buffer = gathered.unwrap_or_else(|| pool.take(len as usize));
                 return Step::Work(self.request(index, Operation::Read, at, len, Some(buffer)));
             }
         }
@@ -413,9 +424,15 @@ impl Transmission {
     }
 
     fn hand_out(&mut self, command: u32, at: u32, len: u32, buffer: Option<Buffer>) -> u32 {
-        let piece = Piece { command, at, len, buffer };
-        self.held += piece.charge();
         let entry = self.commands.get_mut(command).expect("requests come from unfinished commands");
+        let charge = match &buffer {
+            // Counted with the command.
+            Some(_) if !entry.gathered.is_empty() => 0,
+            Some(_) => charge(len),
+            None => charge(0),
+        };
+        let piece = Piece { command, at, len, buffer, charge };
+        self.held += charge;
         entry.issued += len;
         entry.outstanding += 1;
         self.pieces.insert(piece)

@@ -7,7 +7,7 @@ pub mod wire;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_core::{Errno, GuestBuffers, Operation, Request};
-use spillway_export::nbd::{Connection, Disconnect, ExportInfo, ExtentKind, Work};
+use spillway_export::nbd::{Budget, Connection, Disconnect, ExportInfo, ExtentKind, Work};
 use std::io::{ErrorKind, Read, Write};
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
@@ -206,11 +206,16 @@ impl Bench {
     }
 
     pub fn with(info: ExportInfo) -> Bench {
+        Bench::sharing(info, &Budget::new())
+    }
+
+    /// Beside other connections of the same budget.
+    pub fn sharing(info: ExportInfo, budget: &Budget) -> Bench {
         let (server, client) = UnixStream::pair().unwrap();
         client.set_nonblocking(true).unwrap();
         let size = info.size_bytes as usize;
         Bench {
-            connection: Connection::new(server.into(), info, 7).unwrap(),
+            connection: Connection::new(server.into(), info, 7, budget).unwrap(),
             client,
             disk: Disk::new(size),
             received: Vec::new(),
@@ -221,20 +226,25 @@ impl Bench {
     /// Past the handshake, with nothing received yet.
     pub fn agreed(size: usize, structured: bool, contexts: bool) -> Bench {
         let mut bench = Bench::new(size);
-        bench.send(&wire::client_flags(3));
+        bench.agree(structured, contexts);
+        bench
+    }
+
+    /// Goes through the handshake.
+    pub fn agree(&mut self, structured: bool, contexts: bool) {
+        self.send(&wire::client_flags(3));
         if structured {
-            bench.send(&wire::option(wire::OPT_STRUCTURED_REPLY, &[]));
+            self.send(&wire::option(wire::OPT_STRUCTURED_REPLY, &[]));
         }
         if contexts {
             let queries = wire::context_query("", &["base:allocation"]);
-            bench.send(&wire::option(wire::OPT_SET_META_CONTEXT, &queries));
+            self.send(&wire::option(wire::OPT_SET_META_CONTEXT, &queries));
         }
-        bench.send(&wire::option(wire::OPT_GO, &wire::go("", &[])));
-        bench.settle();
-        assert!(bench.ended.is_none(), "{:?}", bench.ended);
-        assert!(bench.connection.handshake_deadline().is_none());
-        bench.received.clear();
-        bench
+        self.send(&wire::option(wire::OPT_GO, &wire::go("", &[])));
+        self.settle();
+        assert!(self.ended.is_none(), "{:?}", self.ended);
+        assert!(self.connection.handshake_deadline().is_none());
+        self.received.clear();
     }
 
     /// Lets the socket hold hardly anything of the replies, so that the connection has to.

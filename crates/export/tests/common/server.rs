@@ -2,7 +2,7 @@
 
 use super::{Disk, Pace, Rng};
 use rustix::event::{PollFd, PollFlags, poll};
-use spillway_export::nbd::{Connection, ExportInfo};
+use spillway_export::nbd::{Budget, Connection, ExportInfo};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -73,7 +73,8 @@ fn serve(
 ) {
     listener.set_nonblocking(true).unwrap();
     let mut rng = Rng::new(1);
-    let mut connections: Vec<Connection> = Vec::new();
+    let mut connections: Vec<(u16, Connection)> = Vec::new();
+    let budget = Budget::new();
     let mut next_id = 0u16;
     loop {
         let ready: Vec<PollFlags> = {
@@ -81,7 +82,7 @@ fn serve(
                 PollFd::new(stopped, PollFlags::IN | PollFlags::HUP),
                 PollFd::new(listener, PollFlags::IN),
             ];
-            for connection in &connections {
+            for (_, connection) in &connections {
                 let mut flags = PollFlags::HUP;
                 flags.set(PollFlags::IN, connection.wants_read());
                 flags.set(PollFlags::OUT, connection.wants_write());
@@ -97,32 +98,33 @@ fn serve(
         }
         let disk = &mut *disk.lock().unwrap();
         let mut ended = Vec::new();
-        for (connection, flags) in connections.iter_mut().zip(&ready[2..]) {
-            if let Err(reason) = serve_one(connection, *flags, disk, &mut rng) {
+        for ((id, connection), flags) in connections.iter_mut().zip(&ready[2..]) {
+            if let Err(reason) = serve_one(*id, connection, *flags, disk, &mut rng) {
                 if !reason.is_ordinary() {
                     complaints.lock().unwrap().push(reason.to_string());
                 }
-                ended.push(connection.id());
+                ended.push(*id);
             }
         }
         disk.waiting
             .retain(|request| !ended.contains(&spillway_export::nbd::token_connection(request.token)));
-        connections.retain(|connection| !ended.contains(&connection.id()));
+        connections.retain(|(id, _)| !ended.contains(id));
         while let Ok((socket, _)) = listener.accept() {
             let info = ExportInfo {
                 size_bytes: size as u64,
                 name: super::NAME.into(),
                 description: super::DESCRIPTION.into(),
             };
-            let mut connection = Connection::new(socket.into(), info, next_id).unwrap();
-            next_id = next_id.wrapping_add(1);
+            let mut connection = Connection::new(socket.into(), info, next_id, &budget).unwrap();
             connection.flush_output().unwrap();
-            connections.push(connection);
+            connections.push((next_id, connection));
+            next_id = next_id.wrapping_add(1);
         }
     }
 }
 
 fn serve_one(
+    id: u16,
     connection: &mut Connection,
     flags: PollFlags,
     disk: &mut Disk,
@@ -143,7 +145,7 @@ fn serve_one(
         }
         // Some of what waits, in any order; the rest in later turns.
         let mine: Vec<usize> = (0..disk.waiting.len())
-            .filter(|&at| spillway_export::nbd::token_connection(disk.waiting[at].token) == connection.id())
+            .filter(|&at| spillway_export::nbd::token_connection(disk.waiting[at].token) == id)
             .collect();
         if mine.is_empty() {
             break;

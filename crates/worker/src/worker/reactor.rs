@@ -61,6 +61,8 @@ pub struct Reactor {
     pub(super) orphaned: bool,
     spin_ns: u64,
     last_work_ns: u64,
+    /// What all NBD clients together hold.
+    pub(super) nbd_budget: nbd::Budget,
     pub(super) pace: Pace,
     pub(super) disk_full: bool,
     /// The guest's choice of write-back or write-through outlives its VMM's connection.
@@ -124,6 +126,7 @@ impl Reactor {
             orphaned: false,
             spin_ns: SPIN_MAX_NS,
             last_work_ns: 0,
+            nbd_budget: nbd::Budget::new(),
             pace: Pace::new(),
             disk_full: false,
             writeback: true,
@@ -499,7 +502,7 @@ fn block_status(disk: &Disk, offset: u64, len: u64, one: bool) -> Vec<(u64, nbd:
     let (mut at, end) = (offset, offset + len);
     let mut extents = Vec::new();
     // The client asks again from where the answer ends.
-    while at < end && extents.len() < if one { 1 } else { 64 } {
+    while at < end && extents.len() < if one { 1 } else { nbd::MAX_EXTENTS } {
         let (n, zero) = disk.extent(at, end);
         extents.push((n, if zero { nbd::ExtentKind::Zero } else { nbd::ExtentKind::Data }));
         at += n;

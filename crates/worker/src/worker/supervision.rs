@@ -102,8 +102,8 @@ impl Reactor {
                     name: String::new(),
                     description: format!("Spillway disk {}", self.start.serial),
                 };
-                let mut connection =
-                    nbd::Connection::new(socket, info, n as u16).map_err(|e| e.to_string())?;
+                let mut connection = nbd::Connection::new(socket, info, n as u16, &self.nbd_budget)
+                    .map_err(|e| e.to_string())?;
                 connection.set_disk_full(self.disk_full);
                 let wait = connection.handshake_deadline().map_or(0, |d| d.as_nanos() as u64);
                 let deadline_ns = now_ns() + wait;

@@ -24,11 +24,16 @@ impl Transmission {
             debug_assert!(false, "completed twice: {token:?}");
             return;
         };
-        self.held -= piece.charge();
+        pool.uncharge_request();
+        self.held -= piece.charge;
         let index = piece.command;
         let command = self.commands.get_mut(index).expect("a request's command is unfinished");
         command.outstanding -= 1;
         let mut left = piece.buffer;
+        let gathers = !command.gathered.is_empty();
+        if gathers {
+            command.gathered[(piece.at / PIECE_BYTES) as usize] = left.take();
+        }
         match result {
             Ok(()) if command.kind == Kind::Read => {
                 let (cookie, len) = (command.cookie, piece.len as usize);
@@ -36,11 +41,8 @@ impl Transmission {
                     let last = command.is_over() && command.error.is_none();
                     let offset = command.offset + u64::from(piece.at);
                     reply::offset_data(output, cookie, last, offset, piece.len);
-                } else if command.gathered.is_empty() {
+                } else if !gathers {
                     reply::simple(output, cookie, 0);
-                } else {
-                    self.held += charge(piece.len);
-                    command.gathered[(piece.at / PIECE_BYTES) as usize] = left.take();
                 }
                 if let Some(buffer) = left.take() {
                     output.data(buffer, len);
@@ -104,12 +106,14 @@ impl Transmission {
         id: BlockStatusId,
         extents: impl Iterator<Item = (u64, ExtentKind)>,
         output: &mut Output,
+        pool: &mut Pool,
     ) {
         let Some(piece) = self.pieces.remove(id.0) else {
             debug_assert!(false, "answered twice: {id:?}");
             return;
         };
-        self.held -= piece.charge();
+        pool.uncharge_request();
+        self.held -= piece.charge;
         let command = self.commands.remove(piece.command).expect("a request's command is unfinished");
         let one = command.kind == Kind::BlockStatus { one: true };
         let mut found: Vec<(u32, u32)> = Vec::new();
