@@ -3,9 +3,10 @@
 //! Implements the core's view of request buffers by handing each call to the connection that its token names.
 //! Invariant: a connection is dropped only when none of its requests is unfinished.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_core::{Errno, GuestBuffers, Token};
 use spillway_export::{nbd, vhost_user_blk};
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 
 /// A VMM.
 pub struct Vmm {
@@ -24,6 +25,15 @@ pub struct Vmm {
     pub kicks: Vec<Option<(u32, RawFd)>>,
     /// Queues whose driver does not kick.
     pub polled: u64,
+    /// When it must have spoken.
+    pub deadline_ns: u64,
+}
+
+impl Vmm {
+    /// Neither on its way out nor closed on the other side without our having noticed yet.
+    pub fn is_present(&self) -> bool {
+        self.ended.is_none() && !has_hung_up(self.frontend.fd())
+    }
 }
 
 /// An NBD client.
@@ -36,10 +46,19 @@ pub struct NbdClient {
     /// Something happened to it in this turn: it may have output, or be done.
     pub touched: bool,
     pub ended: Option<String>,
-    /// The watch on its socket and what it waits for.
-    pub watch: Option<(u32, i16)>,
+    /// The watch on its socket: for which flags, and whether it tells of changes only.
+    pub watch: Option<(u32, (i16, bool))>,
+    /// Its peer has closed one direction or both: polls say so at once.
+    pub hung_up: bool,
     /// When its handshake must be done.
     pub deadline_ns: u64,
+}
+
+impl NbdClient {
+    /// As [`Vmm::is_present`].
+    pub fn is_present(&self) -> bool {
+        self.ended.is_none() && !has_hung_up(self.connection.fd())
+    }
 }
 
 /// All connections.
@@ -55,6 +74,12 @@ impl Clients {
         self.vmms.len() + self.nbd.iter().flatten().count()
     }
 
+    /// Those that are still there on the other side.
+    pub fn present(&self) -> usize {
+        let vmms = self.vmms.iter().filter(|v| v.is_present()).count();
+        vmms + self.nbd.iter().flatten().filter(|c| c.is_present()).count()
+    }
+
     #[inline]
     fn vmm(&mut self, token: Token) -> Option<&mut Vmm> {
         self.vmms.iter_mut().find(|v| v.session == token.0 >> 48)
@@ -64,6 +89,13 @@ impl Clients {
     fn nbd_client(&mut self, token: Token) -> Option<&mut NbdClient> {
         self.nbd.get_mut(usize::from(nbd::token_connection(token)))?.as_mut()
     }
+}
+
+fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok()
+        && fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
 }
 
 #[inline]

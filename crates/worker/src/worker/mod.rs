@@ -2,7 +2,7 @@
 //!
 //! `uring` submits and reaps; `staging` owns the buffers that asynchronous I/O uses, the only memory it ever
 //! targets; `memory` maps what the supervisor made; `io` does what the core asks; `clients` holds the
-//! connections; `reactor` is the loop, `supervision` its talk with the supervisor.
+//! connections; `reactor` is the loop, `watches` what wakes it, `supervision` its talk with the supervisor.
 
 mod calibrate;
 mod clients;
@@ -12,6 +12,7 @@ mod reactor;
 mod staging;
 mod supervision;
 mod uring;
+mod watches;
 
 use crate::channel::{self, FromWorker, Start, ToWorker};
 use std::os::fd::{AsFd, OwnedFd};

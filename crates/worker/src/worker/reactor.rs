@@ -7,16 +7,16 @@
 //! could have work has been looked at after its notification was armed.
 
 use super::Fds;
-use super::clients::NbdClient;
 use super::io::{Answer, Doer};
 use super::memory::Shared;
 use super::supervision::{Pace, channel_nonblocking};
 use super::uring::{Done, Tag};
+use super::watches::{POLLIN, Target, nbd_ended};
 use crate::base::{BaseImage, Qcow2Reader, RawImage};
 use crate::channel::{BaseCache, ImageFormat, Start};
 use spillway_core::{Disk, DiskSpec, Errno, Layout, LogShape, Meta, Request};
 use spillway_export::nbd;
-use spillway_export::vhost_user_blk::{Change, Disconnect, Frontend};
+use spillway_export::vhost_user_blk::Change;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -25,21 +25,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 const BATCH: usize = 32;
 const SPIN_MAX_NS: u64 = 50_000;
 const SPIN_MIN_NS: u64 = 2_000;
-const POLLIN: i16 = libc::POLLIN;
-const POLLOUT: i16 = libc::POLLOUT;
-
-/// What a watch is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Target {
-    Channel,
-    Qcow2,
-    /// A VMM's control socket, by the supervisor's number.
-    Vmm(u64),
-    /// A queue's kick eventfd.
-    Kick(u64, u16),
-    /// An NBD client, by its number in tokens.
-    Nbd(u16),
-}
+/// How long NBD clients' spare buffers are kept after the last work.
+const SPARE_NS: u64 = 1_000_000_000;
 
 pub struct Reactor {
     pub(super) doer: Doer,
@@ -48,12 +35,12 @@ pub struct Reactor {
     _meta: Shared,
     pub(super) channel: OwnedFd,
     pub(super) start: Start,
-    watches: HashMap<u32, Target>,
-    next_watch: u32,
+    pub(super) watches: HashMap<u32, Target>,
+    pub(super) next_watch: u32,
     pub(super) next_session: u8,
     done: Vec<Done>,
     batch: Vec<Request>,
-    changes: Vec<Change>,
+    pub(super) changes: Vec<Change>,
     /// Clients are let go; then the disk forgets.
     pub(super) resetting: bool,
     pub(super) stopping: bool,
@@ -61,6 +48,8 @@ pub struct Reactor {
     pub(super) orphaned: bool,
     spin_ns: u64,
     last_work_ns: u64,
+    /// The last turn in which something was done.
+    quiet_since_ns: u64,
     /// What all NBD clients together hold.
     pub(super) nbd_budget: nbd::Budget,
     pub(super) pace: Pace,
@@ -126,6 +115,7 @@ impl Reactor {
             orphaned: false,
             spin_ns: SPIN_MAX_NS,
             last_work_ns: 0,
+            quiet_since_ns: 0,
             nbd_budget: nbd::Budget::new(),
             pace: Pace::new(),
             disk_full: false,
@@ -137,19 +127,6 @@ impl Reactor {
             reactor.watch(fd, POLLIN, true, Target::Qcow2);
         }
         Ok(reactor)
-    }
-
-    fn watch(&mut self, fd: i32, flags: i16, multi: bool, target: Target) -> u32 {
-        let serial = self.next_watch;
-        self.next_watch = self.next_watch.wrapping_add(1);
-        self.watches.insert(serial, target);
-        self.doer.uring.watch(fd, flags, multi, Tag::Watch(serial));
-        serial
-    }
-
-    pub(super) fn unwatch(&mut self, serial: u32) {
-        self.watches.remove(&serial);
-        self.doer.uring.unwatch(Tag::Watch(serial));
     }
 
     /// Serves until told to stop.
@@ -176,7 +153,7 @@ impl Reactor {
             self.doer.publish_seen(&self.disk);
             self.doer.uring.submit()?;
             if worked {
-                self.last_work_ns = end;
+                (self.last_work_ns, self.quiet_since_ns) = (end, end);
             }
             if worked || more {
                 continue;
@@ -198,9 +175,16 @@ impl Reactor {
     }
 
     fn sleep(&mut self, now: u64) -> Result<(), String> {
-        let deadlines =
-            self.doer.clients.nbd.iter().flatten().filter(|c| c.connection.handshake_deadline().is_some());
-        let deadline = deadlines.map(|c| c.deadline_ns).chain(self.disk.deadline_ns()).min();
+        let spare = (self.nbd_budget.kept_bytes() > 0).then_some(self.quiet_since_ns + SPARE_NS);
+        if spare.is_some_and(|ns| ns <= now) {
+            self.doer.clients.nbd.iter_mut().flatten().for_each(|c| c.connection.release_idle_memory());
+            return Ok(());
+        }
+        let clients = &self.doer.clients;
+        let silent = clients.vmms.iter().filter(|v| v.ended.is_none() && !v.frontend.has_spoken());
+        let shaking = clients.nbd.iter().flatten().filter(|c| c.connection.handshake_deadline().is_some());
+        let handshakes = silent.map(|v| v.deadline_ns).chain(shaking.map(|c| c.deadline_ns));
+        let deadline = handshakes.chain(self.disk.deadline_ns()).chain(spare).min();
         // Polling did not pay this time.
         self.spin_ns = (self.spin_ns / 2).max(SPIN_MIN_NS);
         if let Some(ns) = deadline
@@ -246,115 +230,6 @@ impl Reactor {
         Ok(worked)
     }
 
-    fn watch_fired(&mut self, serial: u32, done: Done) -> Result<(), String> {
-        let Some(&target) = self.watches.get(&serial) else { return Ok(()) };
-        if !done.more {
-            self.watches.remove(&serial);
-        }
-        match target {
-            Target::Channel => {
-                self.take_messages()?;
-                if !done.more && !self.orphaned {
-                    self.watch(self.channel.as_raw_fd(), POLLIN, true, Target::Channel);
-                }
-            }
-            Target::Qcow2 => {
-                if !done.more
-                    && let BaseImage::Qcow2(reader) = &self.doer.base
-                {
-                    let fd = reader.wake_fd().as_raw_fd();
-                    self.watch(fd, POLLIN, true, Target::Qcow2);
-                }
-            }
-            Target::Vmm(id) => {
-                if let Some(i) = self.doer.clients.vmms.iter().position(|v| v.id == id) {
-                    self.doer.clients.vmms[i].watch = None;
-                    self.control(i, |frontend, changes| frontend.on_readable(changes));
-                }
-            }
-            Target::Kick(id, queue) => {
-                // The queue is looked at in this turn, as every live one is. A watch that ended is renewed.
-                let Some(vmm) = self.doer.clients.vmms.iter_mut().find(|v| v.id == id) else { return Ok(()) };
-                let kick = &mut vmm.kicks[usize::from(queue)];
-                if !done.more
-                    && let Some((_, fd)) = kick.take_if(|(watch, _)| *watch == serial)
-                {
-                    if done.result < 0 && done.result != -libc::ECANCELED {
-                        // It cannot be watched: what the driver does can be seen only by looking.
-                        vmm.polled |= 1 << queue;
-                    } else {
-                        let watch = self.watch(fd, POLLIN, true, Target::Kick(id, queue));
-                        let i = self.doer.clients.vmms.iter().position(|v| v.id == id).expect("found above");
-                        self.doer.clients.vmms[i].kicks[usize::from(queue)] = Some((watch, fd));
-                    }
-                }
-            }
-            Target::Nbd(n) => {
-                if let Some(client) = self.doer.clients.nbd[usize::from(n)].as_mut() {
-                    client.watch = None;
-                    client.active = true;
-                    client.touched = true;
-                    let flags = if done.result < 0 { 0 } else { done.result as i16 };
-                    let c = &mut client.connection;
-                    let mut outcome = Ok(());
-                    if flags & POLLOUT != 0 {
-                        outcome = c.on_writable();
-                    }
-                    if outcome.is_ok() && flags & libc::POLLHUP != 0 {
-                        outcome = c.on_hangup();
-                    }
-                    if outcome.is_ok() && c.wants_read() {
-                        outcome = c.on_readable();
-                    }
-                    if let Err(e) = outcome {
-                        nbd_ended(client, &e);
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Control messages of a VMM.
-    fn control(
-        &mut self,
-        i: usize,
-        handle: impl FnOnce(&mut Frontend, &mut Vec<Change>) -> Result<(), Disconnect>,
-    ) {
-        let mut changes = std::mem::take(&mut self.changes);
-        let vmm = &mut self.doer.clients.vmms[i];
-        let outcome = handle(&mut vmm.frontend, &mut changes);
-        if let Err(why) = &outcome {
-            let left = matches!(why, Disconnect::Left);
-            vmm.ended.get_or_insert(if left { String::new() } else { why.to_string() });
-        }
-        let id = vmm.id;
-        for change in changes.drain(..) {
-            match change {
-                Change::Kick { queue, fd } => {
-                    let serial = self.watch(fd, POLLIN, true, Target::Kick(id, queue));
-                    self.doer.clients.vmms[i].kicks[usize::from(queue)] = Some((serial, fd));
-                }
-                Change::Poll { queue } => self.doer.clients.vmms[i].polled |= 1 << queue,
-                Change::Unkick { queue } => {
-                    let vmm = &mut self.doer.clients.vmms[i];
-                    vmm.polled &= !(1 << queue);
-                    if let Some((serial, _)) = vmm.kicks[usize::from(queue)].take() {
-                        self.unwatch(serial);
-                    }
-                }
-                // Every live queue is looked at in every turn, this one included.
-                Change::Stop { queue } => {
-                    let session = self.doer.clients.vmms[i].session;
-                    self.disk.cancel(&mut self.doer, Errno::CANCELED, |t| {
-                        t.0 >> 48 == session && Frontend::queue_of(t) == queue
-                    });
-                }
-            }
-        }
-        self.changes = changes;
-    }
-
     /// Takes requests from everyone who has some. Returns whether there were any.
     fn take_requests(&mut self) -> bool {
         let mut worked = false;
@@ -386,13 +261,16 @@ impl Reactor {
                 self.batch = batch;
             }
         }
+        let mut extents_left = nbd::MAX_EXTENTS;
         for n in 0..self.doer.clients.nbd.len() {
-            worked |= self.take_nbd(n);
+            worked |= self.take_nbd(n, &mut extents_left);
         }
         worked
     }
 
-    fn take_nbd(&mut self, n: usize) -> bool {
+    /// `extents_left` is what the turn may still look up of extents, beside the first of each client: each may
+    /// take a look at 512 entries of the map.
+    fn take_nbd(&mut self, n: usize, extents_left: &mut usize) -> bool {
         let Some(client) = self.doer.clients.nbd[n].as_mut() else { return false };
         if !client.active || client.ended.is_some() || self.resetting || self.stopping {
             return false;
@@ -405,8 +283,12 @@ impl Reactor {
             match client.connection.next() {
                 Some(nbd::Work::Request(request)) => self.disk.submit(&mut self.doer, request),
                 Some(nbd::Work::BlockStatus { id, offset, len, one }) => {
-                    let extents = block_status(&self.disk, offset, len, one);
+                    let most = if one { 1 } else { (*extents_left).max(1) };
+                    let extents = block_status(&self.disk, offset, len, most);
+                    *extents_left = extents_left.saturating_sub(extents.len());
                     client.connection.answer_block_status(id, extents.into_iter());
+                    // The client stays active; its next request has the next turn.
+                    return true;
                 }
                 None => {
                     client.active = false;
@@ -424,17 +306,23 @@ impl Reactor {
         for i in 0..self.doer.clients.vmms.len() {
             let vmm = &mut self.doer.clients.vmms[i];
             let mut dirty = std::mem::take(&mut vmm.dirty);
-            worked |= dirty != 0;
+            let served = dirty != 0;
+            let mut stopped = false;
             while dirty != 0 {
-                vmm.frontend.publish(dirty.trailing_zeros() as u16);
+                let queue = dirty.trailing_zeros() as u16;
+                vmm.frontend.publish(queue);
+                stopped |= !vmm.frontend.is_live(queue);
                 dirty &= dirty - 1;
             }
-            if worked && vmm.ended.is_none() {
-                if vmm.frontend.poisoned() {
-                    vmm.ended = Some("its guest memory has shrunk".into());
-                } else {
-                    self.control(i, |frontend, changes| frontend.finish_stops(changes));
-                }
+            worked |= served;
+            if vmm.ended.is_some() {
+                continue;
+            }
+            if vmm.frontend.poisoned() {
+                self.end_vmm(i, "its guest memory has shrunk".into());
+            } else if stopped {
+                // Broken, and it says why; or being stopped.
+                self.control(i, |frontend, changes| frontend.finish_stops(changes));
             }
         }
         for client in self.doer.clients.nbd.iter_mut().flatten().filter(|c| c.ended.is_none()) {
@@ -452,57 +340,12 @@ impl Reactor {
         }
         worked
     }
-
-    /// Asks for kicks before sleeping. True: something came meanwhile.
-    fn arm_notifications(&mut self) -> bool {
-        let mut more = false;
-        for vmm in self.doer.clients.vmms.iter_mut().filter(|v| v.ended.is_none()) {
-            more |= vmm.polled != 0;
-            for queue in 0..vmm.frontend.queue_count() {
-                more |= vmm.frontend.is_live(queue) && vmm.frontend.enable_notifications(queue);
-            }
-        }
-        more | self.doer.clients.nbd.iter().flatten().any(|c| c.ended.is_none() && c.active)
-    }
-
-    /// Every connection has a watch for what it waits for.
-    fn keep_watches(&mut self) {
-        for i in 0..self.doer.clients.vmms.len() {
-            let vmm = &self.doer.clients.vmms[i];
-            if vmm.ended.is_none() && vmm.watch.is_none() && vmm.frontend.wants_read() {
-                let (fd, id) = (vmm.frontend.fd().as_raw_fd(), vmm.id);
-                let serial = self.watch(fd, POLLIN, false, Target::Vmm(id));
-                self.doer.clients.vmms[i].watch = Some(serial);
-            }
-        }
-        for n in 0..self.doer.clients.nbd.len() {
-            let Some(client) = self.doer.clients.nbd[n].as_ref().filter(|c| c.ended.is_none()) else {
-                continue;
-            };
-            let c = &client.connection;
-            let flags = if c.wants_read() { POLLIN } else { 0 } | if c.wants_write() { POLLOUT } else { 0 };
-            let (fd, current) = (c.fd().as_raw_fd(), client.watch);
-            if let Some((serial, armed)) = current {
-                if armed == flags {
-                    continue;
-                }
-                self.unwatch(serial);
-            }
-            let serial = self.watch(fd, flags, false, Target::Nbd(n as u16));
-            self.doer.clients.nbd[n].as_mut().expect("looked at above").watch = Some((serial, flags));
-        }
-    }
 }
 
-fn nbd_ended(client: &mut NbdClient, why: &nbd::Disconnect) {
-    client.ended.get_or_insert(if why.is_ordinary() { String::new() } else { why.to_string() });
-}
-
-fn block_status(disk: &Disk, offset: u64, len: u64, one: bool) -> Vec<(u64, nbd::ExtentKind)> {
+fn block_status(disk: &Disk, offset: u64, len: u64, most: usize) -> Vec<(u64, nbd::ExtentKind)> {
     let (mut at, end) = (offset, offset + len);
     let mut extents = Vec::new();
-    // The client asks again from where the answer ends.
-    while at < end && extents.len() < if one { 1 } else { nbd::MAX_EXTENTS } {
+    while at < end && extents.len() < most {
         let (n, zero) = disk.extent(at, end);
         extents.push((n, if zero { nbd::ExtentKind::Zero } else { nbd::ExtentKind::Data }));
         at += n;

@@ -7,12 +7,14 @@
 use super::clients::{NbdClient, Vmm};
 use super::reactor::{Reactor, now_ns};
 use crate::channel::{self, ClientKind, FromWorker, Start, ToWorker};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use spillway_core::{Errno, Event, Token};
 use spillway_export::nbd;
 use spillway_export::vhost_user_blk::{self, DeviceConfig, Frontend};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
+/// How long a VMM may say nothing at first.
+const SILENCE_NS: u64 = 10_000_000_000;
 /// NBD clients at a time.
 const MAX_NBD: usize = 128;
 /// Events told to the supervisor in one second at most.
@@ -71,7 +73,8 @@ impl Reactor {
                 }
             }
             ToWorker::Reset { force } => {
-                let clients = self.doer.clients.count();
+                // One that has closed its side may not have been noticed yet, or still have requests unfinished.
+                let clients = self.doer.clients.present();
                 if clients > 0 && !force {
                     let result =
                         Err(format!("{clients} client(s) connected: disconnect them, or use --force"));
@@ -114,6 +117,7 @@ impl Reactor {
                     touched: true,
                     ended: None,
                     watch: None,
+                    hung_up: false,
                     deadline_ns,
                 };
                 if n == clients.len() {
@@ -127,12 +131,11 @@ impl Reactor {
     }
 
     pub(super) fn add_vmm(&mut self, id: u64, socket: OwnedFd) -> Result<(), String> {
-        // One that has closed its side may not have been noticed yet.
-        for vmm in self.doer.clients.vmms.iter_mut().filter(|v| v.ended.is_none()) {
-            if !has_hung_up(vmm.frontend.fd()) {
+        for i in 0..self.doer.clients.vmms.len() {
+            if self.doer.clients.vmms[i].is_present() {
                 return Err("a VMM is connected already: a disk serves one at a time".into());
             }
-            vmm.ended = Some(String::new());
+            self.end_vmm(i, String::new());
         }
         let config = DeviceConfig {
             size_bytes: self.start.size_bytes,
@@ -140,18 +143,56 @@ impl Reactor {
             serial: self.start.serial.clone(),
             writeback: self.writeback,
         };
+        // Earlier ones may still have requests unfinished.
         self.next_session = self.next_session.wrapping_add(1);
+        while self.doer.clients.vmms.iter().any(|v| v.session == session_of(self.next_session)) {
+            self.next_session = self.next_session.wrapping_add(1);
+        }
         let frontend = Frontend::new(socket, config, self.next_session).map_err(|e| e.to_string())?;
         let kicks = vec![None; usize::from(frontend.queue_count())];
         let session = session_of(self.next_session);
-        let vmm = Vmm { id, session, frontend, dirty: 0, ended: None, watch: None, kicks, polled: 0 };
-        self.doer.clients.vmms.push(vmm);
+        let deadline_ns = now_ns() + SILENCE_NS;
+        self.doer.clients.vmms.push(Vmm {
+            id,
+            session,
+            frontend,
+            dirty: 0,
+            ended: None,
+            watch: None,
+            kicks,
+            polled: 0,
+            deadline_ns,
+        });
         Ok(())
+    }
+
+    /// A VMM is on its way out: its memory is not touched any more, and it is let go when nothing of it is
+    /// unfinished.
+    pub(super) fn end_vmm(&mut self, i: usize, why: String) {
+        let vmm = &mut self.doer.clients.vmms[i];
+        if vmm.ended.is_none() {
+            vmm.ended = Some(why);
+            vmm.frontend.disconnect();
+            self.writeback = vmm.frontend.writeback();
+        }
+    }
+
+    /// Says what a VMM's session has to say.
+    pub(super) fn tell_notices(&mut self, i: usize) {
+        while let Some(notice) = self.doer.clients.vmms[i].frontend.take_notice() {
+            if self.pace.allows(self.doer.now_ns) {
+                self.tell(&format!("VMM {}: {notice}", self.doer.clients.vmms[i].id));
+            }
+        }
     }
 
     /// Drops the connections that have ended and of which nothing is unfinished.
     pub(super) fn let_go(&mut self) {
         for i in (0..self.doer.clients.vmms.len()).rev() {
+            let vmm = &self.doer.clients.vmms[i];
+            if !vmm.frontend.has_spoken() && self.doer.now_ns >= vmm.deadline_ns {
+                self.end_vmm(i, "it has said nothing for 10 seconds".into());
+            }
             let vmm = &mut self.doer.clients.vmms[i];
             if vmm.ended.is_none() {
                 continue;
@@ -164,19 +205,21 @@ impl Reactor {
             watches.into_iter().for_each(|w| self.unwatch(w));
             self.disk.cancel(&mut self.doer, Errno::CANCELED, |t| t.0 >> 48 == session);
             if self.doer.clients.vmms[i].frontend.unfinished() == 0 {
-                let mut vmm = self.doer.clients.vmms.remove(i);
-                self.writeback = vmm.frontend.writeback();
-                if let Some(notice) = vmm.frontend.take_notice() {
-                    self.tell(&format!("VMM {}: {notice}", vmm.id));
-                }
+                self.tell_notices(i);
+                let vmm = self.doer.clients.vmms.remove(i);
                 self.client_gone(vmm.id, vmm.ended.unwrap_or_default());
             }
         }
+        let only_waits = self.orphaned && self.disk.only_waits_for_room();
         for n in 0..self.doer.clients.nbd.len() {
             let Some(client) = self.doer.clients.nbd[n].as_mut() else { continue };
             let late = self.doer.now_ns >= client.deadline_ns;
             if late && client.ended.is_none() && client.connection.handshake_deadline().is_some() {
                 client.ended = Some("its handshake took more than 10 seconds".into());
+            }
+            if only_waits && client.hung_up && client.connection.is_leaving() {
+                // Nobody will ever make room for what it left behind.
+                client.ended.get_or_insert_default();
             }
             if client.ended.is_none() {
                 continue;
@@ -207,15 +250,20 @@ impl Reactor {
         }
         self.disk.cancel(&mut self.doer, Errno::IO, |_| true);
         self.publish();
-        let ended = || Some("the disk was reset".to_string());
-        let clients = &mut self.doer.clients;
-        clients.vmms.iter_mut().filter(|v| v.ended.is_none()).for_each(|v| v.ended = ended());
-        clients.nbd.iter_mut().flatten().filter(|c| c.ended.is_none()).for_each(|c| c.ended = ended());
+        let why = |present| if present { "the disk was reset" } else { "" }.to_string();
+        for i in 0..self.doer.clients.vmms.len() {
+            self.end_vmm(i, why(self.doer.clients.vmms[i].is_present()));
+        }
+        for client in self.doer.clients.nbd.iter_mut().flatten() {
+            client.ended = client.ended.take().or_else(|| Some(why(client.is_present())));
+        }
         self.let_go();
         if self.doer.clients.count() > 0 || !self.disk.reset(&mut self.doer) {
             return false;
         }
         self.resetting = false;
+        // A new generation is a new disk.
+        self.writeback = true;
         let generation = self.disk.generation();
         self.send(&FromWorker::ResetDone { result: Ok(generation) });
         true
@@ -304,13 +352,6 @@ fn describe(event: Event, start: &Start) -> String {
 /// The first 16 bits of a session's tokens.
 fn session_of(session: u8) -> u64 {
     u64::from(vhost_user_blk::TOKEN_TAG) << 8 | u64::from(session)
-}
-
-fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut fds, Some(&now)).is_ok()
-        && fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
 }
 
 pub fn channel_nonblocking(channel: &OwnedFd) -> Result<(), String> {

@@ -1,0 +1,112 @@
+//! A worker of its own process: this very program, executed again, on memory and files that the test made.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use rustix::process::{Pid, Signal, kill_process};
+use spillway_core::{DiskSpec, Layout};
+use spillway_worker::channel::{self, BaseCache, FromWorker, ImageFormat, Start, ToWorker};
+use spillway_worker::supervisor::channel_from_supervisor;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+pub const SIZE: u64 = 64 << 20;
+
+/// Not a test of its own: what the worker's process executes.
+#[test]
+fn worker_process() {
+    if std::env::var_os("SPILLWAY_ATTACH_WORKER").is_none() {
+        return;
+    }
+    std::process::exit(spillway_worker::worker::main(channel_from_supervisor().unwrap()));
+}
+
+pub struct Memory {
+    pub spec: DiskSpec,
+    fds: Vec<OwnedFd>,
+}
+
+impl Memory {
+    pub fn new(spec: DiskSpec, dir: &std::path::Path) -> Memory {
+        let memfd = |len: u64| {
+            let fd =
+                rustix::fs::memfd_create("disk", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&fd, len).unwrap();
+            rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+            fd
+        };
+        let base = dir.join("base.raw");
+        let pattern: Vec<u8> = (0..SIZE).map(|i| (i / 4096 % 251) as u8 + 1).collect();
+        std::fs::write(&base, pattern).unwrap();
+        let mut fds = vec![memfd(Layout::of(&spec).len_bytes())];
+        fds.push(std::fs::File::open(&base).unwrap().into());
+        if spec.mode.has_ram() {
+            fds.push(memfd(spec.ram_limit_bytes));
+        }
+        if spec.mode.has_file() {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT | OFlags::CLOEXEC;
+            fds.push(rustix::fs::open(dir.join("overflow"), flags, 0o600.into()).unwrap());
+        }
+        Memory { spec, fds }
+    }
+
+    pub fn start(&self) -> Worker {
+        let (ours, theirs) = channel::pair().unwrap();
+        let theirs = rustix::io::fcntl_dupfd_cloexec(&theirs, 10).unwrap();
+        let from = theirs.as_raw_fd();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "common::worker_process", "--nocapture"])
+            .env("SPILLWAY_ATTACH_WORKER", "1")
+            .stdout(Stdio::null());
+        // SAFETY: one system call on plain numbers between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                if libc::dup2(from, 3) < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+            })
+        };
+        let child = command.spawn().unwrap();
+        let spec = &self.spec;
+        let start = Start {
+            size_bytes: spec.size_bytes,
+            base_bytes: spec.base_bytes,
+            mode: spec.mode.name().into(),
+            full: spec.full.name().into(),
+            ram_limit_bytes: spec.ram_limit_bytes,
+            overflow_limit_bytes: spec.overflow_limit_bytes,
+            format: ImageFormat::Raw,
+            base_cache: BaseCache::Host,
+            queues: 1,
+            serial: "attach".into(),
+            overflow_direct: true,
+        };
+        let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
+        channel::send(&ours, &ToWorker::Start(start), &fds).unwrap();
+        let worker = Worker { child, channel: ours };
+        assert!(matches!(worker.next(), FromWorker::Ready));
+        worker
+    }
+}
+
+pub struct Worker {
+    pub child: Child,
+    pub channel: OwnedFd,
+}
+
+impl Worker {
+    /// The next message that is not merely something for the log.
+    pub fn next(&self) -> FromWorker {
+        loop {
+            match channel::receive(&self.channel).unwrap().expect("the worker lives").0 {
+                FromWorker::Event { .. } => {}
+                FromWorker::Failed { error } => panic!("{error}"),
+                message => return message,
+            }
+        }
+    }
+
+    pub fn kill(mut self) {
+        kill_process(Pid::from_child(&self.child), Signal::KILL).unwrap();
+        self.child.wait().unwrap();
+    }
+}
