@@ -13,7 +13,7 @@ use super::aligned::dio_align;
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use std::fs::File;
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// A raw base image.
 pub struct RawImage {
@@ -67,25 +67,6 @@ impl RawImage {
         read_resident(self.file.as_fd(), &mut buf[..wanted], offset, self.flags())
     }
 
-    /// As [`Self::read_now`], into memory that is not Rust's (a guest's). All in one call or not at all: a piece
-    /// gives `None`, and the memory is then partly written.
-    ///
-    /// # Safety
-    /// Every element of `to` is writable memory for the length that it says.
-    pub unsafe fn read_now_raw(&self, to: &[libc::iovec], offset: u64) -> Option<io::Result<usize>> {
-        if self.direct {
-            return None;
-        }
-        // SAFETY: the caller's promise, passed on.
-        let read = unsafe { preadv(self.file.as_fd(), to, offset, self.flags()) };
-        let len = to.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.iov_len));
-        match read? {
-            Ok(n) if n == self.within(len, offset) => Some(Ok(n)),
-            Ok(_) => None,
-            Err(error) => Some(Err(error)),
-        }
-    }
-
     /// tmpfs does not know RWF_NOWAIT, and does not need it: it waits no more than the RAM tier does.
     fn flags(&self) -> ReadWriteFlags {
         if self.in_memory { ReadWriteFlags::empty() } else { ReadWriteFlags::NOWAIT }
@@ -101,35 +82,6 @@ pub(super) fn lies_in_memory(file: BorrowedFd<'_>) -> bool {
     const TMPFS: i64 = 0x0102_1994;
     const RAMFS: i64 = 0x8584_58f6;
     rustix::fs::fstatfs(file).is_ok_and(|fs| [TMPFS, RAMFS].contains(&(fs.f_type & 0xffff_ffff)))
-}
-
-/// One preadv2. `None`: it would wait, or the file system cannot say.
-///
-/// # Safety
-/// Every element of `to` is writable memory for the length that it says.
-unsafe fn preadv(
-    file: BorrowedFd<'_>,
-    to: &[libc::iovec],
-    offset: u64,
-    flags: ReadWriteFlags,
-) -> Option<io::Result<usize>> {
-    let (Ok(count), Ok(at)) = (libc::c_int::try_from(to.len()), libc::off_t::try_from(offset)) else {
-        return Some(Err(Errno::INVAL.into()));
-    };
-    loop {
-        // SAFETY: the caller's promise; the kernel checks the addresses and the count.
-        let n =
-            unsafe { libc::preadv2(file.as_raw_fd(), to.as_ptr(), count, at, flags.bits() as libc::c_int) };
-        if let Ok(n) = usize::try_from(n) {
-            return Some(Ok(n));
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EINTR) => continue,
-            Some(libc::EAGAIN | libc::EOPNOTSUPP) => return None,
-            _ => return Some(Err(error)),
-        }
-    }
 }
 
 /// Fills `buf` from the page cache, in as many calls as it gives pieces. `None` as soon as a piece is missing.

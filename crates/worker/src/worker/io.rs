@@ -7,6 +7,7 @@ use super::calibrate::past_caches_is_faster;
 use super::clients::Clients;
 use super::memory::Shared;
 use super::staging::{Buffer, Staging};
+use super::transfers::{Read, Write};
 use super::uring::{Tag, Uring};
 use crate::base::{BaseImage, ExtentCache, ExtentKind, Finished, RawImage};
 use io_uring::{opcode, types};
@@ -18,38 +19,6 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Jobs of the qcow2 thread at a time; more wait here.
 const QCOW2_JOBS: usize = 32;
-
-/// A read under way: the kernel fills `need` bytes of the buffer from `offset` on, of which `len` from `skip` on
-/// are what was asked for.
-#[derive(Clone, Copy)]
-struct Read {
-    op: OpId,
-    fd: RawFd,
-    offset: u64,
-    skip: usize,
-    len: usize,
-    /// Bytes until the last that was asked for: a read past the end of the file may be shorter than its buffer.
-    need: usize,
-    ask: usize,
-    /// What offsets must be a multiple of.
-    align: usize,
-    got: usize,
-    buffer: Option<Buffer>,
-    start_ns: u64,
-    base: bool,
-}
-
-#[derive(Clone, Copy)]
-struct Write {
-    op: OpId,
-    part: PartId,
-    part_at: usize,
-    offset: u64,
-    len: usize,
-    done: usize,
-    sync: bool,
-    start_ns: u64,
-}
 
 /// A read or an operation that has ended, for the core.
 pub enum Answer {
@@ -63,12 +32,12 @@ pub enum Answer {
 
 /// Traffic of the base store and latencies, which the core cannot see; added to the counters once a turn.
 #[derive(Default)]
-struct Seen {
-    store_reads: u64,
-    store_read_bytes: u64,
-    overflow_reads: Vec<u64>,
-    overflow_writes: Vec<u64>,
-    base_reads: Vec<u64>,
+pub(super) struct Seen {
+    pub store_reads: u64,
+    pub store_read_bytes: u64,
+    pub overflow_reads: Vec<u64>,
+    pub overflow_writes: Vec<u64>,
+    pub base_reads: Vec<u64>,
 }
 
 /// Everything that the core's wishes are done with. The ring comes first: it is dropped before the memory that
@@ -81,20 +50,20 @@ pub struct Doer {
     past_caches: bool,
     meta: OwnedFd,
     map_at: u64,
-    staging: Staging,
+    pub(super) staging: Staging,
     pub base: BaseImage,
     extents: ExtentCache,
     file: Option<OwnedFd>,
-    reads: Vec<Option<Read>>,
-    free_reads: Vec<u32>,
+    pub(super) reads: Vec<Option<Read>>,
+    pub(super) free_reads: Vec<u32>,
     /// Reads that wait for a buffer.
-    unbuffered: VecDeque<u32>,
-    writes: Vec<Option<Write>>,
-    free_writes: Vec<u32>,
+    pub(super) unbuffered: VecDeque<u32>,
+    pub(super) writes: Vec<Option<Write>>,
+    pub(super) free_writes: Vec<u32>,
     qcow2_waiting: VecDeque<(OpId, u64, u32)>,
     spare_vecs: Vec<Vec<u8>>,
     bounce: Vec<u8>,
-    seen: Seen,
+    pub(super) seen: Seen,
     pub now_ns: u64,
     pub events: Vec<Event>,
 }
@@ -132,117 +101,8 @@ impl Doer {
         })
     }
 
-    fn file_fd(&self) -> RawFd {
+    pub(super) fn file_fd(&self) -> RawFd {
         self.file.as_ref().expect("the core writes to a file only in modes that have one").as_raw_fd()
-    }
-
-    fn start_read(&mut self, mut read: Read) {
-        read.start_ns = self.now_ns;
-        let i = self.free_reads.pop().unwrap_or_else(|| {
-            self.reads.push(None);
-            self.reads.len() as u32 - 1
-        });
-        self.reads[i as usize] = Some(read);
-        if !self.unbuffered.is_empty() || !self.submit_read(i) {
-            self.unbuffered.push_back(i);
-        }
-    }
-
-    /// Submits a read, or what is left of it. False: there is no buffer for it.
-    fn submit_read(&mut self, i: u32) -> bool {
-        let read = self.reads[i as usize].as_mut().expect("submitted while under way");
-        let Some(buffer) = read.buffer.or_else(|| self.staging.take(read.ask)) else { return false };
-        read.buffer = Some(buffer);
-        let left = read.ask - read.got;
-        let to = self.staging.address(buffer, read.got, left);
-        let entry =
-            opcode::Read::new(types::Fd(read.fd), to, left as u32).offset(read.offset + read.got as u64);
-        // SAFETY: the buffer is this read's until its completion; the fd lives as long as `self`.
-        unsafe { self.uring.push(entry.build(), Tag::Read(i)) };
-        true
-    }
-
-    fn submit_write(&mut self, i: u32) {
-        let write = self.writes[i as usize].expect("submitted while under way");
-        let fd = self.file_fd();
-        let from = &self.staging.part(write.part)[write.part_at + write.done..write.part_at + write.len];
-        let flags = if write.sync { libc::RWF_DSYNC } else { 0 };
-        let entry = opcode::Write::new(types::Fd(fd), from.as_ptr(), from.len() as u32)
-            .offset(write.offset + write.done as u64)
-            .rw_flags(flags);
-        // SAFETY: the core leaves the part alone until the write is done; the fd lives as long as `self`.
-        unsafe { self.uring.push(entry.build(), Tag::Write(i)) };
-    }
-
-    /// A read's completion. `None`: it goes on.
-    pub fn read_completed(&mut self, i: u32, result: i32) -> Option<Answer> {
-        let read = self.reads[i as usize].as_mut().expect("completed while under way");
-        let outcome = match result {
-            n if n > 0 && read.got + (n as usize) < read.need => {
-                // Short: it goes on from an aligned place, as O_DIRECT wants it.
-                let got = (read.got + n as usize) / read.align * read.align;
-                if got == read.got {
-                    Err(Errno::IO)
-                } else {
-                    read.got = got;
-                    self.submit_read(i);
-                    return None;
-                }
-            }
-            n if n > 0 => Ok(()),
-            // The file ends before what was asked for: it has shrunk.
-            0 => Err(Errno::IO),
-            e if e == -libc::EAGAIN || e == -libc::EINTR => {
-                self.submit_read(i);
-                return None;
-            }
-            e => Err(Errno(-e)),
-        };
-        let read = self.reads[i as usize].take().expect("seen above");
-        self.free_reads.push(i);
-        let ns = self.now_ns.saturating_sub(read.start_ns);
-        if read.base {
-            self.seen.base_reads.push(ns)
-        } else {
-            self.seen.overflow_reads.push(ns)
-        }
-        let buffer = read.buffer.expect("it was submitted");
-        Some(match outcome {
-            Ok(()) => Answer::Staged(read.op, Ok((buffer, read.skip, read.len))),
-            Err(errno) => {
-                self.give(buffer);
-                Answer::Staged(read.op, Err(errno))
-            }
-        })
-    }
-
-    /// A write's completion. `None`: it goes on.
-    pub fn write_completed(&mut self, i: u32, result: i32) -> Option<Answer> {
-        let write = self.writes[i as usize].as_mut().expect("completed while under way");
-        let outcome = match result {
-            n if n > 0 && write.done + (n as usize) < write.len => {
-                let done = (write.done + n as usize) / BLOCK_BYTES * BLOCK_BYTES;
-                if done == write.done {
-                    // Not even a block: the next try says what is wrong, or this is it.
-                    Err(Errno::IO)
-                } else {
-                    write.done = done;
-                    self.submit_write(i);
-                    return None;
-                }
-            }
-            n if n > 0 => Ok(()),
-            0 => Err(Errno::IO),
-            e if e == -libc::EAGAIN || e == -libc::EINTR => {
-                self.submit_write(i);
-                return None;
-            }
-            e => Err(Errno(-e)),
-        };
-        let write = self.writes[i as usize].take().expect("seen above");
-        self.free_writes.push(i);
-        self.seen.overflow_writes.push(self.now_ns.saturating_sub(write.start_ns));
-        Some(Answer::Plain(write.op, outcome))
     }
 
     /// Hands an answer to the core.
@@ -264,16 +124,6 @@ impl Doer {
                     self.spare_vecs.push(buffer);
                 }
             }
-        }
-    }
-
-    fn give(&mut self, buffer: Buffer) {
-        self.staging.give(buffer);
-        while let Some(&i) = self.unbuffered.front() {
-            if !self.submit_read(i) {
-                break;
-            }
-            self.unbuffered.pop_front();
         }
     }
 
@@ -324,31 +174,6 @@ impl Doer {
             }
             kind => Some(kind),
         }
-    }
-
-    /// Reads a range of a plain file that is not in the page cache, or whose file is open O_DIRECT.
-    fn read_store(&mut self, op: OpId, fd: RawFd, align: u64, in_memory: bool, offset: u64, len: u32) {
-        let skip = offset % align;
-        let need = skip as usize + len as usize;
-        let ask = need.next_multiple_of(align as usize);
-        if !in_memory {
-            self.seen.store_reads += 1;
-            self.seen.store_read_bytes += u64::from(len);
-        }
-        self.start_read(Read {
-            op,
-            fd,
-            offset: offset - skip,
-            skip: skip as usize,
-            len: len as usize,
-            need,
-            ask,
-            align: align as usize,
-            got: 0,
-            buffer: None,
-            start_ns: 0,
-            base: true,
-        });
     }
 }
 

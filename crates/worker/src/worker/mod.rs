@@ -1,7 +1,7 @@
 //! The worker: the process that serves one disk. One thread, which owns everything.
 //!
 //! `uring` submits and reaps; `staging` owns the buffers that asynchronous I/O uses, the only memory it ever
-//! targets; `memory` maps what the supervisor made; `io` does what the core asks; `clients` holds the
+//! targets; `memory` maps what the supervisor made; `io` does what the core asks, with files by `transfers`; `clients` holds the
 //! connections; `reactor` is the loop, `watches` what wakes it, `supervision` its talk with the supervisor.
 
 mod calibrate;
@@ -11,6 +11,7 @@ mod memory;
 mod reactor;
 mod staging;
 mod supervision;
+mod transfers;
 mod uring;
 mod watches;
 

@@ -1,0 +1,210 @@
+//! Reads and writes of files by the ring, from the core's wish to its answer: buffers, short transfers, another try.
+//! Owns what is remembered of each one under way; decides nothing.
+//!
+//! Invariant: a buffer or a part is the kernel's from the submission until the completion, and nobody else's.
+
+use super::io::{Answer, Doer};
+use super::staging::Buffer;
+use super::uring::Tag;
+use io_uring::{opcode, types};
+use spillway_core::{BLOCK_BYTES, Errno, OpId, PartId};
+use std::os::fd::RawFd;
+
+/// A read under way: the kernel fills `need` bytes of the buffer from `offset` on, of which `len` from `skip` on
+/// are what was asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Read {
+    pub op: OpId,
+    pub fd: RawFd,
+    pub offset: u64,
+    pub skip: usize,
+    pub len: usize,
+    /// Bytes until the last that was asked for: a read past the end of the file may be shorter than its buffer.
+    pub need: usize,
+    pub ask: usize,
+    /// What offsets must be a multiple of.
+    pub align: usize,
+    pub got: usize,
+    pub buffer: Option<Buffer>,
+    pub start_ns: u64,
+    pub base: bool,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Write {
+    pub op: OpId,
+    pub part: PartId,
+    pub part_at: usize,
+    pub offset: u64,
+    pub len: usize,
+    pub done: usize,
+    pub sync: bool,
+    pub start_ns: u64,
+}
+
+/// What a completion means.
+enum Outcome {
+    /// So many bytes are done, the rest is to be submitted.
+    GoesOn(usize),
+    Ended(Result<(), Errno>),
+}
+
+/// Judges the completion of a transfer of `need` bytes of which `done` had been done before.
+fn outcome(result: i32, done: usize, need: usize, align: usize) -> Outcome {
+    match result {
+        n if n > 0 && done + (n as usize) < need => {
+            // Short: it goes on from an aligned place, as O_DIRECT wants it; if there is one.
+            let now = (done + n as usize) / align * align;
+            if now == done { Outcome::Ended(Err(Errno::IO)) } else { Outcome::GoesOn(now) }
+        }
+        n if n > 0 => Outcome::Ended(Ok(())),
+        // The file ends before what was asked for: it has shrunk.
+        0 => Outcome::Ended(Err(Errno::IO)),
+        e if e == -libc::EAGAIN || e == -libc::EINTR => Outcome::GoesOn(done),
+        e => Outcome::Ended(Err(Errno(-e))),
+    }
+}
+
+impl Doer {
+    pub(super) fn start_read(&mut self, mut read: Read) {
+        read.start_ns = self.now_ns;
+        let i = self.free_reads.pop().unwrap_or_else(|| {
+            self.reads.push(None);
+            self.reads.len() as u32 - 1
+        });
+        self.reads[i as usize] = Some(read);
+        if !self.unbuffered.is_empty() || !self.submit_read(i) {
+            self.unbuffered.push_back(i);
+        }
+    }
+
+    /// Submits a read, or what is left of it. False: there is no buffer for it.
+    fn submit_read(&mut self, i: u32) -> bool {
+        let read = self.reads[i as usize].as_mut().expect("submitted while under way");
+        let Some(buffer) = read.buffer.or_else(|| self.staging.take(read.ask)) else { return false };
+        read.buffer = Some(buffer);
+        let left = read.ask - read.got;
+        let to = self.staging.address(buffer, read.got, left);
+        let entry =
+            opcode::Read::new(types::Fd(read.fd), to, left as u32).offset(read.offset + read.got as u64);
+        // SAFETY: the buffer is this read's until its completion; the fd lives as long as `self`.
+        unsafe { self.uring.push(entry.build(), Tag::Read(i)) };
+        true
+    }
+
+    pub(super) fn submit_write(&mut self, i: u32) {
+        let write = self.writes[i as usize].expect("submitted while under way");
+        let fd = self.file_fd();
+        let from = &self.staging.part(write.part)[write.part_at + write.done..write.part_at + write.len];
+        let flags = if write.sync { libc::RWF_DSYNC } else { 0 };
+        let entry = opcode::Write::new(types::Fd(fd), from.as_ptr(), from.len() as u32)
+            .offset(write.offset + write.done as u64)
+            .rw_flags(flags);
+        // SAFETY: the core leaves the part alone until the write is done; the fd lives as long as `self`.
+        unsafe { self.uring.push(entry.build(), Tag::Write(i)) };
+    }
+
+    /// A read's completion. `None`: it goes on.
+    pub fn read_completed(&mut self, i: u32, result: i32) -> Option<Answer> {
+        let read = self.reads[i as usize].as_mut().expect("completed while under way");
+        let outcome = match outcome(result, read.got, read.need, read.align) {
+            Outcome::GoesOn(got) => {
+                read.got = got;
+                self.submit_read(i);
+                return None;
+            }
+            Outcome::Ended(outcome) => outcome,
+        };
+        let read = self.reads[i as usize].take().expect("seen above");
+        self.free_reads.push(i);
+        let ns = self.now_ns.saturating_sub(read.start_ns);
+        let seen = if read.base { &mut self.seen.base_reads } else { &mut self.seen.overflow_reads };
+        seen.push(ns);
+        let buffer = read.buffer.expect("it was submitted");
+        let filled = outcome.map(|()| (buffer, read.skip, read.len));
+        if filled.is_err() {
+            self.give(buffer);
+        }
+        Some(Answer::Staged(read.op, filled))
+    }
+
+    /// A write's completion. `None`: it goes on.
+    pub fn write_completed(&mut self, i: u32, result: i32) -> Option<Answer> {
+        let write = self.writes[i as usize].as_mut().expect("completed while under way");
+        let outcome = match outcome(result, write.done, write.len, BLOCK_BYTES) {
+            Outcome::GoesOn(done) => {
+                write.done = done;
+                self.submit_write(i);
+                return None;
+            }
+            Outcome::Ended(outcome) => outcome,
+        };
+        let write = self.writes[i as usize].take().expect("seen above");
+        self.free_writes.push(i);
+        self.seen.overflow_writes.push(self.now_ns.saturating_sub(write.start_ns));
+        Some(Answer::Plain(write.op, outcome))
+    }
+
+    pub(super) fn give(&mut self, buffer: Buffer) {
+        self.staging.give(buffer);
+        while let Some(&i) = self.unbuffered.front() {
+            if !self.submit_read(i) {
+                break;
+            }
+            self.unbuffered.pop_front();
+        }
+    }
+
+    /// Reads a range of a plain file that is not in the page cache, or whose file is open O_DIRECT.
+    pub(super) fn read_store(
+        &mut self,
+        op: OpId,
+        fd: RawFd,
+        align: u64,
+        in_memory: bool,
+        offset: u64,
+        len: u32,
+    ) {
+        let skip = offset % align;
+        let need = skip as usize + len as usize;
+        let ask = need.next_multiple_of(align as usize);
+        if !in_memory {
+            self.seen.store_reads += 1;
+            self.seen.store_read_bytes += u64::from(len);
+        }
+        self.start_read(Read {
+            op,
+            fd,
+            offset: offset - skip,
+            skip: skip as usize,
+            len: len as usize,
+            need,
+            ask,
+            align: align as usize,
+            got: 0,
+            buffer: None,
+            start_ns: 0,
+            base: true,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_transfers_go_on_from_an_aligned_place_and_others_end() {
+        let went = |result, done| match outcome(result, done, 8192, 512) {
+            Outcome::GoesOn(done) => Ok(done),
+            Outcome::Ended(result) => Err(result),
+        };
+        assert_eq!(went(8192, 0), Err(Ok(())));
+        assert_eq!(went(4096, 4096), Err(Ok(())));
+        assert_eq!(went(1000, 4096), Ok(4096 + 512));
+        assert_eq!(went(511, 4096), Err(Err(Errno::IO)), "not even a sector: it would go on for ever");
+        assert_eq!(went(0, 4096), Err(Err(Errno::IO)));
+        assert_eq!((went(-libc::EAGAIN, 512), went(-libc::EINTR, 0)), (Ok(512), Ok(0)));
+        assert_eq!(went(-libc::ENOSPC, 0), Err(Err(Errno(libc::ENOSPC))));
+    }
+}
