@@ -5,7 +5,8 @@
 
 mod common;
 
-use common::{World, is_root, refuses, skip, spillway};
+use common::{World, is_root, refuses, spillway};
+use spillway_lab::skip;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;

@@ -4,9 +4,10 @@
 
 mod common;
 
-use common::{PATIENCE, Server, World, alive, finishes, is_root, is_socket, refuses, skip, spillway, until};
+use common::{PATIENCE, Server, World, alive, finishes, is_root, is_socket, refuses, spillway, until};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
+use spillway_lab::skip;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;

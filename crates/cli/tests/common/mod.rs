@@ -5,7 +5,7 @@
 
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -157,12 +157,6 @@ pub fn alive(pid: Pid) -> bool {
 
 pub fn is_socket(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|m| m.file_type().is_socket())
-}
-
-/// Says loudly that a test did not run here: past the test harness, which keeps the words of tests that pass.
-pub fn skip(why: &str) {
-    let name = std::thread::current().name().unwrap_or("a test").to_owned();
-    let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
 }
 
 pub fn is_root() -> bool {
