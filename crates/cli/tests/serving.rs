@@ -387,6 +387,22 @@ fn file_systems_without_o_direct_or_o_tmpfile_serve_and_say_so() {
 }
 
 #[test]
+fn a_limit_on_file_sizes_that_the_disk_stays_within_is_no_hindrance() {
+    let world = World::new();
+    let serve = controlled(&world);
+    // More than image, RAM tier and overflow need; less than the host's memory, for which the slots leave room.
+    let mut limited = Command::new("bash");
+    limited
+        .args(["-c", "ulimit -f 102400; exec \"$0\" \"$@\""])
+        .arg(serve.get_program())
+        .args(serve.get_args());
+    let server = Server::start(&mut limited);
+    qemu_io(&world, &["write -P 9 0 12M", "read -P 9 0 12M"]);
+    let (code, text) = server.end(Signal::TERM);
+    assert_eq!(code, 0, "{text}");
+}
+
+#[test]
 fn a_server_out_of_fds_goes_on_with_those_it_has() {
     let world = World::new();
     let serve = controlled(&world);

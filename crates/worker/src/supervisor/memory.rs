@@ -16,11 +16,13 @@ pub(super) fn create_meta(len_bytes: u64) -> Result<OwnedFd, SupervisorError> {
     create("spillway-meta", len_bytes, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
 }
 
-/// A memfd for the slots; sparse, as large as the host's memory, so that the limit can grow while it serves.
+/// A memfd for the slots; sparse, as large as the host's memory, so that the limit can grow while it serves, or
+/// as large as a file of this process may be.
 pub(super) fn create_data(limit_bytes: u64) -> Result<OwnedFd, SupervisorError> {
     let info = rustix::system::sysinfo();
     let host = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit.max(1)));
-    create("spillway-data", host.max(limit_bytes).next_multiple_of(1 << 21), SealFlags::SHRINK)
+    let len_bytes = host.max(limit_bytes).next_multiple_of(1 << 21);
+    create("spillway-data", len_bytes.min(file_size_limit()), SealFlags::SHRINK)
 }
 
 fn create(name: &str, len_bytes: u64, seals: SealFlags) -> Result<OwnedFd, SupervisorError> {
@@ -37,17 +39,22 @@ fn create(name: &str, len_bytes: u64, seals: SealFlags) -> Result<OwnedFd, Super
 
 /// Refuses files larger than the process may make: going beyond the limit would be a deadly signal.
 pub(super) fn check_file_size_limit(largest_bytes: u64) -> Result<(), SupervisorError> {
-    match rustix::process::getrlimit(rustix::process::Resource::Fsize).current {
-        Some(limit) if limit < largest_bytes => Err(SupervisorError::new(
-            ErrorKind::Options,
-            format!(
-                "files of {} are needed and this shell allows {}: raise it with 'ulimit -f unlimited'",
-                bytes(largest_bytes),
-                bytes(limit)
-            ),
-        )),
-        _ => Ok(()),
+    let limit = file_size_limit();
+    if largest_bytes <= limit {
+        return Ok(());
     }
+    Err(SupervisorError::new(
+        ErrorKind::Options,
+        format!(
+            "files of {} are needed and this shell allows {}: raise it with 'ulimit -f unlimited'",
+            bytes(largest_bytes),
+            bytes(limit)
+        ),
+    ))
+}
+
+fn file_size_limit() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 /// Refuses a RAM limit that the host, or the control group that this process runs in, cannot give.
