@@ -4,12 +4,12 @@
 //! Invariant: a path is removed only while the socket behind it is the one that was judged.
 
 use super::error::{ErrorKind, SupervisorError, plain};
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, RenameFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// The longest path that fits a unix socket's address, its final zero left out.
@@ -82,11 +82,20 @@ impl Listener {
             }
             result => result.map_err(cannot)?,
         }
-        let stat = rustix::fs::lstat(path).map_err(cannot)?;
+        // Looked at and changed through one fd: whatever becomes of the path, a link there is not followed.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(cannot)?;
+        let stat = rustix::fs::fstat(&file).map_err(cannot)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+            return Err(refuse(
+                path,
+                "something else took its place: choose a path that only this user can change",
+            ));
+        }
         // From here on an error removes it again.
         let listener = Listener { fd, path: path.to_owned(), identity: identity(&stat) };
         if rights.group.is_some() {
-            rustix::fs::chownat(CWD, path, None, rights.group, AtFlags::SYMLINK_NOFOLLOW).map_err(|e| {
+            rustix::fs::chownat(&file, c"", None, rights.group, AtFlags::EMPTY_PATH).map_err(|e| {
                 let advice = "choose a group of this user's for --socket-group, or start as root";
                 SupervisorError::on_path(
                     ErrorKind::Create,
@@ -97,7 +106,9 @@ impl Listener {
                 )
             })?;
         }
-        rustix::fs::chmod(path, Mode::from_raw_mode(rights.mode)).map_err(cannot)?;
+        // fchmod refuses such an fd; its entry in /proc stands for the file itself.
+        let entry = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::chmod(entry, Mode::from_raw_mode(rights.mode)).map_err(cannot)?;
         rustix::net::listen(&listener.fd, 128).map_err(cannot)?;
         Ok(listener)
     }
@@ -127,15 +138,17 @@ impl Drop for Listener {
     }
 }
 
+fn refuse(path: &Path, why: &str) -> SupervisorError {
+    SupervisorError::new(ErrorKind::Create, format!("cannot make socket {}: {why}", path.display()))
+}
+
 fn identity(stat: &Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
 }
 
 /// Removes a socket that nobody listens on; an error for anything else.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SupervisorError> {
-    let refuse = |why: &str| {
-        SupervisorError::new(ErrorKind::Create, format!("cannot make socket {}: {why}", path.display()))
-    };
+    let refuse = |why: &str| refuse(path, why);
     let found = match rustix::fs::lstat(path) {
         Ok(stat) => stat,
         Err(Errno::NOENT) => return Ok(()),
@@ -218,8 +231,9 @@ mod tests {
     fn a_socket_has_its_mode_takes_connections_and_goes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let listener = Listener::bind(&path, &Rights::new(0o660, None).unwrap()).unwrap();
-        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o660);
+        // Wider than any usual umask leaves it.
+        let listener = Listener::bind(&path, &Rights::new(0o666, None).unwrap()).unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o666);
         assert!(listener.accept().unwrap().is_none());
         let _client = UnixStream::connect(&path).unwrap();
         assert!(listener.accept().unwrap().is_some());
