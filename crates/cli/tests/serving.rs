@@ -349,8 +349,7 @@ fn the_identities_of_the_counters_hold_under_eviction() {
 }
 
 /// `serve` under strace, which makes the first opens of the overflow directory fail as another file system would.
-fn serve_where_opens_fail(world: &World, how: &str) -> Command {
-    let serve = controlled(world);
+fn where_opens_fail(world: &World, serve: &Command, how: &str) -> Command {
     let call = if cfg!(target_arch = "x86_64") { "open" } else { "openat" };
     let mut strace = Command::new("strace");
     strace
@@ -362,9 +361,30 @@ fn serve_where_opens_fail(world: &World, how: &str) -> Command {
     strace
 }
 
+fn strace_runs() -> bool {
+    finishes(Command::new("sh").args(["-c", "strace -o /dev/null true; echo $?"])).1.ends_with("0\n")
+}
+
+#[test]
+fn mode_direct_needs_o_direct_and_not_o_tmpfile() {
+    if !strace_runs() {
+        return skip("strace does not run here");
+    }
+    let world = World::new();
+    let mut direct = world.serve();
+    direct.args(["--mode", "direct"]);
+    let mut command = where_opens_fail(&world, &direct, "error=EINVAL:when=1");
+    refuses(&mut command, 73, &["overflow directory", "has no O_DIRECT", "--mode direct", "--overflow-dir"]);
+    assert_eq!(world.left(), ["base.raw"]);
+    let server = Server::start(&mut where_opens_fail(&world, &direct, "error=EOPNOTSUPP:when=1..2"));
+    assert_eq!(server.report["overflow_direct"], true, "without O_TMPFILE it is what it says");
+    let (code, text) = server.end(Signal::TERM);
+    assert!(code == 0 && text.contains("has no O_TMPFILE"), "{text}");
+}
+
 #[test]
 fn file_systems_without_o_direct_or_o_tmpfile_serve_and_say_so() {
-    if !finishes(Command::new("sh").args(["-c", "strace -o /dev/null true; echo $?"])).1.ends_with("0\n") {
+    if !strace_runs() {
         return skip("strace does not run here");
     }
     for (fault, direct, notices) in [
@@ -372,7 +392,7 @@ fn file_systems_without_o_direct_or_o_tmpfile_serve_and_say_so() {
         ("error=EOPNOTSUPP:when=1..2", true, vec!["has no O_TMPFILE"]),
     ] {
         let world = World::new();
-        let server = Server::start(&mut serve_where_opens_fail(&world, fault));
+        let server = Server::start(&mut where_opens_fail(&world, &controlled(&world), fault));
         assert_eq!(server.report["overflow_direct"], direct, "{fault}");
         assert_eq!(world.left(), ["base.raw", "control", "nbd"], "{fault}: the overflow file has no name");
         qemu_io(&world, &["write -P 9 0 12M", "read -P 9 0 12M"]);

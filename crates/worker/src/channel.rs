@@ -70,8 +70,6 @@ pub struct Start {
     pub queues: u16,
     /// Serial number that the guest sees; at most 20 bytes of ASCII.
     pub serial: String,
-    /// Whether the overflow file is open O_DIRECT.
-    pub overflow_direct: bool,
 }
 
 /// From the supervisor.

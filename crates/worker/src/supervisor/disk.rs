@@ -3,7 +3,7 @@
 //! Invariant: a [`Disk`] is complete: each worker, first or later, can be started from it alone.
 
 use super::error::{ErrorKind, SupervisorError};
-use super::overflow::{self, OverflowFile};
+use super::overflow::{self, Direct, OverflowFile};
 use super::{Log, memory};
 use crate::base::{ImageError, ImageErrorKind, open_image};
 use crate::channel::{BaseCache, ImageFormat, Start, ToWorker};
@@ -74,7 +74,13 @@ impl Disk {
         };
         memory::check_file_size_limit(meta_bytes.max(file_bytes).max(spec.ram_limit_bytes))?;
         let overflow = match spec.mode.has_file() {
-            true => Some(overflow::create(&options.overflow_dir, file_bytes, file_bytes, log)?),
+            true => {
+                let direct = match spec.mode {
+                    Mode::Direct => Direct::Needed,
+                    _ => Direct::Wanted,
+                };
+                Some(overflow::create(&options.overflow_dir, file_bytes, file_bytes, direct, log)?)
+            }
             false => None,
         };
         let data = match spec.mode.has_ram() {
@@ -92,7 +98,6 @@ impl Disk {
             base_cache: options.base_cache,
             queues: options.queues,
             serial: serial(options),
-            overflow_direct: overflow.as_ref().is_some_and(|o| o.direct),
         };
         let meta = memory::create_meta(meta_bytes)?;
         Ok(Disk { spec, format: image.format, meta, start, image: image.file, data, overflow })
@@ -109,7 +114,7 @@ impl Disk {
 
     /// Whether the overflow file is written past the page cache.
     pub fn overflow_direct(&self) -> bool {
-        self.start.overflow_direct
+        self.overflow.as_ref().is_some_and(|file| file.direct)
     }
 
     /// The serial number that the guest sees.

@@ -27,19 +27,50 @@ pub(super) struct OverflowFile {
     pub direct: bool,
 }
 
+/// What a file system without O_DIRECT means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direct {
+    /// The file is used through the page cache, which is said aloud.
+    Wanted,
+    /// An error: mode `direct` is what it says.
+    Needed,
+}
+
+impl Direct {
+    /// It is missing.
+    fn is_missing(self, dir: &Path, what: &str, log: &mut Log) -> Result<(), SupervisorError> {
+        let dir = dir.display();
+        match self {
+            Direct::Wanted => log(&format!("{dir} {what}: the overflow goes through the page cache")),
+            Direct::Needed => {
+                return Err(SupervisorError::new(
+                    ErrorKind::Create,
+                    format!(
+                        "overflow directory {dir} {what}, and --mode direct writes past the page cache: name a \
+                         directory on ext4 or XFS with --overflow-dir, or choose another mode"
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// One block, aligned for O_DIRECT.
 #[repr(align(4096))]
 struct Block([u8; ALIGNMENT]);
 
-/// Makes an unlinked file in `dir`, `file_bytes` long and empty. `limit_bytes` is what it may come to hold.
+/// Makes an unlinked file in `dir`, `file_bytes` long and empty. `limit_bytes` is what it may come to hold;
+/// `wish` says what to do where there is no O_DIRECT.
 pub(super) fn create(
     dir: &Path,
     file_bytes: u64,
     limit_bytes: u64,
+    wish: Direct,
     log: &mut Log,
 ) -> Result<OverflowFile, SupervisorError> {
     check_dir(dir, limit_bytes, log)?;
-    let (fd, direct) = open_unlinked(dir, log)?;
+    let (fd, direct) = open_unlinked(dir, wish, log)?;
     let cannot = |what: &str, error: Errno| {
         let advice = "choose another directory with --overflow-dir or a smaller --overflow";
         SupervisorError::on_path(ErrorKind::Create, what, dir, error, advice)
@@ -51,7 +82,7 @@ pub(super) fn create(
     let block = Block([0; ALIGNMENT]);
     let (fd, direct) = match write_block(&fd, &block) {
         Err(Errno::INVAL) if direct => {
-            log(&format!("{} takes no 4 KiB writes past the page cache: going through it", dir.display()));
+            wish.is_missing(dir, "takes no O_DIRECT writes of 4 KiB", log)?;
             let flags = rustix::fs::fcntl_getfl(&fd).map_err(|e| cannot("cannot use a file in", e))?;
             rustix::fs::fcntl_setfl(&fd, flags - OFlags::DIRECT)
                 .map_err(|e| cannot("cannot use a file in", e))?;
@@ -131,7 +162,7 @@ fn check_dir(dir: &Path, limit_bytes: u64, log: &mut Log) -> Result<(), Supervis
 }
 
 /// O_TMPFILE and O_DIRECT where they are to be had. Says what is missing.
-fn open_unlinked(dir: &Path, log: &mut Log) -> Result<(OwnedFd, bool), SupervisorError> {
+fn open_unlinked(dir: &Path, wish: Direct, log: &mut Log) -> Result<(OwnedFd, bool), SupervisorError> {
     let mode = Mode::RUSR | Mode::WUSR;
     let base = OFlags::RDWR | OFlags::CLOEXEC;
     let cannot = |error: Errno| {
@@ -153,7 +184,7 @@ fn open_unlinked(dir: &Path, log: &mut Log) -> Result<(OwnedFd, bool), Superviso
     }
     match rustix::fs::open(dir, nameless, mode) {
         Ok(fd) => {
-            log(&format!("{} has no O_DIRECT: the overflow goes through the page cache", dir.display()));
+            wish.is_missing(dir, "has no O_DIRECT", log)?;
             return Ok((fd, false));
         }
         Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {}
@@ -173,7 +204,7 @@ fn open_unlinked(dir: &Path, log: &mut Log) -> Result<(OwnedFd, bool), Superviso
         let flags = rustix::fs::fcntl_getfl(&opened).map_err(cannot)?;
         let direct = rustix::fs::fcntl_setfl(&opened, flags | OFlags::DIRECT).is_ok();
         if !direct {
-            log(&format!("{} has no O_DIRECT: the overflow goes through the page cache", dir.display()));
+            wish.is_missing(dir, "has no O_DIRECT", log)?;
         }
         return Ok((opened, direct));
     }
@@ -195,7 +226,7 @@ mod tests {
     fn the_file_has_no_name_its_length_and_no_blocks() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let (mut log, _) = log();
-        let file = create(dir.path(), 64 << 20, 1 << 20, &mut log).unwrap();
+        let file = create(dir.path(), 64 << 20, 1 << 20, Direct::Wanted, &mut log).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         let stat = rustix::fs::fstat(&file.fd).unwrap();
         assert_eq!((stat.st_size, stat.st_nlink, stat.st_blocks), (64 << 20, 0, 0));
@@ -213,7 +244,7 @@ mod tests {
     #[test]
     fn memory_is_refused_as_a_disk() {
         let (mut log, _) = log();
-        let error = create(Path::new("/dev/shm"), 1 << 20, 1 << 20, &mut log).unwrap_err();
+        let error = create(Path::new("/dev/shm"), 1 << 20, 1 << 20, Direct::Wanted, &mut log).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Create);
         assert!(error.message.contains("tmpfs") && error.message.contains("--mode ram"), "{error}");
     }
@@ -222,11 +253,11 @@ mod tests {
     fn a_directory_that_is_none_is_refused() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let (mut log, _) = log();
-        let error = create(&dir.path().join("none"), 1 << 20, 1 << 20, &mut log).unwrap_err();
+        let error = create(&dir.path().join("none"), 1 << 20, 1 << 20, Direct::Wanted, &mut log).unwrap_err();
         assert!(error.message.contains("no such file or directory"), "{error}");
         let file = dir.path().join("file");
         std::fs::File::create(&file).unwrap();
-        let error = create(&file, 1 << 20, 1 << 20, &mut log).unwrap_err();
+        let error = create(&file, 1 << 20, 1 << 20, Direct::Wanted, &mut log).unwrap_err();
         assert!(error.message.contains("not a directory"), "{error}");
     }
 
@@ -234,7 +265,7 @@ mod tests {
     fn a_limit_beyond_the_free_space_is_a_warning() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let (mut log, lines) = log();
-        create(dir.path(), 1 << 20, 1 << 60, &mut log).unwrap();
+        create(dir.path(), 1 << 20, 1 << 60, Direct::Wanted, &mut log).unwrap();
         assert!(lines.lock().unwrap().iter().any(|l| l.contains("less than the")));
     }
 }

@@ -78,7 +78,6 @@ impl Memory {
             base_cache: BaseCache::Host,
             queues: 1,
             serial: "attach".into(),
-            overflow_direct: true,
         };
         let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
         channel::send(&ours, &ToWorker::Start(start), &fds).unwrap();
