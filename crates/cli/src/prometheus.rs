@@ -1,58 +1,77 @@
-//! The figures as Prometheus text (exposition format 0.0.4): base units, `_total` for what only grows.
+//! The figures as Prometheus text (exposition format 0.0.4): base units, `_total` for what only grows, the disk's
+//! serial number on every sample.
 //!
 //! Invariant: each family has HELP and TYPE once, directly above its samples, and every sample is a number.
 
 use spillway_worker::supervisor::{Latency, Plane, Stats};
 use std::fmt::{Display, Write};
 
-struct Text(String);
+struct Text {
+    out: String,
+    /// The label that every sample begins with.
+    disk: String,
+}
 
 impl Text {
     fn family(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP spillway_{name} {help}\n# TYPE spillway_{name} {kind}");
+        let _ = writeln!(self.out, "# HELP spillway_{name} {help}\n# TYPE spillway_{name} {kind}");
     }
 
-    /// One sample. `labels` come with their braces, or empty.
-    fn sample(&mut self, name: &str, labels: &str, value: impl Display) {
-        let _ = writeln!(self.0, "spillway_{name}{labels} {value}");
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+        let _ = write!(self.out, "spillway_{name}{{{}", self.disk);
+        for (name, value) in labels {
+            let _ = write!(self.out, ",{name}=\"{}\"", escaped(value));
+        }
+        let _ = writeln!(self.out, "}} {value}");
     }
 
     fn one(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
         self.family(name, kind, help);
-        self.sample(name, "", value);
+        self.sample(name, &[], value);
+    }
+
+    /// One family with a sample for each value of a label.
+    fn by(&mut self, label: &str, name: &str, help: &str, of: &[(&str, u64)]) {
+        self.family(name, "counter", help);
+        for (value, figure) in of {
+            self.sample(name, &[(label, value)], figure);
+        }
     }
 
     /// One family with a sample for each plane.
     fn planes(&mut self, name: &str, help: &str, stats: &Stats, of: impl Fn(&Plane) -> u64) {
-        let b = &stats.planes.base;
+        let (p, b) = (&stats.planes, &stats.planes.base);
         let base = Plane {
             reads: b.reads,
             writes: b.writes,
             read_bytes: b.read_bytes,
             written_bytes: b.written_bytes,
         };
-        self.family(name, "counter", help);
-        for (plane, figures) in [
-            ("guest", &stats.planes.guest),
-            ("ram", &stats.planes.ram),
-            ("overflow", &stats.planes.overflow),
+        let planes = [
+            ("guest", &p.guest),
+            ("ram", &p.ram),
+            ("overflow", &p.overflow),
             ("base", &base),
-            ("zero", &stats.planes.zero),
-        ] {
-            self.sample(name, &format!("{{plane=\"{plane}\"}}"), of(figures));
-        }
+            ("zero", &p.zero),
+        ];
+        self.by("plane", name, help, &planes.map(|(plane, figures)| (plane, of(figures))));
     }
 
+    /// A summary and the maximum beside it.
     fn durations(&mut self, name: &str, label: &str, help: &str, of: &[(&str, &Latency)]) {
-        self.family(name, "summary", help);
+        let summary = format!("{name}_seconds");
+        self.family(&summary, "summary", help);
         for (value, l) in of {
             for (quantile, ns) in [("0.5", l.p50_ns), ("0.99", l.p99_ns)] {
-                let labels = format!("{{{label}=\"{value}\",quantile=\"{quantile}\"}}");
-                self.sample(name, &labels, seconds(ns));
+                self.sample(&summary, &[(label, value), ("quantile", quantile)], seconds(ns));
             }
-            let labels = format!("{{{label}=\"{value}\"}}");
-            self.sample(&format!("{name}_sum"), &labels, seconds(l.sum_ns));
-            self.sample(&format!("{name}_count"), &labels, l.count);
+            self.sample(&format!("{summary}_sum"), &[(label, value)], seconds(l.sum_ns));
+            self.sample(&format!("{summary}_count"), &[(label, value)], l.count);
+        }
+        let max = format!("{name}_max_seconds");
+        self.family(&max, "gauge", "The slowest of those.");
+        for (value, l) in of {
+            self.sample(&max, &[(label, value)], seconds(l.max_ns));
         }
     }
 }
@@ -61,83 +80,81 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
+/// A label's value as the format wants it.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
 /// All figures of one disk.
 pub fn text(stats: &Stats) -> String {
-    let mut t = Text(String::new());
-    t.family("disk_info", "gauge", "What the disk is; always 1.");
-    t.sample("disk_info", &format!("{{mode=\"{}\",full=\"{}\"}}", stats.mode, stats.full), 1);
-    for (name, kind, help, value) in [
-        ("disk_size_bytes", "gauge", "Size that the guest sees.", stats.size_bytes),
-        ("disk_generation", "gauge", "1 at birth, one more after each reset.", stats.generation),
-        ("clients", "gauge", "Connections to the exports.", stats.clients),
-    ] {
-        t.one(name, kind, help, value);
-    }
-    t.planes("reads_total", "Read operations by plane.", stats, |p| p.reads);
-    t.planes("writes_total", "Write operations by plane.", stats, |p| p.writes);
-    t.planes("read_bytes_total", "Bytes read by plane.", stats, |p| p.read_bytes);
-    t.planes("written_bytes_total", "Bytes written by plane.", stats, |p| p.written_bytes);
-    t.family("evictions_total", "counter", "Eviction writes; urgent: while a guest write waited.");
-    t.sample("evictions_total", "{kind=\"background\"}", stats.evictions.background);
-    t.sample("evictions_total", "{kind=\"urgent\"}", stats.evictions.urgent);
     let s = stats;
-    for (name, kind, help, value) in [
-        (
-            "base_store_reads_total",
-            "counter",
-            "Base reads past the host's page cache.",
-            s.planes.base.store_reads,
-        ),
-        ("base_store_read_bytes_total", "counter", "Bytes of those.", s.planes.base.store_read_bytes),
-        ("ram_used_bytes", "gauge", "RAM tier in use.", s.ram.used_bytes),
-        ("ram_limit_bytes", "gauge", "Limit of the RAM tier.", s.ram.limit_bytes),
-        ("ram_peak_bytes", "gauge", "Most of the RAM tier that was ever in use.", s.ram.peak_bytes),
-        ("overflow_used_bytes", "gauge", "Live bytes in the overflow file.", s.overflow.used_bytes),
-        ("overflow_file_bytes", "gauge", "Bytes that the overflow file holds.", s.overflow.file_bytes),
-        ("overflow_limit_bytes", "gauge", "Limit of the overflow file; 0 for none.", s.overflow.limit_bytes),
-        ("overflow_write_errors_total", "counter", "Overflow writes that failed.", s.overflow.write_errors),
-        ("map_bytes", "gauge", "Memory of the block map.", s.map.bytes),
-        ("evicted_blocks_total", "counter", "Blocks moved from RAM tier to overflow.", s.evictions.blocks),
-        (
-            "collector_moved_blocks_total",
-            "counter",
-            "Blocks moved within the overflow.",
-            s.collector.moved_blocks,
-        ),
-        ("discards_total", "counter", "Discard requests completed.", s.discards.count),
-        ("discarded_bytes_total", "counter", "Bytes of RAM and overflow given back.", s.discards.bytes),
-        ("write_zeroes_total", "counter", "Write-zeroes requests completed.", s.write_zeroes),
-        ("flushes_total", "counter", "Flushes completed.", s.flushes),
-        ("stalls_total", "counter", "Writes that waited for room.", s.stalls.count),
-        ("failed_requests_total", "counter", "Requests that ended with an error.", s.failed.requests),
-        ("requests_inflight", "gauge", "Unfinished requests.", s.inflight),
-        ("requests_waiting", "gauge", "Unfinished requests that wait for room.", s.waiting),
-        ("resets_total", "counter", "Resets.", s.resets),
-        ("worker_restarts_total", "counter", "Workers attached after the first.", s.restarts),
-        (
-            "checksum_mismatches_total",
-            "counter",
-            "Blocks read back that did not match.",
-            s.checksum_mismatches,
-        ),
+    let mut t = Text { out: String::new(), disk: format!("disk=\"{}\"", escaped(&s.serial)) };
+    t.family("disk_info", "gauge", "What the disk is; always 1.");
+    t.sample("disk_info", &[("mode", &s.mode), ("full", &s.full)], 1);
+    t.planes("reads_total", "Read operations by plane.", s, |p| p.reads);
+    t.planes("writes_total", "Write operations by plane.", s, |p| p.writes);
+    t.planes("read_bytes_total", "Bytes read by plane.", s, |p| p.read_bytes);
+    t.planes("written_bytes_total", "Bytes written by plane.", s, |p| p.written_bytes);
+    let e = &s.evictions;
+    let kinds = [("background", e.background), ("urgent", e.urgent)];
+    t.by("kind", "evictions_total", "Eviction writes; urgent: while a guest write waited.", &kinds);
+    let from = [("base", s.merges.base_bytes), ("overflow", s.merges.overflow_bytes)];
+    t.by("from", "merge_read_bytes_total", "Bytes read to complete blocks that were written in part.", &from);
+    for (name, help, value) in [
+        ("disk_size_bytes", "Size that the guest sees.", s.size_bytes),
+        ("disk_base_bytes", "Size of the base image.", s.base_bytes),
+        ("disk_generation", "1 at birth, one more after each reset.", s.generation),
+        ("clients", "Connections to the exports.", s.clients),
+        ("ram_used_bytes", "RAM tier in use.", s.ram.used_bytes),
+        ("ram_limit_bytes", "Limit of the RAM tier.", s.ram.limit_bytes),
+        ("ram_peak_bytes", "Most of the RAM tier that was ever in use.", s.ram.peak_bytes),
+        ("overflow_used_bytes", "Live bytes in the overflow file.", s.overflow.used_bytes),
+        ("overflow_file_bytes", "Bytes that the overflow file holds.", s.overflow.file_bytes),
+        ("overflow_limit_bytes", "Limit of the overflow file; 0 for none.", s.overflow.limit_bytes),
+        ("map_bytes", "Memory of the block map.", s.map.bytes),
+        ("requests_inflight", "Unfinished requests.", s.inflight),
+        ("requests_waiting", "Unfinished requests that wait for room.", s.waiting),
     ] {
-        t.one(name, kind, help, value);
+        t.one(name, "gauge", help, value);
+    }
+    let (base, o) = (&s.planes.base, &s.overflow);
+    for (name, help, value) in [
+        ("base_store_reads_total", "Base reads past the host's page cache.", base.store_reads),
+        ("base_store_read_bytes_total", "Bytes of those.", base.store_read_bytes),
+        ("overflow_guest_bytes_total", "Guest bytes written straight to the file.", o.guest_bytes),
+        ("overflow_guest_blocks_total", "Blocks written for those.", o.guest_blocks),
+        ("overflow_summaries_total", "Blocks in which segments list what they hold.", o.summaries),
+        ("overflow_lost_blocks_total", "Blocks written to the overflow in vain.", o.lost_blocks),
+        ("overflow_segments_punched_total", "Segments given back to the file system.", o.segments_punched),
+        ("overflow_write_errors_total", "Overflow writes that failed.", o.write_errors),
+        ("evicted_blocks_total", "Blocks moved from RAM tier to overflow.", e.blocks),
+        ("collector_moved_blocks_total", "Blocks moved within the overflow.", s.collector.moved_blocks),
+        ("collector_read_bytes_total", "Bytes read to move blocks.", s.collector.read_bytes),
+        ("discards_total", "Discard requests completed.", s.discards.count),
+        ("discarded_bytes_total", "Bytes of RAM and overflow given back.", s.discards.bytes),
+        ("write_zeroes_total", "Write-zeroes requests completed.", s.write_zeroes),
+        ("flushes_total", "Flushes completed.", s.flushes),
+        ("stalls_total", "Writes that waited for room.", s.stalls.count),
+        ("failed_requests_total", "Requests that ended with an error.", s.failed.requests),
+        ("failed_read_bytes_total", "Bytes that those had read.", s.failed.read_bytes),
+        ("failed_written_bytes_total", "Bytes that those had written.", s.failed.written_bytes),
+        ("resets_total", "Resets.", s.resets),
+        ("worker_restarts_total", "Workers attached after the first.", s.restarts),
+        ("checksum_mismatches_total", "Blocks read back that did not match.", s.checksum_mismatches),
+    ] {
+        t.one(name, "counter", help, value);
     }
     t.one("stall_seconds_total", "counter", "How long writes waited for room.", seconds(s.stalls.ns));
-    let guest = [("read", &s.latency.read), ("write", &s.latency.write)];
+    let l = &s.latency;
+    let guest = [("read", &l.read), ("write", &l.write)];
+    t.durations("request_duration", "operation", "Guest requests.", &guest);
     let host = [
-        ("overflow_read", &s.latency.overflow_read),
-        ("overflow_write", &s.latency.overflow_write),
-        ("base_read", &s.latency.base_read),
+        ("overflow_read", &l.overflow_read),
+        ("overflow_write", &l.overflow_write),
+        ("base_read", &l.base_read),
     ];
-    t.durations("request_duration_seconds", "operation", "Guest requests.", &guest);
-    t.durations("host_io_duration_seconds", "io", "The host's own I/O.", &host);
-    t.family("request_duration_max_seconds", "gauge", "The slowest guest request.");
-    for (operation, latency) in guest {
-        let labels = format!("{{operation=\"{operation}\"}}");
-        t.sample("request_duration_max_seconds", &labels, seconds(latency.max_ns));
-    }
-    t.0
+    t.durations("host_io_duration", "io", "The host's own I/O.", &host);
+    t.out
 }
 
 #[cfg(test)]
@@ -172,5 +189,49 @@ mod tests {
         }
         assert!(families.len() > 30);
         assert!(text.contains("operation=\"read\",quantile=\"0.5\"} 0.0000015"), "{text}");
+    }
+
+    #[test]
+    fn two_disks_are_told_apart_whatever_they_are_called() {
+        let named = |serial: &str| text(&Stats { serial: serial.into(), ..Stats::default() });
+        let samples = |text: &str| -> HashSet<String> {
+            let lines = text.lines().filter(|l| !l.starts_with('#'));
+            lines.map(|l| l.rsplit_once(' ').unwrap().0.to_owned()).collect()
+        };
+        let (one, two) = (samples(&named("spillway-1")), samples(&named("spillway-2")));
+        assert!(one.is_disjoint(&two) && one.len() == two.len());
+        assert!(one.contains("spillway_ram_used_bytes{disk=\"spillway-1\"}"), "{one:?}");
+        let odd = named("a\"b\\c\nd");
+        assert!(odd.contains(r#"spillway_clients{disk="a\"b\\c\nd"} 0"#), "{odd}");
+    }
+
+    /// Gives each number its own value.
+    fn number(value: &mut serde_json::Value, at: &str, next: &mut u64, all: &mut Vec<(String, u64)>) {
+        match value {
+            serde_json::Value::Object(map) => {
+                map.iter_mut().for_each(|(key, v)| number(v, &format!("{at}.{key}"), next, all))
+            }
+            serde_json::Value::Number(_) => {
+                *next += 1;
+                *value = (*next).into();
+                all.push((at.to_owned(), *next));
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_figure_of_the_json_is_there() {
+        let mut json = serde_json::to_value(Stats::default()).unwrap();
+        let (mut next, mut all) = (1_000_000_000, Vec::new());
+        number(&mut json, "", &mut next, &mut all);
+        let text = text(&serde_json::from_value(json).unwrap());
+        let values: HashSet<&str> = text.lines().filter_map(|l| Some(l.rsplit_once(' ')?.1)).collect();
+        for (key, value) in all.iter().filter(|(key, _)| key != ".schema") {
+            let ns = key.ends_with("ns");
+            let shown = if ns { seconds(*value).to_string() } else { value.to_string() };
+            assert!(values.contains(shown.as_str()), "{key} is missing: {text}");
+        }
+        assert!(all.len() > 60);
     }
 }

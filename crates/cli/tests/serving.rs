@@ -181,8 +181,9 @@ fn figures_follow_the_io_in_every_form() {
     let (_, names, _) = finishes(spillway().arg("stats").arg(&control).args(["--names", "mcsio"]));
     assert!(names.contains("Cache memory used") && names.contains("% used"), "{names}");
     let (_, text, _) = finishes(spillway().arg("stats").arg(&control).arg("--prometheus"));
-    let written =
-        format!("spillway_written_bytes_total{{plane=\"guest\"}} {}", s["planes"]["guest"]["written_bytes"]);
+    assert_eq!(s["serial"], server.report["serial"]);
+    let (serial, bytes) = (s["serial"].as_str().unwrap(), &s["planes"]["guest"]["written_bytes"]);
+    let written = format!("spillway_written_bytes_total{{disk=\"{serial}\",plane=\"guest\"}} {bytes}");
     assert!(text.contains(&written), "{text}");
     assert_eq!(server.end(Signal::TERM).0, 0);
 }

@@ -205,6 +205,7 @@ impl Supervisor {
     pub fn stats(&self) -> Stats {
         let spec = &self.disk.spec;
         Stats {
+            serial: self.disk.serial().into(),
             mode: spec.mode.name().into(),
             full: spec.full.name().into(),
             size_bytes: spec.size_bytes,

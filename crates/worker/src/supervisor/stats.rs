@@ -17,6 +17,7 @@ pub const SCHEMA: u32 = 1;
 #[expect(missing_docs, reason = "each key is described in docs/counters.md and in spillway_core::Counters")]
 pub struct Stats {
     pub schema: u32,
+    pub serial: String,
     pub mode: String,
     pub full: String,
     pub size_bytes: u64,
