@@ -16,6 +16,7 @@ const OVERFLOW_DIR_DEFAULT: &str = "/var/tmp";
 /// Queues offered when nothing is said: QEMU asks for one per vCPU.
 const QUEUES_DEFAULT: u16 = 16;
 const MAX_QUEUES: i64 = 64;
+const SOCKET_MODE_DEFAULT: u32 = 0o600;
 
 /// Disposable disks for virtual machines: a shared, read-only base image, a bounded RAM write cache, and an
 /// overflow to local disk.
@@ -88,6 +89,7 @@ const STATS_EXAMPLES: &str = "\
 Examples:
   spillway stats /run/vm1.ctl
   spillway stats /run/vm1.ctl --json | jq .planes.overflow.written_bytes
+  spillway stats /run/vm1.ctl --names mcsio --json --watch
   spillway stats /run/vm1.ctl --prometheus > /var/lib/node_exporter/vm1.prom
 Every name is explained in docs/counters.md.";
 
@@ -134,7 +136,7 @@ pub struct Disk {
     /// Socket for a VMM
     #[arg(long, value_name = "SOCK")]
     pub vhost_user: Option<PathBuf>,
-    /// Request queues offered to the VMM [default: 16]
+    /// Request queues offered to the VMM [default: 16; with run as many as --vcpus]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_QUEUES))]
     pub queues: Option<u16>,
     /// Socket for NBD clients
@@ -143,9 +145,9 @@ pub struct Disk {
     /// Socket for 'spillway stats' and 'spillway reset'
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
-    /// Rights of the sockets
-    #[arg(long, value_name = "MODE", value_parser = socket_mode, default_value = "0600")]
-    pub socket_mode: u32,
+    /// Rights of the sockets [default: 0600]
+    #[arg(long, value_name = "MODE", value_parser = socket_mode)]
+    pub socket_mode: Option<u32>,
     /// Group of the sockets, by name or number [default: this process's]
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<String>,
@@ -195,14 +197,14 @@ pub struct Stats {
     /// All figures as JSON
     #[arg(long, conflicts_with = "prometheus")]
     pub json: bool,
-    /// All figures as Prometheus text
+    /// All figures as Prometheus text, once
     #[arg(long)]
     pub prometheus: bool,
-    /// The figures that users of MCS storage optimization know, by their names
-    #[arg(long, value_name = "NAMES", conflicts_with_all = ["json", "prometheus"])]
+    /// Only the figures that users of MCS storage optimization know, by their names (table or --json)
+    #[arg(long, value_name = "NAMES")]
     pub names: Option<Names>,
-    /// Again every second, with rates, until Ctrl-C
-    #[arg(long, conflicts_with = "prometheus")]
+    /// Again every second until Ctrl-C: a table with rates, or with --json an object a line
+    #[arg(long)]
     pub watch: bool,
 }
 
@@ -296,10 +298,8 @@ impl Disk {
                 "{option} is not for --mode {mode}: {why}: leave {option} out or choose another mode"
             )));
         }
-        let sockets =
-            [("--vhost-user", &self.vhost_user), ("--nbd", &self.nbd), ("--control", &self.control)];
-        for (i, (option, path)) in sockets.iter().enumerate() {
-            if let (Some(path), Some((other, _))) = (path, sockets[..i].iter().find(|(_, p)| p == path)) {
+        for (i, (option, path)) in self.sockets().enumerate() {
+            if let (Some(path), Some((other, _))) = (path, self.sockets().take(i).find(|(_, p)| *p == path)) {
                 return Err(Failure::usage(format!(
                     "{other} and {option} are both {}: give each a socket of its own",
                     path.display()
@@ -323,9 +323,15 @@ impl Disk {
             vhost_user: self.vhost_user.clone(),
             nbd: self.nbd.clone(),
             control: self.control.clone(),
-            socket_mode: self.socket_mode,
+            socket_mode: self.socket_mode.unwrap_or(SOCKET_MODE_DEFAULT),
             socket_group: self.socket_group.clone(),
+            identity: self.sockets().find_map(|(_, path)| path.clone()).unwrap_or_else(|| self.image.clone()),
         })
+    }
+
+    /// The sockets that other programs connect to.
+    fn sockets(&self) -> impl Iterator<Item = (&'static str, &Option<PathBuf>)> {
+        [("--vhost-user", &self.vhost_user), ("--nbd", &self.nbd), ("--control", &self.control)].into_iter()
     }
 }
 
@@ -344,6 +350,50 @@ impl Serve {
     }
 }
 
+impl Run {
+    /// As [`Disk::options`], for a machine of our own.
+    pub fn options(&self) -> Result<Options, Failure> {
+        if self.memory == 0 || !self.memory.is_multiple_of(1 << 20) {
+            return Err(Failure::usage(
+                "--memory is not a whole number of MiB: write, for instance, 1G or 512M",
+            ));
+        }
+        let disk = &self.disk;
+        if disk.sockets().all(|(_, path)| path.is_none()) {
+            let rights = [
+                ("--socket-mode", disk.socket_mode.is_some()),
+                ("--socket-group", disk.socket_group.is_some()),
+            ];
+            if let Some((option, _)) = rights.into_iter().find(|(_, given)| *given) {
+                return Err(Failure::usage(format!(
+                    "{option} is for sockets that others connect to: give --vhost-user, --nbd or --control, or \
+                     leave {option} out"
+                )));
+            }
+        }
+        Ok(Options { queues: self.queues(), ..disk.options()? })
+    }
+
+    /// Request queues between the machine and its disk.
+    pub fn queues(&self) -> u16 {
+        self.disk.queues.unwrap_or(self.vcpus)
+    }
+}
+
+impl Stats {
+    /// Whether these go together.
+    pub fn check(&self) -> Result<(), Failure> {
+        let refuse = |option: &str, why: &str| {
+            Err(Failure::usage(format!("{option} is not for --prometheus: {why}: leave one of them out")))
+        };
+        match self.prometheus {
+            true if self.names.is_some() => refuse("--names", "those are no names that Prometheus takes"),
+            true if self.watch => refuse("--watch", "a scrape is of one moment, and who scrapes repeats it"),
+            _ => Ok(()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -352,6 +402,29 @@ mod tests {
     #[test]
     fn the_commands_are_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    fn run(more: &[&str]) -> Options {
+        let words = ["spillway", "run", "--image", "i.raw"].iter().chain(more);
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Run(args) => args.options().unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_machine_has_the_same_disk_at_each_start() {
+        // Its private socket has another path each time.
+        assert_eq!(run(&[]).identity, Path::new("i.raw"));
+        assert_eq!(run(&["--control", "c"]).identity, Path::new("c"));
+        assert_eq!(run(&["--control", "c", "--vhost-user", "v"]).identity, Path::new("v"));
+    }
+
+    #[test]
+    fn a_machine_has_a_queue_for_each_processor_unless_told_otherwise() {
+        assert_eq!(run(&[]).queues, 1);
+        assert_eq!(run(&["--vcpus", "4"]).queues, 4);
+        assert_eq!(run(&["--vcpus", "4", "--queues", "2"]).queues, 2);
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub enum Exit {
     Image = 66,
     /// EX_UNAVAILABLE: the control socket, or a program that is needed, is not to be had.
     Unavailable = 69,
-    /// EX_SOFTWARE: the worker failed.
+    /// EX_SOFTWARE: the worker failed, or the host did something that it never should.
     Internal = 70,
     /// EX_CANTCREAT: an overflow file or a socket cannot be made.
     Create = 73,
@@ -32,7 +32,7 @@ Exit codes:
   2   usage: the options cannot be
   66  the base image is missing or cannot be used
   69  not reachable: nobody serves this control socket, or QEMU is not installed
-  70  the worker failed
+  70  the worker failed, or the host refuses what every program may have
   73  an overflow file or a socket cannot be made
   75  refused for now: a client is connected, or the memory is not free
   77  permission denied

@@ -7,9 +7,10 @@
 use crate::error::{Exit, Failure};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
-use spillway_worker::supervisor::default_signals;
-use std::io::{self, Write};
+use spillway_worker::supervisor::{SupervisorError, default_signals, end_with_parent};
+use std::io;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 const DEADLINE: Timespec = Timespec { tv_sec: 3, tv_nsec: 0 };
@@ -52,54 +53,62 @@ pub enum Accelerator {
     Tcg(String),
 }
 
-/// Runs the probe with this QEMU. `wake`: give up when it is readable.
-pub fn probe(qemu: &str, wake: BorrowedFd<'_>) -> Result<Accelerator, Failure> {
+/// What came of the guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Outcome {
+    Worked,
+    /// What it did instead.
+    Failed(String),
+    /// Nobody wants to know any more.
+    Interrupted,
+}
+
+/// Runs the probe with this QEMU, its file in `dir`. `None` when `wake` was readable first.
+pub fn probe(qemu: &str, dir: &Path, wake: BorrowedFd<'_>) -> Result<Option<Accelerator>, Failure> {
     if let Err(e) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
-        return Ok(Accelerator::Tcg(format!("/dev/kvm: {e}")));
+        return Ok(Some(Accelerator::Tcg(format!("/dev/kvm: {e}"))));
     }
-    Ok(match run_guest(qemu, "kvm", wake)? {
-        None => Accelerator::Kvm,
-        Some(why) => Accelerator::Tcg(why),
+    Ok(match run_guest(qemu, "kvm", dir, wake)? {
+        Outcome::Worked => Some(Accelerator::Kvm),
+        Outcome::Failed(why) => Some(Accelerator::Tcg(why)),
+        Outcome::Interrupted => None,
     })
 }
 
-/// Runs the guest. `None`: it worked; else what it did instead.
-fn run_guest(qemu: &str, accelerator: &str, wake: BorrowedFd<'_>) -> Result<Option<String>, Failure> {
-    let internal = |what: &str, e: io::Error| Failure::new(Exit::Internal, format!("{what}: {e}"));
-    let mut disk = tempfile::Builder::new()
-        .prefix("spillway-probe-")
-        .tempfile()
-        .map_err(|e| internal("cannot make a temporary file for the KVM probe", e))?;
-    disk.write_all(&boot_sector())
-        .map_err(|e| internal("cannot write a temporary file for the KVM probe", e))?;
+fn run_guest(qemu: &str, accelerator: &str, dir: &Path, wake: BorrowedFd<'_>) -> Result<Outcome, Failure> {
+    let disk = dir.join("probe.raw");
+    std::fs::write(&disk, boot_sector()).map_err(|e| {
+        let at = disk.display();
+        Failure::new(Exit::Create, format!("cannot write {at} for the KVM probe: {e}: make room there"))
+    })?;
 
     let mut command = Command::new(qemu);
     command
         .args(["-accel", accelerator, "-machine", "pc", "-nodefaults", "-no-user-config", "-display", "none"])
         .args(["-m", "16", "-no-reboot", "-device", "isa-debug-exit,iobase=0xf4,iosize=1"])
         .arg("-drive")
-        .arg(format!(
-            "file={},format=raw,if=ide,snapshot=on",
-            disk.path().display().to_string().replace(',', ",,")
-        ))
+        .arg(format!("file={},format=raw,if=ide", disk.display().to_string().replace(',', ",,")))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     default_signals(&mut command);
+    end_with_parent(&mut command);
     let mut child = command.spawn().map_err(|e| not_started(qemu, &e))?;
     let ended = rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).and_then(|pidfd| {
         let mut fds = [PollFd::new(&pidfd, PollFlags::IN), PollFd::from_borrowed_fd(wake, PollFlags::IN)];
         rustix::event::poll(&mut fds, Some(&DEADLINE))?;
-        Ok(!fds[0].revents().is_empty())
+        Ok(fds.map(|fd| !fd.revents().is_empty()))
     });
-    if !matches!(ended, Ok(true)) {
+    if !matches!(ended, Ok([true, _])) {
         let _ = child.kill();
     }
-    let status = child.wait().map_err(|e| internal("cannot wait for the KVM probe", e))?;
-    Ok(match ended {
-        Ok(true) if status.code() == Some(i32::from(GREETING) << 1 | 1) => None,
-        Ok(true) => Some(format!("a test guest did not run: QEMU ended with {status}")),
-        _ => Some(format!("a test guest was not done in {} s", DEADLINE.tv_sec)),
+    let cannot = |e: io::Error| SupervisorError::internal("cannot wait for the KVM probe", e);
+    let status = child.wait().map_err(cannot)?;
+    Ok(match ended.map_err(|e| cannot(e.into()))? {
+        [true, _] if status.code() == Some(i32::from(GREETING) << 1 | 1) => Outcome::Worked,
+        [true, _] => Outcome::Failed(format!("a test guest did not run: QEMU ended with {status}")),
+        [false, true] => Outcome::Interrupted,
+        [false, false] => Outcome::Failed(format!("a test guest was not done in {} s", DEADLINE.tv_sec)),
     })
 }
 
@@ -120,21 +129,34 @@ fn boot_sector() -> [u8; 512] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
     use std::os::fd::AsFd;
 
     /// Software runs it everywhere, so a failure with KVM is KVM's.
     #[test]
     fn the_guest_does_its_work_and_says_so() {
         let (quiet, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert_eq!(run_guest("qemu-system-x86_64", "tcg", quiet.as_fd()), Ok(None));
+        let dir = tempfile::tempdir().unwrap();
+        let outcome = run_guest("qemu-system-x86_64", "tcg", dir.path(), quiet.as_fd());
+        assert_eq!(outcome, Ok(Outcome::Worked));
+    }
+
+    #[test]
+    fn a_signal_is_no_verdict() {
+        let (wake, mut signal) = std::os::unix::net::UnixStream::pair().unwrap();
+        signal.write_all(b".").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let outcome = run_guest("qemu-system-x86_64", "tcg", dir.path(), wake.as_fd());
+        assert_eq!(outcome, Ok(Outcome::Interrupted));
     }
 
     #[test]
     fn a_qemu_that_does_not_run_it_is_found_out() {
         let (quiet, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let why = run_guest("/bin/true", "kvm", quiet.as_fd()).unwrap().unwrap();
-        assert!(why.contains("exit status: 0"), "{why}");
-        let missing = run_guest("/nonexistent/qemu", "kvm", quiet.as_fd()).unwrap_err();
+        let dir = tempfile::tempdir().unwrap();
+        let outcome = run_guest("/bin/true", "kvm", dir.path(), quiet.as_fd()).unwrap();
+        assert!(matches!(&outcome, Outcome::Failed(why) if why.contains("exit status: 0")), "{outcome:?}");
+        let missing = run_guest("/nonexistent/qemu", "kvm", dir.path(), quiet.as_fd()).unwrap_err();
         assert!(missing.exit == Exit::Unavailable && missing.message.contains("install QEMU"), "{missing}");
     }
 }

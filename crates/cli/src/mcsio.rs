@@ -3,13 +3,14 @@
 //! Invariant: the same figures as in every other view; only the names differ.
 
 use crate::table::percent;
+use serde_json::Value;
 use spillway_worker::supervisor::{Stats, bytes};
 use std::fmt::Write;
 
-/// The eight counters that Citrix documents, with the per cent used of what has a size.
-pub fn table(stats: &Stats) -> String {
+/// The eight counters that Citrix documents: name, value, and the size of what has one.
+fn counters(stats: &Stats) -> [(&'static str, u64, Option<u64>); 8] {
     let (ram, overflow, planes) = (&stats.ram, &stats.overflow, &stats.planes);
-    let rows = [
+    [
         ("Cache memory used", ram.used_bytes, Some(ram.limit_bytes)),
         ("Cache memory target size", ram.limit_bytes, None),
         ("Cache disk used", overflow.used_bytes, Some(overflow.limit_bytes)),
@@ -18,9 +19,18 @@ pub fn table(stats: &Stats) -> String {
         ("System disk bytes written", planes.base.written_bytes, None),
         ("Cache disk bytes read", planes.overflow.read_bytes, None),
         ("Cache disk bytes written", planes.overflow.written_bytes, None),
-    ];
+    ]
+}
+
+/// An object of name and value.
+pub fn json(stats: &Stats) -> Value {
+    counters(stats).into_iter().map(|(name, value, _)| (name.to_owned(), Value::from(value))).collect()
+}
+
+/// A table, with the per cent used of what has a size.
+pub fn table(stats: &Stats) -> String {
     let mut out = String::from("Citrix MCS Storage Driver\n");
-    for (name, value, whole) in rows {
+    for (name, value, whole) in counters(stats) {
         let used = whole.filter(|&w| w > 0).map(|whole| format!("{} used", percent(value, whole)));
         let line = format!("  {name:<26} {value:>18} {:>12}  {}", bytes(value), used.unwrap_or_default());
         let _ = writeln!(out, "{}", line.trim_end());
@@ -43,6 +53,9 @@ mod tests {
         assert!(text.contains("50.0% used"), "{text}");
         let written = text.lines().find(|l| l.contains("Cache disk bytes written")).unwrap();
         assert!(written.contains("4096") && written.ends_with("4.0 KiB"), "{text}");
+        let json = json(&stats);
+        assert_eq!(json.as_object().unwrap().len(), 8);
+        assert_eq!(json["Cache disk bytes written"], 4096);
         // Without a limit there is nothing to be used up.
         assert!(!text.lines().find(|l| l.contains("Cache disk used")).unwrap().contains('%'), "{text}");
     }

@@ -9,7 +9,9 @@ use crate::{output, serve, table};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use rustix::termios::{OptionalActions, Termios};
-use spillway_worker::supervisor::{Plane, Program, Signals, Supervisor, default_signals};
+use spillway_worker::supervisor::{
+    Plane, Program, Signals, Supervisor, SupervisorError, default_signals, end_with_parent,
+};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,10 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Boots, waits for the machine's end, and shows where the I/O went. QEMU's exit code.
 pub fn run(args: &Run) -> Result<ExitCode, Failure> {
-    let mut options = args.disk.options()?;
-    if args.memory == 0 || !args.memory.is_multiple_of(1 << 20) {
-        return Err(Failure::usage("--memory is not a whole number of MiB: write, for instance, 1G or 512M"));
-    }
+    let mut options = args.options()?;
     for (option, file) in [("--kernel", &args.kernel), ("--initrd", &args.initrd)] {
         if let Some(file) = file {
             std::fs::File::open(file).map_err(|e| {
@@ -35,13 +34,14 @@ pub fn run(args: &Run) -> Result<ExitCode, Failure> {
             })?;
         }
     }
-    // QEMU asks for one queue per vCPU.
-    options.queues = options.queues.max(args.vcpus);
     let signals = serve::signals()?;
     let private = private_dir()?;
     let socket = options.vhost_user.get_or_insert_with(|| private.path().join("disk.sock")).clone();
 
-    let accelerator = kvm::probe(QEMU, signals.as_fd())?;
+    let Some(accelerator) = kvm::probe(QEMU, private.path(), signals.as_fd())? else {
+        signals.take();
+        return Ok(ExitCode::SUCCESS);
+    };
     if let Accelerator::Tcg(why) = &accelerator {
         output::complain("notice", &format!("no KVM ({why}): the machine runs in software (TCG), slowly"));
     }
@@ -100,6 +100,7 @@ impl Machine {
         let mut command = Command::new(QEMU);
         command.args(arguments(args, accelerator, socket));
         default_signals(&mut command);
+        end_with_parent(&mut command);
         let mut child = command.spawn().map_err(|e| kvm::not_started(QEMU, &e))?;
         match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Machine { child, pidfd }),
@@ -137,7 +138,7 @@ impl Drop for Machine {
 }
 
 fn internal(error: io::Error) -> Failure {
-    Failure::new(Exit::Internal, format!("cannot watch over {QEMU}: {error}"))
+    SupervisorError::internal(&format!("cannot watch over {QEMU}"), error).into()
 }
 
 fn arguments(args: &Run, accelerator: &Accelerator, socket: &Path) -> Vec<OsString> {
@@ -159,7 +160,7 @@ fn arguments(args: &Run, accelerator: &Accelerator, socket: &Path) -> Vec<OsStri
     option("-chardev", chardev);
     // With --kernel the first place is the kernel's.
     let boot = if args.kernel.is_some() { "" } else { ",bootindex=0" };
-    option("-device", format!("vhost-user-blk-pci,chardev=disk0,num-queues={}{boot}", args.vcpus).into());
+    option("-device", format!("vhost-user-blk-pci,chardev=disk0,num-queues={}{boot}", args.queues()).into());
     option("-device", "virtio-rng-pci".into());
     option("-serial", "mon:stdio".into());
     option("-display", "none".into());

@@ -5,7 +5,9 @@
 use crate::args::Serve;
 use crate::error::{Exit, Failure};
 use crate::output;
-use spillway_worker::supervisor::{Program, Report, Signals, Supervisor, bytes, channel_from_supervisor};
+use spillway_worker::supervisor::{
+    Program, Report, Signals, Supervisor, SupervisorError, bytes, channel_from_supervisor,
+};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
@@ -29,7 +31,7 @@ pub fn serve(args: &Serve) -> Result<(), Failure> {
 
 /// The signals that end a server.
 pub fn signals() -> Result<Signals, Failure> {
-    Signals::new().map_err(|e| Failure::new(Exit::Internal, format!("cannot wait for signals: {e}")))
+    Ok(Signals::new().map_err(|e| SupervisorError::internal("cannot wait for signals", e))?)
 }
 
 fn ready_line(report: &Report) -> String {

@@ -1,4 +1,4 @@
-//! `spillway stats`: asks a disk for its figures and shows them in one of five ways.
+//! `spillway stats`: asks a disk for its figures and shows them in one of many ways.
 //!
 //! Invariant: JSON is passed on as the server sent it, so that a newer server's keys are not lost.
 
@@ -15,6 +15,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Shows the figures once, or every second until nobody reads or nobody serves.
 pub fn stats(args: &Args) -> Result<(), Failure> {
+    args.check()?;
     let mut client = Client::connect(&args.control)?;
     let mut last: Option<(Instant, Stats)> = None;
     let mut due = Instant::now();
@@ -23,8 +24,14 @@ pub fn stats(args: &Args) -> Result<(), Failure> {
         let now = Instant::now();
         let stats = read(&value)?;
         let text = match () {
-            () if args.json && args.watch => format!("{value}\n"),
-            () if args.json => format!("{value:#}\n"),
+            () if args.json => {
+                let value = match args.names {
+                    Some(Names::Mcsio) => mcsio::json(&stats),
+                    None => value,
+                };
+                // Watched, each object is one line.
+                if args.watch { format!("{value}\n") } else { format!("{value:#}\n") }
+            }
             () if args.prometheus => prometheus::text(&stats),
             () => {
                 let mut text = match args.names {

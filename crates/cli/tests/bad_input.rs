@@ -44,6 +44,9 @@ fn an_image_that_is_missing_or_wrong() {
     std::fs::write(world.path("empty.raw"), []).unwrap();
     refused(&world, &mut image("empty.raw"), 66, &["empty.raw", "is empty"]);
 
+    std::fs::File::create(world.path("vast.raw")).unwrap().set_len((4 << 40) + 512).unwrap();
+    refused(&world, &mut image("vast.raw"), 66, &["vast.raw", "4.0 TiB", "smaller image"]);
+
     std::fs::write(world.path("really.raw"), *b"QFI\xfb\x00\x00\x00\x03 and more, to fill a header").unwrap();
     refused(&world, &mut image("really.raw"), 66, &["qcow2", "--format"]);
 
@@ -213,6 +216,17 @@ fn a_socket_that_cannot_be_made() {
     let nowhere = world.path("no/such/dir/c");
     refused(&world, world.serve().arg("--control").arg(nowhere), 73, &["make its directory"]);
     refused(&world, world.serve().args(["--socket-group", "no-such-group"]), 2, &["no-such-group"]);
+}
+
+#[test]
+fn what_the_host_has_run_out_of_is_said() {
+    let world = World::new();
+    let mut command = Command::new("bash");
+    // Enough for the image and the signals, and not for the disk's memory.
+    command.args(["-c", "ulimit -n 5; exec \"$0\" \"$@\""]).arg(spillway().get_program());
+    command.args(["serve", "--mode", "ram", "--image"]).arg(world.path("base.raw"));
+    command.arg("--nbd").arg(world.path("nbd"));
+    refused(&world, &mut command, 70, &["too many open files", "ulimit -a"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{PATIENCE, World, refuses, spillway};
+use common::{PATIENCE, World, alive, refuses, spillway, until};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal};
 use rustix::pty::OpenptFlags;
@@ -146,6 +146,43 @@ fn a_signal_ends_machine_and_disk() {
     assert_eq!(terminal.settings(), settings);
     assert_eq!(std::fs::read_dir(world.path("run")).unwrap().count(), 0);
     assert_eq!(world.left(), ["base.raw", "run"]);
+}
+
+/// The processes that this one started, by id, with their command lines.
+fn children(of: u32) -> Vec<(Pid, String)> {
+    let processes = std::fs::read_dir("/proc").unwrap();
+    let ids = processes.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<i32>().ok());
+    let child = |id: i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+        let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?;
+        let line = std::fs::read(format!("/proc/{id}/cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        (parent == of.to_string()).then_some((Pid::from_raw(id)?, line))
+    };
+    ids.filter_map(child).collect()
+}
+
+#[test]
+fn worker_and_machine_go_with_their_killed_parent() {
+    let world = world();
+    let said = world.path("said");
+    // Without a terminal, whose end would end them too.
+    let mut command = spillway();
+    command.arg("run").arg("--image").arg(world.path("base.raw")).args(["--memory", "64M", "--queues", "3"]);
+    command.arg("--overflow-dir").arg(world.dir.path()).env("XDG_RUNTIME_DIR", world.path("run"));
+    // What is temporary goes where its sockets go.
+    command.env("TMPDIR", "/nonexistent");
+    let file = File::create(&said).unwrap();
+    command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+    let mut child = command.spawn().unwrap();
+    until("the machine runs", || std::fs::read_to_string(&said).unwrap().contains(SAYS));
+    let both = children(child.id());
+    assert_eq!(both.len(), 2, "worker and QEMU: {both:?}");
+    let machine = both.iter().find(|(_, line)| line.starts_with("qemu")).unwrap();
+    assert!(machine.1.contains("num-queues=3"), "{machine:?}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    until("they follow", || both.iter().all(|(pid, _)| !alive(*pid)));
 }
 
 #[test]

@@ -180,6 +180,10 @@ fn figures_follow_the_io_in_every_form() {
     assert!(table.contains("guest") && table.contains("RAM tier") && table.contains("of 4.0 MiB"), "{table}");
     let (_, names, _) = finishes(spillway().arg("stats").arg(&control).args(["--names", "mcsio"]));
     assert!(names.contains("Cache memory used") && names.contains("% used"), "{names}");
+    let mut names = spillway();
+    let (_, names, _) = finishes(names.arg("stats").arg(&control).args(["--names", "mcsio", "--json"]));
+    let names: Value = serde_json::from_str(&names).unwrap();
+    assert_eq!(names["Cache memory used"], s["ram"]["used_bytes"], "{names}");
     let (_, text, _) = finishes(spillway().arg("stats").arg(&control).arg("--prometheus"));
     assert_eq!(s["serial"], server.report["serial"]);
     let (serial, bytes) = (s["serial"].as_str().unwrap(), &s["planes"]["guest"]["written_bytes"]);

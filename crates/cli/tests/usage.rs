@@ -54,6 +54,12 @@ fn words_that_cannot_be_are_refused_in_one_line() {
     refuses(spillway().args(["run", "--image", "x.raw", "--initrd", "i"]), 2, &["--kernel"]);
     refuses(spillway().args(["run", "--image", "x.raw", "--memory", "1000"]), 2, &["--memory", "MiB"]);
     refuses(spillway().args(["run", "--image", "x.raw", "--kernel", "/nonexistent"]), 2, &["/nonexistent"]);
+    for rights in [["--socket-mode", "0660"], ["--socket-group", "daemon"]] {
+        refuses(spillway().args(["run", "--image", "x.raw"]).args(rights), 2, &[rights[0], "leave"]);
+    }
+    let prometheus = ["stats", "c", "--prometheus"];
+    refuses(spillway().args(prometheus).args(["--names", "mcsio"]), 2, &["--names", "--prometheus"]);
+    refuses(spillway().args(prometheus).arg("--watch"), 2, &["--watch", "--prometheus"]);
     refuses(spillway().args(["stats", "c", "--json", "--prometheus"]), 2, &["--prometheus"]);
     refuses(spillway().args(["attach", "--vhost-user", "s", "--for", "xen"]), 2, &["cloud-hypervisor"]);
 }

@@ -121,6 +121,7 @@ impl World {
             control: Some(self.path("control")),
             socket_mode: 0o600,
             socket_group: None,
+            identity: self.path("vhost"),
         }
     }
 

@@ -4,12 +4,12 @@
 
 use super::error::{ErrorKind, SupervisorError};
 use super::overflow::{self, Direct, OverflowFile};
-use super::{Log, memory};
+use super::{Log, bytes, memory};
 use crate::base::{ImageError, ImageErrorKind, open_image};
 use crate::channel::{BaseCache, ImageFormat, Start, ToWorker};
-use spillway_core::{BLOCK_BYTES, DiskSpec, FullPolicy, Layout, LogShape, Mode};
+use spillway_core::{BLOCK_BYTES, DiskSpec, FullPolicy, Layout, LogShape, MAX_DISK_BYTES, Mode};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What is asked of a disk, its exports and its control socket.
 #[derive(Clone, Debug)]
@@ -44,6 +44,8 @@ pub struct Options {
     pub socket_mode: u32,
     /// Their group, by name or number.
     pub socket_group: Option<String>,
+    /// What the serial number is made of: a path that is the same at each start of the disk.
+    pub identity: PathBuf,
 }
 
 /// A disk, held.
@@ -97,7 +99,7 @@ impl Disk {
             format: image.format,
             base_cache: options.base_cache,
             queues: options.queues,
-            serial: serial(options),
+            serial: serial(&options.identity),
         };
         let meta = memory::create_meta(meta_bytes)?;
         Ok(Disk { spec, format: image.format, meta, start, image: image.file, data, overflow })
@@ -124,6 +126,17 @@ impl Disk {
 }
 
 fn spec(options: &Options, image_bytes: u64) -> Result<DiskSpec, SupervisorError> {
+    if image_bytes > MAX_DISK_BYTES {
+        return Err(SupervisorError::new(
+            ErrorKind::Image,
+            format!(
+                "base image {} has {}, and the largest disk {}: make a smaller image",
+                options.image.display(),
+                bytes(image_bytes),
+                bytes(MAX_DISK_BYTES)
+            ),
+        ));
+    }
     let spec = DiskSpec {
         size_bytes: options.size_bytes.unwrap_or(image_bytes),
         base_bytes: image_bytes,
@@ -147,11 +160,12 @@ impl From<ImageError> for SupervisorError {
     }
 }
 
-/// The same for the same disk at the same socket, so that /dev/disk/by-id does not change from start to start.
-fn serial(options: &Options) -> String {
-    let name = options.vhost_user.as_ref().or(options.nbd.as_ref()).unwrap_or(&options.image);
+/// The same at every start of a disk, so that /dev/disk/by-id does not change.
+fn serial(identity: &Path) -> String {
+    // A relative path names another disk in another directory.
+    let path = std::path::absolute(identity).unwrap_or_else(|_| identity.to_owned());
     let mut hash = 0xcbf2_9ce4_8422_2325_u64; // FNV-1a
-    for byte in name.as_os_str().as_encoded_bytes() {
+    for byte in path.as_os_str().as_encoded_bytes() {
         hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     }
     format!("spillway-{:08x}", (hash >> 32) as u32 ^ hash as u32)

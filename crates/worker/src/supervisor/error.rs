@@ -56,8 +56,9 @@ impl SupervisorError {
     }
 
     /// A call that cannot fail on a healthy host did.
-    pub(super) fn internal(what: &str, error: impl Into<io::Error>) -> Self {
-        SupervisorError::new(ErrorKind::Internal, format!("{what}: {}", plain(&error.into())))
+    pub fn internal(what: &str, error: impl Into<io::Error>) -> Self {
+        let advice = "see that memory, processes and file descriptors are left (free, ulimit -a), else please report this";
+        SupervisorError::new(ErrorKind::Internal, format!("{what}: {}: {advice}", plain(&error.into())))
     }
 }
 

@@ -18,7 +18,7 @@ pub use control::{Answer, Request};
 pub use disk::Options;
 pub use error::{ErrorKind, SupervisorError};
 pub use event_loop::Supervisor;
-pub use process::{Program, channel_from_supervisor, default_signals};
+pub use process::{Program, channel_from_supervisor, default_signals, end_with_parent};
 pub use signals::Signals;
 pub use spillway_core::{FullPolicy, Mode};
 pub use stats::{

@@ -185,6 +185,22 @@ pub(super) enum Received {
     Closed,
 }
 
+/// Makes a child end when this thread does, however that ends. For a child that must not outlive us.
+pub fn end_with_parent(command: &mut Command) {
+    let parent = rustix::process::getpid();
+    // SAFETY: only system calls on plain numbers between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have died before the wish was made: then nobody would end this child.
+            match rustix::process::getppid() {
+                Some(pid) if pid == parent => Ok(()),
+                _ => Err(Errno::SRCH.into()),
+            }
+        });
+    }
+}
+
 /// Makes a child start with no signal blocked, whatever this process blocks.
 pub fn default_signals(command: &mut Command) {
     // SAFETY: sigemptyset and sigprocmask are async-signal-safe and touch only this stack.
