@@ -70,7 +70,11 @@ pub struct Disk {
 impl Disk {
     /// Serves an image: sockets and messages go to `dir`, and the overflow file too unless the mode has none.
     pub fn start(dir: &Path, image: &Path, options: &[&str]) -> Result<Disk> {
-        let program = program()?;
+        Disk::start_with(&program()?, dir, image, options)
+    }
+
+    /// The same with a program of the caller's.
+    pub fn start_with(program: &Path, dir: &Path, image: &Path, options: &[&str]) -> Result<Disk> {
         let text = |p: PathBuf| p.display().to_string();
         let mut arguments: Vec<String> = ["serve", "--json", "--image"].map(String::from).to_vec();
         arguments.push(text(image.to_path_buf()));
@@ -104,7 +108,7 @@ impl Disk {
             bail!("not ready within {PATIENCE:?}\n{}\n{}", server.command, server.tail())
         };
         let report = ready.with_context(|| format!("{}\n{}", server.command, server.tail()))?;
-        Ok(Disk { server, program, dir: dir.to_path_buf(), report })
+        Ok(Disk { server, program: program.to_path_buf(), dir: dir.to_path_buf(), report })
     }
 
     /// Where a VMM connects.
@@ -131,6 +135,11 @@ impl Disk {
     pub fn worker(&self) -> Result<u32> {
         let pid = self.report["worker_pid"].as_u64().context("no worker_pid in what it reported")?;
         Ok(u32::try_from(pid)?)
+    }
+
+    /// How it was started.
+    pub fn command(&self) -> &str {
+        &self.server.command
     }
 
     /// All figures.

@@ -27,6 +27,11 @@ impl Kit {
         [kit.golden(), kit.kernel(), kit.initrd()].iter().all(|f| f.is_file()).then_some(kit)
     }
 
+    /// Where they lie.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// A Debian 12 with systemd: ext4 without a partition table, 2 GiB. Only to be read.
     pub fn golden(&self) -> PathBuf {
         self.dir.join("golden.raw")

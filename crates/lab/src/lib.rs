@@ -14,6 +14,7 @@ pub mod mixed;
 pub mod oracle;
 pub mod process;
 mod shared;
+pub mod stamp;
 
 pub use disk::Disk;
 pub use driver::{Ask, Driver, Shape};
@@ -21,6 +22,7 @@ pub use load::{End, Load, Measured, Rng, Skew};
 pub use mixed::Mixed;
 pub use oracle::Oracle;
 pub use process::Server;
+pub use stamp::Stamp;
 
 /// Says that a test could not run here, so that it counts as skipped: past the test harness's capture, in the
 /// form that `make test` looks for. Fails the test unless `SPILLWAY_ALLOW_SKIP` is 1.

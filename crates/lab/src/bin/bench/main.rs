@@ -1,7 +1,8 @@
 //! `make bench`: Spillway and its peers, side by side, on the load of seed 004.
 //!
 //! Owns the order of the measurement: all disks stay up, and within a round each point is taken on every disk
-//! in turn before the next point. Invariant: figures that are compared were taken in the same minute, in every round.
+//! in turn before the next point, beginning with another disk in each round. Invariant: figures that are compared
+//! were taken in the same minute, in every round.
 
 mod report;
 mod targets;
@@ -11,10 +12,10 @@ use clap::Parser;
 use report::{Point, Report, Round, TargetLine};
 use spillway_lab::cores::{self, Hardware};
 use spillway_lab::process::{clean_up_when_interrupted, cpu_seconds};
-use spillway_lab::{End, Load};
+use spillway_lab::{End, Load, Stamp};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use targets::{Kind, Place, Target};
 
 /// Measures Spillway beside qemu-storage-daemon.
@@ -33,7 +34,7 @@ struct Options {
     /// Queue depths.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64])]
     depths: Vec<usize>,
-    /// A directory on the disk: 12 GiB for overlay and overflow.
+    /// A directory on the disk: 15 GiB for overlay and overflow.
     #[arg(long, default_value = "/var/tmp")]
     dir: PathBuf,
     /// A directory on tmpfs: 3 GiB.
@@ -72,9 +73,9 @@ fn bench(options: &Options) -> Result<Report> {
     let seconds = options.seconds.unwrap_or(if options.quick { 3.0 } else { 10.0 });
     let warm_up = Duration::from_secs_f64((seconds / 6.0).clamp(0.3, 1.5));
     let [driving, serving] = two_cores(options)?;
-    room(&options.dir, 12 << 30)?;
+    room(&options.dir, 15 << 30)?;
     room(&options.tmpfs, 3 << 30)?;
-    memory(9 << 30)?;
+    memory(10 << 30)?;
     let spillway = match &options.spillway {
         Some(path) => path.clone(),
         None => std::env::current_exe()?.with_file_name("spillway"),
@@ -84,10 +85,13 @@ fn bench(options: &Options) -> Result<Report> {
     clean_up_when_interrupted(vec![disk.path().into(), tmpfs.path().into()])?;
     let place = Place { spillway: &spillway, disk: disk.path(), tmpfs: tmpfs.path(), core: serving };
 
-    let mut versions = vec![version("qemu-storage-daemon")?];
-    if !options.peers_only {
-        versions.insert(0, version(spillway.to_str().context("the program's path is not UTF-8")?)?);
-    }
+    let peer = version("qemu-storage-daemon")?;
+    let stamp = Stamp::now(&spillway);
+    ensure!(
+        options.peers_only || stamp.spillway.is_some(),
+        "{}: does not start: run 'make bench', which builds it",
+        spillway.display()
+    );
     // Before this thread is kept on one core, and takes the others for missing.
     let hardware = Hardware::look(&options.dir)?;
     cores::pin(driving)?;
@@ -110,7 +114,9 @@ fn bench(options: &Options) -> Result<Report> {
     for round in 0..options.rounds {
         let cross_core_before_ns = cores::cross_core_ns(driving, serving)?;
         let cold_copy_before_ns = cores::cold_copy_ns(serving)?;
-        for point in &mut points {
+        let loads: Vec<_> = points.iter().map(|p| (p.name, p.load.depth)).collect();
+        for index in order(&loads, round) {
+            let point = &mut points[index];
             let target = targets.iter_mut().find(|t| t.kind == point.kind).context("no such disk")?;
             let load = Load { seed: point.load.seed + round as u64 * 1000, ..point.load };
             let used = cpu_seconds(target.server.pid());
@@ -141,20 +147,22 @@ fn bench(options: &Options) -> Result<Report> {
         .iter()
         .zip(at_rest)
         .map(|(t, at_rest)| {
-            Ok(TargetLine { kind: t.kind, command: t.server.command.clone(), at_rest, stats: t.stats()? })
+            // Where the program lies says nothing.
+            let command = t.server.command.replace(&spillway.display().to_string(), "spillway");
+            Ok(TargetLine { kind: t.kind, what: t.kind.what(), command, at_rest, stats: t.stats()? })
         })
         .collect::<Result<_>>()?;
     drop(targets);
-    let arguments: Vec<String> = std::env::args().collect();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
     let mut report = Report {
-        schema: 1,
-        unix_time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        schema: 2,
+        stamp,
         quick: options.quick,
         seconds,
-        command: arguments.join(" "),
+        command: spillway_lab::process::line("bench", &arguments),
         hardware,
         cores: [driving, serving],
-        versions,
+        peer,
         targets: lines,
         rounds,
         points,
@@ -170,7 +178,7 @@ fn bench(options: &Options) -> Result<Report> {
 fn plan(options: &Options, seconds: f64) -> Vec<(&'static str, Load, Vec<Kind>)> {
     let end = End::After(Duration::from_secs_f64(seconds));
     let fits = [Kind::Spillway, Kind::Qcow2Tmpfs, Kind::Qcow2Disk, Kind::NullCo];
-    let tight = [Kind::SpillwayTight, Kind::Qcow2Disk];
+    let tight = [Kind::SpillwayTight, Kind::SpillwayTighter, Kind::Qcow2Disk];
     let mut plan = Vec::new();
     for &depth in &options.depths {
         plan.push(("fits", Load::seed_004(depth, end), fits.to_vec()));
@@ -179,6 +187,18 @@ fn plan(options: &Options, seconds: f64) -> Vec<(&'static str, Load, Vec<Kind>)>
         plan.push(("tight", Load { random_share: 1.0, ..Load::seed_004(depth, end) }, tight.to_vec()));
     }
     plan
+}
+
+/// The order in which a round takes its points: each load on its disks in turn, beginning with another disk in each
+/// round, so that none is always first.
+fn order<L: PartialEq>(loads: &[L], round: usize) -> Vec<usize> {
+    let mut order = Vec::with_capacity(loads.len());
+    for disks in loads.chunk_by(PartialEq::eq) {
+        let begin = order.len();
+        order.extend(begin..begin + disks.len());
+        order[begin..].rotate_left(round % disks.len());
+    }
+    order
 }
 
 /// Processor time that each process uses while nobody asks anything: used, of how much.
@@ -250,4 +270,15 @@ fn keep(report: &Report, out: &Path) -> Result<()> {
     std::fs::write(out, text).with_context(|| format!("{}: cannot write", out.display()))?;
     println!("\nKept in {}", out.display());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn each_round_takes_all_points_and_begins_with_another_disk() {
+        let loads = ["fits", "fits", "fits", "tight", "tight"];
+        assert_eq!(super::order(&loads, 0), [0, 1, 2, 3, 4]);
+        assert_eq!(super::order(&loads, 1), [1, 2, 0, 4, 3]);
+        assert_eq!(super::order(&loads, 2), [2, 0, 1, 3, 4]);
+    }
 }

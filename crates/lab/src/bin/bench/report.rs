@@ -6,15 +6,16 @@ use crate::targets::Kind;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use spillway_lab::cores::{Hardware, median};
-use spillway_lab::{Load, Measured};
+use spillway_lab::{Load, Measured, Stamp};
 
 /// Everything that was found, as it is kept.
 #[derive(Serialize)]
 pub struct Report {
     /// Form of this file.
     pub schema: u32,
-    /// When it was measured, in seconds since 1970.
-    pub unix_time: u64,
+    /// When, and with which Spillway.
+    #[serde(flatten)]
+    pub stamp: Stamp,
     /// Whether the points were short.
     pub quick: bool,
     /// Seconds measured per point and run.
@@ -25,8 +26,8 @@ pub struct Report {
     pub hardware: Hardware,
     /// The core that drove and the core that served.
     pub cores: [usize; 2],
-    /// Names and versions of the programs.
-    pub versions: Vec<String>,
+    /// The peers' program and its version.
+    pub peer: String,
     /// The disks.
     pub targets: Vec<TargetLine>,
     /// The rounds.
@@ -42,6 +43,8 @@ pub struct Report {
 pub struct TargetLine {
     /// What it is.
     pub kind: Kind,
+    /// What was chosen for it.
+    pub what: &'static str,
     /// How it was started.
     pub command: String,
     /// Processor seconds that its idle process used, of how many.
@@ -129,7 +132,8 @@ impl Report {
         };
         ratio("fits, QD16", 10.0, "fits", 16, Kind::Spillway, Kind::Qcow2Tmpfs);
         ratio("fits, QD16", 0.5, "fits", 16, Kind::Spillway, Kind::NullCo);
-        ratio("RAM for 40%, QD16", 2.5, "tight", 16, Kind::SpillwayTight, Kind::Qcow2Disk);
+        let tight = "RAM for 40%, overflow 8G, QD16";
+        ratio(tight, 2.5, "tight", 16, Kind::SpillwayTight, Kind::Qcow2Disk);
         if let (Some(a), Some(b)) =
             (self.point("fits", 1, Kind::Spillway), self.point("fits", 1, Kind::Qcow2Tmpfs))
         {
@@ -162,7 +166,11 @@ impl Report {
             h.kernel
         );
         println!("Disk:     {}", h.disk);
-        println!("Programs: {}", self.versions.join("; "));
+        println!("Memory:   huge pages for shared memory: {}", h.shmem_huge_pages);
+        println!("Measured: {}; {}", self.stamp, self.peer);
+        for target in &self.targets {
+            println!("  {:<30} {}", target.kind.name(), target.what);
+        }
         println!(
             "Driver on core {}, each disk on core {}; {} rounds, {} s a point; medians (best run - worst run)",
             self.cores[0],
@@ -210,12 +218,14 @@ impl Report {
             "spillway is",
         ]);
         for p in self.points.iter().filter(|p| p.name == name) {
-            let ours = self.points.iter().find(|o| {
-                o.name == name
-                    && o.load.depth == p.load.depth
-                    && o.kind.is_spillway()
-                    && !p.kind.is_spillway()
-            });
+            // Where two of ours took the load, in their order.
+            let ours: Vec<String> = self
+                .points
+                .iter()
+                .filter(|o| o.name == name && o.load.depth == p.load.depth)
+                .filter(|o| o.kind.is_spillway() && !p.kind.is_spillway())
+                .map(|o| format!("{:.2} x", o.iops() / p.iops()))
+                .collect();
             let best = p.runs.iter().map(|r| r.iops).fold(0.0, f64::max);
             let worst = p.runs.iter().map(|r| r.iops).fold(f64::INFINITY, f64::min);
             table.add_row([
@@ -227,7 +237,7 @@ impl Report {
                 time(p.p99_ns()),
                 time(p.max_ns()),
                 format!("{:.2}", median(&mut p.cpu_us.clone())),
-                ours.map_or_else(String::new, |o| format!("{:.2} x", o.iops() / p.iops())),
+                ours.join(", "),
             ]);
         }
         for column in [0, 2, 4, 5, 6, 7, 8] {

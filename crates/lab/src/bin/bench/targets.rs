@@ -21,8 +21,10 @@ pub const DEEPEST: usize = 64;
 pub enum Kind {
     /// Spillway with RAM for the whole span.
     Spillway,
-    /// Spillway with RAM for 40% of the span.
+    /// Spillway with RAM for 40% of the span, and an overflow with much slack.
     SpillwayTight,
+    /// The same with an overflow hardly larger than the span: the collector has to work.
+    SpillwayTighter,
     /// QEMU's copy-on-write overlay on tmpfs.
     Qcow2Tmpfs,
     /// The same on disk, past the page cache.
@@ -33,23 +35,46 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, in the order of the table.
-    pub const ALL: [Kind; 5] =
-        [Kind::Spillway, Kind::Qcow2Tmpfs, Kind::Qcow2Disk, Kind::NullCo, Kind::SpillwayTight];
+    pub const ALL: [Kind; 6] = [
+        Kind::Spillway,
+        Kind::Qcow2Tmpfs,
+        Kind::Qcow2Disk,
+        Kind::NullCo,
+        Kind::SpillwayTight,
+        Kind::SpillwayTighter,
+    ];
 
     /// The name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Spillway => "spillway, RAM 3G",
-            Kind::SpillwayTight => "spillway, RAM 1G",
+            Kind::SpillwayTight => "spillway, RAM 1G, overflow 8G",
+            Kind::SpillwayTighter => "spillway, RAM 1G, overflow 3G",
             Kind::Qcow2Tmpfs => "qcow2 on tmpfs",
             Kind::Qcow2Disk => "qcow2 on disk, O_DIRECT",
             Kind::NullCo => "null-co (stores nothing)",
         }
     }
 
+    /// What it is, and what was chosen for it.
+    pub fn what(self) -> &'static str {
+        match self {
+            Kind::Spillway => "the working set fits the RAM tier",
+            Kind::SpillwayTight => "RAM for 40% of it; an overflow with much slack",
+            Kind::SpillwayTighter => "the same with little slack, so that the collector has to work",
+            Kind::Qcow2Tmpfs => {
+                "qemu-storage-daemon, overlay through tmpfs's page cache, aio=threads (the default)"
+            }
+            Kind::Qcow2Disk => "the same daemon, overlay on the disk, cache.direct=on, aio=io_uring",
+            Kind::NullCo => {
+                "the same daemon, read-zeroes=off (the default): neither stores nor fills, the transport's limit"
+            }
+        }
+    }
+
     /// Whether it is ours.
     pub fn is_spillway(self) -> bool {
-        matches!(self, Kind::Spillway | Kind::SpillwayTight)
+        matches!(self, Kind::Spillway | Kind::SpillwayTight | Kind::SpillwayTighter)
     }
 }
 
@@ -88,11 +113,12 @@ impl Target {
             std::fs::File::create(&base)?.set_len(DISK_BYTES)?;
         }
         let (program, arguments) = match kind {
-            Kind::Spillway => (place.spillway, serve(&base, "3G", &socket, &control, place)),
-            Kind::SpillwayTight => (place.spillway, serve(&base, "1G", &socket, &control, place)),
+            Kind::Spillway => (place.spillway, serve(&base, ["3G", "8G"], &socket, &control, place)),
+            Kind::SpillwayTight => (place.spillway, serve(&base, ["1G", "8G"], &socket, &control, place)),
+            Kind::SpillwayTighter => (place.spillway, serve(&base, ["1G", "3G"], &socket, &control, place)),
             Kind::Qcow2Tmpfs => (
                 Path::new("qemu-storage-daemon"),
-                daemon(&qcow2(&base, &place.tmpfs.join("overlay.qcow2"), "")?, &socket),
+                daemon(&qcow2(&base, &place.tmpfs.join("overlay.qcow2"), ",aio=threads")?, &socket),
             ),
             Kind::Qcow2Disk => (
                 Path::new("qemu-storage-daemon"),
@@ -103,7 +129,7 @@ impl Target {
             ),
             Kind::NullCo => (
                 Path::new("qemu-storage-daemon"),
-                daemon(&[format!("driver=null-co,node-name=disk,read-zeroes=on,size={DISK_BYTES}")], &socket),
+                daemon(&[format!("driver=null-co,node-name=disk,size={DISK_BYTES}")], &socket),
             ),
         };
         let program = program.to_str().context("the program's path is not UTF-8")?;
@@ -133,13 +159,29 @@ impl Target {
     }
 }
 
-fn serve(base: &Path, ram: &str, socket: &Path, control: &Path, place: &Place<'_>) -> Vec<String> {
+fn serve(
+    base: &Path,
+    [ram, overflow]: [&str; 2],
+    socket: &Path,
+    control: &Path,
+    place: &Place<'_>,
+) -> Vec<String> {
     let text = |p: &Path| p.display().to_string();
-    ["serve", "--image", &text(base), "--ram", ram, "--overflow", "8G", "--overflow-dir", &text(place.disk)]
-        .into_iter()
-        .chain(["--vhost-user", &text(socket), "--control", &text(control)])
-        .map(String::from)
-        .collect()
+    [
+        "serve",
+        "--image",
+        &text(base),
+        "--ram",
+        ram,
+        "--overflow",
+        overflow,
+        "--overflow-dir",
+        &text(place.disk),
+    ]
+    .into_iter()
+    .chain(["--vhost-user", &text(socket), "--control", &text(control)])
+    .map(String::from)
+    .collect()
 }
 
 fn qcow2(base: &Path, overlay: &Path, options: &str) -> Result<Vec<String>> {

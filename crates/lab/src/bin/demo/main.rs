@@ -13,6 +13,7 @@ use progress::Progress;
 use scenario::{Outcome, SCENARIOS};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
+use spillway_lab::Stamp;
 use spillway_lab::cores::Hardware;
 use spillway_lab::guest::{Accelerator, Kit};
 use spillway_lab::process::clean_up_when_interrupted;
@@ -42,6 +43,8 @@ struct Options {
 #[derive(Serialize)]
 struct Report<'a> {
     schema: u32,
+    #[serde(flatten)]
+    stamp: Stamp,
     hardware: Hardware,
     accelerator: &'static str,
     base_sha256: &'a str,
@@ -73,6 +76,7 @@ fn demo(options: &Options) -> Result<()> {
         .map(|(_, s)| s)
         .collect();
 
+    let stamp = Stamp::now(&spillway);
     let work = tempfile::Builder::new().prefix("spillway-demo.").tempdir_in(&options.dir)?;
     clean_up_when_interrupted(vec![work.path().into()])?;
 
@@ -103,8 +107,9 @@ fn demo(options: &Options) -> Result<()> {
     for s in &chosen {
         println!("  {:<9} {}", s.name, s.what);
     }
+    println!("\nMeasured: {stamp}");
     println!(
-        "\nHardware: {}, {} cores, {} GiB; disk: {}; the guest runs on {}\n",
+        "Hardware: {}, {} cores, {} GiB; disk: {}; the guest runs on {}\n",
         hardware.cpu,
         hardware.cores,
         hardware.ram_bytes >> 30,
@@ -117,6 +122,7 @@ fn demo(options: &Options) -> Result<()> {
     if let Some(out) = &options.out {
         let report = Report {
             schema: 1,
+            stamp,
             hardware,
             accelerator: accelerator.name(),
             base_sha256: &before,

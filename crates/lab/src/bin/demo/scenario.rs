@@ -6,7 +6,7 @@
 use crate::progress::Progress;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
-use spillway_lab::Server;
+use spillway_lab::Disk;
 use spillway_lab::cpio::Entry;
 use spillway_lab::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
 use spillway_lab::process::{cpu_seconds, storage_bytes};
@@ -192,31 +192,18 @@ pub fn run(
     progress: &mut Progress,
 ) -> Result<Outcome> {
     let dir = tempfile::Builder::new().prefix("spillway-demo.").tempdir_in(work)?;
-    let (disk, control) = (dir.path().join("disk.vhost"), dir.path().join("disk.control"));
-    let text = |p: &Path| p.display().to_string();
-    let mut options: Vec<String> = [
-        "serve",
-        "--image",
-        &text(&kit.golden()),
-        "--vhost-user",
-        &text(&disk),
-        "--control",
-        &text(&control),
-    ]
-    .map(String::from)
-    .to_vec();
-    options.extend(["--overflow-dir".to_string(), text(dir.path())]);
-    options.extend(scenario.options.iter().map(ToString::to_string));
-    let program = spillway.to_str().context("the program's path is not UTF-8")?;
-    let mut server = Server::start("spillway", program, &options, None, &dir.path().join("spillway.log"))?;
-    server.wait_for(&disk, Duration::from_secs(30))?;
-    server.wait_for(&control, Duration::from_secs(30))?;
+    let disk = Disk::start_with(spillway, dir.path(), &kit.golden(), scenario.options)?;
+    ensure!(
+        disk.report["overflow_direct"] == true,
+        "{} has no O_DIRECT, so the host's page cache would take part: name another directory with --dir",
+        work.display()
+    );
 
     let mut guest = Guest::start(
         kit,
         &GuestSpec {
             dir: dir.path().into(),
-            disks: vec![GuestDisk::VhostUser(disk)],
+            disks: vec![GuestDisk::VhostUser(disk.vhost())],
             system: true,
             payload: vec![
                 Entry::file("payload/work", 0o755, include_str!("../../../guest/work.sh")),
@@ -234,17 +221,21 @@ pub fn run(
             accelerator,
         },
     )?;
-    let watched =
-        watch(&mut guest, progress).with_context(|| format!("spillway said:\n{}", server.tail()))?;
+    let watched = watch(&mut guest, progress).with_context(|| format!("spillway said:\n{}", disk.log()))?;
 
-    let all_stats = spillway_lab::disk::stats(spillway, &control)?;
+    let all_stats = disk.stats()?;
     let stats = Stats::deserialize(&all_stats).context("spillway stats lacks a figure")?;
-    let spillway_cpu_seconds = cpu_seconds(server.pid());
-    let storage_bytes = storage_bytes(server.pid());
+    let spillway_cpu_seconds = cpu_seconds(disk.supervisor());
+    let storage_bytes = storage_bytes(disk.supervisor());
+    // Where program and guest lie says nothing.
+    let plain = |command: &str| {
+        let command = command.replace(&spillway.display().to_string(), "spillway");
+        command.replace(&kit.dir().display().to_string(), ".cache/guest/current")
+    };
     let outcome = Outcome {
         name: scenario.name,
-        spillway: server.command.clone(),
-        qemu: guest.command().to_string(),
+        spillway: plain(disk.command()),
+        qemu: plain(guest.command()),
         boot_seconds: watched.boot_seconds,
         total_seconds: watched.total_seconds,
         steps: watched.steps,
@@ -254,8 +245,7 @@ pub fn run(
         stats,
         all_stats,
     };
-    let status = server.stop()?;
-    ensure!(status.success(), "spillway ended with {status}\n{}", server.tail());
+    disk.stop()?;
     Ok(outcome)
 }
 
