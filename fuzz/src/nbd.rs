@@ -5,13 +5,13 @@
 use crate::input::Input;
 use crate::wire;
 use spillway_core::{Errno, GuestBuffers, Operation, Request};
-use spillway_export::nbd::{Connection, ExportInfo, ExtentKind, Work};
+use spillway_export::nbd::{Budget, Connection, ExportInfo, ExtentKind, Work};
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 
-/// An odd number of blocks and sectors.
-const DISK: usize = 301 * 512;
+/// An odd number of blocks and sectors, more than two of the pieces that long commands are cut in.
+const DISK: usize = 1301 * 512;
 const STEPS: usize = 512;
 
 struct Rig {
@@ -29,7 +29,8 @@ impl Rig {
         client.set_nonblocking(true).expect("a socket can be made non-blocking");
         let info = ExportInfo { size_bytes: DISK as u64, name: "fuzz".into(), description: "bytes".into() };
         Rig {
-            connection: Connection::new(server.into(), info, 3).expect("a connected socket is enough"),
+            connection: Connection::new(server.into(), info, 3, &Budget::new())
+                .expect("a connected socket is enough"),
             client,
             disk: vec![7; DISK],
             unfinished: Vec::new(),
@@ -223,7 +224,7 @@ pub fn nbd_transmission(data: &[u8]) {
                 let command = u16::from(command % 9);
                 let (offset, len) = match flags >> 6 {
                     // Mostly inside the disk.
-                    0..=2 => (sector % 310 * 512, sectors % 310 * 512),
+                    0..=2 => (sector % 1310 * 512, sectors % 1310 * 512),
                     _ => (sector << 40 | shift, sectors << 16 | u32::from(flags)),
                 };
                 let cookie = sent.len() as u64 + 1;

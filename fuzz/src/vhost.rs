@@ -28,6 +28,8 @@ struct Rig {
     /// The descriptor that came with the last reply that had one.
     received: Option<OwnedFd>,
     ended: bool,
+    /// Requests that were completed, and not withdrawn.
+    completed: usize,
 }
 
 impl Rig {
@@ -42,6 +44,7 @@ impl Rig {
             unfinished: Vec::new(),
             received: None,
             ended: false,
+            completed: 0,
         }
     }
 
@@ -90,6 +93,7 @@ impl Rig {
         let request = self.unfinished.swap_remove(at);
         let result = carry_out(&mut self.frontend, &mut self.disk, &request, which);
         self.frontend.complete(request.token, result);
+        self.completed += 1;
     }
 
     fn publish(&mut self) {
@@ -237,7 +241,9 @@ pub fn virtqueue(data: &[u8]) {
         FEATURES | if setup & 1 != 0 { EVENT_IDX } else { 0 } | if setup & 2 != 0 { INDIRECT } else { 0 };
     rig.vmm.send(code::SET_PROTOCOL_FEATURES, 1, &words64(&[1 << 12 | 1 << 13 | 1 << 15]), &[]);
     rig.vmm.send(code::SET_FEATURES, 1, &words64(&[features]), &[]);
-    rig.vmm.send(code::ADD_MEM_REG, 1, &vmm::region(), &[memory.as_fd()]);
+    for upper in [false, true] {
+        rig.vmm.send(code::ADD_MEM_REG, 1, &vmm::half(upper), &[memory.as_fd()]);
+    }
     if setup & 4 != 0 {
         let size = u64::from(vmm::QUEUE) << 16 | 1;
         rig.vmm.send(code::GET_INFLIGHT_FD, 1, &words64(&[0, 0, size]), &[]);
@@ -253,11 +259,13 @@ pub fn virtqueue(data: &[u8]) {
     let inflight = rig.received.take().map(std::fs::File::from);
 
     let mut available = 0u16;
+    let mut account = Account { sound: true, ..Account::default() };
     for _ in 0..STEPS {
         if input.is_empty() || rig.ended {
             break;
         }
         let write = |at: u64, bytes: &[u8]| memory.write_all_at(bytes, at).expect("inside the memory");
+        let (used, completed) = (used_index(&memory), rig.completed);
         match input.u8() % 16 {
             // A descriptor, of the queue or of a table behind it: where, address, length, flags, next.
             0..=4 => {
@@ -287,12 +295,21 @@ pub fn virtqueue(data: &[u8]) {
             10 => {
                 let (at, len) = (u64::from(input.u16()) % vmm::MEMORY, input.u8() as usize);
                 write(at, input.bytes(len.min((vmm::MEMORY - at) as usize)));
+                account.sound = false;
                 let mut index = [0; 2];
                 memory.read_exact_at(&mut index, vmm::AVAILABLE + 2).expect("inside the memory");
                 available = u16::from_le_bytes(index);
             }
-            11 => rig.take(0),
-            12 => rig.finish(input.u8() as usize),
+            11 => {
+                rig.take(0);
+                account.sound &= used_index(&memory) == used;
+            }
+            12 => {
+                rig.finish(input.u8() as usize);
+                // A read into the queue itself.
+                account.sound &= used_index(&memory) == used;
+                account.count(rig.completed - completed);
+            }
             13 => {
                 rig.publish();
                 rig.frontend.has_work(0);
@@ -305,20 +322,30 @@ pub fn virtqueue(data: &[u8]) {
             14 => {
                 let (at, len) = (u64::from(input.u16()) % INFLIGHT, input.u8() as usize);
                 let bytes = input.bytes(len.min((INFLIGHT - at) as usize));
+                account.sound = false;
                 if let Some(inflight) = &inflight {
                     // The back end seals its size, not its content.
                     let _shorter_than_that = inflight.write_at(bytes, at);
                 }
             }
             _ => {
-                let sent = match input.u8() % 6 {
+                let what = input.u8();
+                let upper = what / 6 % 2 == 1;
+                match what % 6 {
+                    2 if !upper => account.away = true,
+                    3 if !upper => (account.away, account.waiting) = (false, 0),
+                    2 | 3 => {}
+                    4 => (account.away, account.waiting) = (false, 0),
+                    _ => account.sound = false,
+                }
+                let sent = match what % 6 {
                     0 => rig.vmm.send(code::GET_VRING_BASE, 1, &words32(&[0, 0]), &[]),
                     1 => vmm::start_queue(&rig.vmm, u32::from(available)),
-                    2 => rig.vmm.send(code::REM_MEM_REG, 1, &vmm::region(), &[]),
-                    3 => rig.vmm.send(code::ADD_MEM_REG, 1, &vmm::region(), &[memory.as_fd()]),
+                    2 => rig.vmm.send(code::REM_MEM_REG, 1, &vmm::half(upper), &[]),
+                    3 => rig.vmm.send(code::ADD_MEM_REG, 1, &vmm::half(upper), &[memory.as_fd()]),
                     4 => {
-                        let table = [words32(&[1, 0]), words64(&[0, vmm::MEMORY, vmm::USER, 0])].concat();
-                        rig.vmm.send(code::SET_MEM_TABLE, 1, &table, &[memory.as_fd()])
+                        let fds = [memory.as_fd(), memory.as_fd()];
+                        rig.vmm.send(code::SET_MEM_TABLE, 1, &vmm::both_halves(), &fds)
                     }
                     _ => rig.vmm.send(code::RESET_DEVICE, 1, &[], &[]),
                 };
@@ -329,5 +356,64 @@ pub fn virtqueue(data: &[u8]) {
             }
         }
     }
+    account.settle(&mut rig, &memory);
     rig.end();
+}
+
+/// What must have become of the requests that were taken, as long as it can be known: nobody but the export wrote
+/// to the used index, and the queue was not started anew.
+#[derive(Default)]
+struct Account {
+    sound: bool,
+    /// The region with the queue is not there.
+    away: bool,
+    /// Requests that were completed while it was not there: they are to be done anew.
+    anew: usize,
+    /// Those of them since it went the last time, which still wait for it.
+    waiting: usize,
+}
+
+impl Account {
+    fn count(&mut self, completed: usize) {
+        if self.away {
+            self.anew += completed;
+            self.waiting += completed;
+        }
+    }
+
+    /// Each request that was taken is in the used ring, or comes once more.
+    fn settle(mut self, rig: &mut Rig, memory: &std::fs::File) {
+        let used = used_index(memory);
+        let completed = rig.completed;
+        while !rig.unfinished.is_empty() {
+            rig.finish(0);
+        }
+        self.count(rig.completed - completed);
+        if self.away && !rig.ended {
+            rig.vmm.send(code::ADD_MEM_REG, 1, &vmm::half(false), &[memory.as_fd()]);
+            rig.turn();
+        }
+        if !self.sound || rig.ended || rig.frontend.poisoned() || used_index(memory) != used {
+            return;
+        }
+        rig.publish();
+        let given_back = usize::from(used_index(memory));
+        assert!(given_back + self.anew >= rig.completed, "{given_back} of {} given back", rig.completed);
+        // They come before any other; as requests, or refused by now because the guest wrote over them.
+        while self.away && rig.frontend.is_live(0) && rig.frontend.has_work(0) {
+            rig.take(0);
+            while !rig.unfinished.is_empty() {
+                rig.finish(0);
+            }
+            rig.publish();
+        }
+        let more = usize::from(used_index(memory)).wrapping_sub(given_back);
+        assert!(!rig.frontend.is_live(0) || more >= self.waiting, "{more} of {} came again", self.waiting);
+    }
+}
+
+fn used_index(memory: &std::fs::File) -> u16 {
+    let mut index = [0; 2];
+    memory.read_exact_at(&mut index, vmm::USED + 2).expect("inside the memory");
+    u16::from_le_bytes(index)
 }

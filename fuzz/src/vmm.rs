@@ -116,13 +116,31 @@ pub fn memory(bytes: u64) -> File {
     fd.into()
 }
 
+/// An eventfd on which a write would wait: it is full and not non-blocking.
 pub fn event() -> OwnedFd {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd can be made")
+    let fd = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd can be made");
+    rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).expect("an empty eventfd takes that");
+    fd
 }
 
 /// The whole of guest memory as ADD_MEM_REG and REM_MEM_REG carry it.
 pub fn region() -> Vec<u8> {
     words64(&[0, 0, MEMORY, USER, 0])
+}
+
+/// The lower half of guest memory, with the queue, or the upper: at user addresses that do not touch.
+pub fn half(upper: bool) -> Vec<u8> {
+    [vec![0; 8], half_region(upper)].concat()
+}
+
+fn half_region(upper: bool) -> Vec<u8> {
+    let at = if upper { MEMORY / 2 } else { 0 };
+    words64(&[at, MEMORY / 2, USER + 2 * at, at])
+}
+
+/// Both halves as SET_MEM_TABLE carries them.
+pub fn both_halves() -> Vec<u8> {
+    [words32(&[2, 0]), half_region(false), half_region(true)].concat()
 }
 
 /// Entries of the queue that [`set_up`] makes.
