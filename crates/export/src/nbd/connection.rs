@@ -261,6 +261,12 @@ impl Connection {
                 })
     }
 
+    /// Whether replies wait to be sent: what is left of [`Connection::wants_write`] for a reactor that takes no more
+    /// work.
+    pub fn has_output(&self) -> bool {
+        self.ended.is_none() && !self.output.is_empty()
+    }
+
     /// Whether the reactor is to wait for input. False while it has more than it can take: completions, or
     /// output that leaves, change that.
     pub fn wants_read(&self) -> bool {

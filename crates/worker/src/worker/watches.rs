@@ -173,6 +173,7 @@ impl Reactor {
             for queue in 0..vmm.frontend.queue_count() {
                 more |= vmm.frontend.is_live(queue) && vmm.frontend.enable_notifications(queue);
             }
+            more |= vmm.frontend.poisoned();
         }
         more | self.doer.clients.nbd.iter().flatten().any(|c| c.ended.is_none() && c.active)
     }
@@ -188,12 +189,14 @@ impl Reactor {
                 self.doer.clients.vmms[i].watch = Some(serial);
             }
         }
+        let takes_work = !self.resetting && !self.stopping;
         for n in 0..self.doer.clients.nbd.len() {
             let Some(client) = self.doer.clients.nbd[n].as_ref().filter(|c| c.ended.is_none()) else {
                 continue;
             };
             let c = &client.connection;
-            let flags = if c.wants_read() { POLLIN } else { 0 } | if c.wants_write() { POLLOUT } else { 0 };
+            let writes = if takes_work { c.wants_write() } else { c.has_output() };
+            let flags = if c.wants_read() { POLLIN } else { 0 } | if writes { POLLOUT } else { 0 };
             let multi = client.hung_up && !c.wants_read();
             let (fd, current) = (c.fd().as_raw_fd(), client.watch);
             if let Some((serial, armed)) = current {
