@@ -7,7 +7,7 @@ mod common;
 use common::{PATIENCE, Server, World, alive, finishes, is_root, is_socket, refuses, spillway, until};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use spillway_lab::skip;
+use spillway_lab::{Driver, Shape, skip};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
@@ -275,29 +275,62 @@ fn a_worker_that_is_killed_ends_the_server_with_a_clear_error() {
     assert_eq!(world.left(), ["base.raw"]);
 }
 
+/// Processor time of a process in ticks of 10 ms, and how often it was woken: all its threads.
+fn activity(pid: Pid) -> (u64, u64) {
+    let dir = format!("/proc/{}", pid.as_raw_nonzero());
+    let stat = std::fs::read_to_string(format!("{dir}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    let ticks = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    let woken = |task: std::io::Result<std::fs::DirEntry>| -> u64 {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let line = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+        line.trim().parse().unwrap()
+    };
+    (ticks, std::fs::read_dir(format!("{dir}/task")).unwrap().map(woken).sum())
+}
+
 #[test]
-fn it_takes_no_processor_time_at_rest() {
+fn it_takes_no_processor_time_at_rest_with_clients_connected() {
     let world = World::new();
-    let server = Server::start(&mut controlled(&world));
-    let mut client = UnixStream::connect(world.path("nbd")).unwrap();
-    client.read_exact(&mut [0; 18]).unwrap();
+    let server = Server::start(controlled(&world).arg("--vhost-user").arg(world.path("vhost")));
+    // A VMM and an NBD client that have worked, past the RAM tier, and stay; and one that never says anything whole.
+    let shape = Shape { request_bytes: 1 << 20, ..Shape::default() };
+    let mut vmm = Driver::connect_with(&world.path("vhost"), shape).unwrap();
+    vmm.write_at(0, &vec![7; 8 << 20]).unwrap();
+    let mut nbd = Command::new("qemu-io");
+    nbd.args(["-f", "raw"]).arg(world.nbd_uri()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut nbd = nbd.spawn().unwrap();
+    let mut commands = nbd.stdin.take().unwrap();
+    commands.write_all(b"read -P 7 0 8M\n").unwrap();
+    let figure = |key: &str| stats(&world).pointer(key).and_then(Value::as_u64).unwrap();
+    until("the NBD client has worked", || figure("/planes/guest/read_bytes") == 8 << 20);
     let mut control = UnixStream::connect(world.path("control")).unwrap();
     control.write_all(b"{\"comm").unwrap();
-    let ticks = |pid: Pid| -> u64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
-        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
-    };
-    let both = || (ticks(server.pid()), ticks(server.worker_pid()));
-    // Polling after the last request ends soon; then three seconds pass without a tick of 10 ms.
+    assert_eq!(stats(&world)["clients"], 2);
+
+    // What was begun ends soon (eviction, polling after the last request, punching); then three seconds pass in
+    // which neither process runs or wakes.
+    let both = || [server.pid(), server.worker_pid()].map(activity);
     let mut last = (both(), Instant::now());
     until("three seconds at rest", || {
+        std::thread::sleep(Duration::from_millis(20));
         let now = both();
         if now != last.0 {
             last = (now, Instant::now());
         }
         last.1.elapsed() > Duration::from_secs(3)
     });
+
+    // They are still served.
+    let mut content = vec![0; 1 << 20];
+    vmm.read_at(0, &mut content).unwrap();
+    assert!(content.iter().all(|&b| b == 7));
+    commands.write_all(b"read -P 7 0 64k\n").unwrap();
+    drop(commands);
+    let nbd = nbd.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&nbd.stdout);
+    assert!(nbd.status.success() && said.contains("read 65536/65536") && !said.contains("failed"), "{said}");
+    drop(vmm);
     assert_eq!(server.end(Signal::TERM).0, 0);
 }
 
