@@ -76,6 +76,8 @@ pub struct GuestSpec {
     pub vcpus: u32,
     /// In hardware or in software.
     pub accelerator: Accelerator,
+    /// What a reboot inside does: start the machine anew, or end it.
+    pub reboots: bool,
 }
 
 /// How a guest's instructions are run.
@@ -108,6 +110,7 @@ impl Accelerator {
                 memory_mib: 256,
                 vcpus: 1,
                 accelerator: Accelerator::Kvm,
+                reboots: false,
             },
         )?;
         let up = wait_until(Duration::from_secs(6), || match guest.ended() {
@@ -282,6 +285,9 @@ fn arguments(kit: &Kit, spec: &GuestSpec, initrd: &Path, console: &Path, report:
         }
     }
     add("-display", "none".into());
-    all.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(String::from));
+    all.extend(["-nodefaults", "-no-user-config"].map(String::from));
+    if !spec.reboots {
+        all.push("-no-reboot".into());
+    }
     all
 }

@@ -28,6 +28,7 @@ fn the_small_guest_formats_fills_and_checks_a_disk() {
             memory_mib: 256,
             vcpus: 1,
             accelerator: Accelerator::Tcg,
+            reboots: false,
         },
     )
     .unwrap();

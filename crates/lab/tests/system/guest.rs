@@ -55,8 +55,25 @@ fn digest(path: &Path) -> Vec<u8> {
     sha.finalize().to_vec()
 }
 
+/// Before a reboot and after it, in one script: the first boot finds no file system.
+const BOTH: &str = "if mount -t ext4 /dev/vda /mnt; then
+    (cd /mnt && md5sum -c -s sums) && echo found after the reboot
+    umount /mnt
+    /sbin/e2fsck -f -n /dev/vda >/tmp/fsck && echo clean
+    exit
+fi
+/sbin/mke2fs -q -t ext4 /dev/vda
+mount -t ext4 /dev/vda /mnt
+dd if=/dev/urandom of=/mnt/file bs=1M count=48 2>/dev/null
+(cd /mnt && md5sum file >sums)
+sync
+echo written
+reboot -f
+sleep 1000
+";
+
 /// Boots a machine that does this, and returns what it reported.
-fn boot(kit: &Kit, world: &World, disk: &Disk, work: &str) -> Vec<String> {
+fn boot(kit: &Kit, world: &World, disk: &Disk, work: &str, reboots: bool) -> Vec<String> {
     let spec = GuestSpec {
         dir: world.dir().into(),
         disks: vec![GuestDisk::VhostUser(disk.vhost())],
@@ -65,6 +82,7 @@ fn boot(kit: &Kit, world: &World, disk: &Disk, work: &str) -> Vec<String> {
         memory_mib: 256,
         vcpus: 2,
         accelerator: Accelerator::Tcg,
+        reboots,
     };
     let mut guest = Guest::start(kit, &spec).unwrap();
     guest.wait(Duration::from_secs(120)).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
@@ -82,7 +100,7 @@ fn ext4_in_a_guest_survives_the_overflow_and_the_machine() {
     let before = digest(&image);
     let disk = world.serve(&image, &["--size", "512M", "--ram", "32M", "--overflow", "256M"]);
 
-    let reports = boot(&kit, &world, &disk, FIRST);
+    let reports = boot(&kit, &world, &disk, FIRST, false);
     for word in ["checked", "checked again", "clean"] {
         assert!(reports.iter().any(|l| l == word), "no '{word}': {reports:?}");
     }
@@ -91,7 +109,7 @@ fn ext4_in_a_guest_survives_the_overflow_and_the_machine() {
     assert!(full > 70 * MIB, "{full} bytes are no more than the RAM: {stats}");
     assert!(figure(&stats, "evictions.blocks").unwrap() > 0 && figure(&stats, "flushes").unwrap() > 0);
 
-    let reports = boot(&kit, &world, &disk, SECOND);
+    let reports = boot(&kit, &world, &disk, SECOND, false);
     for word in ["found", "written", "clean"] {
         assert!(reports.iter().any(|l| l == word), "no '{word}': {reports:?}");
     }
@@ -103,4 +121,19 @@ fn ext4_in_a_guest_survives_the_overflow_and_the_machine() {
     assert!(disk.figure("discards.bytes").unwrap() > 70 * MIB);
     disk.stop().unwrap();
     assert!(digest(&image) == before, "the base image has changed");
+}
+
+#[test]
+fn what_was_synced_is_there_after_a_reboot_inside_one_qemu() {
+    let Some(world) = World::new(&["qemu-system-x86_64"]) else { return };
+    let Some(kit) = Kit::find() else { return skip("guest: not built, run 'make image'") };
+    let image = world.image(16 * MIB);
+    let disk = world.serve(&image, &["--size", "256M", "--ram", "32M", "--overflow", "256M"]);
+    let reports = boot(&kit, &world, &disk, BOTH, true);
+    let said = |word: &str| reports.iter().position(|l| l == word);
+    let order = ["written", "found after the reboot", "clean"].map(said);
+    assert!(order.iter().all(Option::is_some) && order.is_sorted(), "{reports:?}\n{}", disk.log());
+    assert!(disk.figure("evictions.blocks").unwrap() > 0, "some of it came back from the overflow");
+    assert_eq!(disk.figure("generation").unwrap(), 1);
+    disk.stop().unwrap();
 }

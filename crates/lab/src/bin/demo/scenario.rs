@@ -219,6 +219,7 @@ pub fn run(
             memory_mib: 768,
             vcpus: 1,
             accelerator,
+            reboots: false,
         },
     )?;
     let watched = watch(&mut guest, progress).with_context(|| format!("spillway said:\n{}", disk.log()))?;
