@@ -99,7 +99,10 @@ impl Counters {
         let b = self.balance();
         add(&self.failed_read_bytes, b.read.1.wrapping_sub(b.read.0));
         add(&self.failed_written_bytes, b.written.1.wrapping_sub(b.written.0));
-        add(&self.lost_blocks, b.file.1.wrapping_sub(b.file.0) / BLOCK_BYTES as u64);
+        let missing = b.file.1.wrapping_sub(b.file.0);
+        add(&self.lost_blocks, missing.div_ceil(BLOCK_BYTES as u64));
+        // Nothing, unless the memory was damaged.
+        add(&self.overflow.written_bytes, missing.wrapping_neg() % BLOCK_BYTES as u64);
     }
 }
 

@@ -31,7 +31,7 @@ const CLASSES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 /// What a pool keeps at most.
 const KEPT_BYTES: usize = 1 << 20;
 /// What all pools of a budget keep at most.
-const KEPT_BYTES_TOGETHER: usize = 8 << 20;
+const KEPT_BYTES_TOGETHER: usize = 1 << 20;
 
 /// The memory that all connections of a disk have for requests and replies. A clone is the same budget.
 #[derive(Clone, Default)]

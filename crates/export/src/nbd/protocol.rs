@@ -120,7 +120,7 @@ pub const REQUEST_CHARGE_BYTES: usize = 4096;
 /// Unfinished requests hold at most about this much before more is taken in, in ordinary flow.
 pub const HELD_BYTES: usize = 1 << 20;
 /// The same while the disk is full, so that a discard behind waiting writes is still read.
-pub const HELD_BYTES_DISK_FULL: usize = 64 << 20;
+pub const HELD_BYTES_DISK_FULL: usize = 4 << 20;
 /// Unsent replies hold at most about this much before more is taken in.
 pub const UNSENT_BYTES: usize = 1 << 20;
 /// Their headers and words alone.

@@ -217,10 +217,13 @@ impl Transmission {
     }
 
     fn has_room(&self, output: &Output, pool: &Pool, bytes: usize) -> bool {
+        // A gathered read does not wait for writes that may wait for ever.
+        let gathered = if bytes > PIECE_BYTES as usize { MAX_PAYLOAD_BYTES as usize } else { 0 };
+        let most = HELD_BYTES_DISK_FULL + gathered;
         output.bytes() < UNSENT_BYTES
             && output.small_bytes() < UNSENT_SMALL_BYTES
             && pool.has_room(bytes)
-            && if self.disk_full { self.held + bytes <= HELD_BYTES_DISK_FULL } else { self.held < HELD_BYTES }
+            && if self.disk_full { self.held + bytes <= most } else { self.held < HELD_BYTES }
     }
 
     /// The next work, if the input holds it and there is room for it.

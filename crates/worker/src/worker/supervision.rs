@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 /// How long a VMM may say nothing at first.
 const SILENCE_NS: u64 = 10_000_000_000;
 /// NBD clients at a time.
-const MAX_NBD: usize = 128;
+const MAX_NBD: usize = 16;
 /// Events told to the supervisor in one second at most.
 const EVENTS_PER_SECOND: u32 = 20;
 
