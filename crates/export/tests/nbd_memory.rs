@@ -86,7 +86,10 @@ fn one_connection(structured: bool) {
             let most = if full { 6 * MIB } else { 3 * MIB };
             assert!(peak < most, "writes of {len}, disk full: {full}: {peak}");
             if full && len > 4 * KIB {
-                assert!(peak > 4 * MIB - 512 * KIB, "writes of {len} are taken in while the disk is full: {peak}");
+                assert!(
+                    peak > 4 * MIB - 512 * KIB,
+                    "writes of {len} are taken in while the disk is full: {peak}"
+                );
             }
             bench.disk.pace = Pace::AtOnce;
             bench.connection.set_disk_full(false);
