@@ -125,7 +125,10 @@ impl Disk {
             assert!(waits, "nothing will wake {a:?}");
         }
         if healthy && !self.room_waiters.is_empty() {
-            assert!(!self.spec.mode.has_ram() || self.ram.free() == 0, "free slots while writes wait");
+            if self.spec.mode.has_ram() {
+                assert!(self.ram.free() == 0 || self.log.is_over(), "free slots while writes wait");
+            }
+            assert_eq!(self.first_that_replaces(), None, "a write of what is there waits");
             assert!(!self.spec.mode.has_log() || self.log.room() == 0, "room in the log while writes wait");
         }
         assert!(!healthy || self.unflushed.is_empty(), "parts without a segment, and no error");

@@ -123,7 +123,7 @@ impl Disk {
                 true
             }
             old if self.spec.mode.has_ram() => {
-                let Some(slot) = self.slot_for(a) else { return false };
+                let Some(slot) = self.slot_for(a, old) else { return false };
                 let id = self.row(a);
                 a.pending += 1;
                 let merge = Merge {

@@ -373,7 +373,7 @@ impl Disk {
     fn can_go_on(&self) -> bool {
         !self.runnable.is_empty()
             || !self.turn_waiters.is_empty()
-            || !self.room_waiters.is_empty() && self.first_finds_room()
+            || self.next_to_serve().is_some()
             || !self.part_waiters.is_empty() && self.parts.can_take(Stream::Write)
     }
 

@@ -120,6 +120,11 @@ impl Log {
         u64::from(self.total.saturating_sub(self.reserve())) * u64::from(self.data_blocks())
     }
 
+    /// It holds more than its capacity: one block more, for a write that is to replace another.
+    pub fn is_over(&self) -> bool {
+        self.live + self.arriving > self.capacity()
+    }
+
     /// Blocks that may still come to live here.
     pub fn room(&self) -> u64 {
         self.room_beyond(0)

@@ -82,21 +82,23 @@ impl Disk {
             }
         }
         let mut moved = false;
-        while let Some(&id) = self.room_waiters.front() {
-            if self.spec.mode.has_ram() && self.ram.free() == 0 {
-                break;
-            }
-            self.room_waiters.pop_front();
+        while let Some(i) = self.next_to_serve() {
+            let id = self.room_waiters.remove(i).expect("it is one of them");
             let mut a = *self.table.get(id);
             let before = a.at;
             let waiting = self.room_waiters.len();
+            let full = self.log.is_over();
             self.run(io, &mut a);
             if self.room_waiters.len() > waiting {
-                self.room_waiters.rotate_right(1);
-                moved |= a.at != before;
-                break;
+                let id = self.room_waiters.pop_back().expect("it is back");
+                self.room_waiters.insert(i, id);
+                moved |= !full && a.at != before;
+                if a.at == before {
+                    break;
+                }
+            } else {
+                moved |= !full;
             }
-            moved = true;
         }
         let waiting = self.wants_room();
         if self.full && (moved || !waiting && self.has_room()) {
@@ -165,10 +167,16 @@ impl Disk {
         }
     }
 
-    /// A slot for the request; without one it waits. Nobody passes those who waited before.
+    /// A slot for the request's next block, which now is at `old`; without one it waits. Nobody passes those who
+    /// waited before, but for writes that replace a block of a full log: they pass those that add one.
     #[inline]
-    pub(crate) fn slot_for(&mut self, a: &mut Active) -> Option<Slot> {
-        let slot = if a.stalled || self.room_waiters.is_empty() { self.ram.allocate() } else { None };
+    pub(crate) fn slot_for(&mut self, a: &mut Active, old: Place) -> Option<Slot> {
+        let may = if self.log.is_over() {
+            matches!(old, Place::Overflow(..))
+        } else {
+            a.stalled || self.room_waiters.is_empty()
+        };
+        let slot = if may { self.ram.allocate() } else { None };
         if slot.is_none() {
             a.wait = Wait::Room;
         }
@@ -192,22 +200,45 @@ impl Disk {
 
     /// A write that needs room would find some.
     fn has_room(&self) -> bool {
-        if self.spec.mode.has_ram() { self.ram.free() > 0 } else { self.log.room() > 0 }
+        if self.spec.mode.has_ram() {
+            self.ram.free() > 0 && !self.log.is_over()
+        } else {
+            self.log.room() > 0
+        }
     }
 
-    /// The first of those who wait for room would get on.
-    pub(crate) fn first_finds_room(&self) -> bool {
-        self.has_room()
-            && (self.spec.mode.has_ram()
-                || self.unflushed.is_empty() && self.log.can_write() && self.parts.can_take(Stream::Write))
+    /// Who of those that wait for room would get on now: the first, or of a full log the first that replaces one
+    /// of its blocks.
+    pub(crate) fn next_to_serve(&self) -> Option<usize> {
+        let has_ram = self.spec.mode.has_ram();
+        let can_take = if has_ram {
+            self.ram.free() > 0
+        } else {
+            self.unflushed.is_empty() && self.log.can_write() && self.parts.can_take(Stream::Write)
+        };
+        if self.room_waiters.is_empty() || !can_take {
+            return None;
+        }
+        let is_full = if has_ram { self.log.is_over() } else { self.log.room() == 0 };
+        if is_full { self.first_that_replaces() } else { Some(0) }
+    }
+
+    /// The first waiting write whose next block is in the log.
+    pub(crate) fn first_that_replaces(&self) -> Option<usize> {
+        let replaces = |&id: &Id| {
+            let a = self.table.get(id);
+            matches!(self.place(self.piece(a).block), Place::Overflow(..))
+        };
+        self.room_waiters.iter().position(replaces)
     }
 
     /// Blocks that eviction may add to the log. A full log takes one more for a write that replaces a block in
-    /// it: as it is the first that waits, the slot is its, and with its commit the log holds one less.
+    /// it: the slot is for such a write only, and with its commit the log holds one less.
     pub(crate) fn room_to_evict(&self) -> u64 {
-        let first = self.room_waiters.front().map(|&id| self.table.get(id));
-        let replaces = first.is_some_and(|a| matches!(self.place(self.piece(a).block), Place::Overflow(..)));
-        self.log.room_beyond(u64::from(replaces))
+        match self.log.room() {
+            0 => self.log.room_beyond(u64::from(self.first_that_replaces().is_some())),
+            room => room,
+        }
     }
 
     /// Nothing that is under way, or can be, will make room for a write.

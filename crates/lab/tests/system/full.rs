@@ -10,9 +10,9 @@ const PIECE: usize = 64 << 10;
 const EIO: i32 = 5;
 
 const MODES: [&[&str]; 3] = [
-    &["--ram", "16M", "--overflow", "16M"],
+    &["--ram", "16M", "--overflow", "20M"],
     &["--mode", "ram", "--ram", "16M"],
-    &["--mode", "overflow", "--overflow", "16M"],
+    &["--mode", "overflow", "--overflow", "20M"],
 ];
 
 struct Scene {
@@ -56,10 +56,12 @@ impl Scene {
         }
     }
 
-    /// Overwrites what was written last: it is resident where there is a RAM tier.
+    /// Overwrites what was written last and first: where there is a RAM tier before an overflow, the one is in
+    /// RAM and the other is not.
     fn overwrite(&mut self) {
         for i in 1..=32 {
             self.try_write(self.full_at - i * PIECE as u64).unwrap();
+            self.try_write((i - 1) * PIECE as u64).unwrap();
         }
     }
 
@@ -83,9 +85,7 @@ fn with_fail_new_blocks_get_an_error_until_something_is_discarded() {
         assert_eq!(error, EIO, "{mode:?}: virtio has no other");
         s.took_what_it_could(mode.len() == 4 && mode[0] == "--ram");
         s.check();
-        if mode.contains(&"--ram") {
-            s.overwrite();
-        }
+        s.overwrite();
         s.driver.flush().unwrap();
         assert!(s.try_write(s.full_at).is_err(), "{mode:?}: it is as full as before");
         assert!(s.disk.figure("failed.requests").unwrap() >= 2);
@@ -133,9 +133,7 @@ fn with_pause_a_write_waits_until_something_is_discarded() {
 
         // All else goes on, on its own ring and by NBD.
         s.check();
-        if mode.contains(&"--ram") {
-            s.overwrite();
-        }
+        s.overwrite();
         s.driver.flush().unwrap();
         qemu_io(&s.disk, &["read 0 8M", "flush", "discard 90M 1M"]);
         assert!(!s.driver.is_finished(waiting), "{mode:?}: nothing has made room yet");
