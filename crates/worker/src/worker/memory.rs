@@ -47,15 +47,12 @@ impl Shared {
         unsafe { std::slice::from_raw_parts_mut(self.base.add(at), len) }
     }
 
-    /// Asks the processor to fetch the first lines from `at` on: its own prefetcher goes on from there.
+    /// Asks the processor to fetch the line at `at`, and with it to find the page: that is the larger part.
     #[inline]
     pub fn prefetch(&self, at: usize) {
-        for line in 0..4 {
-            let at = at + line * 64;
-            if at < self.len {
-                // SAFETY: inside the mapping (checked).
-                spillway_core::prefetch(unsafe { &*self.base.add(at) });
-            }
+        if at < self.len {
+            // SAFETY: inside the mapping (checked).
+            spillway_core::prefetch(unsafe { &*self.base.add(at) });
         }
     }
 
