@@ -169,6 +169,7 @@ impl Disk {
                 self.stage_write(io, id, block, part, page);
                 self.unflushed.push_back(part);
                 self.flush_parts(io);
+                self.drop_unflushed(io, |a| a.withdrawn);
             }
             (_, Err(errno)) => {
                 self.parts.release(part);

@@ -166,6 +166,7 @@ impl Disk {
                     part.extent = None;
                     self.unflushed.push_back(id);
                     self.log.appended(extent.segment, &self.meta);
+                    self.drop_unflushed(io, |a| a.withdrawn);
                     return;
                 }
             }

@@ -44,6 +44,8 @@ pub(crate) struct Active {
     pub walked: bool,
     pub wait: Wait,
     pub errno: Option<Errno>,
+    /// Its client has gone, or does not wait for it: it begins nothing more, and waits for no room.
+    pub withdrawn: Option<Errno>,
     pub start_ns: u64,
     /// It has waited for room: a stall is counted once.
     pub stalled: bool,
@@ -69,6 +71,7 @@ impl Active {
             walked: false,
             wait: Wait::Operations,
             errno: None,
+            withdrawn: None,
             start_ns,
             stalled: false,
             moved_bytes: 0,

@@ -87,7 +87,7 @@ impl Disk {
             let mut a = *self.table.get(id);
             let before = a.at;
             let waiting = self.room_waiters.len();
-            let full = self.log.is_over();
+            let full = !self.has_room();
             self.run(io, &mut a);
             if self.room_waiters.len() > waiting {
                 let id = self.room_waiters.pop_back().expect("it is back");
@@ -114,7 +114,7 @@ impl Disk {
                 // Room that cannot be used for errors is no lack of room.
                 let resting = self.now_ns < self.rest_until_ns && self.log.room() > 0;
                 let errno = if resting { self.write_errno } else { Errno::NO_SPACE };
-                self.drop_unflushed(io, errno, |_| true);
+                self.drop_unflushed(io, |_| Some(errno));
                 while let Some(id) = self.room_waiters.pop_front() {
                     self.fail_parked(io, id, errno);
                 }
@@ -136,16 +136,18 @@ impl Disk {
     }
 
     /// Gives up blocks of requests that found no segment to go to.
-    fn drop_unflushed<I: Io>(&mut self, io: &mut I, errno: Errno, which: impl Fn(Token) -> bool) {
+    pub(crate) fn drop_unflushed<I: Io>(&mut self, io: &mut I, why: impl Fn(&Active) -> Option<Errno>) {
         for _ in 0..self.unflushed.len() {
             let part = self.unflushed.pop_front().expect("counted");
             let (mut staying, mut leaving): (Vec<Staged>, _) = (Vec::new(), Vec::new());
             for (page, staged) in std::mem::take(&mut self.parts.get(part).staged).into_iter().enumerate() {
-                match staged.source {
-                    Source::Write(id) if which(self.table.get(id).request.token) => {
-                        leaving.push((staged, id))
-                    }
-                    _ => {
+                let leaves = match staged.source {
+                    Source::Write(id) => why(self.table.get(id)).map(|errno| (id, errno)),
+                    Source::Evict(_) | Source::Collect(_) => None,
+                };
+                match leaves {
+                    Some((id, errno)) => leaving.push((staged, id, errno)),
+                    None => {
                         let from = page * BLOCK_BYTES;
                         io.part(part).copy_within(from..from + BLOCK_BYTES, staying.len() * BLOCK_BYTES);
                         staying.push(staged);
@@ -158,7 +160,7 @@ impl Disk {
                 self.parts.get(part).staged = staying;
                 self.unflushed.push_back(part);
             }
-            for (staged, id) in leaving {
+            for (staged, id, errno) in leaving {
                 if !matches!(self.place(staged.block), Place::Overflow(..)) {
                     self.log.arriving -= 1;
                 }
@@ -168,14 +170,11 @@ impl Disk {
     }
 
     /// A slot for the request's next block, which now is at `old`; without one it waits. Nobody passes those who
-    /// waited before, but for writes that replace a block of a full log: they pass those that add one.
+    /// waited before, but for writes that replace a block of a full log: one slot is for them alone.
     #[inline]
     pub(crate) fn slot_for(&mut self, a: &mut Active, old: Place) -> Option<Slot> {
-        let may = if self.log.is_over() {
-            matches!(old, Place::Overflow(..))
-        } else {
-            a.stalled || self.room_waiters.is_empty()
-        };
+        let replaces = self.log.is_over() && matches!(old, Place::Overflow(..));
+        let may = replaces || self.has_room() && (a.stalled || self.room_waiters.is_empty());
         let slot = if may { self.ram.allocate() } else { None };
         if slot.is_none() {
             a.wait = Wait::Room;
@@ -201,7 +200,7 @@ impl Disk {
     /// A write that needs room would find some.
     fn has_room(&self) -> bool {
         if self.spec.mode.has_ram() {
-            self.ram.free() > 0 && !self.log.is_over()
+            self.ram.free() > u32::from(self.log.is_over())
         } else {
             self.log.room() > 0
         }
@@ -214,13 +213,15 @@ impl Disk {
         let can_take = if has_ram {
             self.ram.free() > 0
         } else {
-            self.unflushed.is_empty() && self.log.can_write() && self.parts.can_take(Stream::Write)
+            self.unflushed.is_empty()
+                && self.now_ns >= self.rest_until_ns
+                && self.log.can_write()
+                && self.parts.can_take(Stream::Write)
         };
         if self.room_waiters.is_empty() || !can_take {
             return None;
         }
-        let is_full = if has_ram { self.log.is_over() } else { self.log.room() == 0 };
-        if is_full { self.first_that_replaces() } else { Some(0) }
+        if self.has_room() { Some(0) } else { self.first_that_replaces() }
     }
 
     /// The first waiting write whose next block is in the log.
@@ -254,7 +255,7 @@ impl Disk {
         match self.spec.mode {
             Mode::Ram => self.ram.free() == 0,
             Mode::RamOverflow => {
-                self.ram.free() == 0 && self.ram.evicting() == 0 && log_is_at_rest && log_is_full
+                self.next_to_serve().is_none() && self.ram.evicting() == 0 && log_is_at_rest && log_is_full
             }
             Mode::Overflow => log_is_at_rest && log_is_full,
             Mode::Direct => false,
@@ -275,7 +276,11 @@ impl Disk {
     pub fn cancel<I: Io>(&mut self, io: &mut I, errno: Errno, which: impl Fn(Token) -> bool) {
         let mut parked = Vec::new();
         for (id, a) in self.table.iter_mut() {
-            if which(a.request.token) && !(a.walked && a.wait == Wait::Operations) {
+            if !which(a.request.token) {
+                continue;
+            }
+            a.withdrawn = Some(errno);
+            if !(a.walked && a.wait == Wait::Operations) {
                 a.errno.get_or_insert(errno);
                 if a.wait != Wait::Operations {
                     a.wait = Wait::Operations;
@@ -286,7 +291,7 @@ impl Disk {
         if !parked.is_empty() {
             self.forget_parked();
         }
-        self.drop_unflushed(io, errno, &which);
+        self.drop_unflushed(io, |a| a.withdrawn);
         for id in parked {
             // Its last operation may have ended with the parts that were just dropped.
             if self.table.exists(id) {

@@ -269,8 +269,9 @@ impl Run {
                 (_, Err(errno)) => {
                     let allowed = [Errno::CANCELED, Errno::NO_SPACE];
                     assert!(self.faulty || allowed.contains(&errno), "{errno} without a fault");
-                    let may_be_full =
-                        self.spec.full == FullPolicy::Fail && (self.faulty || !is_roomy(&self.spec));
+                    let may_be_full = self.spec.full == FullPolicy::Fail
+                        && (self.faulty || !is_roomy(&self.spec))
+                        || self.faulty && self.spec.mode == Mode::Direct;
                     assert!(errno != Errno::NO_SPACE || may_be_full, "ENOSPC with room: {:?}", self.disk);
                     self.oracle.ended(sent.changes, id, State::Failed);
                 }
@@ -451,6 +452,7 @@ impl Run {
     /// Every sector once, by reads.
     pub fn read_all(&mut self) {
         let faults = std::mem::replace(&mut self.sim.faults, 0);
+        self.sim.no_space = false;
         self.settle();
         self.cancel_all();
         self.settle();
@@ -481,7 +483,8 @@ impl Run {
             3 if self.rng.chance(3) => self.cancel_all(),
             3 => self.cancel_some(),
             4 => self.stuck = 500,
-            5..=250 if self.sent.len() < 32 => self.submit(),
+            5 if self.faulty && self.rng.chance(3) => self.sim.no_space = !self.sim.no_space,
+            6..=250 if self.sent.len() < 32 => self.submit(),
             _ if self.sent.len() < 8 => self.submit(),
             251..=500 => {
                 self.turn();
@@ -498,6 +501,7 @@ impl Run {
             assert!(all_done, "requests are left behind: {:?}", self.disk);
             let parked = self.disk().0.only_waits_for_room();
             assert!(parked, "at rest, but a stop or a reset would wait: {:?}", self.disk);
+            self.sim.no_space = false;
             self.settle();
             self.cancel_all();
             self.stuck = 0;

@@ -51,6 +51,8 @@ pub struct Sim {
     pub rng: Rng,
     /// Faults per 65,536 operations.
     pub faults: u32,
+    /// The file system is full: writes fail.
+    pub no_space: bool,
     /// The file system cannot punch.
     pub no_punching: bool,
     /// Writes and punches that have landed in the file.
@@ -85,6 +87,7 @@ impl Sim {
             pending: Vec::new(),
             rng,
             faults: 0,
+            no_space: false,
             no_punching: false,
             landed: 0,
             unstable: HashMap::new(),
@@ -117,13 +120,15 @@ impl Sim {
             Pending::WriteFile { part, at, offset, len, early, sync } => {
                 let now = || self.parts[part.0 as usize][at..at + len as usize].to_vec();
                 let bytes = early.unwrap_or_else(now);
+                let fault = fault || self.no_space;
                 // A failed write may have written some sectors of it.
                 let whole = len as usize;
                 let landed =
                     if fault { self.rng.below(u64::from(len) + 1) as usize / 512 * 512 } else { whole };
                 self.file[offset as usize..][..landed].copy_from_slice(&bytes[..landed]);
                 self.land(offset, u64::from(len), sync && !fault);
-                Ended::Other(op, if fault { Err(Errno::IO) } else { Ok(()) })
+                let errno = if self.no_space { Errno::NO_SPACE } else { Errno::IO };
+                Ended::Other(op, if fault { Err(errno) } else { Ok(()) })
             }
             Pending::Punch { .. } if self.no_punching => Ended::Other(op, Err(Errno::NOT_SUPPORTED)),
             Pending::Punch { offset, len } => {

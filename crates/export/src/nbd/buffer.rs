@@ -29,7 +29,7 @@ const SMALLEST: usize = 512;
 const LARGEST: usize = PIECE_BYTES as usize;
 const CLASSES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 /// What a pool keeps at most.
-const KEPT_BYTES: usize = 1 << 20;
+const KEPT_BYTES: usize = 256 << 10;
 /// What all pools of a budget keep at most.
 const KEPT_BYTES_TOGETHER: usize = 1 << 20;
 
@@ -98,8 +98,13 @@ impl Pool {
 
     /// Whether there is room in the budget for so much. A connection that has nothing yet may always have one
     /// piece, so that each of them goes on whatever the others hold.
-    pub fn has_room(&self, bytes: usize) -> bool {
-        let most = if bytes > LARGEST { SHARED_BYTES_GATHERED } else { SHARED_BYTES };
+    pub fn has_room(&self, bytes: usize, disk_full: bool) -> bool {
+        let most = match bytes {
+            _ if bytes > LARGEST => SHARED_BYTES_GATHERED,
+            _ if disk_full => SHARED_BYTES,
+            // What waits when the disk fills must not take all of it: a discard behind it is to be read.
+            _ => SHARED_BYTES / 2,
+        };
         self.budget.used_bytes() + bytes <= most || (self.charged == 0 && bytes <= LARGEST)
     }
 
@@ -183,14 +188,15 @@ mod tests {
         let budget = Budget::new();
         let mut pools: Vec<Pool> = (0..100).map(|_| Pool::new(&budget)).collect();
         let mut out = Vec::new();
-        while pools[0].has_room(LARGEST) {
+        while pools[0].has_room(LARGEST, true) {
             out.push(pools[0].take(LARGEST));
         }
         assert_eq!(budget.used_bytes(), SHARED_BYTES);
+        assert!(!pools[0].has_room(512, false));
         // The first piece of each is beyond it; all of a gathered read has room of its own, once.
-        assert!(pools[1].has_room(LARGEST) && pools[1].has_room(32 << 20));
+        assert!(pools[1].has_room(LARGEST, true) && pools[1].has_room(32 << 20, true));
         let first = pools[1].take(LARGEST);
-        assert!(!pools[1].has_room(512) && !pools[1].has_room(32 << 20));
+        assert!(!pools[1].has_room(512, true) && !pools[1].has_room(32 << 20, true));
         pools[1].give(first);
         for (n, buffer) in out.into_iter().enumerate() {
             let given = &mut pools[n % 100];

@@ -222,7 +222,7 @@ impl Transmission {
         let most = HELD_BYTES_DISK_FULL + gathered;
         output.bytes() < UNSENT_BYTES
             && output.small_bytes() < UNSENT_SMALL_BYTES
-            && pool.has_room(bytes)
+            && pool.has_room(bytes, self.disk_full)
             && if self.disk_full { self.held + bytes <= most } else { self.held < HELD_BYTES }
     }
 

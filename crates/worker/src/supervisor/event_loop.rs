@@ -20,7 +20,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Most connections at a time, of each kind; more are closed at once.
-const MAX_CLIENTS: usize = 128;
+const MAX_CLIENTS: usize = 16;
 /// Most connections to the control socket at a time.
 const MAX_PEERS: usize = 32;
 /// How long a worker may take to serve, to stop, and to end after it closed its channel.

@@ -337,8 +337,9 @@ fn describe(event: Event, start: &Start) -> String {
                 .into()
         }
         Event::OverflowWriteFailed(errno) => {
-            let then = match start.mode.as_str() {
-                "ram+overflow" => "the blocks stay in RAM, it is tried again",
+            let then = match (start.mode.as_str(), start.full.as_str()) {
+                ("ram+overflow", _) => "the blocks stay in RAM, it is tried again",
+                ("overflow", "pause") if errno == Errno::NO_SPACE => "the writes wait, it is tried again",
                 _ => "the guest got an I/O error",
             };
             format!("a write to the overflow file failed: {errno}; {then}")
