@@ -1,6 +1,6 @@
 //! Memory and disk space stay within their limits at every moment, and come back.
 
-use crate::world::{MIB, PATIENCE, World, succeeds};
+use crate::world::{MIB, PATIENCE, World, fio_ends, succeeds};
 use spillway_lab::disk::figure;
 use spillway_lab::footprint::{anonymous_bytes, memfd_bytes, nameless_bytes};
 use spillway_lab::process::wait_until;
@@ -183,5 +183,40 @@ fn reading_an_untouched_disk_of_4_tib_allocates_no_map() {
     // The directory, a byte for each 2 MiB, is all that was looked at.
     assert!(grown <= 3 * MIB, "{grown} bytes of memory for reading what was never written");
     drop(driver);
+    disk.stop().unwrap();
+}
+
+/// As many NBD clients as there can be, each with much in flight: what they hold is in the memory that a disk may
+/// take beside its RAM limit.
+#[test]
+fn nbd_clients_keep_to_the_limit_of_memory() {
+    let Some(world) = World::new(&["fio"]) else { return };
+    let ram = 32 * MIB;
+    let image = world.image(16 * MIB);
+    let disk = world.serve(&image, &["--size", "128M", "--ram", "32M", "--overflow", "400M"]);
+    // They write over each other: what they read is anyone's guess.
+    let load = ["--verify=0", "--do_verify=0", "--rw=randrw", "--bsrange=4k-1m", "--size=128M"];
+    let clients = ["--numjobs=14", "--iodepth=32", "--io_size=96M"];
+    let fio = world.fio("clients", &disk, &[&load[..], &clients].concat());
+    let over = AtomicBool::new(false);
+    let (mut samples, mut least_left) = (0, u64::MAX);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            fio_ends(fio);
+            over.store(true, Ordering::Release);
+        });
+        while !over.load(Ordering::Acquire) {
+            let s = Sample::take(&disk, world.dir(), ram);
+            if s.memory > s.memory_limit {
+                over.store(true, Ordering::Release);
+                panic!("{} bytes of memory, {} allowed", s.memory, s.memory_limit);
+            }
+            samples += 1;
+            least_left = least_left.min(s.memory_limit - s.memory);
+        }
+    });
+    println!("{samples} looks, at the least {least_left} bytes left");
+    assert!(samples >= 20, "only {samples} looks");
+    assert!(disk.figure("ram.peak_bytes").unwrap() > ram * 9 / 10, "it was filled");
     disk.stop().unwrap();
 }
