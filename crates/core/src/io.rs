@@ -4,6 +4,7 @@
 //! once; the asynchronous ones return at once and are answered later, never from inside the call, by
 //! [`crate::Disk::read_done`] or [`crate::Disk::op_done`] with the same [`OpId`].
 
+use crate::copy::is_zero;
 use crate::error::Errno;
 use crate::request::Token;
 use crate::units::Slot;
@@ -27,7 +28,11 @@ pub trait GuestBuffers {
     /// Copies from the guest into `to`. What the guest changes meanwhile is read once.
     fn copy_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<(), Errno>;
     /// The same into memory that is not read soon. Returns whether all of it was zero.
-    fn store_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<bool, Errno>;
+    #[inline]
+    fn store_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<bool, Errno> {
+        self.copy_from_guest(token, at, to)?;
+        Ok(is_zero(to))
+    }
     /// Copies `from` to the guest.
     fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno>;
     /// Fills guest memory with zeroes.

@@ -201,11 +201,6 @@ impl GuestBuffers for Sim {
         Ok(())
     }
 
-    fn store_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<bool, Errno> {
-        self.copy_from_guest(token, at, to)?;
-        Ok(to.iter().all(|&b| b == 0))
-    }
-
     fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno> {
         if self.copy_fails() {
             return Err(Errno::FAULT);

@@ -195,11 +195,6 @@ impl GuestBuffers for Doer {
     }
 
     #[inline]
-    fn store_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<bool, Errno> {
-        self.clients.store_from_guest(token, at, to)
-    }
-
-    #[inline]
     fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno> {
         self.clients.copy_to_guest(token, at, from)
     }
