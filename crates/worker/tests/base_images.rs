@@ -47,7 +47,15 @@ impl Random {
 }
 
 fn run(program: &str, args: &[&str]) {
-    let out = Command::new(program).args(args).output().unwrap_or_else(|e| panic!("{program}: {e}"));
+    let once = || Command::new(program).args(args).output().unwrap_or_else(|e| panic!("{program}: {e}"));
+    let mut out = once();
+    // To make a LUKS image qemu-img times its key derivation, and gives up when the host is too busy for that.
+    for _ in 0..50 {
+        if !String::from_utf8_lossy(&out.stderr).contains("Unable to get accurate CPU usage") {
+            break;
+        }
+        out = once();
+    }
     assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
 }
 
