@@ -265,13 +265,18 @@ fn it_ends_with_requests_that_wait_for_room() {
 }
 
 #[test]
-fn a_worker_that_is_killed_ends_the_server_with_a_clear_error() {
+fn a_worker_that_is_killed_is_followed_by_another_that_has_the_disk() {
     let world = World::new();
     let mut server = Server::start(&mut controlled(&world));
-    rustix::process::kill_process(server.worker_pid(), Signal::KILL).unwrap();
-    let (code, text) = server.wait();
-    assert_eq!(code, 70, "{text}");
-    assert!(text.starts_with("spillway: error: the worker has died") && text.contains("SIGKILL"), "{text}");
+    qemu_io(&world, &["write -P 5 0 4M"]);
+    let first = server.worker_pid();
+    rustix::process::kill_process(first, Signal::KILL).unwrap();
+    until("another worker serves", || stats(&world)["restarts"].as_u64() == Some(1));
+    assert_ne!(stats(&world)["worker_pid"].as_u64(), Some(first.as_raw_nonzero().get() as u64));
+    qemu_io(&world, &["read -P 5 0 4M"]);
+    let (code, text) = server.end(Signal::TERM);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("SIGKILL") && text.contains("another worker serves"), "{text}");
     assert_eq!(world.left(), ["base.raw"]);
 }
 

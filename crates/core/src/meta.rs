@@ -192,6 +192,15 @@ impl Meta {
         Ok(spec)
     }
 
+    /// Reads the generation of a formatted disk from its header page.
+    ///
+    /// # Safety
+    /// As for [`Meta::read_spec`].
+    pub unsafe fn read_generation(base: *const u8) -> u64 {
+        // SAFETY: promised by the caller; the header is plain atomics.
+        unsafe { &*base.cast::<Header>() }.generation.load(Ordering::Relaxed)
+    }
+
     fn header(&self) -> &Header {
         // SAFETY: `open`'s caller promised the memory; the header is plain atomics at its start.
         unsafe { &*self.base.cast::<Header>() }

@@ -126,14 +126,20 @@ impl Disk {
         format!("nbd+unix:///?socket={}", self.nbd().display())
     }
 
+    /// Where figures and the like are asked for.
+    pub fn control(&self) -> PathBuf {
+        self.dir.join("control")
+    }
+
     /// The process that was started.
     pub fn supervisor(&self) -> u32 {
         self.server.pid()
     }
 
-    /// The process that serves, as it was when the disk was ready.
+    /// The process that serves now; an error between two of them.
     pub fn worker(&self) -> Result<u32> {
-        let pid = self.report["worker_pid"].as_u64().context("no worker_pid in what it reported")?;
+        let pid = self.figure("worker_pid")?;
+        ensure!(pid != 0, "no worker at the moment");
         Ok(u32::try_from(pid)?)
     }
 

@@ -70,6 +70,8 @@ pub struct Start {
     pub queues: u16,
     /// Serial number that the guest sees; at most 20 bytes of ASCII.
     pub serial: String,
+    /// What the guest chose the last time, write-back or write-through.
+    pub writeback: bool,
 }
 
 /// From the supervisor.
@@ -79,12 +81,34 @@ pub enum ToWorker {
     /// The first message.
     Start(Start),
     /// An accepted connection; its fd comes with it. The worker answers `ClientGone` when it has let go,
-    /// at once if it refuses it (a second VMM).
+    /// at once if it refuses it (a second VMM). With a VMM's comes the table of its requests in flight, perhaps
+    /// of an earlier worker's; its socket is the supervisor's to serve as long as there is one.
     Client {
         /// The supervisor's number for it.
         id: u64,
         /// Which protocol it speaks.
         kind: ClientKind,
+    },
+    /// A VMM's message that an earlier worker has carried out, with its fds.
+    Replay {
+        /// As in `Client`.
+        id: u64,
+        /// The whole message.
+        bytes: Vec<u8>,
+    },
+    /// A VMM's message, with its fds. Answered by `Answered` before the next one comes.
+    Message {
+        /// As in `Client`.
+        id: u64,
+        /// The whole message.
+        bytes: Vec<u8>,
+    },
+    /// A VMM has closed its connection, or sent what cannot be followed. Answered by `ClientGone`.
+    Left {
+        /// As in `Client`.
+        id: u64,
+        /// Why it is let go; empty when it left by itself.
+        reason: String,
     },
     /// Throw away everything written. Answered by `ResetDone`.
     Reset {
@@ -105,6 +129,17 @@ pub enum FromWorker {
     Failed {
         /// For people.
         error: String,
+    },
+    /// The answer to `Message`; what goes to the VMM with it has its fd, if any, beside it.
+    Answered {
+        /// As in `Client`.
+        id: u64,
+        /// It was carried out. Else it has changed nothing.
+        accepted: bool,
+        /// What the VMM is to be told.
+        answer: Option<Vec<u8>>,
+        /// What the guest has chosen now: write-back or write-through.
+        writeback: bool,
     },
     /// A connection has ended or was refused.
     ClientGone {

@@ -8,6 +8,7 @@ mod vmm;
 
 use common::{Memory, SIZE, Worker};
 use spillway_core::{DiskSpec, FullPolicy, LogShape, Mode};
+use spillway_export::vhost_user_blk::{Answer, Connection, inflight_table};
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,7 +31,27 @@ fn worker() -> (Worker, tempfile::TempDir) {
 }
 
 fn hand_over(worker: &Worker, id: u64, kind: ClientKind, socket: OwnedFd) {
-    channel::send(&worker.channel, &ToWorker::Client { id, kind }, &[socket.as_fd()]).unwrap();
+    let table = inflight_table(1).unwrap();
+    let fds = [socket.as_fd(), table.as_fd()];
+    let with_table = usize::from(kind == ClientKind::VhostUser);
+    channel::send(&worker.channel, &ToWorker::Client { id, kind }, &fds[..1 + with_table]).unwrap();
+}
+
+/// What the supervisor does with the next messages of a VMM.
+fn relay(worker: &Worker, id: u64, connection: &mut Connection, messages: usize) {
+    for _ in 0..messages {
+        assert!(vmm::wait(connection.fd().try_clone_to_owned().unwrap(), 10));
+        let packet = connection.receive().unwrap().expect("a whole message");
+        let fds: Vec<_> = packet.fds.iter().map(AsFd::as_fd).collect();
+        channel::send(&worker.channel, &ToWorker::Message { id, bytes: packet.bytes }, &fds).unwrap();
+        match worker.next() {
+            FromWorker::Answered { accepted: true, answer, .. } => {
+                let answer = answer.map(|bytes| Answer { bytes, fd: None });
+                answer.iter().for_each(|answer| connection.send(answer).unwrap());
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 /// Waits for a line for the log with these words.
@@ -145,8 +166,10 @@ fn a_vmm_that_says_nothing_makes_way_for_one_that_does() {
     }
     assert!(begun.elapsed() > Duration::from_secs(9));
     let (vmm, socket) = vmm::Vmm::pair();
+    let mut connection = Connection::new(socket.try_clone().unwrap()).unwrap();
     hand_over(&worker, 2, ClientKind::VhostUser, socket);
     vmm.send(1, &[], &[]);
+    relay(&worker, 2, &mut connection, 1);
     assert!(vmm::wait(&vmm.socket, 10));
     worker.kill();
 }
@@ -155,6 +178,7 @@ fn a_vmm_that_says_nothing_makes_way_for_one_that_does() {
 fn a_broken_queue_is_told_of_while_its_vmm_stays() {
     let (worker, _dir) = worker();
     let (vmm, socket) = vmm::Vmm::pair();
+    let mut connection = Connection::new(socket.try_clone().unwrap()).unwrap();
     hand_over(&worker, 1, ClientKind::VhostUser, socket);
     let memory = vmm::GuestMemory::new(vmm::MEMORY_BYTES, vmm::GPA, vmm::USER);
     let mut driver = vmm::Driver::new(16, vmm::RING_AT, false);
@@ -174,6 +198,7 @@ fn a_broken_queue_is_told_of_while_its_vmm_stays() {
     let error = vmm::event();
     vmm.send(14, &0u64.to_ne_bytes(), &[error.as_fd()]);
     vmm.send(12, &0u64.to_ne_bytes(), &[driver.kick.as_fd()]);
+    relay(&worker, 1, &mut connection, 6);
     driver.offer(&memory, 16);
     driver.kick();
     told(&worker, "VMM 1: queue 0: head 16 is beyond");

@@ -62,6 +62,9 @@ fn stand_in() {
     while let Some((message, mut fds)) = channel::receive(&channel).unwrap() {
         match message {
             ToWorker::Client { id, kind } => {
+                if kind == ClientKind::VhostUser {
+                    fds.pop().expect("a VMM comes with a table");
+                }
                 let fd = fds.pop().expect("a client comes with its fd");
                 if kind == ClientKind::VhostUser && clients.iter().any(|(other, _)| *other % 2 == 0) {
                     say(FromWorker::ClientGone { id, reason: "refused: a VMM is connected".into() });
@@ -83,6 +86,7 @@ fn stand_in() {
             ToWorker::Stop if role == "hangs" => {}
             ToWorker::Stop => break,
             ToWorker::Start(_) => panic!("started twice"),
+            ToWorker::Message { .. } | ToWorker::Replay { .. } | ToWorker::Left { .. } => {}
         }
     }
     std::process::exit(0);
@@ -342,15 +346,35 @@ fn a_worker_that_closes_its_channel_is_ended() {
 }
 
 #[test]
-fn a_worker_that_dies_is_an_error_that_names_the_signal() {
+fn a_worker_that_dies_is_followed_by_another() {
     let world = World::new();
     let mut supervisor = world.serving("serves");
-    let pid = rustix::process::Pid::from_raw(supervisor.report().worker_pid as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    let error = supervisor.run(&[], None).unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Internal);
-    assert!(error.message.contains("SIGKILL"), "{error}");
-    drop(supervisor);
+    let (control, nbd, vhost) = (world.path("control"), world.path("nbd"), world.path("vhost"));
+    let first = supervisor.report().worker_pid;
+    meanwhile(&mut supervisor, || {
+        let nbd = connect(&nbd);
+        assert!(greeting(&nbd).starts_with("Nbd"));
+        let vmm = connect(&vhost);
+        assert_eq!(greeting(&vmm), "VhostUser 2\n");
+        let mut one = connect(&control);
+        let mut pid = first;
+        for _ in 0..5 {
+            let raw = rustix::process::Pid::from_raw(pid as i32).unwrap();
+            rustix::process::kill_process(raw, rustix::process::Signal::KILL).unwrap();
+            assert_eq!(
+                greeting(&vmm),
+                "VhostUser 2\n",
+                "its connection is still open, the next worker has it"
+            );
+            let next = ask(&mut one, r#"{"command":"ping"}"#)["ok"]["worker_pid"].as_u64().unwrap() as u32;
+            assert_ne!(next, pid);
+            pid = next;
+        }
+        assert_eq!((&nbd).read(&mut [0]).unwrap(), 0, "an NBD client connects again");
+        assert_eq!(ask(&mut one, r#"{"command":"stats"}"#)["ok"]["clients"], 1);
+    });
+    assert!(world.logged("SIGKILL") && world.logged("1 NBD client(s) lost the connection"));
+    supervisor.stop(&[]).unwrap();
     assert_eq!(world.left(), ["base.raw"]);
 }
 

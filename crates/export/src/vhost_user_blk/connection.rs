@@ -1,11 +1,14 @@
-//! The control socket: whole messages in, replies out, never waiting. Owns the socket and the message that is
+//! The control socket: whole messages in, answers out, never waiting. Owns the socket and the message that is
 //! half there; never knows what a message means.
+//!
+//! It is served by the supervisor, which outlives the process that handles the messages, or by that process itself
+//! when there is no supervisor.
 //!
 //! Each read asks for the rest of one message only, so file descriptors always belong to the message they came
 //! with. Invariant: a descriptor that was received is in `fds` or closed, whatever else goes wrong.
 
 use super::Disconnect;
-use super::message::{HEADER_BYTES, Header, MAX_FDS, MAX_PAYLOAD, reply_header};
+use super::message::{HEADER_BYTES, Header, MAX_FDS, MAX_PAYLOAD};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -15,7 +18,27 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-pub(super) struct Connection {
+/// A whole message of a front end, header included.
+#[derive(Debug, Default)]
+pub struct Packet {
+    /// At most 524.
+    pub bytes: Vec<u8>,
+    /// At most 8.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// A whole reply.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// Header and payload.
+    pub bytes: Vec<u8>,
+    /// Goes with it.
+    pub fd: Option<OwnedFd>,
+}
+
+/// A front end's control socket.
+#[derive(Debug)]
+pub struct Connection {
     socket: OwnedFd,
     buffer: [u8; HEADER_BYTES + MAX_PAYLOAD],
     filled: usize,
@@ -23,36 +46,38 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(socket: OwnedFd) -> std::io::Result<Connection> {
+    /// Takes over a connected socket and makes it non-blocking.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn new(socket: OwnedFd) -> std::io::Result<Connection> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Connection { socket, buffer: [0; HEADER_BYTES + MAX_PAYLOAD], filled: 0, fds: Vec::new() })
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    /// The socket.
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Reads on until a message is whole, and returns it with its descriptors. `None`: there is no more now.
-    pub(super) fn receive(&mut self) -> Result<Option<(Header, Vec<OwnedFd>)>, Disconnect> {
+    /// Reads on until a message is whole. `None`: there is no more now.
+    ///
+    /// # Errors
+    /// The front end has left, or what it sends cannot be followed.
+    pub fn receive(&mut self) -> Result<Option<Packet>, Disconnect> {
         loop {
             let header = self.buffer.first_chunk().filter(|_| self.filled >= HEADER_BYTES);
             let header = header.map(Header::parse).transpose().map_err(Disconnect::Fault)?;
-            let wanted = HEADER_BYTES + header.map_or(0, |header| header.size);
-            if let Some(header) = header
-                && self.filled == wanted
-            {
+            let wanted = HEADER_BYTES + header.as_ref().map_or(0, |header| header.size);
+            if header.is_some() && self.filled == wanted {
                 self.filled = 0;
-                return Ok(Some((header, std::mem::take(&mut self.fds))));
+                let bytes = self.buffer[..wanted].to_vec();
+                return Ok(Some(Packet { bytes, fds: std::mem::take(&mut self.fds) }));
             }
             if !self.fill(wanted)? {
                 return Ok(None);
             }
         }
-    }
-
-    /// The payload of the message that [`Connection::receive`] returned last.
-    pub(super) fn payload(&self, header: &Header) -> &[u8] {
-        &self.buffer[HEADER_BYTES..HEADER_BYTES + header.size]
     }
 
     /// Reads at most up to `wanted` bytes of the message. False if nothing is there.
@@ -89,24 +114,20 @@ impl Connection {
         }
     }
 
-    /// Sends a reply. A front end that lets its replies pile up until the socket is full is let go.
-    pub(super) fn reply(
-        &self,
-        request: u32,
-        payload: &[u8],
-        fd: Option<BorrowedFd<'_>>,
-    ) -> Result<(), Disconnect> {
-        let mut bytes = reply_header(request, payload.len());
-        bytes.extend_from_slice(payload);
+    /// Sends an answer. A front end that lets its answers pile up until the socket is full is let go.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn send(&self, answer: &Answer) -> Result<(), Disconnect> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
+        let fds: Vec<BorrowedFd<'_>> = answer.fd.iter().map(AsFd::as_fd).collect();
         if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&fds));
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, flags) {
-            Ok(sent) if sent == bytes.len() => Ok(()),
+        match sendmsg(&self.socket, &[IoSlice::new(&answer.bytes)], &mut control, flags) {
+            Ok(sent) if sent == answer.bytes.len() => Ok(()),
             Ok(_) | Err(Errno::AGAIN) => {
                 Err(Disconnect::Fault("the front end does not read its replies".into()))
             }

@@ -5,16 +5,18 @@
 //! the front end asked for one, else by the end of the connection.
 
 use super::config::{FEATURES, PROTOCOL_FEATURES, WRITEBACK_AT, feature};
-use super::frontend::{Frontend, Held};
+use super::connection::{Answer, Packet};
+use super::frontend::{Frontend, Handled, Held};
 use super::inflight::{self, Table};
 use super::memory::MAX_REGIONS;
 use super::message::{
-    ConfigRange, F_PROTOCOL_FEATURES, Header, MAX_CONFIG, Message, VringFd, VringState, protocol,
+    self, ConfigRange, F_PROTOCOL_FEATURES, Header, MAX_CONFIG, Message, VringFd, VringState, protocol,
+    reply as reply_to,
 };
 use super::queue::{Kick, Queue, check_size};
 use super::signal::Signal;
 use super::{Change, Disconnect};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// How a message is answered.
 enum Reply {
@@ -27,31 +29,38 @@ enum Reply {
 }
 
 impl Frontend {
-    pub(super) fn on_message(
+    /// Handles a message. An answer that comes later comes from [`Frontend::take_held`].
+    pub(super) fn dispatch(
         &mut self,
-        header: &Header,
-        fds: Vec<OwnedFd>,
+        packet: Packet,
         changes: &mut Vec<Change>,
-    ) -> Result<(), Disconnect> {
-        let Header { request, need_reply, .. } = *header;
+    ) -> Result<Handled, Disconnect> {
+        let (header, payload) = message::split(&packet.bytes).map_err(Disconnect::Fault)?;
+        let Header { request, need_reply, .. } = header;
         let acknowledge = need_reply && self.protocol & protocol::REPLY_ACK != 0;
-        let reply = Message::parse(request, self.connection.payload(header)).and_then(|message| {
-            if message.fds() > 0 && message.fds() != fds.len() {
-                let (want, got) = (message.fds(), fds.len());
+        let acknowledgement = |failed: bool| match acknowledge {
+            true => Some(Answer { bytes: reply_to(request, &u64::from(failed).to_ne_bytes()), fd: None }),
+            false => None,
+        };
+        let reply = Message::parse(request, payload).and_then(|message| {
+            if message.fds() > 0 && message.fds() != packet.fds.len() {
+                let (want, got) = (message.fds(), packet.fds.len());
                 return Err(format!("message {request} has {got} file descriptors, not {want}"));
             }
-            self.handle(message, fds, acknowledge, changes)
+            self.handle(message, packet.fds, acknowledge, changes)
         });
         match reply {
             Ok(Reply::With(payload, fd)) => {
-                self.connection.reply(request, &payload, fd.as_ref().map(OwnedFd::as_fd))
+                Ok(Handled::Accepted(Some(Answer { bytes: reply_to(request, &payload), fd })))
             }
-            Ok(Reply::Done) if acknowledge => self.connection.reply(request, &0u64.to_ne_bytes(), None),
-            Ok(Reply::Done) => Ok(()),
-            Ok(Reply::Later) => self.try_held(),
+            Ok(Reply::Done) => Ok(Handled::Accepted(acknowledgement(false))),
+            Ok(Reply::Later) => match self.take_held() {
+                Some(answer) => Ok(Handled::Accepted(answer)),
+                None => Ok(Handled::Held),
+            },
             Err(why) if acknowledge && !Message::has_reply(request) => {
                 self.notice.get_or_insert(why);
-                self.connection.reply(request, &1u64.to_ne_bytes(), None)
+                Ok(Handled::Refused(acknowledgement(true)))
             }
             Err(why) => Err(Disconnect::Fault(why)),
         }
@@ -235,7 +244,10 @@ impl Frontend {
         if complete && !queue.started && !queue.stopping {
             let event_idx = negotiated(feature::RING_EVENT_IDX);
             let indirect = negotiated(feature::RING_INDIRECT_DESC);
-            if let Err(why) = queue.start(index, &self.memory, self.table.as_ref(), event_idx, indirect) {
+            let lent = self.table.as_ref().and_then(|table| table.marks(index, queue.size));
+            let marks = lent.or_else(|| self.own_table.marks(index, queue.size));
+            let marks = marks.expect("our own table has room for every queue of every size");
+            if let Err(why) = queue.start(&self.memory, marks, self.replaying, event_idx, indirect) {
                 queue.notice = Some(why);
             }
         }

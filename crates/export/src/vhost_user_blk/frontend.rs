@@ -5,22 +5,20 @@
 //! that replies keep the order of the questions and a queue never starts over unfinished requests.
 
 use super::config::{Device, DeviceConfig};
-use super::connection::Connection;
+use super::connection::{Answer, Connection, Packet};
 use super::head::Head;
-use super::inflight::Table;
+use super::inflight::{Table, inflight_table};
 use super::memory::{Memory, copy_from_guest, copy_to_guest};
-use super::message::{VringState, code};
+use super::message::{VringState, code, reply};
 use super::queue::Queue;
 use super::sigbus::Guard;
-use super::{Change, Disconnect, TOKEN_TAG};
+use super::{Change, Disconnect, MAX_QUEUES, TOKEN_TAG};
 use spillway_core::{Errno, GuestBuffers, Request, Token, copy_past_caches};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// Messages handled in one call, so that a front end that never stops sending cannot hold the thread.
 const MESSAGES_PER_CALL: usize = 1024;
-/// Most queues: a reactor may keep a set of them in one word.
-const MAX_QUEUES: u16 = 64;
 
 /// A reply that waits for unfinished requests.
 #[derive(Clone, Copy)]
@@ -31,15 +29,30 @@ pub(super) enum Held {
     Reset { acknowledge: bool },
 }
 
+/// What became of a message.
+#[derive(Debug)]
+pub enum Handled {
+    /// It is carried out; a later process must know of it.
+    Accepted(Option<Answer>),
+    /// It has changed nothing.
+    Refused(Option<Answer>),
+    /// Its answer waits for unfinished requests; no other message may come before it.
+    Held,
+}
+
 /// One VMM's connection: the back-end side of vhost-user for a block device. See the [module](super).
 pub struct Frontend {
     pub(super) queues: Vec<Queue>,
     pub(super) device: Device,
     session: u8,
-    pub(super) connection: Connection,
+    connection: Connection,
     pub(super) features: u64,
     pub(super) protocol: u64,
+    /// Lent by the front end.
     pub(super) table: Option<Table>,
+    pub(super) own_table: Table,
+    /// What is handled now is what an earlier process has carried out.
+    pub(super) replaying: bool,
     pub(super) held: Option<Held>,
     gone: Option<Disconnect>,
     pub(super) notice: Option<String>,
@@ -54,12 +67,29 @@ impl Frontend {
     /// # Errors
     /// No or more than 64 queues, or the system's.
     pub fn new(socket: OwnedFd, config: DeviceConfig, session: u8) -> io::Result<Frontend> {
+        let table = inflight_table(config.queues)?;
+        Frontend::resume(socket, config, session, table)
+    }
+
+    /// The same with a table of requests in flight from [`inflight_table`] that an earlier process may have used:
+    /// what that was told comes by [`Frontend::replay`].
+    ///
+    /// # Errors
+    /// As [`Frontend::new`].
+    pub fn resume(
+        socket: OwnedFd,
+        config: DeviceConfig,
+        session: u8,
+        own_table: OwnedFd,
+    ) -> io::Result<Frontend> {
         if config.queues == 0 || config.queues > MAX_QUEUES {
             return Err(io::Error::other(format!(
                 "{} queues; 1 to {MAX_QUEUES} are possible",
                 config.queues
             )));
         }
+        let memory = Memory::new(Guard::new()?);
+        let own_table = Table::map_own(own_table, config.queues, memory.guard()).map_err(io::Error::other)?;
         let token =
             |queue: u16| u64::from(TOKEN_TAG) << 56 | u64::from(session) << 48 | u64::from(queue) << 32;
         Ok(Frontend {
@@ -70,11 +100,13 @@ impl Frontend {
             features: 0,
             protocol: 0,
             table: None,
+            own_table,
+            replaying: false,
             held: None,
             gone: None,
             notice: None,
             spoken: false,
-            memory: Memory::new(Guard::new()?),
+            memory,
         })
     }
 
@@ -100,13 +132,13 @@ impl Frontend {
             }
             let handled = match self.connection.receive() {
                 Ok(None) => return Ok(()),
-                Ok(Some((header, fds))) => {
-                    self.spoken = true;
-                    self.on_message(&header, fds, changes)
-                }
-                Err(disconnect) => Err(disconnect),
+                Ok(Some(packet)) => self.on_message(packet, changes),
+                Err(disconnect) => Err(self.end(disconnect)),
             };
-            handled.map_err(|disconnect| self.end(disconnect))?;
+            match handled? {
+                Handled::Accepted(Some(answer)) | Handled::Refused(Some(answer)) => self.send(&answer)?,
+                Handled::Accepted(None) | Handled::Refused(None) | Handled::Held => {}
+            }
         }
         Ok(())
     }
@@ -117,12 +149,59 @@ impl Frontend {
     /// # Errors
     /// As [`Frontend::on_readable`].
     pub fn finish_stops(&mut self, changes: &mut Vec<Change>) -> Result<(), Disconnect> {
+        match self.finish_held()? {
+            None => Ok(()),
+            Some(answer) => {
+                answer.iter().try_for_each(|answer| self.send(answer))?;
+                self.on_readable(changes)
+            }
+        }
+    }
+
+    fn send(&mut self, answer: &Answer) -> Result<(), Disconnect> {
+        self.connection.send(answer).map_err(|disconnect| self.end(disconnect))
+    }
+
+    /// Handles a message that a supervisor has read from the socket. None may be held.
+    ///
+    /// # Errors
+    /// As [`Frontend::on_readable`].
+    pub fn on_message(&mut self, packet: Packet, changes: &mut Vec<Change>) -> Result<Handled, Disconnect> {
+        self.check()?;
+        if self.held.is_some() {
+            return Err(self.end(Disconnect::Fault("a message came before the last one was answered".into())));
+        }
+        self.spoken = true;
+        self.dispatch(packet, changes).map_err(|disconnect| self.end(disconnect))
+    }
+
+    /// Brings the session to where an earlier process has left it: a packet of its [`super::Record`].
+    ///
+    /// # Errors
+    /// The session cannot go on.
+    pub fn replay(&mut self, packet: Packet, changes: &mut Vec<Change>) -> Result<(), Disconnect> {
+        self.replaying = true;
+        let handled = self.on_message(packet, changes);
+        self.replaying = false;
+        match handled? {
+            Handled::Refused(_) => {
+                let why = self.notice.take().unwrap_or_default();
+                Err(self.end(Disconnect::Fault(format!("the session cannot be taken up again: {why}"))))
+            }
+            Handled::Accepted(_) | Handled::Held => Ok(()),
+        }
+    }
+
+    /// The answer that waited, once nothing of its queue is unfinished any more. `Some(None)`: none was asked for.
+    ///
+    /// # Errors
+    /// As [`Frontend::on_readable`].
+    pub fn finish_held(&mut self) -> Result<Option<Option<Answer>>, Disconnect> {
         if self.held.is_none() {
-            return Ok(());
+            return Ok(None);
         }
         self.check()?;
-        self.try_held().map_err(|disconnect| self.end(disconnect))?;
-        if self.held.is_none() { self.on_readable(changes) } else { Ok(()) }
+        Ok(self.take_held())
     }
 
     /// Whether a message has come: a front end speaks first, and at once.
@@ -240,22 +319,21 @@ impl Frontend {
         disconnect
     }
 
-    /// Answers what is held if its queue, or all, have nothing unfinished.
-    pub(super) fn try_held(&mut self) -> Result<(), Disconnect> {
-        match self.held {
-            Some(Held::Base(index)) => {
+    /// What is held is done, if its queue, or all, have nothing unfinished: its answer, if there is one.
+    pub(super) fn take_held(&mut self) -> Option<Option<Answer>> {
+        let (request, payload) = match self.held? {
+            Held::Base(index) => {
                 let queue = &mut self.queues[usize::from(index)];
                 if queue.unfinished > 0 {
-                    return Ok(());
+                    return None;
                 }
                 queue.publish(&self.memory);
                 let state = VringState { index: u32::from(index), num: u32::from(queue.stop()) };
-                self.held = None;
-                self.connection.reply(code::GET_VRING_BASE, &state.to_bytes(), None)
+                (code::GET_VRING_BASE, Some(state.to_bytes()))
             }
-            Some(Held::Reset { acknowledge }) => {
+            Held::Reset { acknowledge } => {
                 if self.unfinished() > 0 {
-                    return Ok(());
+                    return None;
                 }
                 for queue in &mut self.queues {
                     queue.reset();
@@ -264,14 +342,11 @@ impl Frontend {
                 self.table = None;
                 // `writeback` stays as the guest chose it: QEMU keeps a copy and does not say it again.
                 self.device.set_features(0);
-                self.held = None;
-                if acknowledge {
-                    self.connection.reply(code::RESET_DEVICE, &0u64.to_ne_bytes(), None)?;
-                }
-                Ok(())
+                (code::RESET_DEVICE, acknowledge.then_some([0; 8]))
             }
-            None => Ok(()),
-        }
+        };
+        self.held = None;
+        Some(payload.map(|payload| Answer { bytes: reply(request, &payload), fd: None }))
     }
 
     #[inline(always)]

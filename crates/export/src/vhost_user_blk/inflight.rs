@@ -1,9 +1,11 @@
 //! The table of requests in flight (vhost-user, "Inflight I/O tracking", split virtqueues). Owns the layout of
-//! the memory that the front end keeps for us over a restart, and the rule of recovery; never answers requests.
+//! the memory that the front end, or our supervisor, keeps for us over a restart, and the rule of recovery; never
+//! answers requests.
 //!
 //! Invariant: at every instant the table and the used ring together say exactly which heads were taken and not
 //! yet given back. The front end shares the memory, so nothing read from it is an index before it was checked.
 
+use super::MAX_QUEUES;
 use super::memory::Mapping;
 use super::message::Inflight;
 use super::ring::MAX_QUEUE_SIZE;
@@ -46,11 +48,29 @@ pub(super) fn create(wanted: &Inflight, max_queues: u16) -> Result<(Inflight, Ow
     Ok((Inflight { mmap_size, mmap_offset: 0, ..*wanted }, fd))
 }
 
-/// The whole table as the front end lent it.
+/// Memory for a session's own table, for front ends that lend none. Whoever keeps it can have the session go on
+/// after the process that served it ([`super::Frontend::resume`]).
+///
+/// # Errors
+/// No or more than 64 queues, or the system's.
+pub fn inflight_table(queues: u16) -> std::io::Result<OwnedFd> {
+    let (_, fd) = create(&own(queues), MAX_QUEUES).map_err(std::io::Error::other)?;
+    Ok(fd)
+}
+
+/// What a session's own table is.
+fn own(queues: u16) -> Inflight {
+    let mmap_size = u64::from(queues) * region_bytes(MAX_QUEUE_SIZE) as u64;
+    Inflight { mmap_size, mmap_offset: 0, num_queues: queues, queue_size: MAX_QUEUE_SIZE }
+}
+
+/// A whole table.
 pub(super) struct Table {
     mapping: Rc<Mapping>,
     num_queues: u16,
     queue_size: u16,
+    /// Ours, and not lent by the front end.
+    own: bool,
 }
 
 impl Table {
@@ -70,7 +90,13 @@ impl Table {
         if !(mapping.start() as usize).is_multiple_of(8) {
             return Err(format!("the in-flight table's offset {} is not a multiple of 8", what.mmap_offset));
         }
-        Ok(Table { mapping: Rc::new(mapping), num_queues: what.num_queues, queue_size: what.queue_size })
+        let mapping = Rc::new(mapping);
+        Ok(Table { mapping, num_queues: what.num_queues, queue_size: what.queue_size, own: false })
+    }
+
+    /// The memory of [`inflight_table`].
+    pub(super) fn map_own(fd: impl AsFd, queues: u16, guard: &Guard) -> Result<Table, String> {
+        Ok(Table { own: true, ..Table::map(&own(queues), fd, queues, guard)? })
     }
 
     /// The part of one queue, if the table has one that is large enough.
@@ -79,14 +105,8 @@ impl Table {
             return None;
         }
         let base = self.mapping.start().wrapping_add(usize::from(queue) * region_bytes(self.queue_size));
-        let memory = Backing::Shared { _mapping: Rc::clone(&self.mapping) };
-        Some(Marks { base, size: queue_size, counter: 0, backing: memory })
+        Some(Marks { base, size: queue_size, counter: 0, own: self.own, _mapping: Rc::clone(&self.mapping) })
     }
-}
-
-enum Backing {
-    Shared { _mapping: Rc<Mapping> },
-    Private { _words: Box<[AtomicU64]> },
 }
 
 /// The table of one queue.
@@ -95,7 +115,8 @@ pub(super) struct Marks {
     /// Heads are below this.
     size: u16,
     counter: u64,
-    backing: Backing,
+    own: bool,
+    _mapping: Rc<Mapping>,
 }
 
 /// What a table says when its queue starts.
@@ -105,23 +126,13 @@ pub(super) struct Recovered {
 }
 
 impl Marks {
-    /// A table in our own memory, for a front end that lends none.
-    pub(super) fn private(queue_size: u16) -> Marks {
-        let words: Box<[AtomicU64]> = (0..region_bytes(queue_size) / 8).map(|_| AtomicU64::new(0)).collect();
-        let base = words.as_ptr().cast_mut().cast::<u8>();
-        Marks { base, size: queue_size, counter: 0, backing: Backing::Private { _words: words } }
-    }
-
-    pub(super) fn is_shared(&self) -> bool {
-        matches!(self.backing, Backing::Shared { .. })
-    }
-
-    pub(super) fn size(&self) -> u16 {
-        self.size
+    /// Not lent by the front end.
+    pub(super) fn is_own(&self) -> bool {
+        self.own
     }
 
     fn half(&self, at: usize) -> &AtomicU16 {
-        // SAFETY: `at` is below 16, inside the region's header; the base is aligned to 8 and mapped by `backing`.
+        // SAFETY: `at` is below 16, inside the region's header; the base is aligned to 8 and mapped by `_mapping`.
         unsafe { &*self.base.add(at).cast::<AtomicU16>() }
     }
 
@@ -149,7 +160,7 @@ impl Marks {
 
     #[inline(always)]
     fn inflight(&self, head: u16) -> &AtomicU8 {
-        // SAFETY: the first byte of an entry of this queue's region, mapped by `backing`.
+        // SAFETY: the first byte of an entry of this queue's region, mapped by `_mapping`.
         unsafe { &*self.entry(head).cast::<AtomicU8>() }
     }
 

@@ -95,13 +95,34 @@ impl Header {
     }
 }
 
-/// Starts a reply: the header, to which the payload is appended.
-pub(super) fn reply_header(request: u32, size: usize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(HEADER_BYTES + size);
-    for word in [request, VERSION | FLAG_REPLY, size as u32] {
+/// A reply as it goes over the socket.
+pub(super) fn reply(request: u32, payload: &[u8]) -> Vec<u8> {
+    message(request, FLAG_REPLY, payload)
+}
+
+/// A message that asks for no acknowledgement, as a front end sends it.
+pub(super) fn request(request: u32, payload: &[u8]) -> Vec<u8> {
+    message(request, 0, payload)
+}
+
+fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
+    for word in [request, VERSION | flags, payload.len() as u32] {
         bytes.extend_from_slice(&word.to_ne_bytes());
     }
+    bytes.extend_from_slice(payload);
     bytes
+}
+
+/// Takes a whole message apart: its header and its payload.
+pub(super) fn split(bytes: &[u8]) -> Result<(Header, &[u8]), String> {
+    let short = || "a message without a header".to_string();
+    let (head, payload) = bytes.split_first_chunk().ok_or_else(short)?;
+    let header = Header::parse(head)?;
+    if payload.len() != header.size {
+        return Err(format!("a message of {} bytes that announces {}", payload.len(), header.size));
+    }
+    Ok((header, payload))
 }
 
 /// "A vring state description".
@@ -143,6 +164,18 @@ pub(super) struct MemoryRegion {
     pub size: u64,
     pub user_address: u64,
     pub mmap_offset: u64,
+}
+
+impl MemoryRegion {
+    /// The payload of ADD_MEM_REG.
+    pub(super) fn to_bytes(self) -> [u8; 40] {
+        let mut bytes = [0; 40];
+        let words = [self.guest_address, self.size, self.user_address, self.mmap_offset];
+        for (to, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
 }
 
 /// "Inflight description". QEMU sends it padded to 24 bytes, the bare fields are 20.

@@ -18,6 +18,12 @@
 //! 7. ends a connection on which nobody has spoken in time ([`Frontend::has_spoken`]), or that it has to end
 //!    for other reasons, with [`Frontend::disconnect`].
 //!
+//! A session can outlive the process that serves it. Then a supervisor holds the control socket ([`Connection`]): it
+//! relays each message to the process ([`Frontend::on_message`]), sends the answer that comes back, and keeps in a
+//! [`Record`] what a later process must be told ([`Frontend::replay`]) to go on. A message counts as consumed only
+//! when its answer is there. The process is also lent the socket, and serves it itself (as in 1) once the
+//! supervisor is gone.
+//!
 //! After a [`Disconnect`] no queue is live and guest memory is no longer touched. The reactor cancels what is
 //! parked, keeps the frontend until [`Frontend::unfinished`] is 0, and drops it: that unmaps guest memory and
 //! closes every fd. What was unfinished keeps its mark in the in-flight table, for the next session.
@@ -35,6 +41,7 @@ mod inflight;
 mod memory;
 mod message;
 mod queue;
+mod record;
 mod request;
 mod ring;
 mod short;
@@ -42,13 +49,18 @@ mod sigbus;
 mod signal;
 
 pub use config::DeviceConfig;
-pub use frontend::Frontend;
+pub use connection::{Answer, Connection, Packet};
+pub use frontend::{Frontend, Handled};
+pub use inflight::inflight_table;
+pub use record::Record;
 
 use std::fmt;
 use std::os::fd::RawFd;
 
 /// Bits 63..56 of this export's tokens.
 pub const TOKEN_TAG: u8 = 1;
+/// Most queues: a reactor may keep a set of them in one word.
+const MAX_QUEUES: u16 = 64;
 
 /// What the reactor has to do after control messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@
 
 use super::config::Device;
 use super::head::{Head, HeadState, NO_SEGMENT};
-use super::inflight::{Marks, Table};
+use super::inflight::Marks;
 use super::memory::{Hint, Memory};
 use super::message::VringAddr;
 use super::request::{Status, Submission};
@@ -123,12 +123,13 @@ impl Queue {
         }
     }
 
-    /// Begins to serve the ring, after recovery of what an earlier process left behind.
+    /// Begins to serve the ring, after recovery of what an earlier process left behind. `resumed`: that process
+    /// served this very life of the queue.
     pub(super) fn start(
         &mut self,
-        index: u16,
         memory: &Memory,
-        table: Option<&Table>,
+        mut marks: Marks,
+        resumed: bool,
         event_idx: bool,
         indirect: bool,
     ) -> Result<(), String> {
@@ -136,16 +137,9 @@ impl Queue {
         let ring = Ring::new(memory, addresses, self.size)?;
         let used = ring.used_index();
         let size = self.size;
-        let mut marks = match table.and_then(|table| table.marks(index, size)) {
-            Some(shared) => shared,
-            None => match self.marks.take() {
-                Some(own) if !own.is_shared() && own.size() == size => own,
-                _ => Marks::private(size),
-            },
-        };
         let mut resubmit = marks.recover(used).heads;
         let mut next = used.wrapping_add(resubmit.len() as u16);
-        if !marks.is_shared() && next != self.base {
+        if marks.is_own() && !resumed && next != self.base {
             // Our own table is about an earlier life of this queue.
             marks.clear(used);
             resubmit.clear();

@@ -7,6 +7,7 @@ mod chains;
 mod eventfds;
 mod messages;
 mod recovery;
+mod resuming;
 mod shrinking;
 mod stopping;
 mod vmm;

@@ -11,7 +11,9 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use spillway_core::{Errno, GuestBuffers, Operation, Request};
-use spillway_export::vhost_user_blk::{Change, DeviceConfig, Disconnect, Frontend};
+use spillway_export::vhost_user_blk::{
+    Change, Connection, DeviceConfig, Disconnect, Frontend, Handled, Packet, Record, inflight_table,
+};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -374,6 +376,7 @@ pub struct Rig {
     pub changes: Vec<Change>,
     pub disk: Vec<u8>,
     pub features: u64,
+    pub relay: Option<Relay>,
 }
 
 pub const RING_AT: u64 = GPA;
@@ -381,7 +384,74 @@ pub const RING_AT: u64 = GPA;
 pub const SCRATCH: u64 = GPA + 0x10000;
 pub const MEMORY_BYTES: u64 = 4 << 20;
 
+/// What a supervisor does: holds the socket, relays, remembers.
+pub struct Relay {
+    connection: Connection,
+    pub record: Record,
+    table: OwnedFd,
+    socket: OwnedFd,
+}
+
+impl Relay {
+    fn resume(&self, changes: &mut Vec<Change>) -> Frontend {
+        let (socket, table) = (self.socket.try_clone().unwrap(), self.table.try_clone().unwrap());
+        let mut frontend = Frontend::resume(socket, config(), 1, table).unwrap();
+        changes.clear();
+        for packet in self.record.packets() {
+            frontend.replay(copy(packet), changes).unwrap();
+        }
+        frontend
+    }
+}
+
+fn copy(packet: &Packet) -> Packet {
+    let fds = packet.fds.iter().map(|fd| fd.try_clone().unwrap()).collect();
+    Packet { bytes: packet.bytes.clone(), fds }
+}
+
 impl Rig {
+    /// One whose messages come through a supervisor; not set up.
+    pub fn relayed(size: u16, features: u64) -> Rig {
+        let mut rig = Rig::unconnected(size, features);
+        let (vmm, socket) = Vmm::pair();
+        rig.vmm = vmm;
+        let relay = Relay {
+            connection: Connection::new(socket.try_clone().unwrap()).unwrap(),
+            record: Record::default(),
+            table: inflight_table(config().queues).unwrap(),
+            socket,
+        };
+        rig.frontend = relay.resume(&mut rig.changes);
+        rig.relay = Some(relay);
+        rig
+    }
+
+    /// The process that served dies, and the next one goes on.
+    pub fn die(&mut self) {
+        self.frontend = self.relay.as_ref().expect("relayed").resume(&mut self.changes);
+    }
+
+    /// What the VMM has sent is handled. In a relayed rig the process dies before each message, and is asked again.
+    fn pump(&mut self) {
+        let Some(relay) = &mut self.relay else {
+            return self.frontend.on_readable(&mut self.changes).unwrap();
+        };
+        while let Some(packet) = relay.connection.receive().unwrap() {
+            // One dies with the message carried out and nobody knowing, the next one hears it again.
+            let _ = self.frontend.on_message(copy(&packet), &mut self.changes);
+            self.frontend = relay.resume(&mut self.changes);
+            let answer = match self.frontend.on_message(copy(&packet), &mut self.changes).unwrap() {
+                Handled::Accepted(answer) => {
+                    relay.record.note(packet, answer.as_ref().map(|a| &a.bytes[..]));
+                    answer
+                }
+                Handled::Refused(answer) => answer,
+                Handled::Held => panic!("nothing is unfinished"),
+            };
+            answer.iter().for_each(|answer| relay.connection.send(answer).unwrap());
+        }
+    }
+
     /// Everything set up and live: queue 0 with `size` descriptors.
     pub fn new(size: u16, features: u64) -> Rig {
         let mut rig = Rig::unconnected(size, features);
@@ -402,6 +472,7 @@ impl Rig {
             changes: Vec::new(),
             disk: content(),
             features,
+            relay: None,
         }
     }
 
@@ -418,7 +489,7 @@ impl Rig {
     /// Sends and lets the export handle it.
     pub fn tell(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         self.vmm.send(request, payload, fds);
-        self.frontend.on_readable(&mut self.changes).unwrap();
+        self.pump();
     }
 
     pub fn ask(&mut self, request: u32, payload: &[u8]) -> Vec<u8> {
@@ -431,7 +502,7 @@ impl Rig {
     /// Sends with need_reply; whether it was carried out.
     pub fn try_tell(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         self.vmm.send_bytes(&Vmm::message(request, 1 | 8, payload), fds);
-        self.frontend.on_readable(&mut self.changes).unwrap();
+        self.pump();
         let (answered, payload, _) = self.vmm.reply().expect("an acknowledgement");
         assert_eq!(answered, request);
         u64::from_ne_bytes(payload.try_into().unwrap()) == 0

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where a step fails")]
 
 mod bounded;
+mod deaths;
 mod full;
 mod garbage;
 mod guest;

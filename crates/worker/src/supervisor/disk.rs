@@ -100,6 +100,7 @@ impl Disk {
             base_cache: options.base_cache,
             queues: options.queues,
             serial: serial(&options.identity),
+            writeback: true,
         };
         let meta = memory::create_meta(meta_bytes)?;
         Ok(Disk { spec, format: image.format, meta, start, image: image.file, data, overflow })
@@ -112,6 +113,16 @@ impl Disk {
         let fds: Result<Vec<_>, _> = held.into_iter().flatten().map(OwnedFd::try_clone).collect();
         let fds = fds.map_err(|e| SupervisorError::internal("cannot pass the disk to the worker", e))?;
         Ok((ToWorker::Start(self.start.clone()), fds))
+    }
+
+    /// What the guest has chosen, for the workers to come.
+    pub fn remember_writeback(&mut self, writeback: bool) {
+        self.start.writeback = writeback;
+    }
+
+    /// Request queues offered to a VMM.
+    pub fn queues(&self) -> u16 {
+        self.start.queues
     }
 
     /// Whether the overflow file is written past the page cache.

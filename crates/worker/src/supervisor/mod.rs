@@ -2,13 +2,16 @@
 //!
 //! It owns every fd, path and socket; the worker is given fds. Used by `spillway serve` and `spillway run`.
 
+mod clients;
 mod control;
 mod disk;
 mod error;
 mod event_loop;
+mod life;
 mod memory;
 mod overflow;
 mod process;
+mod session;
 mod signals;
 mod socket;
 mod stats;

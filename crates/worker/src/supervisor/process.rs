@@ -133,7 +133,7 @@ impl Worker {
     /// The next message, if there is one.
     pub fn receive(&self) -> Result<Received, SupervisorError> {
         match channel::receive(&self.channel) {
-            Ok(Some((message, _))) => Ok(Received::Message(message)),
+            Ok(Some((message, fds))) => Ok(Received::Message(message, fds)),
             Ok(None) => Ok(Received::Closed),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Received::Nothing),
             Err(e) if e.kind() == io::ErrorKind::ConnectionReset => Ok(Received::Closed),
@@ -180,7 +180,7 @@ pub fn channel_from_supervisor() -> Option<OwnedFd> {
 
 /// What came over the channel.
 pub(super) enum Received {
-    Message(FromWorker),
+    Message(FromWorker, Vec<OwnedFd>),
     Nothing,
     Closed,
 }

@@ -5,7 +5,7 @@
 
 use super::error::SupervisorError;
 use serde::{Deserialize, Serialize};
-use spillway_core::{Counters, Histogram, Layout, get};
+use spillway_core::{Counters, Histogram, Layout, Meta, get};
 use std::os::fd::OwnedFd;
 
 /// Version of the keys.
@@ -23,6 +23,7 @@ pub struct Stats {
     pub size_bytes: u64,
     pub base_bytes: u64,
     pub generation: u64,
+    pub worker_pid: u32,
     pub clients: u64,
     pub planes: Planes,
     pub ram: Ram,
@@ -114,6 +115,12 @@ impl Window {
         Ok(Window { counters, base, len })
     }
 
+    /// The disk's generation; 0 before the first worker has made the disk.
+    pub fn generation(&self) -> u64 {
+        // SAFETY: the header page is mapped until `drop`, before the counters.
+        unsafe { Meta::read_generation(self.base.cast()) }
+    }
+
     fn counters(&self) -> &Counters {
         // SAFETY: mapped until `drop`, page-aligned, plain atomics for which every bit pattern is valid; the
         // memory is sealed against shrinking.
@@ -131,7 +138,7 @@ impl Window {
         };
         Stats {
             schema: SCHEMA,
-            generation: get(&c.resets) + 1,
+            generation: self.generation(),
             planes: Planes {
                 guest: plane(&c.guest),
                 ram: plane(&c.ram),

@@ -119,7 +119,7 @@ impl Reactor {
             nbd_budget: nbd::Budget::new(),
             pace: Pace::new(),
             disk_full: false,
-            writeback: true,
+            writeback: start.writeback,
         };
         reactor.watch(reactor.channel.as_raw_fd(), POLLIN, true, Target::Channel);
         if let BaseImage::Qcow2(reader) = &reactor.doer.base {
@@ -322,7 +322,7 @@ impl Reactor {
                 self.end_vmm(i, "its guest memory has shrunk".into());
             } else if stopped {
                 // Broken, and it says why; or being stopped.
-                self.control(i, |frontend, changes| frontend.finish_stops(changes));
+                self.finish_stops(i);
             }
         }
         for client in self.doer.clients.nbd.iter_mut().flatten().filter(|c| c.ended.is_none()) {

@@ -1,8 +1,8 @@
 //! What the supervisor and the worker say to each other while the disk is served: clients, resets, the end, and
 //! what is worth a line in the log. Owns the channel; touches no content.
 //!
-//! Invariant: each client that the supervisor sends is answered by one `ClientGone`, each reset by one
-//! `ResetDone`.
+//! Invariant: each client that the supervisor sends is answered by one `ClientGone`, each message of a VMM by one
+//! `Answered` unless its client goes first, each reset by one `ResetDone`.
 
 use super::clients::{NbdClient, Vmm};
 use super::reactor::{Reactor, now_ns};
@@ -10,8 +10,8 @@ use crate::channel::{self, ClientKind, FromWorker, Start, ToWorker};
 use rustix::event::{PollFd, PollFlags, poll};
 use spillway_core::{Errno, Event, Token};
 use spillway_export::nbd;
-use spillway_export::vhost_user_blk::{self, DeviceConfig, Frontend};
-use std::os::fd::{AsFd, OwnedFd};
+use spillway_export::vhost_user_blk::{self, Answer, DeviceConfig, Frontend, Handled, Packet};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// How long a VMM may say nothing at first.
 const SILENCE_NS: u64 = 10_000_000_000;
@@ -61,15 +61,32 @@ impl Reactor {
         }
     }
 
-    pub(super) fn on_message(&mut self, message: ToWorker, mut fds: Vec<OwnedFd>) {
+    pub(super) fn on_message(&mut self, message: ToWorker, fds: Vec<OwnedFd>) {
         match message {
             ToWorker::Client { id, kind } => {
-                let refused = match (fds.pop(), fds.is_empty()) {
-                    (Some(socket), true) => self.add_client(id, kind, socket).err(),
-                    _ => Some("a client comes with one fd".to_string()),
-                };
-                if let Some(reason) = refused {
+                if let Err(reason) = self.add_client(id, kind, fds) {
                     self.client_gone(id, reason);
+                }
+            }
+            ToWorker::Replay { id, bytes } => {
+                if let Some(i) = self.serving_vmm(id) {
+                    self.control(i, |frontend, changes| frontend.replay(Packet { bytes, fds }, changes));
+                }
+            }
+            ToWorker::Message { id, bytes } => {
+                if let Some(i) = self.serving_vmm(id) {
+                    let handled = self
+                        .control(i, |frontend, changes| frontend.on_message(Packet { bytes, fds }, changes));
+                    match handled {
+                        Some(Handled::Accepted(answer)) => self.answered(i, true, answer),
+                        Some(Handled::Refused(answer)) => self.answered(i, false, answer),
+                        Some(Handled::Held) | None => {}
+                    }
+                }
+            }
+            ToWorker::Left { id, reason } => {
+                if let Some(i) = self.serving_vmm(id) {
+                    self.end_vmm(i, reason);
                 }
             }
             ToWorker::Reset { force } => {
@@ -78,7 +95,7 @@ impl Reactor {
                 if clients > 0 && !force {
                     let result =
                         Err(format!("{clients} client(s) connected: disconnect them, or use --force"));
-                    self.send(&FromWorker::ResetDone { result });
+                    self.send(&FromWorker::ResetDone { result }, &[]);
                 } else {
                     self.resetting = true;
                 }
@@ -88,12 +105,45 @@ impl Reactor {
         }
     }
 
-    pub(super) fn add_client(&mut self, id: u64, kind: ClientKind, socket: OwnedFd) -> Result<(), String> {
+    /// A VMM that is not on its way out.
+    fn serving_vmm(&self, id: u64) -> Option<usize> {
+        self.doer.clients.vmms.iter().position(|v| v.id == id && v.ended.is_none())
+    }
+
+    /// Tells the supervisor what to answer a VMM. What the message began is known to it before anything comes of it:
+    /// a later worker is told that it was carried out.
+    pub(super) fn answered(&mut self, i: usize, accepted: bool, answer: Option<Answer>) {
+        let Answer { bytes, fd } = answer.unwrap_or_default();
+        let vmm = &self.doer.clients.vmms[i];
+        let message = FromWorker::Answered {
+            id: vmm.id,
+            accepted,
+            answer: (!bytes.is_empty()).then_some(bytes),
+            writeback: vmm.frontend.writeback(),
+        };
+        let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+        self.send(&message, &fds);
+    }
+
+    /// What a VMM waited for may be done now: answers it.
+    pub(super) fn finish_stops(&mut self, i: usize) {
+        if self.orphaned {
+            self.control(i, |frontend, changes| frontend.finish_stops(changes));
+        } else if let Some(Some(answer)) = self.control(i, |frontend, _| frontend.finish_held()) {
+            self.answered(i, true, answer);
+        }
+    }
+
+    fn add_client(&mut self, id: u64, kind: ClientKind, mut fds: Vec<OwnedFd>) -> Result<(), String> {
         if self.stopping || self.resetting {
             return Err("the disk is being reset or stopped".into());
         }
+        let table = if kind == ClientKind::VhostUser { fds.pop() } else { None };
+        let (Some(socket), true) = (fds.pop(), fds.is_empty()) else {
+            return Err("a client comes with its socket, a VMM also with a table".into());
+        };
         match kind {
-            ClientKind::VhostUser => self.add_vmm(id, socket),
+            ClientKind::VhostUser => self.add_vmm(id, socket, table.expect("one of two")),
             ClientKind::Nbd => {
                 let clients = &mut self.doer.clients.nbd;
                 let n = clients.iter().position(Option::is_none).unwrap_or(clients.len());
@@ -130,7 +180,7 @@ impl Reactor {
         }
     }
 
-    pub(super) fn add_vmm(&mut self, id: u64, socket: OwnedFd) -> Result<(), String> {
+    fn add_vmm(&mut self, id: u64, socket: OwnedFd, table: OwnedFd) -> Result<(), String> {
         for i in 0..self.doer.clients.vmms.len() {
             if self.doer.clients.vmms[i].is_present() {
                 return Err("a VMM is connected already: a disk serves one at a time".into());
@@ -148,7 +198,8 @@ impl Reactor {
         while self.doer.clients.vmms.iter().any(|v| v.session == session_of(self.next_session)) {
             self.next_session = self.next_session.wrapping_add(1);
         }
-        let frontend = Frontend::new(socket, config, self.next_session).map_err(|e| e.to_string())?;
+        let frontend =
+            Frontend::resume(socket, config, self.next_session, table).map_err(|e| e.to_string())?;
         let kicks = vec![None; usize::from(frontend.queue_count())];
         let session = session_of(self.next_session);
         let deadline_ns = now_ns() + SILENCE_NS;
@@ -239,7 +290,7 @@ impl Reactor {
     }
 
     fn client_gone(&mut self, id: u64, reason: String) {
-        self.send(&FromWorker::ClientGone { id, reason });
+        self.send(&FromWorker::ClientGone { id, reason }, &[]);
     }
 
     /// Carries a reset on: what was accepted completes, what waits for room fails, clients are let go. True:
@@ -265,7 +316,7 @@ impl Reactor {
         // A new generation is a new disk.
         self.writeback = true;
         let generation = self.disk.generation();
-        self.send(&FromWorker::ResetDone { result: Ok(generation) });
+        self.send(&FromWorker::ResetDone { result: Ok(generation) }, &[]);
         true
     }
 
@@ -302,22 +353,22 @@ impl Reactor {
     }
 
     pub(super) fn tell(&mut self, text: &str) {
-        self.send(&FromWorker::Event { text: text.into() });
+        self.send(&FromWorker::Event { text: text.into() }, &[]);
     }
 
     /// The supervisor reads fast or is gone; a message that finds the channel full or closed is dropped, unless
     /// it is one that the supervisor waits for.
-    pub(super) fn send(&mut self, message: &FromWorker) {
+    pub(super) fn send(&mut self, message: &FromWorker, fds: &[BorrowedFd<'_>]) {
         if self.orphaned {
             return;
         }
-        while let Err(e) = channel::send(&self.channel, message, &[]) {
+        while let Err(e) = channel::send(&self.channel, message, fds) {
             let waited_for = !matches!(message, FromWorker::Event { .. });
             if e.kind() != std::io::ErrorKind::WouldBlock || !waited_for {
                 return;
             }
-            let mut fds = [PollFd::new(&self.channel, PollFlags::OUT)];
-            let _ = poll(&mut fds, None);
+            let mut room = [PollFd::new(&self.channel, PollFlags::OUT)];
+            let _ = poll(&mut room, None);
         }
     }
 }

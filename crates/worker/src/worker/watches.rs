@@ -121,17 +121,17 @@ impl Reactor {
         Ok(())
     }
 
-    /// Control messages of a VMM.
-    pub(super) fn control(
+    /// Control messages of a VMM, and what they change here. `None`: its connection has ended.
+    pub(super) fn control<T>(
         &mut self,
         i: usize,
-        handle: impl FnOnce(&mut Frontend, &mut Vec<Change>) -> Result<(), Disconnect>,
-    ) {
+        handle: impl FnOnce(&mut Frontend, &mut Vec<Change>) -> Result<T, Disconnect>,
+    ) -> Option<T> {
         let mut changes = std::mem::take(&mut self.changes);
         let vmm = &mut self.doer.clients.vmms[i];
         let outcome = handle(&mut vmm.frontend, &mut changes);
         let (id, session) = (vmm.id, vmm.session);
-        if let Err(why) = outcome {
+        if let Err(why) = &outcome {
             let left = matches!(why, Disconnect::Left);
             self.end_vmm(i, if left { String::new() } else { why.to_string() });
         }
@@ -159,6 +159,7 @@ impl Reactor {
             }
         }
         self.changes = changes;
+        outcome.ok()
     }
 
     /// Asks for kicks before sleeping. True: something came meanwhile.
@@ -183,7 +184,8 @@ impl Reactor {
     pub(super) fn keep_watches(&mut self) {
         for i in 0..self.doer.clients.vmms.len() {
             let vmm = &self.doer.clients.vmms[i];
-            if vmm.ended.is_none() && vmm.watch.is_none() && vmm.frontend.wants_read() {
+            // While there is a supervisor the socket is its to read.
+            if self.orphaned && vmm.ended.is_none() && vmm.watch.is_none() && vmm.frontend.wants_read() {
                 let (fd, id) = (vmm.frontend.fd().as_raw_fd(), vmm.id);
                 let serial = self.watch(fd, POLLIN, false, Target::Vmm(id));
                 self.doer.clients.vmms[i].watch = Some(serial);

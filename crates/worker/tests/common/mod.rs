@@ -78,6 +78,7 @@ impl Memory {
             base_cache: BaseCache::Host,
             queues: 1,
             serial: "attach".into(),
+            writeback: true,
         };
         let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
         channel::send(&ours, &ToWorker::Start(start), &fds).unwrap();

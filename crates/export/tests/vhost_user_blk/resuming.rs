@@ -1,0 +1,139 @@
+//! A session that outlives the process that serves it: a supervisor relays the messages and tells the next process
+//! what the last one had carried out. In a relayed rig a process dies around every single message.
+
+use crate::vmm::*;
+use spillway_core::{GuestBuffers, Request};
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+
+const DATA: u64 = SCRATCH + 4096;
+
+/// Set up through the supervisor, in the order of each kind of front end.
+fn rig(features: u64) -> Rig {
+    let mut rig = Rig::relayed(16, features);
+    rig.negotiate();
+    rig.add_memory();
+    rig.start_queue(0);
+    assert!(rig.frontend.is_live(0), "{:?}", rig.frontend.take_notice());
+    rig
+}
+
+/// Offers a read of sector `n`.
+fn offer(rig: &mut Rig, n: u64) -> u16 {
+    let header = SCRATCH + n * 32;
+    rig.memory.write(header, &Rig::header(0, n));
+    rig.memory.write(header + 16, &[0xee]);
+    let buffers = [(header, 16, false), (DATA + n * 512, 512, true), (header + 16, 1, true)];
+    let head = rig.driver.chain(&rig.memory, &buffers, None);
+    rig.driver.offer(&rig.memory, head);
+    head
+}
+
+fn finish(rig: &mut Rig, request: &Request) {
+    let result = rig.perform(request);
+    rig.frontend.complete(request.token, result);
+}
+
+fn used(rig: &mut Rig) -> Vec<u16> {
+    std::iter::from_fn(|| rig.driver.take_used(&rig.memory).map(|(head, _)| head)).collect()
+}
+
+#[test]
+fn a_session_is_set_up_although_a_process_dies_around_every_message() {
+    for features in [ALL_FEATURES, VERSION_1] {
+        let mut rig = rig(features);
+        for n in 0..40 {
+            let read = rig.simple(0, n, Some((DATA, 512, true)));
+            assert_eq!(read, Some((0, 513)), "sector {n}");
+            assert_eq!(rig.memory.read(DATA, 512), rig.disk[n as usize * 512..][..512]);
+            if n % 7 == 0 {
+                rig.die();
+            }
+        }
+    }
+}
+
+#[test]
+fn requests_in_flight_are_done_by_the_next_process_without_a_table_of_the_front_end() {
+    let mut rig = rig(ALL_FEATURES);
+    // The ring goes round more than once before, and after.
+    for round in 0..50 {
+        let free = rig.driver.free.clone();
+        let heads: Vec<u16> = (0..5).map(|n| offer(&mut rig, n)).collect();
+        let requests: Vec<Request> = (0..4).map(|_| rig.frontend.next(0).unwrap()).collect();
+        // Out of order: 2 is given back; 1 is finished but was not yet published when the end came.
+        finish(&mut rig, &requests[2]);
+        rig.frontend.publish(0);
+        finish(&mut rig, &requests[1]);
+        rig.die();
+        assert!(rig.frontend.is_live(0) && rig.frontend.has_work(0), "round {round}");
+        let taken = rig.process();
+        assert_eq!(taken.iter().map(|r| r.sector).collect::<Vec<_>>(), [0, 1, 3, 4], "round {round}");
+        let mut given_back = used(&mut rig);
+        given_back.sort_unstable();
+        let mut offered = heads.clone();
+        offered.sort_unstable();
+        assert_eq!(given_back, offered, "round {round}: each once");
+        rig.driver.free = free;
+    }
+}
+
+#[test]
+fn a_queue_that_was_stopped_starts_where_the_front_end_says() {
+    let mut rig = rig(ALL_FEATURES);
+    assert!(rig.simple(0, 1, Some((DATA, 512, true))).is_some());
+    let state = rig.ask(11, &Rig::vring(0, 0));
+    assert_eq!(state, Rig::vring(0, 1), "one request was taken");
+    rig.die();
+    assert!(!rig.frontend.is_live(0), "stopped stays stopped");
+    // As after a reboot of the guest: a new ring, from its beginning.
+    rig.memory.u16(rig.driver.used + 2).store(0, Ordering::Relaxed);
+    rig.memory.u16(rig.driver.available + 2).store(0, Ordering::Relaxed);
+    rig.driver = Driver::new(16, RING_AT, true);
+    rig.start_queue(0);
+    for n in 0..5 {
+        assert!(rig.simple(0, n, Some((DATA, 512, true))).is_some());
+        rig.die();
+    }
+}
+
+#[test]
+fn regions_that_went_and_a_device_that_was_reset_stay_so() {
+    let mut rig = rig(ALL_FEATURES);
+    let records = |rig: &Rig| rig.relay.as_ref().unwrap().record.packets().count();
+    let all = records(&rig);
+    let mut region = vec![0; 8];
+    region.extend_from_slice(&rig.memory.region());
+    rig.tell(38, &region, &[]);
+    assert_eq!(records(&rig), all - 1);
+    rig.die();
+    assert!(!rig.frontend.is_live(0), "its ring is not mapped");
+    rig.add_memory();
+    assert!(rig.frontend.is_live(0), "and now it is");
+    assert!(rig.simple(0, 3, Some((DATA, 512, true))).is_some());
+
+    // SET_MEM_TABLE takes the place of all.
+    let mut table = 1u64.to_ne_bytes().to_vec();
+    table.extend_from_slice(&rig.memory.region());
+    let fd = rig.memory.fd.try_clone().unwrap();
+    rig.tell(5, &table, &[fd.as_fd()]);
+    assert_eq!(records(&rig), all);
+    rig.die();
+    assert!(rig.simple(0, 4, Some((DATA, 512, true))).is_some());
+
+    rig.tell(34, &[], &[]);
+    rig.die();
+    assert!(!rig.frontend.is_live(0));
+    assert_eq!(records(&rig), 2, "protocol features and memory outlive the reset of the device");
+}
+
+#[test]
+fn what_was_refused_is_not_remembered() {
+    let mut rig = rig(ALL_FEATURES);
+    let before = rig.relay.as_ref().unwrap().record.packets().count();
+    assert!(!rig.try_tell(8, &Rig::vring(0, 32), &[]), "a started queue keeps its size");
+    assert!(!rig.try_tell(10, &Rig::vring(99, 0), &[]), "no such queue");
+    assert_eq!(rig.relay.as_ref().unwrap().record.packets().count(), before);
+    rig.die();
+    assert!(rig.simple(0, 3, Some((DATA, 512, true))).is_some());
+}

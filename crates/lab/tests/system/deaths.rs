@@ -1,0 +1,215 @@
+//! The worker dies, the machine goes on: no error, no wrong byte, a short pause.
+//!
+//! `SPILLWAY_KILLS` says how often a worker is killed in each test (25; a soak takes 200 and more).
+
+use crate::world::{MIB, World, until};
+use rustix::process::{Pid, Signal, kill_process};
+use spillway_lab::cpio::Entry;
+use spillway_lab::disk::figure;
+use spillway_lab::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
+use spillway_lab::{Disk, Driver, End, Mixed, Oracle, Rng, Shape, skip};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const SHAPE: Shape =
+    Shape { queues: 2, depth: 32, request_bytes: 1 << 20, deadline: Duration::from_secs(30) };
+
+fn kills() -> u32 {
+    std::env::var("SPILLWAY_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(25)
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("SPILLWAY_SEED").ok().and_then(|n| n.parse().ok());
+    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
+    println!("SPILLWAY_SEED={seed}");
+    seed
+}
+
+/// Who serves now. Asked without starting a program: that would share this process's sockets for a moment, and a
+/// VMM that has left would seem to be there.
+fn worker(disk: &Disk) -> u32 {
+    let mut control = UnixStream::connect(disk.control()).unwrap();
+    control.write_all(b"{\"command\":\"ping\"}\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(control).read_line(&mut line).unwrap();
+    let answer: serde_json::Value = serde_json::from_str(&line).unwrap();
+    answer["ok"]["worker_pid"].as_u64().unwrap() as u32
+}
+
+/// Kills the worker after the last one at a random instant of its life, and returns its process id.
+fn kill_worker(disk: &Disk, last: u32, longest: Duration, rng: &mut Rng) -> u32 {
+    let mut pid = last;
+    until("another worker", disk, || {
+        pid = worker(disk);
+        pid != last && pid != 0
+    });
+    std::thread::sleep(Duration::from_micros(rng.below(longest.as_micros() as u64)));
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    pid
+}
+
+/// Kills workers at random instants until it has been often enough; then `enough` is set.
+fn kill_at_random(disk: &Disk, times: u32, longest: Duration, rng: &mut Rng, enough: &AtomicBool) {
+    let mut last = 0;
+    for _ in 0..times {
+        last = kill_worker(disk, last, longest, rng);
+    }
+    enough.store(true, Ordering::Relaxed);
+}
+
+#[test]
+fn a_driver_without_a_table_sees_no_error_and_no_wrong_byte() {
+    let Some(world) = World::new(&[]) else { return };
+    let image = world.image(32 * MIB);
+    let seed = seed();
+    for (mode, options) in [
+        ("ram+overflow", ["--size", "128M", "--ram", "16M", "--overflow", "300M"].as_slice()),
+        ("overflow", &["--size", "128M", "--mode", "overflow", "--overflow", "300M"]),
+        ("direct", &["--size", "128M", "--mode", "direct"]),
+        ("ram", &["--size", "128M", "--mode", "ram", "--ram", "200M"]),
+    ] {
+        let disk = world.serve(&image, options);
+        let mut oracle = Oracle::with_base(128 * MIB, seed, &image).unwrap();
+        let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
+        let enough = AtomicBool::new(false);
+        let mut rng = Rng::new(seed);
+        let (mut requests, mut longest) = (0, 0);
+        std::thread::scope(|scope| {
+            let killer =
+                scope.spawn(|| kill_at_random(&disk, kills(), Duration::from_millis(60), &mut rng, &enough));
+            let mut round = 0;
+            while !enough.load(Ordering::Relaxed) && !killer.is_finished() {
+                round += 1;
+                let end = End::After(Duration::from_millis(300));
+                let mixed = Mixed {
+                    start_bytes: 0,
+                    span_bytes: 128 * MIB,
+                    largest_bytes: 256 << 10,
+                    depth: 32,
+                    end,
+                    seed: seed ^ round,
+                };
+                let measured = driver
+                    .run_mixed(&mixed, &mut oracle)
+                    .unwrap_or_else(|e| panic!("{mode}: {e:#}\n{}", disk.log()));
+                requests += measured.requests;
+                longest = longest.max(measured.max_ns);
+            }
+            killer.join().unwrap();
+        });
+        driver.verify(&oracle).unwrap_or_else(|e| panic!("{mode}: {e:#}\n{}", disk.log()));
+        let stats = disk.stats().unwrap();
+        // Some die before they have taken the disk over.
+        let restarts = figure(&stats, "restarts").unwrap();
+        assert!((u64::from(kills()) / 4..=u64::from(kills())).contains(&restarts), "{mode}: {restarts}");
+        assert_eq!(figure(&stats, "failed.requests").unwrap(), 0, "{mode}");
+        assert_eq!(figure(&stats, "checksum_mismatches").unwrap(), 0, "{mode}");
+        println!("{mode}: {requests} requests, the slowest {} ms", longest / 1_000_000);
+        drop(driver);
+        disk.stop().unwrap();
+    }
+}
+
+#[test]
+fn a_handshake_goes_on_with_the_next_worker() {
+    let Some(world) = World::new(&[]) else { return };
+    let image = world.image(8 * MIB);
+    let disk = world.serve(&image, &["--ram", "16M", "--overflow", "64M"]);
+    let seed = seed();
+    let mut rng = Rng::new(seed);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let killer = scope.spawn(|| {
+            let (mut last, mut killed) = (0, 0);
+            while !done.load(Ordering::Relaxed) {
+                last = kill_worker(&disk, last, Duration::from_millis(8), &mut rng);
+                killed += 1;
+            }
+            killed
+        });
+        let mut connected = 0;
+        let begun = Instant::now();
+        while connected < 4 * kills() && begun.elapsed() < Duration::from_secs(60) {
+            let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap_or_else(|e| {
+                done.store(true, Ordering::Relaxed);
+                panic!("{e:#}\n{}", disk.log())
+            });
+            driver.write_at(u64::from(connected) * 512, &[connected as u8 | 1; 512]).unwrap();
+            connected += 1;
+        }
+        done.store(true, Ordering::Relaxed);
+        let killed: u32 = killer.join().unwrap();
+        println!("{connected} handshakes, {killed} workers killed");
+        assert!(killed > 5 && connected >= 10, "{killed} {connected}");
+        let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
+        let mut content = vec![0; connected as usize * 512];
+        driver.read_at(0, &mut content).unwrap();
+        for (i, sector) in content.chunks(512).enumerate() {
+            assert!(sector.iter().all(|&b| b == i as u8 | 1), "sector {i}");
+        }
+    });
+    disk.stop().unwrap();
+}
+
+/// ext4 and fio with verification in a real machine that boots from the disk, its workers being killed from the
+/// firmware's first look at the disk on.
+const WORK: &str = "#!/bin/sh
+exec >/dev/ttyS1 2>&1
+set -e
+echo begun
+cd /root
+n=0
+while [ $n -lt 2 ]; do
+    fio --name=v --filename=/root/file --size=48M --bsrange=4k-128k --rw=randwrite --ioengine=libaio --direct=1 \\
+        --iodepth=16 --verify=crc32c --verify_fatal=1 --do_verify=1 --eta=never --output=/run/fio.log || { cat /run/fio.log; exit 1; }
+    md5sum /usr/bin/* >/run/sums.$((n % 2))
+    n=$((n + 1))
+    echo round $n
+done
+";
+
+#[test]
+fn a_machine_boots_and_works_while_its_workers_are_killed() {
+    let Some(world) = World::new(&["qemu-system-x86_64"]) else { return };
+    let Some(kit) = Kit::find() else { return skip("guest: not built, run 'make image'") };
+    let disk = world.serve(&kit.golden(), &["--ram", "32M", "--overflow", "1G"]);
+    let seed = seed();
+    let service = "[Service]\nType=oneshot\nExecStart=/bin/sh -c '/run/payload/work; echo WORK-EXIT $? >/dev/ttyS1; \
+                   sync; systemctl poweroff --force'\n[Install]\nWantedBy=multi-user.target\n";
+    let spec = GuestSpec {
+        dir: world.dir().into(),
+        disks: vec![GuestDisk::VhostUser(disk.vhost())],
+        system: true,
+        payload: vec![
+            Entry::file("payload/work", 0o755, WORK),
+            Entry::directory("payload/systemd"),
+            Entry::file("payload/systemd/work.service", 0o644, service),
+            Entry::directory("payload/systemd/multi-user.target.wants"),
+            Entry::link("payload/systemd/multi-user.target.wants/work.service", "../work.service"),
+        ],
+        memory_mib: 512,
+        vcpus: 2,
+        accelerator: Accelerator::Tcg,
+        reboots: false,
+    };
+    let mut guest = Guest::start(&kit, &spec).unwrap();
+    let mut rng = Rng::new(seed);
+    let (mut last, mut killed) = (0, 0);
+    // Until it has powered off: rare enough that it gets on.
+    while guest.ended().unwrap().is_none() {
+        assert!(guest.started().elapsed() < Duration::from_secs(240), "{}\n{}", guest.tail(), disk.log());
+        last = kill_worker(&disk, last, Duration::from_millis(900), &mut rng);
+        killed += 1;
+    }
+    let reports = guest.reports();
+    assert!(reports.iter().any(|l| l == "WORK-EXIT 0"), "{reports:?}\n{}\n{}", guest.tail(), disk.log());
+    let console = guest.console().join("\n");
+    for word in ["I/O error", "EXT4-fs error", "Remounting filesystem read-only"] {
+        assert!(!console.contains(word), "{console}");
+    }
+    println!("{killed} workers killed, {reports:?}");
+    assert!(killed >= kills().min(25), "{killed}");
+    disk.stop().unwrap();
+}

@@ -1,0 +1,247 @@
+//! Who is connected: VMMs and NBD clients at the exports, people and programs at the control socket. Owns the table
+//! of clients; hands each to the worker, and never waits for any.
+//!
+//! Invariant: a client is in the table until the worker says that it is gone, or until a worker's death has cut its
+//! connection.
+
+use super::control::{Answer, Peer, Request};
+use super::error::SupervisorError;
+use super::event_loop::Supervisor;
+use super::session::{Session, cannot_pass};
+use crate::channel::{ClientKind, ToWorker};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use spillway_export::vhost_user_blk;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// Most connections at a time, of each kind; more are closed at once.
+const MAX_CLIENTS: usize = 16;
+/// Most connections to the control socket at a time.
+const MAX_PEERS: usize = 32;
+/// How long to leave the listeners alone when the host has no fds or memory for a connection.
+const ACCEPT_REST: Duration = Duration::from_secs(1);
+
+/// A connection at an export.
+#[derive(Debug)]
+pub(super) enum Client {
+    /// Its socket is the worker's alone.
+    Nbd,
+    /// Outlives the worker.
+    Vmm(Box<Session>),
+}
+
+impl Client {
+    fn kind(&self) -> ClientKind {
+        match self {
+            Client::Nbd => ClientKind::Nbd,
+            Client::Vmm(_) => ClientKind::VhostUser,
+        }
+    }
+}
+
+/// A reset under way.
+#[derive(Debug)]
+pub(super) struct Reset {
+    /// The peer that waits for it; it may have gone meanwhile.
+    by: u64,
+    force: bool,
+    /// The generation that it is to end.
+    generation: u64,
+}
+
+impl Supervisor {
+    pub(super) fn on_export(&mut self, index: usize) -> Result<(), SupervisorError> {
+        let (kind, listener) = &self.exports[index];
+        let kind = *kind;
+        let accepted = listener.accept();
+        let Some(socket) = self.accepted(accepted) else { return Ok(()) };
+        if self.clients.values().filter(|client| client.kind() == kind).count() >= MAX_CLIENTS {
+            if !std::mem::replace(&mut self.told_full, true) {
+                (self.log)(&format!(
+                    "{MAX_CLIENTS} {} clients are connected: more are turned away",
+                    name(kind)
+                ));
+            }
+            return Ok(());
+        }
+        let id = self.new_id();
+        match kind {
+            ClientKind::Nbd => {
+                self.clients.insert(id, Client::Nbd);
+                self.tell(ToWorker::Client { id, kind }, vec![socket]);
+            }
+            ClientKind::VhostUser => {
+                let session = Session::new(id, socket, self.disk.queues()).map_err(cannot_pass)?;
+                for (message, fds) in session.introduce().map_err(cannot_pass)? {
+                    self.tell(message, fds);
+                }
+                self.clients.insert(id, Client::Vmm(Box::new(session)));
+            }
+        }
+        Ok(())
+    }
+
+    /// A VMM has sent something, or hung up.
+    pub(super) fn on_vmm(&mut self, id: u64, flags: PollFlags) -> Result<(), SupervisorError> {
+        let Some(Client::Vmm(session)) = self.clients.get_mut(&id) else { return Ok(()) };
+        let parcel = match flags.contains(PollFlags::IN) {
+            true => session.next()?,
+            // Nothing can be read now, and nothing will be answered any more.
+            false => Some(session.leave(&vhost_user_blk::Disconnect::Left)),
+        };
+        if let Some((message, fds)) = parcel {
+            self.tell(message, fds);
+        }
+        Ok(())
+    }
+
+    /// The worker has answered a VMM's message.
+    pub(super) fn on_answered(
+        &mut self,
+        id: u64,
+        accepted: bool,
+        answer: Option<Vec<u8>>,
+        fds: Vec<OwnedFd>,
+        writeback: bool,
+    ) {
+        self.disk.remember_writeback(writeback);
+        let Some(Client::Vmm(session)) = self.clients.get_mut(&id) else { return };
+        let answer = answer.map(|bytes| vhost_user_blk::Answer { bytes, fd: fds.into_iter().next() });
+        if let Some((message, fds)) = session.answered(accepted, answer) {
+            self.tell(message, fds);
+        }
+    }
+
+    pub(super) fn on_client_gone(&mut self, id: u64, reason: &str) {
+        self.told_full = false;
+        if let Some(client) = self.clients.remove(&id)
+            && !reason.is_empty()
+        {
+            (self.log)(&format!("{} client {id}: {reason}", name(client.kind())));
+        }
+    }
+
+    /// A worker has died: forgets those whose connection ended with it, and says how many NBD clients they were.
+    pub(super) fn drop_lost_clients(&mut self) -> usize {
+        let all = self.clients.len();
+        let mut vmms = 0;
+        self.clients.retain(|_, client| match client {
+            Client::Nbd => false,
+            Client::Vmm(session) => {
+                vmms += 1;
+                session.interest().is_some()
+            }
+        });
+        all - vmms
+    }
+
+    pub(super) fn on_control(&mut self) {
+        let Some(listener) = &self.control else { return };
+        let accepted = listener.accept();
+        let Some(fd) = self.accepted(accepted) else { return };
+        let mut peer = Peer::new(fd);
+        if self.peers.len() >= MAX_PEERS {
+            peer.answer(&Answer::error(
+                "busy",
+                format!("{MAX_PEERS} connections are open: close one of them"),
+            ));
+            return;
+        }
+        let id = self.new_id();
+        self.peers.insert(id, peer);
+    }
+
+    fn accepted(&mut self, accepted: Result<Option<OwnedFd>, Errno>) -> Option<OwnedFd> {
+        accepted.unwrap_or_else(|e| {
+            (self.log)(&format!("cannot take a connection: {}", super::error::plain(&e.into())));
+            self.accept_after = Some(Instant::now() + ACCEPT_REST);
+            None
+        })
+    }
+
+    pub(super) fn on_peer(&mut self, id: u64, flags: PollFlags) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.ready(flags);
+        }
+        self.serve_peer(id);
+    }
+
+    fn answer(&mut self, id: u64, answer: &Answer) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.answer(answer);
+        }
+        self.serve_peer(id);
+    }
+
+    /// Takes a peer's requests as long as it reads the answers.
+    fn serve_peer(&mut self, id: u64) {
+        while let Some(request) = self.peers.get_mut(&id).and_then(Peer::next_request) {
+            let answer = match request {
+                Request::Ping => Answer::Ok(self.ping()),
+                Request::Stats => {
+                    Answer::Ok(serde_json::to_value(self.stats()).expect("plain numbers and text"))
+                }
+                Request::Reset { .. } if self.reset.is_some() => {
+                    Answer::error("busy", "a reset is under way: wait for it")
+                }
+                Request::Reset { force } => {
+                    let generation = self.window.generation();
+                    self.reset = Some(Reset { by: id, force, generation });
+                    self.tell(ToWorker::Reset { force }, Vec::new());
+                    return;
+                }
+            };
+            if let Some(peer) = self.peers.get_mut(&id) {
+                peer.answer(&answer);
+            }
+        }
+        if self.peers.get(&id).is_some_and(Peer::is_done) {
+            self.peers.remove(&id);
+        }
+    }
+
+    pub(super) fn on_reset_done(&mut self, result: Result<u64, String>) {
+        let answer = match result {
+            Ok(generation) => {
+                self.disk.remember_writeback(true);
+                (self.log)(&format!("reset: this is generation {generation}"));
+                Answer::Ok(serde_json::json!({ "generation": generation }))
+            }
+            Err(why) => Answer::error("refused", why),
+        };
+        if let Some(reset) = self.reset.take() {
+            self.answer(reset.by, &answer);
+        }
+    }
+
+    /// A worker serves anew: a reset that its predecessor left is done by now, or is asked for again.
+    pub(super) fn resume_reset(&mut self) {
+        let Some(reset) = &self.reset else { return };
+        let (force, generation) = (reset.force, self.window.generation());
+        if generation == reset.generation {
+            self.tell(ToWorker::Reset { force }, Vec::new());
+        } else {
+            self.on_reset_done(Ok(generation));
+        }
+    }
+
+    fn ping(&self) -> serde_json::Value {
+        let mut report = serde_json::to_value(self.report()).expect("plain numbers and text");
+        report["version"] = env!("CARGO_PKG_VERSION").into();
+        report
+    }
+
+    fn new_id(&mut self) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        id
+    }
+}
+
+fn name(kind: ClientKind) -> &'static str {
+    match kind {
+        ClientKind::VhostUser => "vhost-user",
+        ClientKind::Nbd => "NBD",
+    }
+}

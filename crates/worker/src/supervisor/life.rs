@@ -1,0 +1,267 @@
+//! The worker's life: how it begins, how its death is noticed, how the next one goes on. Owns the worker's process;
+//! what is served belongs to all workers and is elsewhere.
+//!
+//! Invariant: once a worker has served, there is one, or one is about to be started, until the supervisor stops;
+//! what a dead one has said is heard before the next one begins.
+
+use super::clients::Client;
+use super::error::{ErrorKind, SupervisorError};
+use super::event_loop::Supervisor;
+use super::process::{Program, Received, Worker};
+use crate::channel::{FromWorker, ToWorker};
+use rustix::event::PollFlags;
+use std::os::fd::OwnedFd;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+/// How long a worker may take to serve, to stop, and to end after it closed its channel.
+pub(super) const START_DEADLINE: Duration = Duration::from_secs(60);
+pub(super) const STOP_DEADLINE: Duration = Duration::from_secs(10);
+const END_DEADLINE: Duration = Duration::from_secs(5);
+/// A worker that dies sooner than this has not helped.
+const SHORT_LIFE: Duration = Duration::from_secs(1);
+/// How many short lives are followed by the next one at once.
+const EAGER_STARTS: u32 = 3;
+/// The longest rest after a short life.
+const LONGEST_REST: Duration = Duration::from_secs(1);
+
+/// The worker, or the wait for it.
+#[derive(Debug)]
+pub(super) struct Life {
+    pub program: Program,
+    pub worker: Option<Worker>,
+    /// The worker has said that it serves.
+    pub serving: bool,
+    /// One has.
+    pub has_served: bool,
+    since: Instant,
+    short_lives: u32,
+    /// When the next one is started.
+    start_at: Option<Instant>,
+    /// Set when the worker has closed its channel: when it must have ended.
+    end_by: Option<Instant>,
+}
+
+impl Life {
+    pub fn new(program: Program) -> Life {
+        Life {
+            program,
+            worker: None,
+            serving: false,
+            has_served: false,
+            since: Instant::now(),
+            short_lives: 0,
+            start_at: None,
+            end_by: None,
+        }
+    }
+
+    /// When something must be looked at even if nothing happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        let start_by = (self.has_served && !self.serving).then_some(self.since + START_DEADLINE);
+        [self.start_at, self.end_by, start_by.filter(|_| self.worker.is_some())].into_iter().flatten().min()
+    }
+
+    /// When a worker that closed its channel must have ended.
+    pub fn end_by(&self) -> Option<Instant> {
+        self.end_by
+    }
+
+    /// The process that serves, or is about to; 0 between two of them.
+    pub fn worker_pid(&self) -> u32 {
+        self.worker.as_ref().map_or(0, Worker::pid)
+    }
+
+    fn rest(&self) -> Duration {
+        match self.short_lives.checked_sub(EAGER_STARTS) {
+            None => Duration::ZERO,
+            Some(more) => Duration::from_millis(10 << more.min(7)).min(LONGEST_REST),
+        }
+    }
+}
+
+impl Supervisor {
+    /// Starts a worker and tells it all that it must know.
+    pub(super) fn begin_worker(&mut self) -> Result<(), SupervisorError> {
+        self.life.start_at = None;
+        (self.life.serving, self.life.end_by) = (false, None);
+        self.life.since = Instant::now();
+        let (message, fds) = self.disk.start_message()?;
+        let worker = self.life.worker.insert(Worker::start(&self.life.program)?);
+        worker.send(message, fds)?;
+        for client in self.clients.values() {
+            let Client::Vmm(session) = client else { continue };
+            for (message, fds) in session.introduce().map_err(super::session::cannot_pass)? {
+                worker.send(message, fds)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the worker a message. Without a worker nothing is lost: the next one is told all that holds then.
+    pub(super) fn tell(&mut self, message: ToWorker, fds: Vec<OwnedFd>) {
+        let Some(worker) = &mut self.life.worker else { return };
+        if let Err(e) = worker.send(message, fds) {
+            (self.log)(&e.to_string());
+            worker.kill();
+        }
+    }
+
+    /// Hears what the worker says.
+    pub(super) fn on_channel(&mut self, flags: PollFlags) -> Result<(), SupervisorError> {
+        if flags.contains(PollFlags::OUT)
+            && let Some(worker) = &mut self.life.worker
+            && let Err(e) = worker.send_waiting()
+        {
+            (self.log)(&e.to_string());
+            worker.kill();
+        }
+        while let Some(worker) = &mut self.life.worker {
+            match worker.receive() {
+                Ok(Received::Message(message, fds)) => self.on_message(message, fds)?,
+                Ok(Received::Nothing) => break,
+                Ok(Received::Closed) => {
+                    self.life.end_by.get_or_insert(Instant::now() + END_DEADLINE);
+                    break;
+                }
+                Err(e) => {
+                    (self.log)(&e.to_string());
+                    worker.kill();
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The worker serves.
+    pub(super) fn on_ready(&mut self) {
+        if self.life.has_served {
+            let ms = self.life.since.elapsed().as_millis();
+            (self.log)(&format!("another worker serves, {ms} ms after it was started"));
+        }
+        (self.life.serving, self.life.has_served) = (true, true);
+        self.life.since = Instant::now();
+        self.resume_reset();
+    }
+
+    /// The worker cannot serve. The first one's reason is the supervisor's; after that another one is tried.
+    pub(super) fn on_failed(&mut self, error: String) -> Result<(), SupervisorError> {
+        if self.life.has_served {
+            (self.log)(&error);
+            return Ok(());
+        }
+        Err(SupervisorError::new(ErrorKind::Internal, error))
+    }
+
+    /// Its process has ended, if it has.
+    pub(super) fn on_worker_end(&mut self) -> Result<(), SupervisorError> {
+        // Its last words.
+        self.on_channel(PollFlags::IN)?;
+        match self.life.worker.as_mut().and_then(Worker::ended) {
+            Some(status) => self.lose_worker(&status.to_string()),
+            None => Ok(()),
+        }
+    }
+
+    /// What time alone brings: a worker that does not begin or end is ended, one that is due is started.
+    pub(super) fn keep_worker(&mut self) -> Result<(), SupervisorError> {
+        let now = Instant::now();
+        if self.life.end_by.is_some_and(|by| now >= by) {
+            return self.lose_worker("it had closed its channel and was ended");
+        }
+        let late = self.life.has_served && !self.life.serving && now >= self.life.since + START_DEADLINE;
+        if late && self.life.worker.is_some() {
+            return self.lose_worker("it did not begin to serve and was ended");
+        }
+        if self.life.start_at.is_some_and(|at| now >= at)
+            && let Err(e) = self.begin_worker()
+        {
+            (self.log)(&e.to_string());
+            self.life.worker = None;
+            self.life.start_at = Some(now + LONGEST_REST);
+        }
+        Ok(())
+    }
+
+    /// The worker is dead: the next one goes on with all that outlives it.
+    fn lose_worker(&mut self, how: &str) -> Result<(), SupervisorError> {
+        self.life.worker = None;
+        if !self.life.has_served {
+            return Err(SupervisorError::new(
+                ErrorKind::Internal,
+                format!("the worker ended before it served ({how}): please report this"),
+            ));
+        }
+        let short = !self.life.serving || self.life.since.elapsed() < SHORT_LIFE;
+        self.life.short_lives = if short { self.life.short_lives.saturating_add(1) } else { 0 };
+        let rest = self.life.rest();
+        (self.life.serving, self.life.end_by) = (false, None);
+        self.life.start_at = Some(Instant::now() + rest);
+        let lost = self.drop_lost_clients();
+        let nbd = match lost {
+            0 => String::new(),
+            n => format!("; {n} NBD client(s) lost the connection"),
+        };
+        (self.log)(&format!("the worker has died ({how}): another goes on with the disk{nbd}"));
+        self.keep_worker()
+    }
+
+    /// Stops the worker, which completes what it accepted. It is killed when it takes too long, or when one of
+    /// `hurry` is readable.
+    pub(super) fn stop_worker(
+        &mut self,
+        hurry: &[std::os::fd::BorrowedFd<'_>],
+    ) -> Result<(), SupervisorError> {
+        self.life.start_at = None;
+        let Some(worker) = &mut self.life.worker else { return Ok(()) };
+        if let Some(status) = worker.ended() {
+            return judge_end(status);
+        }
+        self.tell(ToWorker::Stop, Vec::new());
+        let deadline = Instant::now() + STOP_DEADLINE;
+        loop {
+            let hurried = self.relay_once(hurry, deadline)?;
+            let Some(worker) = &mut self.life.worker else { return Ok(()) };
+            if let Some(status) = worker.ended() {
+                return judge_end(status);
+            }
+            let by = self.life.end_by.map_or(deadline, |by| by.min(deadline));
+            if hurried || Instant::now() >= by {
+                (self.log)("the worker has not stopped yet: ending it");
+                worker.kill();
+                return Ok(());
+            }
+        }
+    }
+
+    pub(super) fn on_message(
+        &mut self,
+        message: FromWorker,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), SupervisorError> {
+        match message {
+            FromWorker::Ready => self.on_ready(),
+            FromWorker::Failed { error } => self.on_failed(error)?,
+            FromWorker::Answered { id, accepted, answer, writeback } => {
+                self.on_answered(id, accepted, answer, fds, writeback);
+            }
+            FromWorker::ClientGone { id, reason } => self.on_client_gone(id, &reason),
+            FromWorker::ResetDone { result } => self.on_reset_done(result),
+            FromWorker::Event { text } => (self.log)(&text),
+        }
+        Ok(())
+    }
+}
+
+fn judge_end(status: ExitStatus) -> Result<(), SupervisorError> {
+    if status.success() {
+        return Ok(());
+    }
+    Err(SupervisorError::new(
+        ErrorKind::Internal,
+        format!(
+            "the worker ended while it was stopping ({status}): what it served is gone: please report this"
+        ),
+    ))
+}
