@@ -288,7 +288,10 @@ impl Disk {
         let result = a.errno.map_or(Ok(()), Err);
         match (a.request.operation, result) {
             (Operation::Read, Ok(())) => c.guest.read(bytes),
-            (Operation::Write { .. }, Ok(())) => c.guest.write(bytes),
+            (Operation::Write { .. }, Ok(())) => {
+                c.guest.write(bytes);
+                self.meta.count_written(a.request.sector * SECTOR_BYTES, bytes);
+            }
             (Operation::Read, Err(_)) => add(&c.failed_read_bytes, a.moved_bytes),
             (Operation::Write { .. }, Err(_)) => add(&c.failed_written_bytes, a.moved_bytes),
             (Operation::Flush, _) => add(&c.flushes, 1),

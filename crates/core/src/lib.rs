@@ -30,6 +30,7 @@ mod table;
 mod units;
 mod waiting;
 mod write;
+mod written;
 
 pub use copy::{copy_past_caches, is_zero};
 pub use counters::{Counters, Plane, add, get, set};
@@ -45,3 +46,4 @@ pub use units::{
     BLOCK_BYTES, BLOCK_SECTORS, Block, Location, MAX_DISK_BYTES, REGION_BLOCKS, REGION_BYTES, SECTOR_BYTES,
     Slot,
 };
+pub use written::Written;

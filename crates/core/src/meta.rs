@@ -10,6 +10,7 @@
 //! | `segments_at` | one byte per overflow segment: free, open, sealed |
 //! | `directory_at` | one byte per 2 MiB region: untouched, mapped, zero |
 //! | `map_at` | one 8-byte entry per 4 KiB block |
+//! | `written_at` | one 8-byte [`Written`] per 2 MiB region |
 //!
 //! Invariant: an entry may be read only in a region whose directory byte says `mapped`; anything else there
 //! is junk. A region's entries are all written before its byte turns to `mapped`.
@@ -19,12 +20,13 @@ use crate::entry::Entry;
 use crate::error::DiskError;
 use crate::spec::{DiskSpec, FullPolicy, LogShape, Mode};
 use crate::units::{Block, REGION_BLOCKS};
+use crate::written::Written;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 const PAGE: u64 = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 /// Version of this layout; a worker refuses memory of another.
-pub const LAYOUT_VERSION: u64 = 1;
+pub const LAYOUT_VERSION: u64 = 2;
 
 /// What the directory says of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +75,7 @@ pub struct Layout {
     segments_at: u64,
     directory_at: u64,
     map_at: u64,
+    written_at: u64,
     len: u64,
     regions: usize,
     segments: usize,
@@ -86,8 +89,9 @@ impl Layout {
         let segments_at = (PAGE + size_of::<Counters>() as u64).next_multiple_of(PAGE);
         let directory_at = (segments_at + segments as u64).next_multiple_of(PAGE);
         let map_at = (directory_at + regions as u64).next_multiple_of(PAGE);
-        let len = map_at + regions as u64 * PAGE;
-        Layout { segments_at, directory_at, map_at, len, regions, segments }
+        let written_at = map_at + regions as u64 * PAGE;
+        let len = (written_at + (regions * size_of::<Written>()) as u64).next_multiple_of(PAGE);
+        Layout { segments_at, directory_at, map_at, written_at, len, regions, segments }
     }
 
     /// Bytes of `meta` memory to provide, zeroed and sparse. A multiple of 4096.
@@ -97,8 +101,17 @@ impl Layout {
 
     /// The range of `meta` memory that holds the map: what a reset may punch.
     pub fn map_range(&self) -> std::ops::Range<u64> {
-        self.map_at..self.len
+        self.map_at..self.written_at
     }
+
+    /// The range that holds one [`Written`] for each region. Most of it is a hole: look with pread(2), which
+    /// allocates nothing.
+    pub fn written_range(&self) -> std::ops::Range<u64> {
+        self.written_at..self.written_at + (self.regions * size_of::<Written>()) as u64
+    }
+
+    /// Where the generation lies, a word.
+    pub const GENERATION_AT: u64 = std::mem::offset_of!(Header, generation) as u64;
 
     /// Where the counters lie.
     pub const COUNTERS_AT: u64 = PAGE;
@@ -246,7 +259,11 @@ impl Meta {
         for segment in 0..self.layout.segments {
             self.set_segment(segment, SegmentMark::Free);
         }
-        h.generation.store(h.generation.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let generation = self.generation().wrapping_add(1);
+        if Written::begins_anew(generation) {
+            (0..self.layout.regions).for_each(|region| self.written(region).store(0, Ordering::Relaxed));
+        }
+        h.generation.store(generation, Ordering::Relaxed);
         h.resetting.store(0, Ordering::SeqCst);
     }
 
@@ -317,6 +334,14 @@ impl Meta {
     #[inline]
     pub fn set_entry(&self, block: Block, entry: Entry) {
         self.cell(block).store(entry.bits(), Ordering::Release);
+    }
+
+    /// How much was written to a region: the bits of a [`Written`].
+    #[inline]
+    pub(crate) fn written(&self, region: usize) -> &AtomicU64 {
+        assert!(region < self.layout.regions);
+        // SAFETY: the area holds a word for every region below `regions`, and begins with a page.
+        unsafe { &*self.base.add(self.layout.written_at as usize).cast::<AtomicU64>().add(region) }
     }
 
     /// Asks the processor to fetch a block's directory byte; of its entry too when the region is mapped.

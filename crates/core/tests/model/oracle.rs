@@ -1,7 +1,8 @@
 //! What a disk must read as: for each sector the version that was written last, and, where a write failed or
 //! was cut off, the versions that it may have left.
 
-use spillway_core::{BLOCK_SECTORS, SECTOR_BYTES};
+use spillway_core::{BLOCK_SECTORS, REGION_BLOCKS, SECTOR_BYTES};
+use std::collections::BTreeMap;
 
 pub type Version = u32;
 /// The base image's content.
@@ -27,6 +28,8 @@ struct Write {
 pub struct Oracle {
     base_sectors: u64,
     sectors: Vec<Vec<Write>>,
+    /// Blocks that completed writes touched since the last reset, by region.
+    pub blocks_written: BTreeMap<u64, u64>,
 }
 
 /// Content of a sector in a version.
@@ -46,12 +49,17 @@ fn is(version: Version, sector: u64, content: &[u8]) -> bool {
 
 impl Oracle {
     pub fn new(sectors: u64, base_sectors: u64) -> Oracle {
-        let mut oracle = Oracle { base_sectors, sectors: vec![Vec::new(); sectors as usize] };
+        let mut oracle = Oracle {
+            base_sectors,
+            sectors: vec![Vec::new(); sectors as usize],
+            blocks_written: BTreeMap::new(),
+        };
         oracle.reset();
         oracle
     }
 
     pub fn reset(&mut self) {
+        self.blocks_written.clear();
         for (i, s) in self.sectors.iter_mut().enumerate() {
             let version = if (i as u64) < self.base_sectors { BASE } else { ZERO };
             s.clear();
@@ -75,6 +83,13 @@ impl Oracle {
                     writes.drain(..i);
                 }
             }
+        }
+    }
+
+    /// A write has been acknowledged.
+    pub fn acknowledged(&mut self, sectors: &std::ops::Range<u64>) {
+        for block in sectors.start / BLOCK_SECTORS..sectors.end.div_ceil(BLOCK_SECTORS) {
+            *self.blocks_written.entry(block / REGION_BLOCKS as u64).or_default() += 1;
         }
     }
 

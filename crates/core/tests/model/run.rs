@@ -6,7 +6,7 @@ use crate::rng::Rng;
 use crate::sim::{Client, Ended, Sim};
 use spillway_core::{
     BLOCK_BYTES, BLOCK_SECTORS, Disk, DiskSpec, Errno, FullPolicy, Layout, LogShape, Meta, Mode, Operation,
-    Request, SECTOR_BYTES, Token,
+    Request, SECTOR_BYTES, Token, Written,
 };
 use std::collections::HashMap;
 
@@ -24,6 +24,13 @@ impl Memory {
         let base = self.words.as_mut_ptr().cast::<u8>();
         // SAFETY: there is a page more than the layout needs.
         unsafe { base.add(base.align_offset(4096)) }
+    }
+
+    /// A copy of some of it. No disk is being called.
+    fn words_at(&mut self, range: std::ops::Range<u64>) -> Vec<u64> {
+        let base = self.base().cast::<u64>();
+        // SAFETY: inside the layout; the disk's own view is of atomics, and it does nothing now.
+        range.step_by(8).map(|at| unsafe { base.add(at as usize / 8).read() }).collect()
     }
 
     fn attach(&mut self, spec: DiskSpec) -> Disk {
@@ -179,6 +186,16 @@ impl Run {
     /// All invariants.
     pub fn check(&mut self) {
         self.disk().0.check();
+        let generation = self.disk().0.generation();
+        let words = self.memory.words_at(Layout::of(&self.spec).written_range());
+        for (region, bits) in words.into_iter().enumerate() {
+            let expected = self.oracle.blocks_written.get(&(region as u64)).copied().unwrap_or(0);
+            assert_eq!(
+                Written::from_bits(bits).blocks(generation),
+                expected,
+                "blocks written, region {region}"
+            );
+        }
     }
 
     fn submit(&mut self) {
@@ -263,6 +280,9 @@ impl Run {
                 (_, Ok(())) => {
                     if self.spec.mode == Mode::Direct {
                         self.check_stable(&sent);
+                    }
+                    if matches!(sent.operation, Operation::Write { .. }) {
+                        self.oracle.acknowledged(&sent.changes);
                     }
                     self.oracle.ended(sent.changes, id, State::Done);
                 }
@@ -446,7 +466,7 @@ impl Run {
         }
         self.oracle.reset();
         self.sim.unstable.clear();
-        self.disk().0.check();
+        self.check();
     }
 
     /// Every sector once, by reads.
