@@ -5,6 +5,7 @@
 mod args;
 mod attach;
 mod client;
+mod dirty;
 mod error;
 mod kvm;
 mod mcsio;

@@ -5,7 +5,7 @@
 use crate::args::{Names, Stats as Args};
 use crate::client::Client;
 use crate::error::{Exit, Failure};
-use crate::{mcsio, output, prometheus, table};
+use crate::{dirty, mcsio, output, prometheus, table};
 use serde_json::Value;
 use spillway_worker::supervisor::{Request, Stats};
 use std::io::IsTerminal;
@@ -17,6 +17,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub fn stats(args: &Args) -> Result<(), Failure> {
     args.check()?;
     let mut client = Client::connect(&args.control)?;
+    if args.dirty {
+        return dirty::dirty(args, &mut client);
+    }
     let mut last: Option<(Instant, Stats)> = None;
     let mut due = Instant::now();
     loop {

@@ -57,6 +57,12 @@ fn words_that_cannot_be_are_refused_in_one_line() {
     for rights in [["--socket-mode", "0660"], ["--socket-group", "daemon"]] {
         refuses(spillway().args(["run", "--image", "x.raw"]).args(rights), 2, &[rights[0], "leave"]);
     }
+    let dirty = ["stats", "c", "--dirty"];
+    for other in [vec!["--watch"], vec!["--names", "mcsio"], vec!["--prometheus"]] {
+        refuses(spillway().args(dirty).args(&other), 2, &["--dirty", other[0]]);
+    }
+    refuses(spillway().args(dirty).args(["--top", "0"]), 2, &["--top", "1..=4096"]);
+    refuses(spillway().args(["stats", "c", "--top", "5"]), 2, &["--dirty"]);
     let prometheus = ["stats", "c", "--prometheus"];
     refuses(spillway().args(prometheus).args(["--names", "mcsio"]), 2, &["--names", "--prometheus"]);
     refuses(spillway().args(prometheus).arg("--watch"), 2, &["--watch", "--prometheus"]);

@@ -182,6 +182,7 @@ impl Supervisor {
                 Request::Stats => {
                     Answer::Ok(serde_json::to_value(self.stats()).expect("plain numbers and text"))
                 }
+                Request::Dirty { limit } => self.dirty(limit),
                 Request::Reset { .. } if self.reset.is_some() => {
                     Answer::error("busy", "a reset is under way: wait for it")
                 }

@@ -20,12 +20,22 @@ pub enum Request {
     Ping,
     /// All figures, as [`super::Stats`]: legal at any time.
     Stats,
+    /// Where was written most since the last reset, as [`super::Dirty`]: legal at any time.
+    Dirty {
+        /// Most rows to answer with, up to [`super::Dirty::MAX_ROWS`].
+        #[serde(default = "default_rows")]
+        limit: u32,
+    },
     /// Throw away everything written since the image. Refused while a client is connected, unless forced.
     Reset {
         /// Disconnect clients first.
         #[serde(default)]
         force: bool,
     },
+}
+
+fn default_rows() -> u32 {
+    super::Dirty::ROWS_DEFAULT
 }
 
 /// What is answered.
@@ -120,7 +130,7 @@ impl Peer {
                 }
                 Err(e) => self.answer(&Answer::error(
                     "invalid",
-                    format!("not a request ({e}): send {{\"command\":\"ping\"}}, \"stats\" or \"reset\""),
+                    format!("not a request ({e}): send {{\"command\":\"ping\"}}, \"stats\", \"dirty\" or \"reset\""),
                 )),
             }
         }

@@ -5,7 +5,8 @@
 //! worker's life is in [`Life`].
 
 use super::clients::{Client, Reset};
-use super::control::Peer;
+use super::control::{Answer, Peer};
+use super::dirty::Dirty;
 use super::disk::{Disk, Options};
 use super::error::{ErrorKind, SupervisorError};
 use super::life::{Life, START_DEADLINE};
@@ -16,6 +17,7 @@ use super::{Log, Report};
 use crate::channel::ClientKind;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use spillway_core::Layout;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -163,6 +165,21 @@ impl Supervisor {
             worker_pid: self.life.worker_pid(),
             clients: self.clients.len() as u64,
             ..self.window.read()
+        }
+    }
+
+    /// Where was written most since the last reset, in so many rows.
+    pub(super) fn dirty(&self, rows: u32) -> Answer {
+        if !(1..=Dirty::MAX_ROWS).contains(&rows) {
+            return Answer::error("invalid", format!("a limit is 1 to {} rows", Dirty::MAX_ROWS));
+        }
+        let spec = &self.disk.spec;
+        match Dirty::read(&self.disk.meta, &Layout::of(spec), spec.size_bytes, rows) {
+            Ok(dirty) => {
+                let dirty = Dirty { serial: self.disk.serial().into(), ..dirty };
+                Answer::Ok(serde_json::to_value(dirty).expect("plain numbers and text"))
+            }
+            Err(e) => Answer::error("refused", e.to_string()),
         }
     }
 

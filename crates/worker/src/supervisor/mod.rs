@@ -4,6 +4,7 @@
 
 mod clients;
 mod control;
+mod dirty;
 mod disk;
 mod error;
 mod event_loop;
@@ -18,6 +19,7 @@ mod stats;
 
 pub use crate::channel::{BaseCache, ImageFormat};
 pub use control::{Answer, Request};
+pub use dirty::{Dirty, DirtyRange};
 pub use disk::Options;
 pub use error::{ErrorKind, SupervisorError};
 pub use event_loop::Supervisor;
