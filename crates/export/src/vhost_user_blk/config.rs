@@ -78,10 +78,12 @@ pub(super) struct Device {
     pub capacity_sectors: u64,
     pub queues: u16,
     pub serial: [u8; SERIAL_BYTES],
-    /// `writeback` of the configuration space.
+    /// The setting behind `writeback` of the configuration space; it outlives a driver.
     pub writeback: bool,
     /// Writes are stable before they complete (5.2.6.2): set whenever features or `writeback` change.
     pub write_through: bool,
+    /// This driver sees `writeback` and cannot flush: it is shown 0 (5.2.5.2).
+    cannot_flush: bool,
 }
 
 impl Device {
@@ -94,14 +96,18 @@ impl Device {
             queues: config.queues,
             serial,
             writeback: config.writeback,
-            write_through: false,
+            // As if no feature had been chosen.
+            write_through: true,
+            cannot_flush: false,
         }
     }
 
     /// 5.2.5, 5.2.6.2: a driver that cannot flush, or that asked for it, has a write-through disk.
     pub(super) fn set_features(&mut self, features: u64) {
         let flushes = features & feature::FLUSH != 0;
-        self.write_through = !flushes || (features & feature::CONFIG_WCE != 0 && !self.writeback);
+        let sees_writeback = features & feature::CONFIG_WCE != 0;
+        self.write_through = !flushes || (sees_writeback && !self.writeback);
+        self.cannot_flush = !flushes && sees_writeback;
     }
 
     /// `struct virtio_blk_config`, 5.2.4.
@@ -116,7 +122,7 @@ impl Device {
         // of them in an I/O that is not to be completed from elsewhere.
         put(24, &[3, 0]);
         put(26, &8u16.to_le_bytes());
-        put(WRITEBACK_AT as usize, &[u8::from(self.writeback)]);
+        put(WRITEBACK_AT as usize, &[u8::from(self.writeback && !self.cannot_flush)]);
         put(34, &self.queues.to_le_bytes());
         // Discard: most sectors, most ranges in a request, alignment that gives room back.
         put(36, &MAX_RANGE_SECTORS.to_le_bytes());

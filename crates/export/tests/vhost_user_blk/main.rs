@@ -4,6 +4,7 @@
 
 mod bounds;
 mod chains;
+mod conformance;
 mod eventfds;
 mod messages;
 mod recovery;
