@@ -17,7 +17,7 @@ use crate::ram::RamTier;
 use crate::request::{Operation, Request};
 use crate::spec::{DiskSpec, Mode};
 use crate::table::{Active, Id, Table, Wait};
-use crate::units::{BLOCK_BYTES, Block, SECTOR_BYTES, Slot};
+use crate::units::{BLOCK_BYTES, BLOCK_SECTORS, Block, SECTOR_BYTES, Slot};
 use std::collections::{HashMap, VecDeque};
 
 /// Asynchronous operations that one request may have under way.
@@ -290,7 +290,9 @@ impl Disk {
             (Operation::Read, Ok(())) => c.guest.read(bytes),
             (Operation::Write { .. }, Ok(())) => {
                 c.guest.write(bytes);
-                self.meta.count_written(a.request.sector * SECTOR_BYTES, bytes);
+                let end = a.request.sector + u64::from(a.request.sectors);
+                let blocks = a.request.sector / BLOCK_SECTORS..end.div_ceil(BLOCK_SECTORS);
+                self.meta.count_written(blocks.start as u32..blocks.end as u32);
             }
             (Operation::Read, Err(_)) => add(&c.failed_read_bytes, a.moved_bytes),
             (Operation::Write { .. }, Err(_)) => add(&c.failed_written_bytes, a.moved_bytes),

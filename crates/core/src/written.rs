@@ -5,7 +5,8 @@
 //! but for the one in 65,536 after which the generations in the words begin anew.
 
 use crate::meta::Meta;
-use crate::units::{BLOCK_BYTES, REGION_BYTES};
+use crate::units::{Block, REGION_BLOCKS};
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 const COUNT_BITS: u32 = 48;
@@ -38,9 +39,11 @@ impl Written {
     /// With more blocks written in this generation.
     #[inline]
     #[must_use]
-    pub fn plus(self, blocks: u64, generation: u64) -> Written {
-        let sum = (self.blocks(generation) + blocks.min(MOST)).min(MOST);
-        Written(generation << COUNT_BITS | sum)
+    pub fn plus(self, blocks: u32, generation: u64) -> Written {
+        let tag = generation << COUNT_BITS;
+        let before = if self.0 ^ tag <= MOST { self.0 } else { tag };
+        let sum = before.wrapping_add(u64::from(blocks));
+        Written(if sum ^ tag <= MOST { sum } else { tag | MOST })
     }
 
     /// Whether words of earlier generations would count in this one, and must be cleared first.
@@ -50,20 +53,16 @@ impl Written {
 }
 
 impl Meta {
-    /// Counts a completed write, each block that it touched once: for all but the longest, one load and one store.
+    /// Counts a completed write, which touched these blocks: one load and one store for each region.
     #[inline]
-    pub(crate) fn count_written(&self, offset_bytes: u64, len_bytes: u64) {
-        const BLOCK: u64 = BLOCK_BYTES as u64;
-        let (mut at, end) = (offset_bytes, offset_bytes + len_bytes);
-        while at < end {
-            let region = at / REGION_BYTES;
-            let stop = end.min((region + 1) * REGION_BYTES);
-            let blocks = stop.div_ceil(BLOCK) - at / BLOCK;
-            let word = self.written(region as usize);
-            word.store(
-                Written::from_bits(word.load(Relaxed)).plus(blocks, self.generation()).bits(),
-                Relaxed,
-            );
+    pub(crate) fn count_written(&self, blocks: Range<u32>) {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let region = Block(at).region();
+            let stop = blocks.end.min(((region + 1) * REGION_BLOCKS) as u32);
+            let word = self.written(region);
+            let sum = Written::from_bits(word.load(Relaxed)).plus(stop - at, self.generation());
+            word.store(sum.bits(), Relaxed);
             at = stop;
         }
     }
@@ -95,8 +94,13 @@ mod tests {
 
     #[test]
     fn counts_stay_at_their_most() {
-        let word = Written::from_bits(0).plus(u64::MAX, 2).plus(u64::MAX, 2);
-        assert_eq!((word.blocks(2), word.blocks(3)), (MOST, 0));
-        assert_eq!(Written::from_bits(u64::MAX).plus(1, 0xffff).blocks(0xffff), MOST);
+        for generation in [2, 0xffff, 0x1_0000] {
+            let nearly = Written::from_bits(generation << COUNT_BITS | (MOST - 5));
+            assert_eq!(nearly.plus(5, generation).blocks(generation), MOST);
+            let most = nearly.plus(u32::MAX, generation);
+            assert_eq!((most.blocks(generation), most.blocks(generation + 1)), (MOST, 0));
+            assert_eq!(most.plus(1, generation), most);
+            assert_eq!(most.plus(1, generation + 1).blocks(generation + 1), 1);
+        }
     }
 }

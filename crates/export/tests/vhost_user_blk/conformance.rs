@@ -362,3 +362,27 @@ fn a_region_is_removed_by_its_addresses_and_size_whatever_the_offset() {
     assert!(rig.try_tell(38, &payload([other.gpa, 4096, other.user, 0]), &[]), "the offset is ignored");
     assert_eq!(rig.simple(0, 2, Some((other.gpa, 512, true))), Some((1, 0)));
 }
+
+#[test]
+fn the_document_names_tests_that_are_there() {
+    let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap();
+    let document = read(crates.join("../docs/virtio-blk-conformance.md"));
+    let here = std::fs::read_dir(crates.join("export/tests/vhost_user_blk")).unwrap();
+    let more = ["export/tests/vhost_user_blk_driver.rs", "cli/tests/serving.rs"].map(|p| crates.join(p));
+    let tests: String = here.map(|entry| entry.unwrap().path()).chain(more).map(read).collect();
+    let names: Vec<_> = document
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|name| {
+            name.matches('_').count() > 1
+                && name.bytes().all(|b| matches!(b, b'a'..=b'z' | b'_' | b'0'..=b'9'))
+                && *name != "write_zeroes_may_unmap"
+        })
+        .collect();
+    assert!(names.len() > 90, "{}", names.len());
+    for name in names {
+        assert!(tests.contains(&format!("fn {name}()")), "{name} is not a test");
+    }
+}

@@ -232,14 +232,14 @@ mod tests {
     fn reading_it_takes_no_memory() {
         let layout = Layout::of(&spec());
         let meta = memory::create_meta(layout.len_bytes()).unwrap();
-        let word = |region: u64, blocks: u64, generation: u64| {
+        let word = |region: u64, blocks: u32, generation: u64| {
             let bits = Written::from_bits(0).plus(blocks, generation).bits();
             let at = layout.written_range().start + region * 8;
             rustix::io::pwrite(&meta, &bits.to_ne_bytes(), at).unwrap();
         };
         rustix::io::pwrite(&meta, &9u64.to_ne_bytes(), Layout::GENERATION_AT).unwrap();
         word(1, 40, 9);
-        word(2, 1 << 40, 8);
+        word(2, 1 << 30, 8);
         word(1536, 1, 9);
         let before = rustix::fs::fstat(&meta).unwrap().st_blocks;
         let dirty = Dirty::read(&meta, &layout, spec().size_bytes, 20).unwrap();
