@@ -1,43 +1,67 @@
-//! `make bench`: Spillway and its peers, side by side, on the load of seed 004.
+//! `make bench`: Spillway and its peers, side by side.
 //!
-//! Owns the order of the measurement: all disks stay up, and within a round each point is taken on every disk
-//! in turn before the next point, beginning with another disk in each round. Invariant: figures that are compared
-//! were taken in the same minute, in every round.
+//! Owns the command line, and which part is measured. Invariant: a part that was asked for is measured whole, or the
+//! exit status says that it was not.
 
+mod bound;
+mod checks;
+mod cliff;
+mod cliff_report;
+mod ground;
+mod peers;
 mod report;
 mod targets;
 
-use anyhow::{Context, Result, bail, ensure};
-use clap::Parser;
-use report::{Point, Report, Round, TargetLine};
-use spillway_lab::cores::{self, Hardware};
-use spillway_lab::process::{clean_up_when_interrupted, cpu_seconds};
-use spillway_lab::{End, Load, Stamp};
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+use serde::Serialize;
+use spillway_lab::steady::Patience;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant};
-use targets::{Kind, Place, Target};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Each load on every disk: in RAM, with RAM for 40%, skewed; and the disk's own bound
+    Peers,
+    /// One load over working sets of half to four times the RAM tier
+    Cliff,
+    /// Cliff, then peers
+    All,
+}
 
 /// Measures Spillway beside qemu-storage-daemon.
 #[derive(Parser)]
-#[command(name = "bench")]
+#[command(
+    name = "bench",
+    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'all --quick' about 8.\n\
+        Nothing else may run meanwhile: both cores are used.\n\n\
+        Examples:\n  \
+        bench --quick                  each load on every disk\n  \
+        bench cliff --out /tmp/found   cliff.json and cliff.svg there\n  \
+        bench all --check              everything, and status 1 when a target is missed"
+)]
 struct Options {
-    /// 3 s a point instead of 10.
+    /// What is measured.
+    #[arg(value_enum, default_value_t = Part::Peers)]
+    part: Part,
+    /// Short points, 2 rounds; the cliff with a RAM tier of 256 MiB and half of its working sets.
     #[arg(long)]
     quick: bool,
-    /// Seconds a point.
-    #[arg(long)]
+    /// Seconds a point in each round [default: 10, of the cliff 20; quick 2 and 1].
+    #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
-    /// Rounds; the figures are medians over them.
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
-    /// Queue depths.
+    /// Rounds; the figures are medians over them [default: 3; quick 2].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: Option<u16>,
+    /// Queue depths of the peers' part.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64])]
     depths: Vec<usize>,
-    /// A directory on the disk: 15 GiB for overlay and overflow.
+    /// A directory on the disk: 14 GiB for overlays and overflows.
     #[arg(long, default_value = "/var/tmp")]
     dir: PathBuf,
-    /// A directory on tmpfs: 3 GiB.
+    /// A directory on tmpfs: 3 GiB, for the cliff 5.
     #[arg(long, default_value = "/dev/shm")]
     tmpfs: PathBuf,
     /// The spillway program [default: beside this program].
@@ -47,21 +71,49 @@ struct Options {
     #[arg(long, value_delimiter = ',')]
     cores: Vec<usize>,
     /// Without Spillway: to try the peers.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "check")]
     peers_only: bool,
-    /// Where the JSON goes.
-    #[arg(long, default_value = "docs/benchmarks/bench.json")]
+    /// The directory for bench.json, cliff.json and cliff.svg.
+    #[arg(long, default_value = "docs/benchmarks")]
     out: PathBuf,
-    /// Exit with 1 when a figure misses its target.
+    /// List the targets of the peers' part, and exit with 1 when one is missed.
     #[arg(long)]
     check: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(n) if (0.1..=3600.0).contains(&n) => Ok(n),
+        _ => Err("not a number from 0.1 to 3600".into()),
+    }
+}
+
+impl Options {
+    fn seconds(&self, whole: f64, quick: f64) -> f64 {
+        self.seconds.unwrap_or(if self.quick { quick } else { whole })
+    }
+
+    fn rounds(&self) -> usize {
+        self.rounds.map_or(if self.quick { 2 } else { 3 }, usize::from)
+    }
+
+    /// How long a disk may take to settle before a point of that many seconds.
+    fn patience(&self, seconds: f64) -> Patience {
+        let most = Duration::from_secs(if self.quick { 8 } else { 90 });
+        Patience { window: Duration::from_secs_f64((seconds / 10.0).clamp(0.2, 2.0)), most }
+    }
+}
+
+/// The warm-up of a disk that has settled, or has nothing to settle.
+fn warm_up(seconds: f64) -> Duration {
+    Duration::from_secs_f64((seconds / 6.0).clamp(0.3, 1.5))
 }
 
 fn main() -> ExitCode {
     let options = Options::parse();
     match bench(&options) {
-        Ok(report) if options.check && report.checks.iter().any(|c| !c.pass) => ExitCode::from(1),
-        Ok(_) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
         Err(e) => {
             eprintln!("bench: {e:#}");
             ExitCode::from(2)
@@ -69,216 +121,60 @@ fn main() -> ExitCode {
     }
 }
 
-fn bench(options: &Options) -> Result<Report> {
-    let seconds = options.seconds.unwrap_or(if options.quick { 3.0 } else { 10.0 });
-    let warm_up = Duration::from_secs_f64((seconds / 6.0).clamp(0.3, 1.5));
-    let [driving, serving] = two_cores(options)?;
-    room(&options.dir, 15 << 30)?;
-    room(&options.tmpfs, 3 << 30)?;
-    memory(10 << 30)?;
-    let spillway = match &options.spillway {
-        Some(path) => path.clone(),
-        None => std::env::current_exe()?.with_file_name("spillway"),
-    };
-    let disk = tempfile::Builder::new().prefix("spillway-bench.").tempdir_in(&options.dir)?;
-    let tmpfs = tempfile::Builder::new().prefix("spillway-bench.").tempdir_in(&options.tmpfs)?;
-    clean_up_when_interrupted(vec![disk.path().into(), tmpfs.path().into()])?;
-    let place = Place { spillway: &spillway, disk: disk.path(), tmpfs: tmpfs.path(), core: serving };
-
-    let peer = version("qemu-storage-daemon")?;
-    let stamp = Stamp::now(&spillway);
-    ensure!(
-        options.peers_only || stamp.spillway.is_some(),
-        "{}: does not start: run 'make bench', which builds it",
-        spillway.display()
+/// Whether every target that was to be checked was met.
+fn bench(options: &Options) -> Result<bool> {
+    anyhow::ensure!(
+        options.part != Part::Cliff || !(options.check || options.peers_only),
+        "--check and --peers-only belong to the parts 'peers' and 'all'"
     );
-    // Before this thread is kept on one core, and takes the others for missing.
-    let hardware = Hardware::look(&options.dir)?;
-    cores::pin(driving)?;
-    let mut targets = Vec::new();
-    for kind in Kind::ALL {
-        if !(options.peers_only && kind.is_spillway()) {
-            eprintln!("bench: starting {} and writing its disk over", kind.name());
-            targets.push(Target::start(kind, &place)?);
-        }
+    std::fs::create_dir_all(&options.out)
+        .with_context(|| format!("{}: cannot create", options.out.display()))?;
+    let ground = ground::Ground::prepare(options)?;
+    if options.part != Part::Peers {
+        let found = cliff::measure(options, &ground)?;
+        found.print();
+        keep_json(&found, &options.out.join("cliff.json"))?;
+        keep(&found.sheet().svg(), &options.out.join("cliff.svg"))?;
     }
-
-    let at_rest = rest(&targets);
-    let mut points: Vec<Point> = plan(options, seconds)
-        .into_iter()
-        .flat_map(|(name, load, kinds)| kinds.into_iter().map(move |kind| (name, load, kind)))
-        .filter(|(_, _, kind)| targets.iter().any(|t| t.kind == *kind))
-        .map(|(name, load, kind)| Point { name, load, kind, runs: vec![], cpu_us: vec![] })
-        .collect();
-    let mut rounds = Vec::new();
-    for round in 0..options.rounds {
-        let cross_core_before_ns = cores::cross_core_ns(driving, serving)?;
-        let cold_copy_before_ns = cores::cold_copy_ns(serving)?;
-        let loads: Vec<_> = points.iter().map(|p| (p.name, p.load.depth)).collect();
-        for index in order(&loads, round) {
-            let point = &mut points[index];
-            let target = targets.iter_mut().find(|t| t.kind == point.kind).context("no such disk")?;
-            let load = Load { seed: point.load.seed + round as u64 * 1000, ..point.load };
-            let used = cpu_seconds(target.server.pid());
-            let begin = Instant::now();
-            let measured = target.measure(load, warm_up)?;
-            let share = (cpu_seconds(target.server.pid()) - used) / begin.elapsed().as_secs_f64();
-            eprintln!(
-                "bench: round {}/{}, {} QD{}: {} {:.0} requests/s",
-                round + 1,
-                options.rounds,
-                point.name,
-                load.depth,
-                point.kind.name(),
-                measured.iops
-            );
-            point.cpu_us.push(share / measured.iops * 1e6);
-            point.runs.push(measured);
-        }
-        rounds.push(Round {
-            cross_core_before_ns,
-            cross_core_after_ns: cores::cross_core_ns(driving, serving)?,
-            cold_copy_before_ns,
-            cold_copy_after_ns: cores::cold_copy_ns(serving)?,
-        });
+    if options.part == Part::Cliff {
+        return Ok(true);
     }
-
-    let lines = targets
-        .iter()
-        .zip(at_rest)
-        .map(|(t, at_rest)| {
-            // Where the program lies says nothing.
-            let command = t.server.command.replace(&spillway.display().to_string(), "spillway");
-            Ok(TargetLine { kind: t.kind, what: t.kind.what(), command, at_rest, stats: t.stats()? })
-        })
-        .collect::<Result<_>>()?;
-    drop(targets);
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let mut report = Report {
-        schema: 2,
-        stamp,
-        quick: options.quick,
-        seconds,
-        command: spillway_lab::process::line("bench", &arguments),
-        hardware,
-        cores: [driving, serving],
-        peer,
-        targets: lines,
-        rounds,
-        points,
-        checks: vec![],
-    };
-    report.check();
+    let report = peers::measure(options, &ground)?;
     report.print();
-    keep(&report, &options.out)?;
-    Ok(report)
-}
-
-/// The points of a round, in order: name, load and the disks that take it.
-fn plan(options: &Options, seconds: f64) -> Vec<(&'static str, Load, Vec<Kind>)> {
-    let end = End::After(Duration::from_secs_f64(seconds));
-    let fits = [Kind::Spillway, Kind::Qcow2Tmpfs, Kind::Qcow2Disk, Kind::NullCo];
-    let tight = [Kind::SpillwayTight, Kind::SpillwayTighter, Kind::Qcow2Disk];
-    let mut plan = Vec::new();
-    for &depth in &options.depths {
-        plan.push(("fits", Load::seed_004(depth, end), fits.to_vec()));
+    keep_json(&report, &options.out.join("bench.json"))?;
+    let missed: Vec<_> = report.checks.iter().filter(|c| !c.pass).collect();
+    if options.check && !missed.is_empty() {
+        println!("\n{} of {} targets missed:", missed.len(), report.checks.len());
+        missed.iter().for_each(|c| println!("  {}: {}", c.asked, c.found));
     }
-    for &depth in options.depths.iter().filter(|&&d| d > 1) {
-        plan.push(("tight", Load { random_share: 1.0, ..Load::seed_004(depth, end) }, tight.to_vec()));
-    }
-    plan
+    Ok(!options.check || missed.is_empty())
 }
 
-/// The order in which a round takes its points: each load on its disks in turn, beginning with another disk in each
-/// round, so that none is always first.
-fn order<L: PartialEq>(loads: &[L], round: usize) -> Vec<usize> {
-    let mut order = Vec::with_capacity(loads.len());
-    for disks in loads.chunk_by(PartialEq::eq) {
-        let begin = order.len();
-        order.extend(begin..begin + disks.len());
-        order[begin..].rotate_left(round % disks.len());
-    }
-    order
-}
-
-/// Processor time that each process uses while nobody asks anything: used, of how much.
-fn rest(targets: &[Target]) -> Vec<(f64, f64)> {
-    // What was begun before (eviction, polling for more work) may end first.
-    std::thread::sleep(Duration::from_secs(2));
-    let before: Vec<f64> = targets.iter().map(|t| cpu_seconds(t.server.pid())).collect();
-    let begin = Instant::now();
-    std::thread::sleep(Duration::from_secs(4));
-    let of = begin.elapsed().as_secs_f64();
-    targets.iter().zip(before).map(|(t, b)| (cpu_seconds(t.server.pid()) - b, of)).collect()
-}
-
-fn two_cores(options: &Options) -> Result<[usize; 2]> {
-    let there = cores::available()?;
-    match options.cores[..] {
-        [] => match there[..] {
-            [a, b, ..] => Ok([a, b]),
-            _ => bail!("bench needs two cores, one to drive and one to serve: there is {}", there.len()),
-        },
-        [a, b] if a != b && there.contains(&a) && there.contains(&b) => Ok([a, b]),
-        _ => bail!("--cores takes two different cores of {there:?}"),
-    }
-}
-
-fn room(dir: &Path, bytes: u64) -> Result<()> {
-    let stat = rustix::fs::statvfs(dir).with_context(|| format!("{}: cannot be used", dir.display()))?;
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    ensure!(
-        free >= bytes,
-        "{}: bench needs {} GiB there, {:.1} are free: give another directory with --dir or --tmpfs",
-        dir.display(),
-        bytes >> 30,
-        free as f64 / f64::from(1 << 30)
-    );
-    Ok(())
-}
-
-fn memory(bytes: u64) -> Result<()> {
-    let text = std::fs::read_to_string("/proc/meminfo")?;
-    let kib: u64 = text
-        .lines()
-        .find(|l| l.starts_with("MemAvailable"))
-        .and_then(|l| l.split_whitespace().nth(1)?.parse().ok())
-        .context("/proc/meminfo has no MemAvailable")?;
-    ensure!(
-        kib * 1024 >= bytes,
-        "bench keeps all disks up at once and needs {} GiB of memory: {:.1} are available",
-        bytes >> 30,
-        kib as f64 / f64::from(1 << 20)
-    );
-    Ok(())
-}
-
-fn version(program: &str) -> Result<String> {
-    let output = Command::new(program)
-        .arg("--version")
-        .output()
-        .with_context(|| format!("{program} cannot be started: run 'make bench', or 'make install-deps'"))?;
-    Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or(program).to_string())
-}
-
-fn keep(report: &Report, out: &Path) -> Result<()> {
-    if let Some(dir) = out.parent().filter(|d| !d.as_os_str().is_empty()) {
-        std::fs::create_dir_all(dir).with_context(|| format!("{}: cannot create", dir.display()))?;
-    }
+fn keep_json(report: &impl Serialize, path: &Path) -> Result<()> {
     let mut text = serde_json::to_string_pretty(report)?;
     text.push('\n');
-    std::fs::write(out, text).with_context(|| format!("{}: cannot write", out.display()))?;
-    println!("\nKept in {}", out.display());
+    keep(&text, path)
+}
+
+fn keep(text: &str, path: &Path) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("{}: cannot write", path.display()))?;
+    println!("Kept in {}", path.display());
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
     #[test]
-    fn each_round_takes_all_points_and_begins_with_another_disk() {
-        let loads = ["fits", "fits", "fits", "tight", "tight"];
-        assert_eq!(super::order(&loads, 0), [0, 1, 2, 3, 4]);
-        assert_eq!(super::order(&loads, 1), [1, 2, 0, 4, 3]);
-        assert_eq!(super::order(&loads, 2), [2, 0, 1, 3, 4]);
+    fn the_command_line_is_sound_and_measures_the_peers_unless_told() {
+        Options::command().debug_assert();
+        let options = Options::parse_from(["bench"]);
+        assert!(options.part == Part::Peers && !options.quick && options.rounds() == 3);
+        let options = Options::parse_from(["bench", "cliff", "--quick", "--out", "/x"]);
+        assert!(options.part == Part::Cliff && options.rounds() == 2 && options.out == Path::new("/x"));
+        assert!(Options::try_parse_from(["bench", "--rounds", "0"]).is_err());
+        assert!(Options::try_parse_from(["bench", "--seconds", "-1"]).is_err());
     }
 }

@@ -1,39 +1,35 @@
-//! What a bench found: the points, the targets of the issue against them, and how both are shown.
+//! What the peers' part found, and how it is shown.
 //!
 //! Invariant: every figure shown is a median of the runs that the JSON file keeps.
 
+use crate::bound::Bound;
+use crate::checks::Check;
+use crate::ground::{Nearness, Origin};
 use crate::targets::Kind;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use spillway_lab::cores::{Hardware, median};
-use spillway_lab::{Load, Measured, Stamp};
+use spillway_lab::cores::median;
+use spillway_lab::steady::Settled;
+use spillway_lab::{Load, Measured};
 
 /// Everything that was found, as it is kept.
 #[derive(Serialize)]
 pub struct Report {
     /// Form of this file.
     pub schema: u32,
-    /// When, and with which Spillway.
+    /// Where it was found.
     #[serde(flatten)]
-    pub stamp: Stamp,
-    /// Whether the points were short.
-    pub quick: bool,
+    pub origin: Origin,
     /// Seconds measured per point and run.
     pub seconds: f64,
-    /// The command that was run.
-    pub command: String,
-    /// What it ran on.
-    pub hardware: Hardware,
-    /// The core that drove and the core that served.
-    pub cores: [usize; 2],
-    /// The peers' program and its version.
-    pub peer: String,
     /// The disks.
     pub targets: Vec<TargetLine>,
     /// The rounds.
     pub rounds: Vec<Round>,
     /// The points.
     pub points: Vec<Point>,
+    /// What the bare disk allows; `None` without Spillway.
+    pub bound: Option<Bound>,
     /// What was asked for.
     pub checks: Vec<Check>,
 }
@@ -56,25 +52,58 @@ pub struct TargetLine {
 /// One round over all points.
 #[derive(Serialize)]
 pub struct Round {
-    /// Cross-core time before it, in nanoseconds one way.
-    pub cross_core_before_ns: f64,
+    /// How near cores and memory were before it.
+    pub before: Nearness,
     /// And after it.
-    pub cross_core_after_ns: f64,
-    /// Time of a bare 4 KiB copy to a random place in memory, before it.
-    pub cold_copy_before_ns: f64,
-    /// And after it.
-    pub cold_copy_after_ns: f64,
+    pub after: Nearness,
+}
+
+/// A load over all depths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Name {
+    /// The working set fits the RAM tier.
+    Fits,
+    /// RAM for 40% of it, uniform.
+    Tight,
+    /// RAM for 40% of it, most requests to some of the blocks.
+    Skewed,
+}
+
+impl Name {
+    const ALL: [Name; 3] = [Name::Fits, Name::Tight, Name::Skewed];
+
+    fn title(self) -> &'static str {
+        match self {
+            Name::Fits => "Working set in RAM: 4 KiB, 80% write, 90% random, 2.5 GiB",
+            Name::Tight => "RAM for 40% of the working set: 4 KiB, 80% write, uniform over 2.5 GiB",
+            Name::Skewed => {
+                "RAM for 40% of the working set, skewed: 4 KiB, 80% write, 90% of requests to 30% of 2.5 GiB"
+            }
+        }
+    }
+
+    /// What progress calls it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Name::Fits => "fits",
+            Name::Tight => "tight",
+            Name::Skewed => "skewed",
+        }
+    }
 }
 
 /// One load at one depth on one disk.
 #[derive(Serialize)]
 pub struct Point {
-    /// `fits` or `tight`.
-    pub name: &'static str,
+    /// Which of the loads.
+    pub name: Name,
     /// What was asked.
     pub load: Load,
     /// On which disk.
     pub kind: Kind,
+    /// How the disk settled before each; nothing where all is in RAM.
+    pub settled: Vec<Settled>,
     /// One measurement a round.
     pub runs: Vec<Measured>,
     /// Processor microseconds that the serving process used for a request, one a round.
@@ -92,7 +121,8 @@ impl Point {
         median(&mut self.runs.iter().map(|r| r.p50_ns as f64).collect::<Vec<_>>())
     }
 
-    fn p99_ns(&self) -> f64 {
+    /// The middle p99.
+    pub fn p99_ns(&self) -> f64 {
         median(&mut self.runs.iter().map(|r| r.p99_ns as f64).collect::<Vec<_>>())
     }
 
@@ -101,101 +131,42 @@ impl Point {
     }
 }
 
-/// One thing that was asked for, and whether it came out so.
-#[derive(Serialize)]
-pub struct Check {
-    /// What was asked for.
-    pub asked: String,
-    /// What was found.
-    pub found: String,
-    /// Whether that is enough.
-    pub pass: bool,
-}
-
 impl Report {
-    fn point(&self, name: &str, depth: usize, kind: Kind) -> Option<&Point> {
+    /// A point that was measured.
+    pub fn point(&self, name: Name, depth: usize, kind: Kind) -> Option<&Point> {
         self.points.iter().find(|p| p.name == name && p.load.depth == depth && p.kind == kind)
-    }
-
-    /// Sets the findings against what the project promises.
-    pub fn check(&mut self) {
-        let mut checks = Vec::new();
-        let mut ratio = |what: &str, least: f64, name: &str, depth, ours: Kind, peer: Kind| {
-            if let (Some(a), Some(b)) = (self.point(name, depth, ours), self.point(name, depth, peer)) {
-                let found = a.iops() / b.iops();
-                checks.push(Check {
-                    asked: format!("{what}: at least {least} times the rate of {}", peer.name()),
-                    found: format!("{found:.2} ({} against {})", rate(a.iops()), rate(b.iops())),
-                    pass: found >= least,
-                });
-            }
-        };
-        ratio("fits, QD16", 10.0, "fits", 16, Kind::Spillway, Kind::Qcow2Tmpfs);
-        ratio("fits, QD16", 0.5, "fits", 16, Kind::Spillway, Kind::NullCo);
-        let tight = "RAM for 40%, overflow 8G, QD16";
-        ratio(tight, 2.5, "tight", 16, Kind::SpillwayTight, Kind::Qcow2Disk);
-        if let (Some(a), Some(b)) =
-            (self.point("fits", 1, Kind::Spillway), self.point("fits", 1, Kind::Qcow2Tmpfs))
-        {
-            let found = a.p50_ns() / b.p50_ns();
-            checks.push(Check {
-                asked: format!("fits, QD1: p50 at most a third of that of {}", b.kind.name()),
-                found: format!("{found:.2} ({} against {})", time(a.p50_ns()), time(b.p50_ns())),
-                pass: found <= 1.0 / 3.0,
-            });
-        }
-        for target in self.targets.iter().filter(|t| t.kind.is_spillway()) {
-            let (used, of) = target.at_rest;
-            checks.push(Check {
-                asked: format!("{}: no CPU at rest, with a client connected", target.kind.name()),
-                found: format!("{:.0} ms in {of:.1} s", used * 1000.0),
-                pass: used <= of * 0.005,
-            });
-        }
-        self.checks = checks;
     }
 
     /// Prints everything for people.
     pub fn print(&self) {
-        let h = &self.hardware;
-        println!(
-            "\nHardware: {}, {} cores, {:.0} GiB, kernel {}",
-            h.cpu,
-            h.cores,
-            gib(h.ram_bytes),
-            h.kernel
-        );
-        println!("Disk:     {}", h.disk);
-        println!("Memory:   huge pages for shared memory: {}", h.shmem_huge_pages);
-        println!("Measured: {}; {}", self.stamp, self.peer);
+        println!();
+        self.origin.lines().iter().for_each(|line| println!("{line}"));
         for target in &self.targets {
             println!("  {:<30} {}", target.kind.name(), target.what);
         }
-        println!(
-            "Driver on core {}, each disk on core {}; {} rounds, {} s a point; medians (best run - worst run)",
-            self.cores[0],
-            self.cores[1],
-            self.rounds.len(),
-            self.seconds
-        );
+        println!("{} rounds, {} s a point; medians (best run - worst run)", self.rounds.len(), self.seconds);
         for (i, r) in self.rounds.iter().enumerate() {
             println!(
                 "Round {}:  cross-core time {:.0} ns before, {:.0} ns after; a bare 4 KiB copy to cold memory {:.0} ns before, {:.0} ns after",
                 i + 1,
-                r.cross_core_before_ns,
-                r.cross_core_after_ns,
-                r.cold_copy_before_ns,
-                r.cold_copy_after_ns
+                r.before.cross_core_ns,
+                r.after.cross_core_ns,
+                r.before.cold_copy_ns,
+                r.after.cold_copy_ns
             );
         }
-        for (name, title) in [
-            ("fits", "Working set in RAM: 4 KiB, 80% write, 90% random, 2.5 GiB"),
-            ("tight", "RAM for 40% of the working set: 4 KiB, 80% write, uniform over 2.5 GiB"),
-        ] {
+        for name in Name::ALL {
             if self.points.iter().any(|p| p.name == name) {
-                println!("\n{title}");
-                println!("{}", self.table(name));
+                println!("\n{}\n{}", name.title(), self.table(name));
             }
+        }
+        let restless: usize =
+            self.points.iter().flat_map(|p| &p.settled).filter(|settled| !settled.steady).count();
+        if restless > 0 {
+            println!("{restless} runs began before their disk was steady: the time for that was too short");
+        }
+        if let Some(bound) = &self.bound {
+            bound.print();
         }
         println!();
         for c in &self.checks {
@@ -203,7 +174,7 @@ impl Report {
         }
     }
 
-    fn table(&self, name: &str) -> Table {
+    fn table(&self, name: Name) -> Table {
         let mut table = Table::new();
         table.load_preset(presets::ASCII_MARKDOWN);
         table.set_header([
@@ -249,12 +220,8 @@ impl Report {
     }
 }
 
-fn gib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 30)
-}
-
 /// Requests a second, short.
-fn rate(iops: f64) -> String {
+pub fn rate(iops: f64) -> String {
     match iops {
         n if n >= 1e6 => format!("{:.2} M", n / 1e6),
         n if n >= 1e4 => format!("{:.0} k", n / 1e3),
@@ -263,7 +230,7 @@ fn rate(iops: f64) -> String {
 }
 
 /// A duration, short.
-fn time(ns: f64) -> String {
+pub fn time(ns: f64) -> String {
     match ns {
         n if n >= 1e6 => format!("{:.1} ms", n / 1e6),
         n if n >= 1e4 => format!("{:.0} us", n / 1e3),

@@ -1,21 +1,42 @@
 //! The disks that are measured side by side: Spillway as shipped, and its peers.
 //!
-//! Owns their files and their processes. Invariant: all serve a disk of the same size, on the same core, and each
-//! has been written over its whole span before anything is measured.
+//! Owns their files and their processes. Invariant: all serve from the same core, and each has been written over its
+//! whole span, in order, before anything is measured.
 
+use crate::ground::Ground;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use spillway_lab::{Driver, End, Load, Server, Shape};
+use serde_json::Value;
+use spillway_lab::steady::{LogLevel, Patience, Settled, Steady};
+use spillway_lab::{Driver, End, Load, Measured, Server, Shape};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Size of every disk: the span of seed 004's load.
-pub const DISK_BYTES: u64 = 5 << 29;
 /// The deepest queue that is measured.
 pub const DEEPEST: usize = 64;
+const GIB: u64 = 1 << 30;
 
-/// One kind of disk under measurement.
+/// A program that serves a disk, and with what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Serving {
+    /// Spillway in the mode `ram+overflow`.
+    Spillway {
+        /// Limit of the RAM tier.
+        ram_bytes: u64,
+        /// Limit of the overflow.
+        overflow_bytes: u64,
+    },
+    /// QEMU's copy-on-write overlay on tmpfs.
+    Qcow2Tmpfs,
+    /// The same on disk, past the page cache.
+    Qcow2Disk,
+    /// QEMU's device that stores nothing.
+    NullCo,
+}
+
+/// One kind of disk in the peers' part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -72,116 +93,126 @@ impl Kind {
         }
     }
 
+    /// How it is served.
+    pub fn serving(self) -> Serving {
+        match self {
+            Kind::Spillway => Serving::Spillway { ram_bytes: 3 * GIB, overflow_bytes: 8 * GIB },
+            Kind::SpillwayTight => Serving::Spillway { ram_bytes: GIB, overflow_bytes: 8 * GIB },
+            Kind::SpillwayTighter => Serving::Spillway { ram_bytes: GIB, overflow_bytes: 3 * GIB },
+            Kind::Qcow2Tmpfs => Serving::Qcow2Tmpfs,
+            Kind::Qcow2Disk => Serving::Qcow2Disk,
+            Kind::NullCo => Serving::NullCo,
+        }
+    }
+
     /// Whether it is ours.
     pub fn is_spillway(self) -> bool {
-        matches!(self, Kind::Spillway | Kind::SpillwayTight | Kind::SpillwayTighter)
+        matches!(self.serving(), Serving::Spillway { .. })
     }
-}
-
-/// Where a bench works.
-pub struct Place<'a> {
-    /// The spillway program.
-    pub spillway: &'a Path,
-    /// A directory on the disk.
-    pub disk: &'a Path,
-    /// A directory on tmpfs.
-    pub tmpfs: &'a Path,
-    /// The core that serves.
-    pub core: usize,
 }
 
 /// A disk that is being served, with the one connection that drives it.
 pub struct Target {
-    /// What it is.
-    pub kind: Kind,
-    /// Its connection.
-    pub driver: Driver,
+    // Fields drop in this order: the connection goes before its process, the files go last.
+    driver: Driver,
     /// Its process.
     pub server: Server,
     control: Option<PathBuf>,
     spillway: PathBuf,
+    _files: tempfile::TempDir,
+    _tmpfs: tempfile::TempDir,
 }
 
 impl Target {
     /// Starts a server and writes its disk over once.
-    pub fn start(kind: Kind, place: &Place<'_>) -> Result<Target> {
-        let key = serde_json::to_value(kind)?.as_str().unwrap_or("disk").to_string();
-        let socket = place.disk.join(format!("{key}.vhost"));
-        let control = place.disk.join(format!("{key}.control"));
-        let base = place.disk.join("base.raw");
-        if !base.exists() {
-            std::fs::File::create(&base)?.set_len(DISK_BYTES)?;
-        }
-        let (program, arguments) = match kind {
-            Kind::Spillway => (place.spillway, serve(&base, ["3G", "8G"], &socket, &control, place)),
-            Kind::SpillwayTight => (place.spillway, serve(&base, ["1G", "8G"], &socket, &control, place)),
-            Kind::SpillwayTighter => (place.spillway, serve(&base, ["1G", "3G"], &socket, &control, place)),
-            Kind::Qcow2Tmpfs => (
-                Path::new("qemu-storage-daemon"),
-                daemon(&qcow2(&base, &place.tmpfs.join("overlay.qcow2"), ",aio=threads")?, &socket),
-            ),
-            Kind::Qcow2Disk => (
-                Path::new("qemu-storage-daemon"),
-                daemon(
-                    &qcow2(&base, &place.disk.join("overlay.qcow2"), ",cache.direct=on,aio=io_uring")?,
-                    &socket,
-                ),
-            ),
-            Kind::NullCo => (
-                Path::new("qemu-storage-daemon"),
-                daemon(&[format!("driver=null-co,node-name=disk,size={DISK_BYTES}")], &socket),
-            ),
+    pub fn start(serving: Serving, disk_bytes: u64, ground: &Ground) -> Result<Target> {
+        let files = tempfile::Builder::new().prefix("disk.").tempdir_in(ground.disk())?;
+        let tmpfs = tempfile::Builder::new().prefix("disk.").tempdir_in(ground.tmpfs())?;
+        let [socket, control, base] = ["vhost", "control", "base.raw"].map(|name| files.path().join(name));
+        std::fs::File::create(&base)?.set_len(disk_bytes)?;
+        let daemon_program = Path::new("qemu-storage-daemon");
+        let (program, nodes) = match serving {
+            Serving::Spillway { .. } => (ground.spillway.as_path(), vec![]),
+            Serving::Qcow2Tmpfs => {
+                (daemon_program, qcow2(&base, &tmpfs.path().join("overlay.qcow2"), ",aio=threads")?)
+            }
+            Serving::Qcow2Disk => {
+                let overlay = files.path().join("overlay.qcow2");
+                (daemon_program, qcow2(&base, &overlay, ",cache.direct=on,aio=io_uring")?)
+            }
+            Serving::NullCo => {
+                (daemon_program, vec![format!("driver=null-co,node-name=disk,size={disk_bytes}")])
+            }
         };
-        let program = program.to_str().context("the program's path is not UTF-8")?;
-        let log = place.disk.join(format!("{key}.log"));
-        let mut server = Server::start(kind.name(), program, &arguments, Some(place.core), &log)?;
+        let arguments = match serving {
+            Serving::Spillway { ram_bytes, overflow_bytes } => {
+                serve(&base, [ram_bytes, overflow_bytes], &socket, &control, files.path())
+            }
+            _ => daemon(&nodes, &socket),
+        };
+        let name = program.to_str().context("the program's path is not UTF-8")?;
+        let mut server =
+            Server::start(name, name, &arguments, Some(ground.serving()), &files.path().join("log"))?;
         server.wait_for(&socket, Duration::from_secs(30))?;
         let shape = Shape { depth: DEEPEST, request_bytes: 128 << 10, ..Shape::default() };
         let mut driver = Driver::connect_with(&socket, shape)
             .with_context(|| format!("{}\n{}", server.command, server.tail()))?;
         driver
-            .run(&Load::fill(DISK_BYTES, 128 << 10))
+            .run(&Load::fill(disk_bytes, 128 << 10))
             .with_context(|| format!("{}: writing the disk over\n{}", server.command, server.tail()))?;
-        let control = kind.is_spillway().then_some(control);
-        Ok(Target { kind, driver, server, control, spillway: place.spillway.to_path_buf() })
+        let control = matches!(serving, Serving::Spillway { .. }).then_some(control);
+        let spillway = ground.spillway.clone();
+        Ok(Target { server, driver, control, spillway, _files: files, _tmpfs: tmpfs })
     }
 
     /// What `spillway stats --json` says; `None` for a peer.
-    pub fn stats(&self) -> Result<Option<serde_json::Value>> {
+    pub fn stats(&self) -> Result<Option<Value>> {
         self.control.as_ref().map(|control| spillway_lab::disk::stats(&self.spillway, control)).transpose()
     }
 
-    /// One point: a warm-up that is thrown away, then the measurement.
-    pub fn measure(&mut self, load: Load, warm_up: Duration) -> Result<spillway_lab::Measured> {
-        let warm = Load { end: End::After(warm_up), seed: load.seed ^ 0xaaaa, ..load };
-        let measured = self.driver.run(&warm).and_then(|_| self.driver.run(&load));
+    /// Runs a load.
+    pub fn run(&mut self, load: &Load) -> Result<Measured> {
+        let measured = self.driver.run(load);
         measured.with_context(|| format!("{}\n{}", self.server.command, self.server.tail()))
+    }
+
+    /// Runs a load for a while and throws its figures away.
+    pub fn warm(&mut self, load: Load, time: Duration) -> Result<()> {
+        self.run(&Load { end: End::After(time), seed: load.seed ^ 0xaaaa, ..load }).map(drop)
+    }
+
+    /// Runs a load until the disk is steady under it, or patience ends.
+    pub fn settle(&mut self, load: Load, patience: Patience) -> Result<Settled> {
+        let mut steady = Steady::default();
+        let mut seconds = 0.0;
+        for window in 0.. {
+            let seed = load.seed ^ 0xbbbb ^ (window << 32);
+            let measured = self.run(&Load { end: End::After(patience.window), seed, ..load })?;
+            seconds += measured.seconds;
+            let log = self.stats()?.map(|stats| LogLevel::of(&stats)).transpose()?;
+            let steady = steady.add(measured.iops, log);
+            if steady || seconds >= patience.most.as_secs_f64() {
+                return Ok(Settled { seconds, steady });
+            }
+        }
+        bail!("patience has no end")
     }
 }
 
 fn serve(
     base: &Path,
-    [ram, overflow]: [&str; 2],
+    [ram_bytes, overflow_bytes]: [u64; 2],
     socket: &Path,
     control: &Path,
-    place: &Place<'_>,
+    dir: &Path,
 ) -> Vec<String> {
     let text = |p: &Path| p.display().to_string();
-    [
-        "serve",
-        "--image",
-        &text(base),
-        "--ram",
-        ram,
-        "--overflow",
-        overflow,
-        "--overflow-dir",
-        &text(place.disk),
-    ]
-    .into_iter()
-    .chain(["--vhost-user", &text(socket), "--control", &text(control)])
-    .map(String::from)
-    .collect()
+    let mib = |bytes: u64| format!("{}M", bytes >> 20);
+    let mut arguments = vec!["serve".to_string(), "--image".into(), text(base)];
+    arguments.extend(["--ram".into(), mib(ram_bytes), "--overflow".into(), mib(overflow_bytes)]);
+    arguments.extend(["--overflow-dir".into(), text(dir)]);
+    arguments.extend(["--vhost-user".into(), text(socket), "--control".into(), text(control)]);
+    arguments
 }
 
 fn qcow2(base: &Path, overlay: &Path, options: &str) -> Result<Vec<String>> {
