@@ -13,9 +13,10 @@ demo: install-deps image ## One machine on three disks, where its I/O goes (DEMO
 	$(CARGO) build --release -p spillway -p spillway-lab
 	target/release/demo $(DEMO_ARGS)
 
-bench: install-deps ## Spillway beside its peers (BENCH_ARGS="--quick --check --out FILE")
+BENCH_PART ?= all
+bench: install-deps ## Spillway beside its peers (BENCH_PART=peers|cliff|all BENCH_ARGS="--quick --check --out DIR")
 	$(CARGO) build --release -p spillway -p spillway-lab
-	target/release/bench $(BENCH_ARGS)
+	target/release/bench $(BENCH_PART) $(BENCH_ARGS)
 
 test: install-deps image ## All tests; says what was skipped
 	scripts/test
