@@ -45,6 +45,13 @@ pub struct Probed {
     pub command: String,
 }
 
+impl Probed {
+    /// Whether the writer wrote what it was asked to, or nearly; else the reads had more room than they should.
+    pub fn writer_kept_up(&self) -> bool {
+        self.write_bytes_per_second >= self.asked_write_bytes_per_second as f64 * 0.95
+    }
+}
+
 impl Probe<'_> {
     /// Writes the file, measures, and removes the file.
     pub fn run(&self) -> Result<Probed> {
@@ -128,6 +135,18 @@ fn job<'a>(found: &'a Value, name: &str) -> Result<&'a Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_writer_that_falls_behind_is_noticed() {
+        let probed = |write_bytes_per_second| Probed {
+            read_iops: 1.0,
+            asked_write_bytes_per_second: 1000,
+            write_bytes_per_second,
+            command: String::new(),
+        };
+        assert!(probed(960.0).writer_kept_up() && probed(1010.0).writer_kept_up());
+        assert!(!probed(940.0).writer_kept_up());
+    }
 
     #[test]
     fn reads_and_a_writer_at_its_rate_leave_nothing_behind() {

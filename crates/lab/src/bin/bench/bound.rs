@@ -96,7 +96,14 @@ impl Bound {
         for column in table.column_iter_mut() {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        println!("{table}\nSpillway / bound: {:.2}", self.ratio());
+        println!("{table}");
+        let slow = self.rounds.iter().filter(|r| !r.disk.writer_kept_up()).count();
+        if slow > 0 {
+            println!(
+                "The writer fell behind in {slow} of these rounds: reads had more room, and the bound is too high"
+            );
+        }
+        println!("Spillway / bound: {:.2}", self.ratio());
     }
 }
 

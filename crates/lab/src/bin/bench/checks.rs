@@ -41,7 +41,7 @@ pub fn of(report: &Report) -> Vec<Check> {
         let found = both(report, (name, DEPTH, kind), (peer_name, DEPTH, peer))
             .map(|(a, b)| (a.iops() / b.iops(), format!("{} against {}", rate(a.iops()), rate(b.iops()))));
         check(
-            format!("{words}: at least {least} of the rate of {}", peer.name()),
+            format!("{words}: at least {least} times the rate of {}", peer.name()),
             Asked::AtLeast(least),
             found,
         )
