@@ -267,7 +267,7 @@ fn it_ends_with_requests_that_wait_for_room() {
 #[test]
 fn a_worker_that_is_killed_is_followed_by_another_that_has_the_disk() {
     let world = World::new();
-    let mut server = Server::start(&mut controlled(&world));
+    let server = Server::start(&mut controlled(&world));
     qemu_io(&world, &["write -P 5 0 4M"]);
     let first = server.worker_pid();
     rustix::process::kill_process(first, Signal::KILL).unwrap();
