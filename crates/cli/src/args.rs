@@ -52,6 +52,9 @@ pub enum Command {
     /// Throw away everything written since the image: a new generation of the disk
     #[command(after_help = RESET_EXAMPLES)]
     Reset(Reset),
+    /// Let another version serve a disk while its machine goes on
+    #[command(after_help = UPGRADE_EXAMPLES)]
+    Upgrade(Upgrade),
     /// Print what to paste into a VMM's configuration
     #[command(after_help = ATTACH_EXAMPLES)]
     Attach(Attach),
@@ -110,6 +113,17 @@ Examples:
   spillway reset /run/vm1.ctl
   Disconnect the machine first (it loses its disk):
     spillway reset /run/vm1.ctl --force";
+
+const UPGRADE_EXAMPLES: &str = "\
+The program is started beside the one that serves and asked what it is. If it fits, what was accepted is completed, and
+the new one goes on with all that was written and with the VMM's open connection. NBD clients must connect again. If it
+does not fit, or cannot serve, the old one goes on. Only the user that serves, and root, may do this.
+
+Examples:
+  The version that was just installed takes over:
+    spillway upgrade /run/vm1.ctl
+  Another one:
+    spillway upgrade /run/vm1.ctl --binary /opt/spillway-2/spillway";
 
 const ATTACH_EXAMPLES: &str = "\
 Example:
@@ -242,6 +256,20 @@ pub struct Reset {
     /// Complete what was accepted and disconnect all clients first
     #[arg(long)]
     pub force: bool,
+}
+
+/// Options of `upgrade`.
+#[derive(Debug, Args)]
+pub struct Upgrade {
+    /// Control socket of the disk
+    #[arg(value_name = "SOCK")]
+    pub control: PathBuf,
+    /// The program that is to serve [default: this one]
+    #[arg(long, value_name = "PATH")]
+    pub binary: Option<PathBuf>,
+    /// Print one JSON object: version, worker_pid, pause_ms
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `attach`.

@@ -17,6 +17,7 @@ mod serve;
 mod size;
 mod stats;
 mod table;
+mod upgrade;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
@@ -46,6 +47,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Run(args) => return run::run(&args),
         Command::Stats(args) => stats::stats(&args)?,
         Command::Reset(args) => reset::reset(&args)?,
+        Command::Upgrade(args) => upgrade::upgrade(&args)?,
         Command::Attach(args) => {
             output::print(&attach::instructions(&args)?)?;
         }

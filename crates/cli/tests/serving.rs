@@ -280,6 +280,29 @@ fn a_worker_that_is_killed_is_followed_by_another_that_has_the_disk() {
     assert_eq!(world.left(), ["base.raw"]);
 }
 
+#[test]
+fn an_upgrade_goes_on_with_what_was_written() {
+    let world = World::new();
+    let server = Server::start(&mut controlled(&world));
+    qemu_io(&world, &["write -P 5 0 4M"]);
+    let first = server.worker_pid();
+    let (code, out, err) = finishes(spillway().arg("upgrade").arg(world.path("control")).arg("--json"));
+    assert_eq!((code, err.as_str()), (0, ""));
+    let done: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(done["version"], env!("CARGO_PKG_VERSION"));
+    assert_ne!(done["worker_pid"].as_u64(), Some(first.as_raw_nonzero().get() as u64));
+    assert_eq!(stats(&world)["worker_pid"], done["worker_pid"]);
+    qemu_io(&world, &["read -P 5 0 4M"]);
+    let mut other = spillway();
+    other.arg("upgrade").arg(world.path("control")).args(["--binary", "/usr/bin/true"]);
+    let (code, _, err) = finishes(&mut other);
+    assert_eq!(code, 75, "{err}");
+    assert!(err.contains("goes on as it is"), "{err}");
+    qemu_io(&world, &["read -P 5 0 4M"]);
+    let (code, text) = server.end(Signal::TERM);
+    assert_eq!(code, 0, "{text}");
+}
+
 /// Processor time of a process in ticks of 10 ms, and how often it was woken: all its threads.
 fn activity(pid: Pid) -> (u64, u64) {
     let dir = format!("/proc/{}", pid.as_raw_nonzero());

@@ -16,6 +16,9 @@ pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
 /// Most fds that come with one message.
 pub const MAX_FDS: usize = 8;
 
+/// Version of the messages: supervisor and worker must have the same.
+pub const PROTOCOL_VERSION: u32 = 1;
+
 /// Format of a base image, said explicitly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -123,6 +126,15 @@ pub enum ToWorker {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "kebab-case")]
 pub enum FromWorker {
+    /// What it is: its first message, before it has read any.
+    Hello {
+        /// [`PROTOCOL_VERSION`].
+        protocol: u32,
+        /// `spillway_core::LAYOUT_VERSION`.
+        layout: u64,
+        /// The program's.
+        version: String,
+    },
     /// It serves.
     Ready,
     /// It cannot serve: why and what to do. It exits after this.

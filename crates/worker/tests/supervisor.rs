@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
+use spillway_core::LAYOUT_VERSION;
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
 use spillway_worker::supervisor::{
     BaseCache, ErrorKind, FullPolicy, Mode, Options, Program, Supervisor, SupervisorError,
@@ -12,7 +13,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -23,8 +24,30 @@ const ROLE: &str = "SPILLWAY_STAND_IN";
 fn stand_in() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let Some(channel) = channel_from_supervisor() else { return };
+    hello(&channel, LAYOUT_VERSION);
+    pretend(&role, channel);
+}
+
+/// The same as the program of an upgrade: its role is the name of its file.
+#[test]
+fn __worker() {
+    let Some(channel) = channel_from_supervisor() else { return };
+    let role = std::env::current_exe().unwrap().file_name().unwrap().to_str().unwrap().to_owned();
+    hello(&channel, LAYOUT_VERSION + u64::from(role == "other-layout"));
+    pretend(&role, channel);
+}
+
+fn hello(channel: &OwnedFd, layout: u64) {
+    let version = "9.9".into();
+    let hello = FromWorker::Hello { protocol: channel::PROTOCOL_VERSION, layout, version };
+    channel::send(channel, &hello, &[]).unwrap();
+}
+
+fn pretend(role: &str, channel: OwnedFd) {
     let (start, fds) = match channel::receive(&channel).unwrap() {
         Some((ToWorker::Start(start), fds)) => (start, fds),
+        // A program that was looked at and not taken.
+        None => std::process::exit(0),
         other => panic!("{other:?}"),
     };
     if role == "closes" {
@@ -34,7 +57,7 @@ fn stand_in() {
         }
     }
     let say = |message: FromWorker| channel::send(&channel, &message, &[]).unwrap();
-    match role.as_str() {
+    match role {
         "fails" => {
             say(FromWorker::Failed { error: "no io_uring on this host: enable it".into() });
             std::process::exit(1);
@@ -130,18 +153,14 @@ impl World {
     }
 
     fn start(&self, role: &str, options: Options) -> Result<Supervisor, SupervisorError> {
-        let program = Program {
-            path: "/usr/bin/env".into(),
-            arguments: [
-                format!("{ROLE}={role}"),
-                std::env::current_exe().unwrap().display().to_string(),
-                "--exact".into(),
-                "stand_in".into(),
-                "--nocapture".into(),
-            ]
-            .map(Into::into)
-            .into(),
-        };
+        let arguments = [
+            format!("{ROLE}={role}"),
+            std::env::current_exe().unwrap().display().to_string(),
+            "--exact".into(),
+            "stand_in".into(),
+            "--nocapture".into(),
+        ];
+        let program = Program::new("/usr/bin/env", arguments.map(Into::into).into());
         let lines = Arc::clone(&self.lines);
         Supervisor::start(
             options,
@@ -374,6 +393,64 @@ fn a_worker_that_dies_is_followed_by_another() {
         assert_eq!(ask(&mut one, r#"{"command":"stats"}"#)["ok"]["clients"], 1);
     });
     assert!(world.logged("SIGKILL") && world.logged("1 NBD client(s) lost the connection"));
+    supervisor.stop(&[]).unwrap();
+    assert_eq!(world.left(), ["base.raw"]);
+}
+
+/// Asks for an upgrade to this very program under a name that is its role.
+fn upgrade(world: &World, role: &str) -> serde_json::Value {
+    let binary = world.path(role);
+    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    let answer = upgrade_to(world, &binary);
+    std::fs::remove_file(binary).unwrap();
+    answer
+}
+
+fn upgrade_to(world: &World, binary: &Path) -> serde_json::Value {
+    let mut control = connect(&world.path("control"));
+    ask(&mut control, &serde_json::json!({ "command": "upgrade", "binary": binary }).to_string())
+}
+
+#[test]
+fn another_program_takes_over_and_one_that_does_not_fit_changes_nothing() {
+    let world = World::new();
+    let mut supervisor = world.serving("serves");
+    let vhost = world.path("vhost");
+    let first = supervisor.report().worker_pid;
+    meanwhile(&mut supervisor, || {
+        let vmm = connect(&vhost);
+        assert_eq!(greeting(&vmm), "VhostUser 1\n");
+        let pid = || {
+            let mut control = connect(&world.path("control"));
+            ask(&mut control, r#"{"command":"ping"}"#)["ok"]["worker_pid"].as_u64().unwrap()
+        };
+        let refusals: [(&str, &dyn Fn() -> serde_json::Value); 5] = [
+            ("no such file", &|| upgrade_to(&world, &world.path("nothing"))),
+            ("permission denied", &|| upgrade_to(&world, &world.path("base.raw"))),
+            ("no spillway that can take over", &|| upgrade_to(&world, Path::new("/usr/bin/true"))),
+            ("layout", &|| upgrade(&world, "other-layout")),
+            ("did not say what it is in 5 s", &|| upgrade_to(&world, Path::new("/usr/bin/yes"))),
+        ];
+        for (why, try_it) in refusals {
+            let answer = try_it();
+            assert_eq!(answer["error"]["code"], "refused", "{why}: {answer}");
+            assert!(answer["error"]["message"].as_str().unwrap().contains(why), "{why}: {answer}");
+            assert_eq!(pid(), u64::from(first), "{why}");
+        }
+        let answer = upgrade(&world, "exits");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("the old program goes on"), "{answer}");
+        assert_eq!(greeting(&vmm), "VhostUser 1\n", "the old program has the VMM again");
+        let answer = upgrade(&world, "serves");
+        assert_eq!(answer["ok"]["version"], "9.9", "{answer}");
+        assert_eq!(greeting(&vmm), "VhostUser 1\n", "and now the new one");
+        assert_eq!(answer["ok"]["worker_pid"], pid());
+        // Its file is gone by now, and it is what is started again.
+        let raw = rustix::process::Pid::from_raw(pid() as i32).unwrap();
+        rustix::process::kill_process(raw, rustix::process::Signal::KILL).unwrap();
+        assert_eq!(greeting(&vmm), "VhostUser 1\n");
+        let exe = std::fs::read_link(format!("/proc/{}/exe", pid())).unwrap();
+        assert!(exe.display().to_string().contains("serves"), "{exe:?}");
+    });
     supervisor.stop(&[]).unwrap();
     assert_eq!(world.left(), ["base.raw"]);
 }

@@ -2,7 +2,7 @@
 //!
 //! `SPILLWAY_KILLS` says how often a worker is killed in each test (25; a soak takes 200 and more).
 
-use crate::world::{MIB, World, until};
+use crate::world::{MIB, World, succeeds, until};
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_lab::cpio::Entry;
 use spillway_lab::disk::figure;
@@ -211,5 +211,53 @@ fn a_machine_boots_and_works_while_its_workers_are_killed() {
     }
     println!("{killed} workers killed, {reports:?}");
     assert!(killed >= kills().min(25), "{killed}");
+    disk.stop().unwrap();
+}
+
+#[test]
+fn upgrades_under_load_lose_nothing() {
+    let Some(world) = World::new(&[]) else { return };
+    let image = world.image(32 * MIB);
+    let disk = world.serve(&image, &["--size", "128M", "--ram", "16M", "--overflow", "300M"]);
+    let seed = seed();
+    let mut oracle = Oracle::with_base(128 * MIB, seed, &image).unwrap();
+    let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
+    let done = AtomicBool::new(false);
+    let mut slowest = 0;
+    let pauses = std::thread::scope(|scope| {
+        let upgrades = scope.spawn(|| {
+            let program = spillway_lab::disk::program().unwrap();
+            let upgrade = || {
+                let mut command = std::process::Command::new(&program);
+                let answer = succeeds(command.arg("upgrade").arg(disk.control()).arg("--json"));
+                let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+                answer["pause_ms"].as_u64().unwrap()
+            };
+            let pauses: Vec<u64> = (0..10).map(|_| upgrade()).collect();
+            done.store(true, Ordering::Relaxed);
+            pauses
+        });
+        let mut round = 0;
+        while !done.load(Ordering::Relaxed) && !upgrades.is_finished() {
+            round += 1;
+            let mixed = Mixed {
+                start_bytes: 0,
+                span_bytes: 128 * MIB,
+                largest_bytes: 256 << 10,
+                depth: 32,
+                end: End::After(Duration::from_millis(300)),
+                seed: seed ^ round,
+            };
+            let measured =
+                driver.run_mixed(&mixed, &mut oracle).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
+            slowest = slowest.max(measured.max_ns);
+        }
+        upgrades.join().unwrap()
+    });
+    driver.verify(&oracle).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
+    assert_eq!(disk.figure("restarts").unwrap(), 10);
+    assert_eq!(disk.figure("failed.requests").unwrap(), 0);
+    println!("pauses {pauses:?} ms, the slowest request {} ms", slowest / 1_000_000);
+    drop(driver);
     disk.stop().unwrap();
 }

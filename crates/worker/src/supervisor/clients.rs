@@ -167,7 +167,7 @@ impl Supervisor {
         self.serve_peer(id);
     }
 
-    fn answer(&mut self, id: u64, answer: &Answer) {
+    pub(super) fn answer(&mut self, id: u64, answer: &Answer) {
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.answer(answer);
         }
@@ -183,9 +183,13 @@ impl Supervisor {
                     Answer::Ok(serde_json::to_value(self.stats()).expect("plain numbers and text"))
                 }
                 Request::Dirty { limit } => self.dirty(limit),
-                Request::Reset { .. } if self.reset.is_some() => {
-                    Answer::error("busy", "a reset is under way: wait for it")
+                Request::Reset { .. } if self.reset.is_some() || self.upgrade.is_some() => {
+                    Answer::error("busy", "a reset or an upgrade is under way: wait for it")
                 }
+                Request::Upgrade { binary } => match self.begin_upgrade(id, &binary) {
+                    Some(answer) => answer,
+                    None => return,
+                },
                 Request::Reset { force } => {
                     let generation = self.window.generation();
                     self.reset = Some(Reset { by: id, force, generation });

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 /// Longest line that is taken.
 const MAX_LINE_BYTES: usize = 4096;
@@ -31,6 +32,12 @@ pub enum Request {
         /// Disconnect clients first.
         #[serde(default)]
         force: bool,
+    },
+    /// Another program serves from here on, with all that was written and the VMM's open connection. For the
+    /// supervisor's own user and root only: the program runs with the supervisor's rights.
+    Upgrade {
+        /// Its absolute path.
+        binary: PathBuf,
     },
 }
 
@@ -89,6 +96,13 @@ impl Peer {
         }
     }
 
+    /// Whether it is of the supervisor's own user, or root.
+    pub fn is_owner(&self) -> bool {
+        let own = rustix::process::geteuid();
+        rustix::net::sockopt::socket_peercred(&self.fd)
+            .is_ok_and(|peer| peer.uid.is_root() || peer.uid == own)
+    }
+
     /// Whether there is nothing left to do for it.
     pub fn is_done(&self) -> bool {
         self.gone || self.at_end && !self.waiting && self.output.is_empty() && !self.has_line()
@@ -130,7 +144,7 @@ impl Peer {
                 }
                 Err(e) => self.answer(&Answer::error(
                     "invalid",
-                    format!("not a request ({e}): send {{\"command\":\"ping\"}}, \"stats\", \"dirty\" or \"reset\""),
+                    format!("not a request ({e}): send {{\"command\":\"ping\"}}, \"stats\", \"dirty\", \"reset\" or \"upgrade\""),
                 )),
             }
         }

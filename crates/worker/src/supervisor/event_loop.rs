@@ -13,6 +13,7 @@ use super::life::{Life, START_DEADLINE};
 use super::process::Program;
 use super::socket::{Listener, Rights};
 use super::stats::{Stats, Window};
+use super::upgrade::Upgrade;
 use super::{Log, Report};
 use crate::channel::ClientKind;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -34,6 +35,7 @@ pub struct Supervisor {
     pub(super) clients: BTreeMap<u64, Client>,
     pub(super) peers: BTreeMap<u64, Peer>,
     pub(super) reset: Option<Reset>,
+    pub(super) upgrade: Option<Upgrade>,
     pub(super) next_id: u64,
     pub(super) accept_after: Option<Instant>,
     pub(super) told_full: bool,
@@ -44,6 +46,8 @@ pub struct Supervisor {
 enum Source {
     WorkerEnd,
     Channel,
+    /// A program that is to take the worker's place.
+    Newcomer,
     Export(usize),
     Vmm(u64),
     Control,
@@ -77,6 +81,7 @@ impl Supervisor {
             clients: BTreeMap::new(),
             peers: BTreeMap::new(),
             reset: None,
+            upgrade: None,
             next_id: 1,
             accept_after: None,
             told_full: false,
@@ -127,6 +132,7 @@ impl Supervisor {
         self.control = None;
         self.peers.clear();
         self.reset = None;
+        self.upgrade = None;
         let stopped = self.stop_worker(hurry);
         self.clients.clear();
         stopped
@@ -194,6 +200,7 @@ impl Supervisor {
             match source {
                 Source::WorkerEnd => self.on_worker_end()?,
                 Source::Channel => self.on_channel(flags)?,
+                Source::Newcomer => self.on_newcomer()?,
                 Source::Export(index) => self.on_export(index)?,
                 Source::Vmm(id) => self.on_vmm(id, flags)?,
                 Source::Control => self.on_control(),
@@ -201,6 +208,7 @@ impl Supervisor {
                 Source::Wake(index) => woken = woken.or(Some(index)),
             }
         }
+        self.keep_upgrade();
         self.keep_worker()?;
         Ok(woken)
     }
@@ -219,7 +227,7 @@ impl Supervisor {
                 Source::Channel => self.on_channel(flags)?,
                 Source::Vmm(id) => self.on_vmm(id, flags)?,
                 Source::Wake(_) => hurried = true,
-                Source::Export(_) | Source::Control | Source::Peer(_) => {}
+                Source::Newcomer | Source::Export(_) | Source::Control | Source::Peer(_) => {}
             }
         }
         Ok(hurried)
@@ -240,6 +248,7 @@ impl Supervisor {
                 sources.push((Source::Channel, worker.channel(), PollFlags::IN | unsent));
             }
         }
+        sources.extend(self.newcomer().map(|(fd, flags)| (Source::Newcomer, fd, flags)));
         if self.life.serving && self.accept_after.is_none() {
             let exports = self.exports.iter().enumerate();
             sources.extend(exports.map(|(i, (_, l))| (Source::Export(i), l.as_fd(), PollFlags::IN)));
@@ -260,7 +269,8 @@ impl Supervisor {
 
         let mut fds: Vec<_> =
             sources.iter().map(|(_, fd, interest)| PollFd::from_borrowed_fd(*fd, *interest)).collect();
-        let until = [deadline, self.life.deadline(), self.accept_after].into_iter().flatten().min();
+        let upgrade = self.upgrade.as_ref().and_then(Upgrade::deadline);
+        let until = [deadline, self.life.deadline(), upgrade, self.accept_after].into_iter().flatten().min();
         let timeout = until.map(|until| {
             let left = until.saturating_duration_since(now);
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }

@@ -8,8 +8,9 @@ use super::clients::Client;
 use super::error::{ErrorKind, SupervisorError};
 use super::event_loop::Supervisor;
 use super::process::{Program, Received, Worker};
-use crate::channel::{FromWorker, ToWorker};
+use crate::channel::{FromWorker, PROTOCOL_VERSION, ToWorker};
 use rustix::event::PollFlags;
+use spillway_core::LAYOUT_VERSION;
 use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -84,10 +85,16 @@ impl Supervisor {
     /// Starts a worker and tells it all that it must know.
     pub(super) fn begin_worker(&mut self) -> Result<(), SupervisorError> {
         self.life.start_at = None;
-        (self.life.serving, self.life.end_by) = (false, None);
+        let worker = Worker::start(&self.life.program)?;
+        self.introduce(worker)
+    }
+
+    /// Tells a worker all that it must know: the disk is its to serve.
+    pub(super) fn introduce(&mut self, worker: Worker) -> Result<(), SupervisorError> {
+        (self.life.serving, self.life.start_at, self.life.end_by) = (false, None, None);
         self.life.since = Instant::now();
         let (message, fds) = self.disk.start_message()?;
-        let worker = self.life.worker.insert(Worker::start(&self.life.program)?);
+        let worker = self.life.worker.insert(worker);
         worker.send(message, fds)?;
         for client in self.clients.values() {
             let Client::Vmm(session) = client else { continue };
@@ -136,12 +143,13 @@ impl Supervisor {
 
     /// The worker serves.
     pub(super) fn on_ready(&mut self) {
-        if self.life.has_served {
+        if self.life.has_served && self.upgrade.is_none() {
             let ms = self.life.since.elapsed().as_millis();
             (self.log)(&format!("another worker serves, {ms} ms after it was started"));
         }
         (self.life.serving, self.life.has_served) = (true, true);
         self.life.since = Instant::now();
+        self.finish_upgrade();
         self.resume_reset();
     }
 
@@ -193,16 +201,20 @@ impl Supervisor {
                 format!("the worker ended before it served ({how}): please report this"),
             ));
         }
+        let nbd = match self.drop_lost_clients() {
+            0 => String::new(),
+            n => format!("; {n} NBD client(s) lost the connection"),
+        };
+        if self.adopt_newcomer()? {
+            (self.log)(&format!("the worker makes way for another program{nbd}"));
+            return Ok(());
+        }
+        self.back_out_of_upgrade(how);
         let short = !self.life.serving || self.life.since.elapsed() < SHORT_LIFE;
         self.life.short_lives = if short { self.life.short_lives.saturating_add(1) } else { 0 };
         let rest = self.life.rest();
         (self.life.serving, self.life.end_by) = (false, None);
         self.life.start_at = Some(Instant::now() + rest);
-        let lost = self.drop_lost_clients();
-        let nbd = match lost {
-            0 => String::new(),
-            n => format!("; {n} NBD client(s) lost the connection"),
-        };
         (self.log)(&format!("the worker has died ({how}): another goes on with the disk{nbd}"));
         self.keep_worker()
     }
@@ -241,6 +253,12 @@ impl Supervisor {
         fds: Vec<OwnedFd>,
     ) -> Result<(), SupervisorError> {
         match message {
+            FromWorker::Hello { protocol: PROTOCOL_VERSION, layout: LAYOUT_VERSION, .. } => {}
+            FromWorker::Hello { version, .. } => {
+                self.on_failed(format!(
+                    "the worker is of another version, {version}: is the program whole?"
+                ))?;
+            }
             FromWorker::Ready => self.on_ready(),
             FromWorker::Failed { error } => self.on_failed(error)?,
             FromWorker::Answered { id, accepted, answer, writeback } => {

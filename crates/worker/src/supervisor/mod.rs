@@ -16,6 +16,7 @@ mod session;
 mod signals;
 mod socket;
 mod stats;
+mod upgrade;
 
 pub use crate::channel::{BaseCache, ImageFormat};
 pub use control::{Answer, Request};

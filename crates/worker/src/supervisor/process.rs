@@ -6,6 +6,7 @@
 
 use super::error::SupervisorError;
 use crate::channel::{self, FromWorker, ToWorker};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, Signal};
 use std::collections::VecDeque;
@@ -13,8 +14,9 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 
 /// The fd that a worker finds its channel at.
 const CHANNEL_FD: i32 = 3;
@@ -26,12 +28,29 @@ pub struct Program {
     pub path: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
+    /// Keeps `path` what it was, if it names an fd.
+    _held: Option<Arc<OwnedFd>>,
+}
+
+impl Program {
+    /// A file and its arguments.
+    pub fn new(path: impl Into<PathBuf>, arguments: Vec<OsString>) -> Program {
+        Program { path: path.into(), arguments, _held: None }
+    }
+
+    /// A program of this kind that lies elsewhere: the file that is there now, whatever becomes of the path.
+    pub(super) fn elsewhere(path: &Path) -> io::Result<Program> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let held = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
+        let path = format!("/proc/self/fd/{}", held.as_raw_fd());
+        Ok(Program { _held: Some(Arc::new(held)), ..Program::new(path, vec!["__worker".into()]) })
+    }
 }
 
 impl Default for Program {
     /// This very program, whatever has become of its file.
     fn default() -> Self {
-        Program { path: "/proc/self/exe".into(), arguments: vec!["__worker".into()] }
+        Program::new("/proc/self/exe", vec!["__worker".into()])
     }
 }
 

@@ -35,6 +35,12 @@ pub fn main(channel: OwnedFd) -> i32 {
 }
 
 fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {
+    let hello = FromWorker::Hello {
+        protocol: channel::PROTOCOL_VERSION,
+        layout: spillway_core::LAYOUT_VERSION,
+        version: env!("CARGO_PKG_VERSION").into(),
+    };
+    channel::send(channel, &hello, &[]).map_err(|e| format!("cannot say what it is: {e}"))?;
     let said = |e| format!("cannot read what to serve from the supervisor: {e}");
     let (message, fds) =
         channel::receive::<ToWorker>(channel).map_err(said)?.ok_or("the supervisor has gone")?;

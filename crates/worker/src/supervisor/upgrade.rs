@@ -1,0 +1,195 @@
+//! Another program takes the place of the worker: it is started beside the old one and asked what it is; only if it
+//! fits is the old one stopped. Owns the process that waits; what is served belongs to neither.
+//!
+//! Invariant: until the new worker serves, the old program can take the disk back, and does if the new one fails.
+
+use super::control::Answer;
+use super::error::SupervisorError;
+use super::event_loop::Supervisor;
+use super::life::STOP_DEADLINE;
+use super::process::{Program, Received, Worker};
+use crate::channel::{FromWorker, PROTOCOL_VERSION, ToWorker};
+use rustix::event::PollFlags;
+use spillway_core::LAYOUT_VERSION;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long a program may take to say what it is.
+const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+enum Stage {
+    /// The new one has been asked what it is.
+    Asked(Worker),
+    /// It fits; the old one has been told to stop.
+    Stopping(Worker),
+    /// The old one has gone at this time, the new one is about to serve.
+    Adopted(Instant),
+}
+
+/// An upgrade under way.
+#[derive(Debug)]
+pub(super) struct Upgrade {
+    /// The peer that waits for it.
+    by: u64,
+    /// The other program: first the new one, then, for the case that it fails, the old one.
+    other: Program,
+    version: String,
+    stage: Stage,
+    deadline: Instant,
+}
+
+impl Upgrade {
+    pub fn deadline(&self) -> Option<Instant> {
+        (!matches!(self.stage, Stage::Adopted(_))).then_some(self.deadline)
+    }
+
+    /// The channel of a program that has not said yet what it is. It also tells of its end.
+    pub fn channel(&self) -> Option<BorrowedFd<'_>> {
+        match &self.stage {
+            Stage::Asked(worker) => Some(worker.channel()),
+            Stage::Stopping(_) | Stage::Adopted(_) => None,
+        }
+    }
+}
+
+impl Supervisor {
+    /// Begins. `Some`: it cannot be, for this reason.
+    pub(super) fn begin_upgrade(&mut self, by: u64, binary: &Path) -> Option<Answer> {
+        if self.upgrade.is_some() || self.reset.is_some() || !self.life.serving {
+            return Some(Answer::error("busy", "a reset, an upgrade or a restart is under way: try again"));
+        }
+        if !self.peers.get(&by).is_some_and(|peer| peer.is_owner()) {
+            return Some(Answer::error(
+                "refused",
+                "only the user that serves, and root, may choose what runs: ask one of them",
+            ));
+        }
+        let cannot = |why: &dyn std::fmt::Display| {
+            Some(Answer::error("refused", format!("{}: cannot be started: {why}", binary.display())))
+        };
+        let program = match Program::elsewhere(binary) {
+            Ok(program) => program,
+            Err(e) => return cannot(&super::error::plain(&e)),
+        };
+        match Worker::start(&program) {
+            Ok(worker) => {
+                let deadline = Instant::now() + HELLO_DEADLINE;
+                let (stage, version) = (Stage::Asked(worker), String::new());
+                self.upgrade = Some(Upgrade { by, other: program, version, stage, deadline });
+                None
+            }
+            Err(e) => cannot(&e),
+        }
+    }
+
+    /// The new program has said something, or ended.
+    pub(super) fn on_newcomer(&mut self) -> Result<(), SupervisorError> {
+        let Some(Upgrade { stage: Stage::Asked(worker), .. }) = &self.upgrade else { return Ok(()) };
+        match worker.receive() {
+            Ok(Received::Message(FromWorker::Hello { protocol, layout, version }, _)) => {
+                let known = (PROTOCOL_VERSION, LAYOUT_VERSION);
+                if (protocol, layout) == known {
+                    return self.stop_for_upgrade(version);
+                }
+                self.end_upgrade(format!(
+                    "version {version} speaks protocol {protocol} and layout {layout}, this disk {} and {}: \
+                     it goes on as it is; serve the disk anew with the new version",
+                    known.0, known.1
+                ));
+            }
+            Ok(Received::Nothing) => {}
+            Ok(Received::Message(..) | Received::Closed) | Err(_) => {
+                self.end_upgrade("it is no spillway that can take over: the disk goes on as it is".into());
+            }
+        }
+        Ok(())
+    }
+
+    fn stop_for_upgrade(&mut self, version: String) -> Result<(), SupervisorError> {
+        let Some(mut upgrade) = self.upgrade.take() else { return Ok(()) };
+        if let Stage::Asked(worker) = upgrade.stage {
+            upgrade.stage = Stage::Stopping(worker);
+        }
+        upgrade.version = version;
+        upgrade.deadline = Instant::now() + STOP_DEADLINE;
+        self.upgrade = Some(upgrade);
+        self.tell(ToWorker::Stop, Vec::new());
+        Ok(())
+    }
+
+    /// The old worker has gone: the new one takes the disk. False: there is none.
+    pub(super) fn adopt_newcomer(&mut self) -> Result<bool, SupervisorError> {
+        match self.upgrade.take() {
+            Some(Upgrade { by, other, version, stage: Stage::Stopping(worker), deadline }) => {
+                let other = std::mem::replace(&mut self.life.program, other);
+                let stage = Stage::Adopted(Instant::now());
+                self.upgrade = Some(Upgrade { by, other, version, stage, deadline });
+                self.introduce(worker)?;
+                Ok(true)
+            }
+            other => {
+                self.upgrade = other;
+                Ok(false)
+            }
+        }
+    }
+
+    /// The worker serves: if it is the new one, that was it.
+    pub(super) fn finish_upgrade(&mut self) {
+        let adopted = |upgrade: &mut Upgrade| matches!(upgrade.stage, Stage::Adopted(_));
+        let Some(Upgrade { by, version, stage: Stage::Adopted(since), .. }) = self.upgrade.take_if(adopted)
+        else {
+            return;
+        };
+        let pause_ms = since.elapsed().as_millis() as u64;
+        (self.log)(&format!("version {version} serves from here on, after a pause of {pause_ms} ms"));
+        let worker_pid = self.life.worker_pid();
+        let done = serde_json::json!({ "version": version, "worker_pid": worker_pid, "pause_ms": pause_ms });
+        self.answer(by, &Answer::Ok(done));
+    }
+
+    /// The worker has died: if it was the new one and never served, the old program takes the disk back. If it was
+    /// the old one, whose place is to be taken anyway, that is for [`Supervisor::adopt_newcomer`].
+    pub(super) fn back_out_of_upgrade(&mut self, how: &str) {
+        let Some(upgrade) = &mut self.upgrade else { return };
+        if let Stage::Adopted(_) = upgrade.stage {
+            std::mem::swap(&mut self.life.program, &mut upgrade.other);
+            self.end_upgrade(format!("it could not serve ({how}): the old program goes on"));
+        }
+    }
+
+    /// What time alone brings.
+    pub(super) fn keep_upgrade(&mut self) {
+        let late = self.upgrade.as_ref().is_some_and(|u| u.deadline().is_some_and(|by| Instant::now() >= by));
+        if !late {
+            return;
+        }
+        match self.upgrade.as_ref().map(|u| &u.stage) {
+            Some(Stage::Stopping(_)) => {
+                // What it has not completed is done again by the new one.
+                if let Some(worker) = &mut self.life.worker {
+                    worker.kill();
+                }
+            }
+            _ => self.end_upgrade(format!(
+                "it did not say what it is in {} s: the disk goes on as it is",
+                HELLO_DEADLINE.as_secs()
+            )),
+        }
+    }
+
+    /// It is not to be.
+    fn end_upgrade(&mut self, why: String) {
+        if let Some(Upgrade { by, .. }) = self.upgrade.take() {
+            (self.log)(&format!("no upgrade: {why}"));
+            self.answer(by, &Answer::error("refused", why));
+        }
+    }
+
+    /// What to watch while an upgrade is under way.
+    pub(super) fn newcomer(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
+        Some((self.upgrade.as_ref()?.channel()?, PollFlags::IN))
+    }
+}
