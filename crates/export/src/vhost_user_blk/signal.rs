@@ -1,51 +1,173 @@
-//! How an eventfd of the front end is raised. Owns a ring for it; never waits.
+//! How an eventfd of the front end is raised. Owns the thread's AIO context; never waits.
 //!
 //! write(2) to an eventfd waits while its counter is full, unless its file is non-blocking, and both are in the
-//! hands of whoever shares the file. The kernel's own way to raise an eventfd never waits, it is how vhost in the
-//! kernel interrupts a guest, and io_uring gives it to us: a ring raises the eventfd that is registered with it
-//! whenever it completes something. So the eventfd gets a ring of one entry, and is raised by an operation that
-//! does nothing.
+//! hands of whoever shares the file: to look before the write does not help, a hostile front end fills it in
+//! between. The kernel's own way to raise an eventfd never waits; it is how vhost in the kernel interrupts a guest.
+//! Linux AIO gives it to us: a request that names an eventfd has it raised when it completes. So an eventfd is
+//! raised by a read of no bytes. That needs no io_uring, which hosts forbid and a sandbox cannot let a process
+//! make anew: one context serves all eventfds, and what it can do besides is to read and write fds of ours.
 //!
 //! Invariant: nothing that the front end does to its eventfd makes [`Signal::raise`] wait.
 
-use io_uring::squeue::Entry;
-use io_uring::{IoUring, opcode};
+use libc::iocb;
+use rustix::fs::{MemfdFlags, memfd_create};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::mem::zeroed;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::rc::Rc;
+
+/// Completions that the kernel keeps until they are fetched.
+const ENTRIES: usize = 64;
+/// `IOCB_CMD_PREAD`, `IOCB_FLAG_RESFD` of linux/aio_abi.h.
+const READ: u16 = 0;
+const RAISE_EVENTFD: u32 = 1;
 
 /// An eventfd that can be raised.
-pub(super) struct Signal(IoUring);
+pub(super) struct Signal {
+    eventfd: OwnedFd,
+    context: Rc<Context>,
+}
 
 impl Signal {
-    /// For this eventfd; anything else is an error. The ring keeps its own reference.
+    /// For this eventfd; anything else is an error. It keeps its own reference.
     pub(super) fn new(eventfd: impl AsFd) -> io::Result<Signal> {
-        let ring = IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .build(1)
-            // Kernels before 6.1.
-            .or_else(|_| IoUring::new(1))?;
-        ring.submitter().register_eventfd(eventfd.as_fd().as_raw_fd())?;
-        Ok(Signal(ring))
+        let signal =
+            Signal { eventfd: eventfd.as_fd().try_clone_to_owned()?, context: Context::of_thread()? };
+        // The kernel looks at the eventfd first, and then stumbles over a flag that there is not.
+        let mut request = signal.request();
+        request.aio_rw_flags = 1 << 30;
+        match signal.context.submit(&mut request) {
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(signal),
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Err(io::Error::other("it is no eventfd")),
+            Err(e) => Err(e),
+            Ok(()) => Err(io::Error::other("this kernel does not check it")),
+        }
     }
 
-    /// For another eventfd from here on. After an error it is for none.
+    /// For another eventfd from here on. After an error it is for the same as before.
     pub(super) fn set(&mut self, eventfd: impl AsFd) -> io::Result<()> {
-        let submitter = self.0.submitter();
-        submitter.unregister_eventfd()?;
-        submitter.register_eventfd(eventfd.as_fd().as_raw_fd())
+        *self = Signal::new(eventfd)?;
+        Ok(())
     }
 
     /// Adds one to the eventfd's counter, or leaves it where it is when it is full.
     pub(super) fn raise(&mut self) {
-        let nothing: Entry = opcode::Nop::new().build();
-        // SAFETY: an operation without memory and files. Of one entry the queue is empty after each submission.
-        let _ = unsafe { self.0.submission().push(&nothing) };
-        while let Err(error) = self.0.submit() {
-            if error.kind() != io::ErrorKind::Interrupted {
-                break;
+        let _ = self.context.submit(&mut self.request());
+    }
+
+    fn request(&self) -> iocb {
+        // SAFETY: plain numbers, for all of which zero is valid.
+        let mut request: iocb = unsafe { zeroed() };
+        request.aio_lio_opcode = READ;
+        request.aio_fildes = self.context.empty.as_raw_fd() as u32;
+        request.aio_flags = RAISE_EVENTFD;
+        request.aio_resfd = self.eventfd.as_raw_fd() as u32;
+        request
+    }
+}
+
+/// A context of Linux AIO, and an empty file to read nothing from. A thread makes one and keeps it: to destroy one
+/// takes the kernel milliseconds.
+struct Context {
+    id: libc::c_ulong,
+    empty: OwnedFd,
+}
+
+thread_local! {
+    static CONTEXT: std::cell::OnceCell<Rc<Context>> = const { std::cell::OnceCell::new() };
+}
+
+impl Context {
+    fn of_thread() -> io::Result<Rc<Context>> {
+        CONTEXT.with(|cell| match cell.get() {
+            Some(context) => Ok(Rc::clone(context)),
+            None => {
+                let context = Rc::new(Context::new()?);
+                Ok(Rc::clone(cell.get_or_init(|| context)))
             }
+        })
+    }
+
+    fn new() -> io::Result<Context> {
+        let empty = memfd_create("empty", MemfdFlags::CLOEXEC)?;
+        let mut id: libc::c_ulong = 0;
+        // SAFETY: the kernel writes one number, to a place of ours that holds zero as it wants it.
+        if unsafe { libc::syscall(libc::SYS_io_setup, ENTRIES, &raw mut id) } < 0 {
+            let e = io::Error::last_os_error();
+            return Err(io::Error::new(
+                e.kind(),
+                format!("io_setup: {e}; raise /proc/sys/fs/aio-max-nr, or allow it in the seccomp profile"),
+            ));
         }
-        self.0.completion().for_each(drop);
+        Ok(Context { id, empty })
+    }
+
+    fn submit(&self, request: &mut iocb) -> io::Result<()> {
+        let mut requests = [&raw mut *request];
+        // SAFETY: one request, which the kernel copies; it names no memory of ours.
+        let mut submit = || unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1, requests.as_mut_ptr()) };
+        let mut submitted = submit();
+        if submitted < 0 && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock {
+            // No room for its completion: earlier ones are to be fetched.
+            self.forget_completions();
+            submitted = submit();
+        }
+        if submitted == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn forget_completions(&self) {
+        // `struct io_event` is four numbers of 8 bytes.
+        let mut events = [[0u64; 4]; ENTRIES];
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the kernel writes at most as many events as there is room for, and does not wait for any.
+        unsafe {
+            libc::syscall(libc::SYS_io_getevents, self.id, 0, ENTRIES, events.as_mut_ptr(), &raw const now)
+        };
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: the context is ours and nothing of it is under way: its requests complete when submitted.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.id) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    /// Many more than the kernel keeps completions of.
+    #[test]
+    fn each_raise_counts_and_a_full_counter_stays_full() {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let mut signal = Signal::new(&fd).unwrap();
+        let counter = || {
+            let mut bytes = [0; 8];
+            rustix::io::read(&fd, &mut bytes).unwrap();
+            u64::from_ne_bytes(bytes)
+        };
+        (0..5000).for_each(|_| signal.raise());
+        assert_eq!(counter(), 5000);
+        rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        (0..5000).for_each(|_| signal.raise());
+        assert_eq!(counter(), u64::MAX);
+    }
+
+    #[test]
+    fn only_an_eventfd_will_do_and_it_is_not_raised_by_the_question() {
+        let memfd = memfd_create("t", MemfdFlags::CLOEXEC).unwrap();
+        assert!(Signal::new(&memfd).is_err_and(|e| e.to_string().contains("eventfd")));
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let mut signal = Signal::new(&fd).unwrap();
+        // Whatever the number of completions that wait to be fetched.
+        for _ in 0..300 {
+            signal.set(&fd).unwrap();
+            assert_eq!(rustix::io::read(&fd, &mut [0; 8]), Err(rustix::io::Errno::AGAIN));
+            signal.raise();
+            rustix::io::read(&fd, &mut [0; 8]).unwrap();
+        }
+        assert_eq!(rustix::io::read(&fd, &mut [0; 8]), Err(rustix::io::Errno::AGAIN));
     }
 }
