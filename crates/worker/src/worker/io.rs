@@ -5,17 +5,16 @@
 
 use super::calibrate::past_caches_is_faster;
 use super::clients::Clients;
+use super::engine::{Engine, File, Files, Operation, Tag};
 use super::memory::Shared;
 use super::staging::{Buffer, Staging};
 use super::transfers::{Read, Write};
-use super::uring::{Tag, Uring};
 use crate::base::{BaseImage, ExtentCache, ExtentKind, Finished, RawImage};
-use io_uring::{opcode, types};
 use spillway_core::{
     BLOCK_BYTES, Disk, Errno, Event, GuestBuffers, Io, OpId, PartId, Slot, Token, add, is_zero,
 };
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Jobs of the qcow2 thread at a time; more wait here.
 const QCOW2_JOBS: usize = 32;
@@ -40,10 +39,10 @@ pub(super) struct Seen {
     pub base_reads: Vec<u64>,
 }
 
-/// Everything that the core's wishes are done with. The ring comes first: it is dropped before the memory that
+/// Everything that the core's wishes are done with. The engine comes first: it is dropped before the memory that
 /// its I/O uses.
 pub struct Doer {
-    pub uring: Uring,
+    pub engine: Engine,
     pub clients: Clients,
     slots: Option<Shared>,
     /// Guest data goes into slots past the caches: that is faster on this processor.
@@ -53,7 +52,8 @@ pub struct Doer {
     pub(super) staging: Staging,
     pub base: BaseImage,
     extents: ExtentCache,
-    file: Option<OwnedFd>,
+    /// The overflow or difference file; the engine's operations are on it.
+    _file: Option<OwnedFd>,
     pub(super) reads: Vec<Option<Read>>,
     pub(super) free_reads: Vec<u32>,
     /// Reads that wait for a buffer.
@@ -70,14 +70,22 @@ pub struct Doer {
 
 impl Doer {
     pub fn new(
+        mut engine: Engine,
         slots: Option<Shared>,
         meta: OwnedFd,
         map_at: u64,
         base: BaseImage,
         file: Option<OwnedFd>,
+        notices: &mut Vec<String>,
     ) -> Result<Doer, String> {
+        let image = match &base {
+            BaseImage::Raw(image) => image,
+            BaseImage::Qcow2(reader) => reader.file(),
+        };
+        let overflow = file.as_ref().map(AsRawFd::as_raw_fd);
+        engine.start(Files { base: image.fd().as_raw_fd(), overflow }, notices)?;
         Ok(Doer {
-            uring: Uring::new()?,
+            engine,
             clients: Clients::default(),
             past_caches: slots.is_some() && past_caches_is_faster(),
             slots,
@@ -86,7 +94,7 @@ impl Doer {
             staging: Staging::new()?,
             base,
             extents: ExtentCache::new(),
-            file,
+            _file: file,
             reads: Vec::new(),
             free_reads: Vec::new(),
             unbuffered: VecDeque::new(),
@@ -99,10 +107,6 @@ impl Doer {
             now_ns: 0,
             events: Vec::new(),
         })
-    }
-
-    pub(super) fn file_fd(&self) -> RawFd {
-        self.file.as_ref().expect("the core writes to a file only in modes that have one").as_raw_fd()
     }
 
     /// Hands an answer to the core.
@@ -319,9 +323,8 @@ impl Io for Doer {
             },
         };
         if let Some((image, offset)) = file {
-            let (fd, align) = (image.fd().as_raw_fd(), u64::from(image.dio_align()));
-            let in_memory = image.in_memory();
-            self.read_store(op, fd, align, in_memory, offset, len);
+            let (align, in_memory) = (u64::from(image.dio_align()), image.in_memory());
+            self.read_base_file(op, align, in_memory, offset, len);
             return;
         }
         let BaseImage::Qcow2(reader) = &mut self.base else { unreachable!("a raw image is always plain") };
@@ -334,10 +337,10 @@ impl Io for Doer {
     }
 
     fn read_overflow(&mut self, op: OpId, offset: u64, len: u32) {
-        let (fd, len) = (self.file_fd(), len as usize);
+        let len = len as usize;
         self.start_read(Read {
             op,
-            fd,
+            file: File::Overflow,
             offset,
             skip: 0,
             len,
@@ -347,7 +350,6 @@ impl Io for Doer {
             got: 0,
             buffer: None,
             start_ns: 0,
-            base: false,
         });
     }
 
@@ -362,16 +364,13 @@ impl Io for Doer {
     }
 
     fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64) {
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        let entry = opcode::Fallocate::new(types::Fd(self.file_fd()), len).offset(offset).mode(mode).build();
-        // SAFETY: no memory; the fd lives as long as `self`.
-        unsafe { self.uring.push(entry, Tag::Op(op.0)) };
+        // SAFETY: it names no memory.
+        unsafe { self.engine.push(Operation::Punch { len, offset }, Tag::Op(op.0)) };
     }
 
     fn sync_overflow(&mut self, op: OpId) {
-        let entry = opcode::Fsync::new(types::Fd(self.file_fd())).flags(types::FsyncFlags::DATASYNC).build();
-        // SAFETY: no memory; the fd lives as long as `self`.
-        unsafe { self.uring.push(entry, Tag::Op(op.0)) };
+        // SAFETY: it names no memory.
+        unsafe { self.engine.push(Operation::Sync, Tag::Op(op.0)) };
     }
 
     fn event(&mut self, event: Event) {

@@ -1,21 +1,24 @@
 //! The worker: the process that serves one disk. One thread, which owns everything.
 //!
-//! `uring` submits and reaps; `staging` owns the buffers that asynchronous I/O uses, the only memory it ever
+//! `engine` does I/O without waiting, by `uring` or by `threads`; `staging` owns the buffers that asynchronous I/O uses, the only memory it ever
 //! targets; `memory` maps what the supervisor made; `io` does what the core asks, with files by `transfers`; `clients` holds the
 //! connections; `reactor` is the loop, `watches` what wakes it, `supervision` its talk with the supervisor.
 
 mod calibrate;
 mod clients;
+mod engine;
 mod io;
 mod memory;
 mod reactor;
 mod staging;
 mod supervision;
+mod threads;
 mod transfers;
 mod uring;
 mod watches;
 
 use crate::channel::{self, FromWorker, Start, ToWorker};
+pub use engine::Kind;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// Serves the disk that the supervisor describes on `channel`, until it says stop. Returns the exit code.
@@ -46,7 +49,13 @@ fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {
         channel::receive::<ToWorker>(channel).map_err(said)?.ok_or("the supervisor has gone")?;
     let ToWorker::Start(start) = message else { return Err("the first message was not `start`".into()) };
     let own = channel.try_clone().map_err(|e| format!("cannot duplicate the channel: {e}"))?;
-    let reactor = reactor::Reactor::new(own, &start, Fds::sort(&start, fds)?)?;
+    let mut notices = Vec::new();
+    let engine = engine::Engine::new(&mut notices)?;
+    let reactor = reactor::Reactor::new(own, &start, Fds::sort(&start, fds)?, engine, &mut notices)?;
+    for text in notices {
+        // Nobody who listens: that is found out by `ready`.
+        let _ = channel::send(channel, &FromWorker::Event { text }, &[]);
+    }
     channel::send(channel, &FromWorker::Ready, &[])
         .map_err(|e| format!("cannot say that it is ready: {e}"))?;
     Ok(reactor)

@@ -7,10 +7,10 @@
 //! could have work has been looked at after its notification was armed.
 
 use super::Fds;
+use super::engine::{Done, Engine, Tag};
 use super::io::{Answer, Doer};
 use super::memory::Shared;
 use super::supervision::{Pace, channel_nonblocking};
-use super::uring::{Done, Tag};
 use super::watches::{POLLIN, Target, nbd_ended};
 use crate::base::{BaseImage, Qcow2Reader, RawImage};
 use crate::channel::{BaseCache, ImageFormat, Start};
@@ -64,7 +64,13 @@ pub fn now_ns() -> u64 {
 }
 
 impl Reactor {
-    pub(super) fn new(channel: OwnedFd, start: &Start, fds: Fds) -> Result<Reactor, String> {
+    pub(super) fn new(
+        channel: OwnedFd,
+        start: &Start,
+        fds: Fds,
+        engine: Engine,
+        notices: &mut Vec<String>,
+    ) -> Result<Reactor, String> {
         let spec = DiskSpec {
             size_bytes: start.size_bytes,
             base_bytes: start.base_bytes,
@@ -96,7 +102,7 @@ impl Reactor {
                 image.dio_align()
             ));
         }
-        let doer = Doer::new(slots, meta_file, layout.map_range().start, base, fds.file)?;
+        let doer = Doer::new(engine, slots, meta_file, layout.map_range().start, base, fds.file, notices)?;
         channel_nonblocking(&channel)?;
         let mut reactor = Reactor {
             doer,
@@ -151,7 +157,7 @@ impl Reactor {
             }
             self.keep_watches();
             self.doer.publish_seen(&self.disk);
-            self.doer.uring.submit()?;
+            self.doer.engine.submit()?;
             if worked {
                 (self.last_work_ns, self.quiet_since_ns) = (end, end);
             }
@@ -192,7 +198,7 @@ impl Reactor {
         {
             return Ok(());
         }
-        self.doer.uring.wait(deadline.map(|ns| ns - now))?;
+        self.doer.engine.wait(deadline.map(|ns| ns - now))?;
         if now_ns() - now < SPIN_MAX_NS {
             // It would have paid to poll a little longer.
             self.spin_ns = SPIN_MAX_NS;
@@ -203,7 +209,7 @@ impl Reactor {
 
     fn take_completions(&mut self) -> Result<bool, String> {
         let mut done = std::mem::take(&mut self.done);
-        self.doer.uring.reap(&mut done)?;
+        self.doer.engine.reap(&mut done)?;
         let worked = !done.is_empty();
         for d in done.drain(..) {
             let answer = match d.tag {

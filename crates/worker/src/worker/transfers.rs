@@ -1,21 +1,19 @@
-//! Reads and writes of files by the ring, from the core's wish to its answer: buffers, short transfers, another try.
+//! Reads and writes of files by the engine, from the core's wish to its answer: buffers, short transfers, another try.
 //! Owns what is remembered of each one under way; decides nothing.
 //!
 //! Invariant: a buffer or a part is the kernel's from the submission until the completion, and nobody else's.
 
+use super::engine::{File, Operation, Tag};
 use super::io::{Answer, Doer};
 use super::staging::Buffer;
-use super::uring::Tag;
-use io_uring::{opcode, types};
 use spillway_core::{BLOCK_BYTES, Errno, OpId, PartId};
-use std::os::fd::RawFd;
 
 /// A read under way: the kernel fills `need` bytes of the buffer from `offset` on, of which `len` from `skip` on
 /// are what was asked for.
 #[derive(Clone, Copy)]
 pub(super) struct Read {
     pub op: OpId,
-    pub fd: RawFd,
+    pub file: File,
     pub offset: u64,
     pub skip: usize,
     pub len: usize,
@@ -27,7 +25,6 @@ pub(super) struct Read {
     pub got: usize,
     pub buffer: Option<Buffer>,
     pub start_ns: u64,
-    pub base: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -84,24 +81,28 @@ impl Doer {
         let Some(buffer) = read.buffer.or_else(|| self.staging.take(read.ask)) else { return false };
         read.buffer = Some(buffer);
         let left = read.ask - read.got;
-        let to = self.staging.address(buffer, read.got, left);
-        let entry =
-            opcode::Read::new(types::Fd(read.fd), to, left as u32).offset(read.offset + read.got as u64);
-        // SAFETY: the buffer is this read's until its completion; the fd lives as long as `self`.
-        unsafe { self.uring.push(entry.build(), Tag::Read(i)) };
+        let operation = Operation::Read {
+            file: read.file,
+            to: self.staging.address(buffer, read.got, left),
+            len: left as u32,
+            offset: read.offset + read.got as u64,
+        };
+        // SAFETY: the buffer is this read's until its completion.
+        unsafe { self.engine.push(operation, Tag::Read(i)) };
         true
     }
 
     pub(super) fn submit_write(&mut self, i: u32) {
         let write = self.writes[i as usize].expect("submitted while under way");
-        let fd = self.file_fd();
         let from = &self.staging.part(write.part)[write.part_at + write.done..write.part_at + write.len];
-        let flags = if write.sync { libc::RWF_DSYNC } else { 0 };
-        let entry = opcode::Write::new(types::Fd(fd), from.as_ptr(), from.len() as u32)
-            .offset(write.offset + write.done as u64)
-            .rw_flags(flags);
-        // SAFETY: the core leaves the part alone until the write is done; the fd lives as long as `self`.
-        unsafe { self.uring.push(entry.build(), Tag::Write(i)) };
+        let operation = Operation::Write {
+            from: from.as_ptr(),
+            len: from.len() as u32,
+            offset: write.offset + write.done as u64,
+            sync: write.sync,
+        };
+        // SAFETY: the core leaves the part alone until the write is done.
+        unsafe { self.engine.push(operation, Tag::Write(i)) };
     }
 
     /// A read's completion. `None`: it goes on.
@@ -118,7 +119,10 @@ impl Doer {
         let read = self.reads[i as usize].take().expect("seen above");
         self.free_reads.push(i);
         let ns = self.now_ns.saturating_sub(read.start_ns);
-        let seen = if read.base { &mut self.seen.base_reads } else { &mut self.seen.overflow_reads };
+        let seen = match read.file {
+            File::Base => &mut self.seen.base_reads,
+            File::Overflow => &mut self.seen.overflow_reads,
+        };
         seen.push(ns);
         let buffer = read.buffer.expect("it was submitted");
         let filled = outcome.map(|()| (buffer, read.skip, read.len));
@@ -155,16 +159,8 @@ impl Doer {
         }
     }
 
-    /// Reads a range of a plain file that is not in the page cache, or whose file is open O_DIRECT.
-    pub(super) fn read_store(
-        &mut self,
-        op: OpId,
-        fd: RawFd,
-        align: u64,
-        in_memory: bool,
-        offset: u64,
-        len: u32,
-    ) {
+    /// Reads a range of the base image's file that is not in the page cache, or whose file is open O_DIRECT.
+    pub(super) fn read_base_file(&mut self, op: OpId, align: u64, in_memory: bool, offset: u64, len: u32) {
         let skip = offset % align;
         let need = skip as usize + len as usize;
         let ask = need.next_multiple_of(align as usize);
@@ -174,7 +170,7 @@ impl Doer {
         }
         self.start_read(Read {
             op,
-            fd,
+            file: File::Base,
             offset: offset - skip,
             skip: skip as usize,
             len: len as usize,
@@ -184,7 +180,6 @@ impl Doer {
             got: 0,
             buffer: None,
             start_ns: 0,
-            base: true,
         });
     }
 }

@@ -5,8 +5,8 @@
 //! it at once and again.
 
 use super::clients::NbdClient;
+use super::engine::{Done, Tag};
 use super::reactor::Reactor;
-use super::uring::{Done, Tag};
 use crate::base::BaseImage;
 use spillway_core::Errno;
 use spillway_export::nbd;
@@ -40,13 +40,13 @@ impl Reactor {
         let serial = self.next_watch;
         self.next_watch = self.next_watch.wrapping_add(1);
         self.watches.insert(serial, target);
-        self.doer.uring.watch(fd, flags, multi, Tag::Watch(serial));
+        self.doer.engine.watch(fd, flags, multi, Tag::Watch(serial));
         serial
     }
 
     pub(super) fn unwatch(&mut self, serial: u32) {
         self.watches.remove(&serial);
-        self.doer.uring.unwatch(Tag::Watch(serial));
+        self.doer.engine.unwatch(Tag::Watch(serial));
     }
 
     pub(super) fn watch_fired(&mut self, serial: u32, done: Done) -> Result<(), String> {
