@@ -4,13 +4,12 @@
 //! hands of whoever shares the file: to look before the write does not help, a hostile front end fills it in
 //! between. The kernel's own way to raise an eventfd never waits; it is how vhost in the kernel interrupts a guest.
 //! Linux AIO gives it to us: a request that names an eventfd has it raised when it completes. So an eventfd is
-//! raised by a read of no bytes. That needs no io_uring, which hosts forbid and a sandbox cannot let a process
+//! raised by a poll of itself, which is always ready for one of the two directions. That needs no io_uring, which hosts forbid and a sandbox cannot let a process
 //! make anew: one context serves all eventfds, and what it can do besides is to read and write fds of ours.
 //!
 //! Invariant: nothing that the front end does to its eventfd makes [`Signal::raise`] wait.
 
 use libc::iocb;
-use rustix::fs::{MemfdFlags, memfd_create};
 use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,8 +17,9 @@ use std::rc::Rc;
 
 /// Completions that the kernel keeps until they are fetched.
 const ENTRIES: usize = 64;
-/// `IOCB_CMD_PREAD`, `IOCB_FLAG_RESFD` of linux/aio_abi.h.
+/// `IOCB_CMD_PREAD`, `IOCB_CMD_POLL`, `IOCB_FLAG_RESFD` of linux/aio_abi.h.
 const READ: u16 = 0;
+const POLL: u16 = 5;
 const RAISE_EVENTFD: u32 = 1;
 
 /// An eventfd that can be raised.
@@ -34,7 +34,7 @@ impl Signal {
         let signal =
             Signal { eventfd: eventfd.as_fd().try_clone_to_owned()?, context: Context::of_thread()? };
         // The kernel looks at the eventfd first, and then stumbles over a flag that there is not.
-        let mut request = signal.request();
+        let mut request = signal.request(READ);
         request.aio_rw_flags = 1 << 30;
         match signal.context.submit(&mut request) {
             Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(signal),
@@ -52,25 +52,25 @@ impl Signal {
 
     /// Adds one to the eventfd's counter, or leaves it where it is when it is full.
     pub(super) fn raise(&mut self) {
-        let _ = self.context.submit(&mut self.request());
+        let _ = self.context.submit(&mut self.request(POLL));
     }
 
-    fn request(&self) -> iocb {
+    fn request(&self, operation: u16) -> iocb {
+        let eventfd = self.eventfd.as_raw_fd() as u32;
         // SAFETY: plain numbers, for all of which zero is valid.
         let mut request: iocb = unsafe { zeroed() };
-        request.aio_lio_opcode = READ;
-        request.aio_fildes = self.context.empty.as_raw_fd() as u32;
+        request.aio_lio_opcode = operation;
+        request.aio_fildes = eventfd;
+        request.aio_buf = (libc::POLLIN | libc::POLLOUT) as u64;
         request.aio_flags = RAISE_EVENTFD;
-        request.aio_resfd = self.eventfd.as_raw_fd() as u32;
+        request.aio_resfd = eventfd;
         request
     }
 }
 
-/// A context of Linux AIO, and an empty file to read nothing from. A thread makes one and keeps it: to destroy one
-/// takes the kernel milliseconds.
+/// A context of Linux AIO. A thread makes one and keeps it: to destroy one takes the kernel milliseconds.
 struct Context {
     id: libc::c_ulong,
-    empty: OwnedFd,
 }
 
 thread_local! {
@@ -89,7 +89,6 @@ impl Context {
     }
 
     fn new() -> io::Result<Context> {
-        let empty = memfd_create("empty", MemfdFlags::CLOEXEC)?;
         let mut id: libc::c_ulong = 0;
         // SAFETY: the kernel writes one number, to a place of ours that holds zero as it wants it.
         if unsafe { libc::syscall(libc::SYS_io_setup, ENTRIES, &raw mut id) } < 0 {
@@ -99,7 +98,7 @@ impl Context {
                 format!("io_setup: {e}; raise /proc/sys/fs/aio-max-nr, or allow it in the seccomp profile"),
             ));
         }
-        Ok(Context { id, empty })
+        Ok(Context { id })
     }
 
     fn submit(&self, request: &mut iocb) -> io::Result<()> {
@@ -137,6 +136,7 @@ impl Drop for Context {
 mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::{MemfdFlags, memfd_create};
 
     /// Many more than the kernel keeps completions of.
     #[test]
