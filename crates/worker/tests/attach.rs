@@ -45,7 +45,7 @@ fn commands(verb: &str, round: u64) -> Vec<String> {
 
 #[test]
 fn what_was_acknowledged_survives_its_worker() {
-    for mode in Mode::ALL {
+    for (mode, engine) in Mode::ALL.into_iter().flat_map(|m| [(m, "io_uring"), (m, "threads")]) {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let spec = DiskSpec {
             size_bytes: SIZE,
@@ -61,7 +61,8 @@ fn what_was_acknowledged_survives_its_worker() {
             overflow_limit_bytes: if mode.has_log() { 64 << 20 } else { 0 },
             shape: LogShape::default(),
         };
-        let memory = Memory::new(spec, dir.path());
+        let mut memory = Memory::new(spec, dir.path());
+        memory.engine = engine;
         let worker = memory.start();
         qemu_io(&worker, dir.path(), &commands("write", 0));
         worker.kill();
@@ -78,7 +79,9 @@ fn what_was_acknowledged_survives_its_worker() {
             qemu_io(&worker, dir.path(), &commands("write", round));
             worker.kill();
         }
-        println!("{mode}: 3 workers after the first, each found what the one before had acknowledged");
+        println!(
+            "{mode}, {engine}: 3 workers after the first, each found what the one before had acknowledged"
+        );
     }
 }
 

@@ -14,6 +14,8 @@ const MODES: [&[&str]; 3] = [
     &["--mode", "direct"],
 ];
 
+const ENGINES: [&str; 2] = ["io_uring", "threads"];
+
 fn overflowed(disk: &Disk) {
     let written = disk.figure("planes.overflow.written_bytes").unwrap();
     assert!(written >= SET / 2, "{written} bytes is no working set beyond the RAM");
@@ -24,8 +26,8 @@ fn overflowed(disk: &Disk) {
 fn fio_finds_every_checksum_of_a_set_four_times_the_ram() {
     let Some(world) = World::new(&["fio"]) else { return };
     let image = world.image(16 * MIB);
-    for mode in MODES {
-        let disk = world.serve(&image, &[mode, &["--size", "128M"]].concat());
+    for (mode, engine) in MODES.into_iter().flat_map(|m| ENGINES.map(|e| (m, e))) {
+        let disk = world.serve_by(engine, &image, &[mode, &["--size", "128M"]].concat());
         // Requests at any sector: most begin and end inside a block.
         let sizes = ["--bsrange=512-256k", "--blockalign=512", "--rw=randwrite", "--size=128M"];
         fio_ends(world.fio("odd", &disk, &sizes));
@@ -146,8 +148,8 @@ fn an_oracle_agrees_in_every_mode() {
         &["--mode", "overflow", "--overflow", "300M"],
         &["--mode", "direct"],
     ];
-    for (seed, mode) in (200..).zip(modes) {
-        let disk = world.serve(&image, &[mode, &["--size", "128M"]].concat());
+    for (seed, (mode, engine)) in (200..).zip(modes.into_iter().flat_map(|m| ENGINES.map(|e| (m, e)))) {
+        let disk = world.serve_by(engine, &image, &[mode, &["--size", "128M"]].concat());
         let mut oracle = Oracle::with_base(SET, seed, &image).unwrap();
         let mut driver = Driver::connect_with(&disk.vhost(), shape).unwrap();
         let mixed = Mixed {
@@ -158,8 +160,10 @@ fn an_oracle_agrees_in_every_mode() {
             end: End::Count(5000),
             seed,
         };
-        driver.run_mixed(&mixed, &mut oracle).unwrap_or_else(|e| panic!("seed {seed}, {mode:?}: {e:#}"));
-        driver.verify(&oracle).unwrap_or_else(|e| panic!("seed {seed}, {mode:?}: {e:#}"));
+        driver
+            .run_mixed(&mixed, &mut oracle)
+            .unwrap_or_else(|e| panic!("seed {seed}, {mode:?}, {engine}: {e:#}"));
+        driver.verify(&oracle).unwrap_or_else(|e| panic!("seed {seed}, {mode:?}, {engine}: {e:#}"));
         drop(driver);
         disk.stop().unwrap();
     }

@@ -75,6 +75,17 @@ impl World {
         disk
     }
 
+    /// The same, with its I/O by one of the worker's two engines.
+    pub fn serve_by(&self, engine: &str, image: &Path, options: &[&str]) -> Disk {
+        use std::os::unix::fs::PermissionsExt;
+        let program = spillway_lab::disk::program().unwrap();
+        let script = format!("#!/bin/sh\nSPILLWAY_ENGINE={engine} exec '{}' \"$@\"\n", program.display());
+        let path = self.path(engine);
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        Disk::start_with(&path, self.dir(), image, options).unwrap()
+    }
+
     /// fio with its nbd engine, as a child: what it reads it checks, and the first wrong byte ends it.
     pub fn fio(&self, name: &str, disk: &Disk, options: &[&str]) -> Server {
         let mut arguments: Vec<String> = [

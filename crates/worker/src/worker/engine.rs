@@ -138,9 +138,10 @@ impl Engine {
     /// # Safety
     /// The memory that the operation names stays valid, and nobody else touches it, until its completion.
     pub unsafe fn push(&mut self, operation: Operation, tag: Tag) {
-        // SAFETY: promised by the caller.
         match self {
+            // SAFETY: promised by the caller.
             Engine::Uring(ring) => unsafe { ring.push(operation, tag) },
+            // SAFETY: the same.
             Engine::Threads(threads) => unsafe { threads.push(operation, tag) },
         }
     }

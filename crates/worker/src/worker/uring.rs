@@ -214,7 +214,7 @@ mod tests {
         let socket = types::Fd(sockets.0.as_raw_fd());
         assert_eq!(
             completes(&mut ring, opcode::PollAdd::new(socket, libc::POLLOUT as u32).build()),
-            libc::POLLOUT.into()
+            i32::from(libc::POLLOUT)
         );
 
         let path = c"/dev/null".as_ptr();

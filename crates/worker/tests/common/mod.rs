@@ -23,6 +23,8 @@ fn worker_process() {
 
 pub struct Memory {
     pub spec: DiskSpec,
+    /// The engine of its workers; empty for the one that the host has.
+    pub engine: &'static str,
     fds: Vec<OwnedFd>,
 }
 
@@ -47,7 +49,7 @@ impl Memory {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT | OFlags::CLOEXEC;
             fds.push(rustix::fs::open(dir.join("overflow"), flags, 0o600.into()).unwrap());
         }
-        Memory { spec, fds }
+        Memory { spec, engine: "", fds }
     }
 
     pub fn start(&self) -> Worker {
@@ -58,6 +60,7 @@ impl Memory {
         command
             .args(["--exact", "common::worker_process", "--nocapture"])
             .env("SPILLWAY_ATTACH_WORKER", "1")
+            .env("SPILLWAY_ENGINE", self.engine)
             .stdout(Stdio::null());
         // SAFETY: one system call on plain numbers between fork and exec.
         unsafe {
