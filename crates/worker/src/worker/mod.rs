@@ -2,7 +2,7 @@
 //!
 //! `engine` does I/O without waiting, by `uring` or by `threads`; `staging` owns the buffers that asynchronous I/O uses, the only memory it ever
 //! targets; `memory` maps what the supervisor made; `io` does what the core asks, with files by `transfers`; `clients` holds the
-//! connections; `reactor` is the loop, `watches` what wakes it, `supervision` its talk with the supervisor.
+//! connections; `sandbox` gives up what is not needed; `reactor` is the loop, `watches` what wakes it, `supervision` its talk with the supervisor.
 
 mod calibrate;
 mod clients;
@@ -10,6 +10,7 @@ mod engine;
 mod io;
 mod memory;
 mod reactor;
+pub mod sandbox;
 mod staging;
 mod supervision;
 mod threads;
@@ -51,7 +52,10 @@ fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {
     let own = channel.try_clone().map_err(|e| format!("cannot duplicate the channel: {e}"))?;
     let mut notices = Vec::new();
     let engine = engine::Engine::new(&mut notices)?;
+    let kind = engine.kind();
+    sandbox::drop_rights(&mut notices);
     let reactor = reactor::Reactor::new(own, &start, Fds::sort(&start, fds)?, engine, &mut notices)?;
+    sandbox::filter_calls(kind, &mut notices);
     for text in notices {
         // Nobody who listens: that is found out by `ready`.
         let _ = channel::send(channel, &FromWorker::Event { text }, &[]);
