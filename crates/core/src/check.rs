@@ -54,7 +54,7 @@ impl Disk {
     /// Panics with what is wrong, if anything is.
     pub fn check(&self) {
         let mut owners = vec![None; self.spec.slots() as usize];
-        let mut live = vec![0u32; self.spec.segments() as usize];
+        let mut live = vec![0u32; self.log.segments_used() as usize];
         let mut direct = 0;
         let mut at = std::collections::HashSet::new();
         for block in (0..self.spec.blocks()).map(Block) {
@@ -93,7 +93,7 @@ impl Disk {
             reads + writes + u32::from(self.victim_segment() == Some(segment))
         };
         if self.spec.mode.has_log() {
-            self.log.check(&|segment| live[segment as usize], &pins);
+            self.log.check(&|segment| live[segment as usize], &pins, &self.meta);
         }
         let mapped = (0..self.meta.regions()).filter(|&r| self.meta.region(r) == RegionState::Mapped).count();
         assert_eq!(get(&self.counters().map_bytes), (mapped * BLOCK_BYTES) as u64, "map bytes");
@@ -119,6 +119,7 @@ impl Disk {
                 Wait::Overlap => self.table.blocker_among_all(a).is_some(),
                 Wait::Part => !self.parts.can_take(Stream::Write),
                 Wait::Writes => self.table.earliest_writer().is_some_and(|writer| writer < a.sequence),
+                Wait::Drain => self.is_draining(),
                 Wait::Operations => a.pending > 0,
                 Wait::Turn | Wait::Nothing => false,
             };

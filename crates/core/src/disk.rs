@@ -6,6 +6,7 @@
 
 use crate::collect::Victim;
 use crate::counters::{Counters, add, get, set};
+use crate::drain::Drain;
 use crate::entry::Place;
 use crate::error::{DiskError, Errno};
 use crate::io::{Io, PartId};
@@ -50,10 +51,12 @@ pub struct Disk {
     pub(crate) room_waiters: VecDeque<Id>,
     pub(crate) part_waiters: VecDeque<Id>,
     pub(crate) turn_waiters: VecDeque<Id>,
+    pub(crate) drain_waiters: Vec<Id>,
     pub(crate) flush_waiters: Vec<Id>,
     /// Requests that may go on.
     pub(crate) runnable: VecDeque<(Id, u64)>,
 
+    pub(crate) drain: Drain,
     pub(crate) now_ns: u64,
     /// Until when the stalls are accounted for.
     pub(crate) stalls_until_ns: u64,
@@ -109,8 +112,10 @@ impl Disk {
             room_waiters: VecDeque::new(),
             part_waiters: VecDeque::new(),
             turn_waiters: VecDeque::new(),
+            drain_waiters: Vec::new(),
             flush_waiters: Vec::new(),
             runnable: VecDeque::new(),
+            drain: Drain::Done,
             now_ns: 0,
             stalls_until_ns: 0,
             budget: TURN_BLOCKS,
@@ -137,6 +142,7 @@ impl Disk {
         add(&disk.counters().restarts, u64::from(existing));
         // A new disk too: memory whose header alone is zero must not pass for one that is zero everywhere.
         disk.adopt()?;
+        disk.begin_draining(existing);
         let peak = get(&disk.counters().ram_peak_bytes) / BLOCK_BYTES as u64;
         disk.ram.remember_peak(peak);
         set(&disk.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
@@ -221,7 +227,9 @@ impl Disk {
     #[inline]
     pub(crate) fn run<I: Io>(&mut self, io: &mut I, a: &mut Active) {
         a.wait = Wait::Operations;
-        if !a.walked && a.errno.is_none() {
+        if self.holds_requests() {
+            a.wait = Wait::Drain;
+        } else if !a.walked && a.errno.is_none() {
             match a.request.operation {
                 Operation::Read => self.walk_read(io, a),
                 Operation::Write { .. } => match self.spec.mode {
@@ -255,6 +263,7 @@ impl Disk {
             Wait::Room => self.room_waiters.push_back(id),
             Wait::Part => self.part_waiters.push_back(id),
             Wait::Turn => self.turn_waiters.push_back(id),
+            Wait::Drain => self.drain_waiters.push(id),
             Wait::Writes => self.flush_waiters.push(id),
             Wait::Operations | Wait::Overlap | Wait::Nothing => {}
         }
@@ -355,6 +364,7 @@ impl Disk {
             }
         }
         self.hand_tired = false;
+        self.drain(io);
         if self.spec.mode.has_log() {
             self.flush_parts(io);
             self.collect(io);
@@ -389,7 +399,8 @@ impl Disk {
         }
         // While something waits for room the clock of the stalls goes on, and a full file system may have room.
         let waiting = if self.wants_room() { self.now_ns + RETRY_NS } else { 0 };
-        let all = [self.rest_until_ns, self.collect_again_ns, self.punch_after_ns, waiting];
+        let drain = if let Drain::Wanted { from_ns } = self.drain { from_ns } else { 0 };
+        let all = [self.rest_until_ns, self.collect_again_ns, self.punch_after_ns, waiting, drain];
         all.into_iter().filter(|&ns| ns > self.now_ns).min()
     }
 
@@ -403,7 +414,7 @@ impl Disk {
     pub fn reset<I: Io>(&mut self, io: &mut I) -> bool {
         assert!(self.table.is_empty(), "a reset needs a quiet disk");
         self.resetting = true;
-        if self.parts.in_use() > 0 || self.victim.is_some() || self.punches > 0 {
+        if self.parts.in_use() > 0 || self.victim.is_some() || self.punches > 0 || self.is_draining() {
             return false;
         }
         if self.direct_blocks > 0 {
@@ -419,7 +430,7 @@ impl Disk {
         self.resetting = false;
         self.meta.reset();
         self.ram.reset();
-        self.log.reset();
+        self.log.reset(&self.meta);
         (self.full, self.overflowed) = (false, false);
         self.release_map_from = Some(0);
         let c = self.meta.counters();

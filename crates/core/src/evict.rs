@@ -148,7 +148,6 @@ impl Disk {
                 self.rest_until_ns = 0;
                 if extent.seals {
                     self.log.kept_owners.remove(&extent.segment);
-                    self.meta.set_segment(extent.segment as usize, crate::meta::SegmentMark::Sealed);
                 }
             }
             Err(errno) => {
@@ -239,7 +238,7 @@ impl Disk {
             self.punch_after_ns = self.now_ns + QUIET_NS;
         }
         while self.punches < PUNCHES && self.now_ns >= self.punch_after_ns && self.log.has_to_punch(all) {
-            let segment = self.log.next_to_punch();
+            let segment = self.log.next_to_punch(&self.meta);
             self.punches += 1;
             let op = self.new_op(Op::Punch { segment });
             io.punch_overflow(op, self.log.first_location(segment).offset_bytes(), self.spec.segment_bytes());
@@ -249,7 +248,7 @@ impl Disk {
     /// A segment has left the file, or not.
     pub(crate) fn punched(&mut self, segment: u32, result: Result<(), Errno>) {
         self.punches -= 1;
-        self.log.punched(segment, result.is_ok());
+        self.log.punched(segment, result.is_ok(), &self.meta);
         match result {
             Ok(()) => add(&self.counters().segments_punched, 1),
             // Its blocks are reused all the same.

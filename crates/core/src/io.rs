@@ -113,6 +113,8 @@ pub trait Io: GuestBuffers {
     fn write_overflow(&mut self, op: OpId, part: PartId, part_at: usize, offset: u64, len: u32, sync: bool);
     /// Gives a range of the overflow (difference) file back to the file system. Answered by `op_done`.
     fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64);
+    /// Ends when no I/O on the file that a dead process had begun can land any more. Answered by `op_done`.
+    fn drain_overflow(&mut self, op: OpId);
     /// fdatasync of the difference file. Answered by `op_done`.
     fn sync_overflow(&mut self, op: OpId);
 

@@ -3,12 +3,13 @@
 //! Owns no content and no map entry. A segment is data blocks followed by one summary block that names the
 //! block at each of its positions; the collector reads it, so that no table of owners is kept in memory.
 //! Invariants: `live` of a segment is the number of map entries that point into it; a segment is reused or
-//! punched only when nothing lives in it and no read or write of it is under way.
+//! punched only when nothing lives in it and no read or write of it is under way; while a write or a punch may
+//! be under way its mark in `meta` says busy, so that whoever attaches after a death knows.
 
 use crate::meta::{Meta, SegmentMark};
+use crate::segments::{Segment, Segments, Status};
 use crate::spec::LogShape;
 use crate::units::Location;
-use std::cell::Cell;
 use std::collections::HashMap;
 
 /// Who appends: each stream has an open segment of its own, so that cold survivors do not mix with newcomers
@@ -20,28 +21,6 @@ pub(crate) enum Stream {
     /// The collector.
     Collect = 1,
 }
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Status {
-    /// In `empty`, `punched`, or being punched.
-    Free,
-    Open,
-    Closed,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Segment {
-    live: u32,
-    /// Reads and writes under way.
-    pins: u32,
-    /// The writes among them: blocks are still coming.
-    appends: u32,
-    status: Status,
-    /// The collector could not empty it: left alone until it empties by itself.
-    stuck: bool,
-}
-
-const FREE: Segment = Segment { live: 0, pins: 0, appends: 0, status: Status::Free, stuck: false };
 
 struct Open {
     segment: u32,
@@ -61,24 +40,25 @@ pub(crate) struct Extent {
 const KEEP_EMPTY: usize = 4;
 /// Free segments that only the collector may open.
 const COLLECTOR_OWN: u32 = 2;
+/// Stuck segments that are tried again at a time.
+const RETRIES: u32 = 256;
 /// Segments' worth of blocks that never live: two open segments, the collector's own, and some to gain from.
 const MIN_RESERVE: u32 = 8;
 
 pub(crate) struct Log {
     shape: LogShape,
     total: u32,
-    /// The segments used so far; those beyond were never touched.
-    segments: Vec<Segment>,
+    segments: Segments,
+    /// Free ones that the file holds.
     empty: Vec<u32>,
+    /// Free ones that have left it.
     punched: Vec<u32>,
     punching: u32,
+    /// Those that wait for a drain.
+    draining: Vec<u32>,
     open: [Option<Open>; 2],
     /// Owners of closed segments whose summary is not in the file (found at attach, or its write failed).
     pub kept_owners: HashMap<u32, Vec<u32>>,
-    /// Segments that the collector could not empty.
-    stuck: u32,
-    /// Known: no segment is worth collecting. Whatever may change that forgets it.
-    packed: Cell<bool>,
     live: u64,
     /// Blocks of appends under way that will add to `live`.
     pub arriving: u64,
@@ -89,14 +69,13 @@ impl Log {
         Log {
             shape,
             total,
-            segments: Vec::new(),
+            segments: Segments::new(shape.segment_blocks - 1),
             empty: Vec::new(),
             punched: Vec::new(),
             punching: 0,
+            draining: Vec::new(),
             open: [None, None],
             kept_owners: HashMap::new(),
-            stuck: 0,
-            packed: Cell::new(false),
             live: 0,
             arriving: 0,
         }
@@ -137,7 +116,7 @@ impl Log {
 
     /// Segments that can be opened.
     fn free_segments(&self) -> u32 {
-        self.total - self.segments.len() as u32 + (self.empty.len() + self.punched.len()) as u32
+        self.total - self.segments.len() + (self.empty.len() + self.punched.len()) as u32
     }
 
     /// Free segments run short: time to collect. The rest of the reserve stays spread over the segments as dead
@@ -148,7 +127,7 @@ impl Log {
 
     /// Bytes of the file that segments take up, living or not.
     pub fn file_blocks(&self) -> u64 {
-        (self.segments.len() - self.punched.len()) as u64 * u64::from(self.shape.segment_blocks)
+        u64::from(self.segments.len() - self.punched.len() as u32) * u64::from(self.shape.segment_blocks)
     }
 
     pub fn segment_of(&self, location: Location) -> u32 {
@@ -174,11 +153,12 @@ impl Log {
             let segment = if let Some(s) = self.empty.pop().or_else(|| self.punched.pop()) {
                 s
             } else {
-                self.segments.push(FREE);
-                self.segments.len() as u32 - 1
+                self.segments.grow(self.segments.len() + 1);
+                meta.set_segments_used(self.segments.len());
+                self.segments.len() - 1
             };
-            self.segments[segment as usize] = Segment { status: Status::Open, ..FREE };
-            meta.set_segment(segment as usize, SegmentMark::Open);
+            self.segments.change(segment, |s| s.status = Status::Open);
+            meta.set_segment(segment, SegmentMark::Busy);
             let owners = Vec::with_capacity(self.data_blocks() as usize);
             self.open[stream as usize] = Some(Open { segment, owners });
         }
@@ -216,16 +196,14 @@ impl Log {
         let first = Location(segment * self.shape.segment_blocks + open.owners.len() as u32);
         open.owners.extend(owners);
         let seals = open.owners.len() as u32 == self.shape.segment_blocks - 1;
-        self.segments[segment as usize].pins += 1;
-        self.segments[segment as usize].appends += 1;
+        self.segments.change(segment, |s| (s.pins, s.appends) = (s.pins + 1, s.appends + 1));
         Extent { segment, first, seals }
     }
 
     /// Closes the stream's segment, which is at its end, and hands out its owners for the summary.
     pub fn close(&mut self, stream: Stream) -> Vec<u32> {
         let open = self.open[stream as usize].take().expect("an extent that seals has an open segment");
-        self.segments[open.segment as usize].status = Status::Closed;
-        self.packed.set(false);
+        self.segments.change(open.segment, |s| s.status = Status::Closed);
         open.owners
     }
 
@@ -241,43 +219,43 @@ impl Log {
     /// A map entry now points at `location`.
     pub fn born(&mut self, location: Location) {
         let segment = self.segment_of(location);
-        self.segments[segment as usize].live += 1;
+        self.segments.change(segment, |s| s.live += 1);
         self.live += 1;
     }
 
     /// A map entry points at `location` no more.
     pub fn dead(&mut self, location: Location, meta: &Meta) {
         let segment = self.segment_of(location);
-        self.segments[segment as usize].live -= 1;
+        self.segments.change(segment, |s| s.live -= 1);
         self.live -= 1;
-        self.packed.set(false);
         self.free_if_empty(segment, meta);
     }
 
     /// A read of the segment is under way.
     pub fn pin(&mut self, segment: u32) {
-        self.segments[segment as usize].pins += 1;
+        self.segments.change(segment, |s| s.pins += 1);
     }
 
     /// A read of the segment is done.
     pub fn unpin(&mut self, segment: u32, meta: &Meta) {
-        self.segments[segment as usize].pins -= 1;
+        self.segments.change(segment, |s| s.pins -= 1);
         self.free_if_empty(segment, meta);
     }
 
-    /// An append of the segment is done.
+    /// An append of the segment is done. With the last one of a segment that has its summary nothing of it is
+    /// under way any more, whatever the order in which they ended.
     pub fn appended(&mut self, segment: u32, meta: &Meta) {
-        self.segments[segment as usize].appends -= 1;
-        self.packed.set(false);
+        let s = self.segments.change(segment, |s| s.appends -= 1);
+        if s.appends == 0 && s.status != Status::Open && !self.kept_owners.contains_key(&segment) {
+            meta.set_segment(segment, SegmentMark::Sealed);
+        }
         self.unpin(segment, meta);
     }
 
     fn free_if_empty(&mut self, segment: u32, meta: &Meta) {
-        let s = &mut self.segments[segment as usize];
-        if s.status == Status::Closed && s.live == 0 && s.pins == 0 {
-            self.stuck -= u32::from(s.stuck);
-            *s = FREE;
-            meta.set_segment(segment as usize, SegmentMark::Free);
+        if self.segments.get(segment).is_spent() {
+            self.segments.change(segment, |s| s.status = Status::Free);
+            meta.set_segment(segment, SegmentMark::Empty);
             self.kept_owners.remove(&segment);
             self.empty.push(segment);
         }
@@ -285,42 +263,28 @@ impl Log {
 
     /// The closed segment with the fewest living blocks, if moving them gains anything.
     pub fn emptiest(&self) -> Option<u32> {
-        if self.packed.get() {
-            return None;
-        }
-        let found = self.find_emptiest();
-        self.packed.set(found.is_none());
-        found
-    }
-
-    fn find_emptiest(&self) -> Option<u32> {
-        let candidates = self.segments.iter().enumerate();
-        let (segment, s) = candidates
-            .filter(|(_, s)| s.status == Status::Closed && !s.stuck && s.live > 0 && s.appends == 0)
-            .min_by_key(|(_, s)| s.live)?;
-        (s.live < self.data_blocks()).then_some(segment as u32)
+        self.segments.emptiest()
     }
 
     pub fn live_in(&self, segment: u32) -> u32 {
-        self.segments[segment as usize].live
+        self.segments.get(segment).live.into()
     }
 
     /// The collector could not empty this segment.
     pub fn set_stuck(&mut self, segment: u32) {
-        let s = &mut self.segments[segment as usize];
-        self.stuck += u32::from(!s.stuck);
-        s.stuck = true;
+        self.segments.change(segment, |s| s.status = Status::Stuck);
     }
 
     pub fn has_stuck(&self) -> bool {
-        self.stuck > 0
+        self.segments.a_stuck_one().is_some()
     }
 
-    /// Stuck segments may be tried again.
+    /// Some stuck segments may be tried again, those first that have been left alone for longest.
     pub fn retry_stuck(&mut self) {
-        self.segments.iter_mut().for_each(|s| s.stuck = false);
-        self.stuck = 0;
-        self.packed.set(false);
+        for _ in 0..RETRIES {
+            let Some(segment) = self.segments.a_stuck_one() else { return };
+            self.segments.change(segment, |s| s.status = Status::Closed);
+        }
     }
 
     /// Empty segments beyond those that are kept for reuse (`all`: those too).
@@ -329,32 +293,39 @@ impl Log {
     }
 
     /// An empty segment, to be punched out.
-    pub fn next_to_punch(&mut self) -> u32 {
+    pub fn next_to_punch(&mut self, meta: &Meta) -> u32 {
         self.punching += 1;
-        self.empty.swap_remove(0)
+        let segment = self.empty.swap_remove(0);
+        meta.set_segment(segment, SegmentMark::Busy);
+        segment
     }
 
     /// A punch is done. One that failed leaves the segment as it was, free and in the file.
-    pub fn punched(&mut self, segment: u32, ok: bool) {
+    pub fn punched(&mut self, segment: u32, ok: bool, meta: &Meta) {
         self.punching -= 1;
-        if ok { self.punched.push(segment) } else { self.empty.push(segment) }
+        let (list, mark) = match ok {
+            true => (&mut self.punched, SegmentMark::Free),
+            false => (&mut self.empty, SegmentMark::Empty),
+        };
+        list.push(segment);
+        meta.set_segment(segment, mark);
     }
 
     /// Takes the location that the map names for a block, when attaching. False: out of range.
     pub fn adopt(&mut self, location: Location, block: u32, meta: &Meta) -> bool {
         let segment = self.segment_of(location);
         let position = location.0 % self.shape.segment_blocks;
-        if segment >= self.total || position >= self.data_blocks() {
+        if segment >= meta.segments_used() || position >= self.data_blocks() {
             return false;
         }
-        if self.segments.len() <= segment as usize {
-            self.segments.resize(segment as usize + 1, FREE);
+        self.segments.grow(segment + 1);
+        if u32::from(self.segments.get(segment).live) == self.data_blocks() {
+            // Two blocks at one place.
+            return false;
         }
-        let s = &mut self.segments[segment as usize];
-        s.status = Status::Closed;
-        s.live += 1;
+        self.segments.change(segment, |s| s.live += 1);
         self.live += 1;
-        if meta.segment(segment as usize) != SegmentMark::Sealed {
+        if meta.segment(segment) != SegmentMark::Sealed {
             let data_blocks = self.data_blocks() as usize;
             let owners = self.kept_owners.entry(segment).or_insert_with(|| vec![u32::MAX; data_blocks]);
             owners[position as usize] = block;
@@ -362,53 +333,92 @@ impl Log {
         true
     }
 
-    /// After the last `adopt`: segments below the highest one in use that hold nothing are empty.
+    /// After the last `adopt`: what each segment is. Those that a dead process may still be writing to wait for a
+    /// drain.
     pub fn finish_adopting(&mut self, meta: &Meta) {
-        let mut marked = (self.segments.len()..self.total as usize).rev();
-        if let Some(last) = marked.find(|&s| meta.segment(s) != SegmentMark::Free) {
-            self.segments.resize(last + 1, FREE);
-        }
-        for (i, s) in self.segments.iter().enumerate() {
-            if s.status == Status::Free {
-                meta.set_segment(i, SegmentMark::Free);
-                self.empty.push(i as u32);
+        self.segments.grow(meta.segments_used());
+        for segment in 0..self.segments.len() {
+            let lives = self.segments.get(segment).live > 0;
+            match meta.segment(segment) {
+                SegmentMark::Sealed if lives => {
+                    self.segments.change(segment, |s| s.status = Status::Closed);
+                }
+                SegmentMark::Free if !lives => self.punched.push(segment),
+                SegmentMark::Sealed | SegmentMark::Empty if !lives => {
+                    meta.set_segment(segment, SegmentMark::Empty);
+                    self.empty.push(segment);
+                }
+                _ => {
+                    meta.set_segment(segment, SegmentMark::Busy);
+                    self.segments.change(segment, |s| s.status = Status::Draining);
+                    self.draining.push(segment);
+                }
             }
         }
     }
 
-    /// Forgets every block. No append, read or collection is under way.
-    pub fn reset(&mut self) {
+    /// Some segments wait for a drain.
+    pub fn is_draining(&self) -> bool {
+        !self.draining.is_empty()
+    }
+
+    /// No I/O of a dead process can land any more.
+    pub fn drained(&mut self, meta: &Meta) {
+        for segment in std::mem::take(&mut self.draining) {
+            self.segments.change(segment, |s| s.status = Status::Closed);
+            self.free_if_empty(segment, meta);
+        }
+    }
+
+    /// Forgets every block. No append, read, punch, collection or drain is under way.
+    pub fn reset(&mut self, meta: &Meta) {
         self.open = [None, None];
         self.kept_owners.clear();
-        let mut empty = std::mem::take(&mut self.empty);
-        for (i, s) in self.segments.iter_mut().enumerate() {
-            if s.status != Status::Free {
-                *s = FREE;
-                empty.push(i as u32);
+        for segment in 0..self.segments.len() {
+            if self.segments.get(segment).status != Status::Free {
+                self.segments.change(segment, |s| *s = Segment::FREE);
+                meta.set_segment(segment, SegmentMark::Empty);
+                self.empty.push(segment);
             }
         }
-        self.empty = empty;
-        (self.live, self.arriving, self.stuck) = (0, 0, 0);
-        self.packed.set(false);
+        (self.live, self.arriving) = (0, 0);
     }
 
     /// Checks this file's invariants against the block map's view of them; for tests.
-    pub fn check(&self, live_of: &dyn Fn(u32) -> u32, pinned: &dyn Fn(u32) -> u32) {
+    pub fn check(&self, live_of: &dyn Fn(u32) -> u32, pinned: &dyn Fn(u32) -> u32, meta: &Meta) {
         let mut live = 0;
-        for (i, s) in self.segments.iter().enumerate() {
-            assert_eq!(s.live, live_of(i as u32), "live blocks of segment {i}");
-            assert_eq!(s.pins, pinned(i as u32), "pins of segment {i}");
+        for (i, s) in self.segments.iter() {
+            assert_eq!(u32::from(s.live), live_of(i), "live blocks of segment {i}");
+            assert_eq!(s.pins, pinned(i), "pins of segment {i}");
             assert!(s.status != Status::Free || s.live == 0 && s.pins == 0, "free segment {i} in use");
-            assert!(
-                s.status != Status::Closed || s.live + s.pins > 0,
-                "closed segment {i} is empty, not free"
-            );
+            assert!(!s.is_spent(), "closed segment {i} is empty, not free");
             live += u64::from(s.live);
+            let mark = meta.segment(i);
+            match s.status {
+                Status::Open | Status::Draining => assert_eq!(mark, SegmentMark::Busy, "segment {i}"),
+                Status::Closed | Status::Stuck => {
+                    let busy = s.appends > 0 || self.kept_owners.contains_key(&i);
+                    let want = if busy { SegmentMark::Busy } else { SegmentMark::Sealed };
+                    assert_eq!(mark, want, "closed segment {i}");
+                }
+                Status::Free => {}
+            }
         }
         assert_eq!(live, self.live, "live blocks");
-        assert_eq!(self.segments.iter().filter(|s| s.stuck).count(), self.stuck as usize, "stuck segments");
-        let free = self.segments.iter().filter(|s| s.status == Status::Free).count();
-        assert_eq!(free, self.empty.len() + self.punched.len() + self.punching as usize, "free segments");
-        assert!(self.segments.len() <= self.total as usize);
+        self.segments.check();
+        for (segments, mark) in [(&self.empty, SegmentMark::Empty), (&self.punched, SegmentMark::Free)] {
+            assert!(segments.iter().all(|&s| meta.segment(s) == mark), "marks of free segments");
+        }
+        let count = |status| self.segments.iter().filter(|(_, s)| s.status == status).count();
+        let free = self.empty.len() + self.punched.len() + self.punching as usize;
+        assert_eq!(count(Status::Free), free, "free segments");
+        assert_eq!(count(Status::Draining), self.draining.len(), "segments that wait for a drain");
+        assert_eq!(self.segments.len(), meta.segments_used());
+        assert!(self.segments.len() <= self.total);
+    }
+
+    /// The segments used so far.
+    pub fn segments_used(&self) -> u32 {
+        self.segments.len()
     }
 }

@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | 0 | header page: magic, layout version, spec, generation |
 //! | 4096 | [`Counters`] |
-//! | `segments_at` | one byte per overflow segment: free, open, sealed |
+//! | `segments_at` | one byte per overflow segment: free, busy, sealed, empty |
 //! | `directory_at` | one byte per 2 MiB region: untouched, mapped, zero |
 //! | `map_at` | one 8-byte entry per 4 KiB block |
 //! | `written_at` | one 8-byte [`Written`] per 2 MiB region |
@@ -44,12 +44,14 @@ pub enum RegionState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SegmentMark {
-    /// No map entry points here.
+    /// The file does not hold it: it was never written, or has been punched out.
     Free = 0,
-    /// Being written; it has no summary yet.
-    Open = 1,
-    /// Written to its end, summary included.
+    /// A write or a punch of it may be under way, or it has no summary.
+    Busy = 1,
+    /// Every part of it is written, the summary included.
     Sealed = 2,
+    /// Nothing lives in it and nothing is under way, but the file holds it.
+    Empty = 3,
 }
 
 #[repr(C)]
@@ -67,6 +69,8 @@ struct Header {
     generation: AtomicU64,
     /// 1 while a reset is under way: an attach finishes it first.
     resetting: AtomicU64,
+    /// Segments that were ever opened: no mark beyond them was ever set.
+    segments_used: AtomicU64,
 }
 
 /// Where each piece lies, from the spec alone.
@@ -153,6 +157,7 @@ impl Meta {
                 }
                 h.full.store(spec.full as u64, Ordering::Relaxed);
                 h.generation.store(1, Ordering::Relaxed);
+                h.segments_used.store(0, Ordering::Relaxed);
                 h.layout_version.store(LAYOUT_VERSION, Ordering::Relaxed);
                 h.magic.store(MAGIC, Ordering::Release);
                 false
@@ -247,7 +252,7 @@ impl Meta {
     }
 
     /// Forgets every block: afterwards the disk reads as its base image. A process that dies in the middle
-    /// leaves `resetting` set.
+    /// leaves `resetting` set. The marks of segments stay: what is under way in them does not end with it.
     pub fn reset(&self) {
         self.begin_reset();
         let h = self.header();
@@ -255,9 +260,6 @@ impl Meta {
             if self.region(region) != RegionState::Untouched {
                 self.set_region(region, RegionState::Untouched);
             }
-        }
-        for segment in 0..self.layout.segments {
-            self.set_segment(segment, SegmentMark::Free);
         }
         let generation = self.generation().wrapping_add(1);
         if Written::begins_anew(generation) {
@@ -302,19 +304,30 @@ impl Meta {
     }
 
     /// What the segment table says.
-    pub fn segment(&self, segment: usize) -> SegmentMark {
-        assert!(segment < self.layout.segments);
-        match self.byte(self.layout.segments_at, segment).load(Ordering::Acquire) {
-            1 => SegmentMark::Open,
+    pub(crate) fn segment(&self, segment: u32) -> SegmentMark {
+        assert!((segment as usize) < self.layout.segments);
+        match self.byte(self.layout.segments_at, segment as usize).load(Ordering::Acquire) {
+            1 => SegmentMark::Busy,
             2 => SegmentMark::Sealed,
+            3 => SegmentMark::Empty,
             _ => SegmentMark::Free,
         }
     }
 
     /// Marks a segment.
-    pub fn set_segment(&self, segment: usize, mark: SegmentMark) {
-        assert!(segment < self.layout.segments);
-        self.byte(self.layout.segments_at, segment).store(mark as u8, Ordering::Release);
+    pub(crate) fn set_segment(&self, segment: u32, mark: SegmentMark) {
+        assert!((segment as usize) < self.layout.segments);
+        self.byte(self.layout.segments_at, segment as usize).store(mark as u8, Ordering::Release);
+    }
+
+    /// How many segments were ever opened; at most as many as the table has.
+    pub(crate) fn segments_used(&self) -> u32 {
+        self.header().segments_used.load(Ordering::Acquire).min(self.layout.segments as u64) as u32
+    }
+
+    /// The segments below this one have marks.
+    pub(crate) fn set_segments_used(&self, segments: u32) {
+        self.header().segments_used.store(segments.into(), Ordering::Release);
     }
 
     #[inline]

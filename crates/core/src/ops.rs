@@ -54,6 +54,8 @@ pub(crate) enum Op {
     },
     /// All of the difference file is given back: a reset waits for it.
     ResetPunch,
+    /// The barrier behind what a dead process had begun.
+    Drain,
     /// An empty segment leaves the file.
     Punch {
         segment: u32,
@@ -136,6 +138,7 @@ impl Disk {
                 io.sync_overflow(op);
             }
             Op::ResetPunch => self.punches -= 1,
+            Op::Drain => self.drained(result),
             Op::Sync { id } => self.operation_done(io, id, result),
             Op::Punch { segment } => self.punched(segment, result),
             other => panic!("{other:?} is a read"),

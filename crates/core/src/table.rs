@@ -23,6 +23,8 @@ pub(crate) enum Wait {
     Part,
     /// Its next step: it is long and others come in between.
     Turn,
+    /// The end of what a dead process had begun (mode `direct`).
+    Drain,
     /// Earlier writes (a flush).
     Writes,
     /// Nothing: it is about to go on.

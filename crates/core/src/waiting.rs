@@ -244,7 +244,8 @@ impl Disk {
 
     /// Nothing that is under way, or can be, will make room for a write.
     fn no_room_in_sight(&self) -> bool {
-        let log_is_at_rest = self.victim.is_none()
+        let log_is_at_rest = (!self.is_draining() || self.drain_rests())
+            && self.victim.is_none()
             && self.punches == 0
             && !self.hand_tired
             && self.parts.in_use() == self.unflushed.len();
@@ -258,7 +259,8 @@ impl Disk {
                 self.next_to_serve().is_none() && self.ram.evicting() == 0 && log_is_at_rest && log_is_full
             }
             Mode::Overflow => log_is_at_rest && log_is_full,
-            Mode::Direct => false,
+            // A barrier that fails may do so for ever.
+            Mode::Direct => !self.drain_waiters.is_empty() && self.drain_rests(),
         }
     }
 
@@ -307,6 +309,7 @@ impl Disk {
         self.room_waiters.retain(still(Wait::Room));
         self.part_waiters.retain(still(Wait::Part));
         self.turn_waiters.retain(still(Wait::Turn));
+        self.drain_waiters.retain(still(Wait::Drain));
         self.flush_waiters.retain(still(Wait::Writes));
     }
 

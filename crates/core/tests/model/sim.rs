@@ -38,6 +38,18 @@ enum Pending {
     Sync {
         landed: u64,
     },
+    Drain,
+}
+
+/// What a dead process had begun and has not landed yet: from this place on, these bytes, or a hole.
+struct Dead {
+    offset: u64,
+    len: u64,
+    bytes: Option<Vec<u8>>,
+}
+
+fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
+    a.0 < b.0 + b.1 && b.0 < a.0 + a.1
 }
 
 pub struct Sim {
@@ -48,6 +60,8 @@ pub struct Sim {
     file: Vec<u8>,
     parts: Vec<Vec<u8>>,
     pending: Vec<(OpId, Pending)>,
+    /// I/O of dead processes: it lands, or vanishes, at any moment until a drain has ended.
+    dead: Vec<Dead>,
     pub rng: Rng,
     /// Faults per 65,536 operations.
     pub faults: u32,
@@ -85,6 +99,7 @@ impl Sim {
             file: vec![0xFF; file as usize],
             parts: vec![vec![0xCC; spec.shape.part_blocks as usize * BLOCK_BYTES]; PARTS],
             pending: Vec::new(),
+            dead: Vec::new(),
             rng,
             faults: 0,
             no_space: false,
@@ -102,6 +117,9 @@ impl Sim {
 
     /// Ends one operation, any one.
     pub fn end_one(&mut self) -> Option<Ended> {
+        if !self.dead.is_empty() && self.rng.chance(4) {
+            self.land_dead();
+        }
         if self.pending.is_empty() {
             return None;
         }
@@ -138,6 +156,13 @@ impl Sim {
                 }
                 Ended::Other(op, if fault { Err(Errno::IO) } else { Ok(()) })
             }
+            Pending::Drain if fault => Ended::Other(op, Err(Errno::IO)),
+            Pending::Drain => {
+                while !self.dead.is_empty() {
+                    self.land_dead();
+                }
+                Ended::Other(op, Ok(()))
+            }
             Pending::Sync { .. } if fault => Ended::Other(op, Err(Errno::IO)),
             Pending::Sync { landed } => {
                 self.unstable.retain(|_, &mut at| at > landed);
@@ -162,24 +187,51 @@ impl Sim {
         self.faults > 0 && self.rng.below(65_536) < u64::from(self.faults) / 4
     }
 
-    /// The process dies: of what was under way, some lands and some does not.
+    /// Something that a dead process had begun lands, or never will.
+    fn land_dead(&mut self) {
+        let i = self.rng.below(self.dead.len() as u64) as usize;
+        let Dead { offset, len, bytes } = self.dead.swap_remove(i);
+        if self.rng.chance(4) {
+            return;
+        }
+        let file = &mut self.file[offset as usize..][..len as usize];
+        match bytes {
+            Some(bytes) => file.copy_from_slice(&bytes),
+            None => file.fill(0),
+        }
+        self.land(offset, len, false);
+    }
+
+    /// The process dies. What was under way may land later.
     pub fn crash(&mut self) {
         for (_, pending) in std::mem::take(&mut self.pending) {
-            if self.rng.below(2) == 0 {
-                continue;
-            }
             match pending {
                 Pending::WriteFile { part, at, offset, len, early, .. } => {
                     let now = || self.parts[part.0 as usize][at..at + len as usize].to_vec();
-                    self.file[offset as usize..][..len as usize].copy_from_slice(&early.unwrap_or_else(now));
+                    let bytes = Some(early.unwrap_or_else(now));
+                    self.dead.push(Dead { offset, len: len.into(), bytes });
                 }
-                Pending::Punch { offset, len } => self.file[offset as usize..][..len as usize].fill(0),
-                Pending::ReadBase { .. } | Pending::ReadFile { .. } | Pending::Sync { .. } => {}
+                Pending::Punch { offset, len } => self.dead.push(Dead { offset, len, bytes: None }),
+                Pending::ReadBase { .. }
+                | Pending::ReadFile { .. }
+                | Pending::Sync { .. }
+                | Pending::Drain => {}
             }
+        }
+        for _ in 0..self.rng.below(self.dead.len() as u64 + 1) {
+            self.land_dead();
         }
         self.parts.iter_mut().for_each(|p| p.fill(0xCC));
         self.clients.clear();
         self.completed.clear();
+    }
+
+    /// Nothing that a dead process had begun can land in this range.
+    fn assert_drained(&self, offset: u64, len: u64) {
+        for dead in &self.dead {
+            let meets = overlap((offset, len), (dead.offset, dead.len));
+            assert!(!meets, "I/O of a dead process may still land at {offset}..+{len}");
+        }
     }
 
     fn slot_range(&self, slot: Slot, at: usize, len: usize) -> std::ops::Range<usize> {
@@ -318,6 +370,7 @@ impl Io for Sim {
 
     fn read_overflow(&mut self, op: OpId, offset: u64, len: u32) {
         assert!(offset.is_multiple_of(BLOCK_BYTES as u64) && (len as usize).is_multiple_of(BLOCK_BYTES));
+        self.assert_drained(offset, len.into());
         // The disk may take the bytes at any moment from now until the read has ended.
         let early = (self.rng.below(2) == 0).then(|| self.file[offset as usize..][..len as usize].to_vec());
         self.pending.push((op, Pending::ReadFile { offset, len, early }));
@@ -329,6 +382,7 @@ impl Io for Sim {
                 && (len as usize).is_multiple_of(BLOCK_BYTES)
                 && len > 0
         );
+        self.assert_drained(offset, len.into());
         let range = offset..offset + u64::from(len);
         for (_, other) in &self.pending {
             if let Pending::WriteFile { offset, len, .. } = other {
@@ -344,6 +398,7 @@ impl Io for Sim {
     }
 
     fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64) {
+        self.assert_drained(offset, len);
         let range = offset..offset + len;
         for (_, other) in &self.pending {
             if let Pending::WriteFile { offset, len, .. } | Pending::ReadFile { offset, len, .. } = other {
@@ -351,6 +406,10 @@ impl Io for Sim {
             }
         }
         self.pending.push((op, Pending::Punch { offset, len }));
+    }
+
+    fn drain_overflow(&mut self, op: OpId) {
+        self.pending.push((op, Pending::Drain));
     }
 
     fn sync_overflow(&mut self, op: OpId) {

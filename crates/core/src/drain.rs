@@ -1,0 +1,75 @@
+//! The drain: I/O that a dead process had begun may land on the file long after another has attached. Until a
+//! barrier says that all of it has ended, nothing new is begun where it could land.
+//!
+//! Owns when the barrier is asked for; which segments wait for it is the log's. Invariant: no place of the file
+//! that a dead process may still be writing or punching is written, punched or used again before the barrier
+//! has ended well. In the log that is the segments that were marked busy; in mode `direct` the whole file, so
+//! every request waits.
+
+use crate::disk::{Disk, RETRY_NS};
+use crate::error::Errno;
+use crate::io::Io;
+use crate::ops::Op;
+use crate::spec::Mode;
+use crate::table::Wait;
+
+/// How far the barrier is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Drain {
+    /// Nothing of a dead process is under way.
+    Done,
+    /// To be asked for, from this time on.
+    Wanted {
+        from_ns: u64,
+    },
+    UnderWay,
+}
+
+impl Disk {
+    /// I/O of a dead process may still land.
+    #[inline]
+    pub(crate) fn is_draining(&self) -> bool {
+        self.drain != Drain::Done
+    }
+
+    /// The barrier has failed, and is tried again later.
+    pub(crate) fn drain_rests(&self) -> bool {
+        matches!(self.drain, Drain::Wanted { from_ns } if from_ns > self.now_ns)
+    }
+
+    /// Whether requests must wait for the barrier.
+    #[inline]
+    pub(crate) fn holds_requests(&self) -> bool {
+        self.is_draining() && self.spec.mode == Mode::Direct
+    }
+
+    /// After the map was adopted: whether a barrier is needed.
+    pub(crate) fn begin_draining(&mut self, existing: bool) {
+        if self.log.is_draining() || existing && self.spec.mode == Mode::Direct {
+            self.drain = Drain::Wanted { from_ns: 0 };
+        }
+    }
+
+    /// Asks for the barrier when it is time.
+    pub(crate) fn drain<I: Io>(&mut self, io: &mut I) {
+        if matches!(self.drain, Drain::Wanted { from_ns } if from_ns <= self.now_ns) {
+            self.drain = Drain::UnderWay;
+            let op = self.new_op(Op::Drain);
+            io.drain_overflow(op);
+        }
+    }
+
+    /// The barrier has ended.
+    pub(crate) fn drained(&mut self, result: Result<(), Errno>) {
+        if result.is_err() {
+            self.drain = Drain::Wanted { from_ns: self.now_ns + RETRY_NS };
+            return;
+        }
+        self.drain = Drain::Done;
+        self.log.drained(&self.meta);
+        for id in std::mem::take(&mut self.drain_waiters) {
+            self.table.get_mut(id).wait = Wait::Turn;
+            self.turn_waiters.push_back(id);
+        }
+    }
+}
