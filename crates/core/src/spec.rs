@@ -156,6 +156,17 @@ impl DiskSpec {
         if self.mode.has_log() { (self.overflow_limit_bytes / self.segment_bytes()) as u32 } else { 0 }
     }
 
+    /// Length that the overflow (difference) file must have: what the disk uses of it, and at the end one block
+    /// that it never does, for [`crate::Io::drain_overflow`]. 0 in modes without a file.
+    pub fn file_bytes(&self) -> u64 {
+        let used = match self.mode {
+            Mode::Ram => return 0,
+            Mode::RamOverflow | Mode::Overflow => self.overflow_limit_bytes,
+            Mode::Direct => u64::from(self.blocks()) * BLOCK_BYTES as u64,
+        };
+        used + BLOCK_BYTES as u64
+    }
+
     /// Blocks of the disk; the last may be partial.
     pub fn blocks(&self) -> u32 {
         self.size_bytes.div_ceil(BLOCK_BYTES as u64) as u32

@@ -69,11 +69,7 @@ impl Disk {
             memory::check_ram_limit(spec.ram_limit_bytes)?;
         }
         let meta_bytes = Layout::of(&spec).len_bytes();
-        let file_bytes = match spec.mode {
-            Mode::Ram => 0,
-            Mode::RamOverflow | Mode::Overflow => spec.overflow_limit_bytes,
-            Mode::Direct => u64::from(spec.blocks()) * BLOCK_BYTES as u64,
-        };
+        let file_bytes = spec.file_bytes();
         memory::check_file_size_limit(meta_bytes.max(file_bytes).max(spec.ram_limit_bytes))?;
         let overflow = match spec.mode.has_file() {
             true => {
@@ -81,7 +77,8 @@ impl Disk {
                     Mode::Direct => Direct::Needed,
                     _ => Direct::Wanted,
                 };
-                Some(overflow::create(&options.overflow_dir, file_bytes, file_bytes, direct, log)?)
+                let limit_bytes = file_bytes - BLOCK_BYTES as u64;
+                Some(overflow::create(&options.overflow_dir, file_bytes, limit_bytes, direct, log)?)
             }
             false => None,
         };

@@ -18,6 +18,8 @@ pub enum Tag {
     Write(u32),
     /// Another operation of the core, by its number.
     Op(u32),
+    /// The punch before a drain's fdatasync, by the number of the operation.
+    Barrier(u32),
     /// Nobody waits for it.
     Ignore,
 }
@@ -30,6 +32,7 @@ impl Tag {
             Tag::Read(n) => 2 << 32 | u64::from(n),
             Tag::Write(n) => 3 << 32 | u64::from(n),
             Tag::Op(n) => 4 << 32 | u64::from(n),
+            Tag::Barrier(n) => 5 << 32 | u64::from(n),
         }
     }
 
@@ -40,6 +43,7 @@ impl Tag {
             2 => Tag::Read(n),
             3 => Tag::Write(n),
             4 => Tag::Op(n),
+            5 => Tag::Barrier(n),
             _ => Tag::Ignore,
         }
     }

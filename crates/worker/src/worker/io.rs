@@ -54,6 +54,8 @@ pub struct Doer {
     extents: ExtentCache,
     /// The overflow or difference file; the engine's operations are on it.
     _file: Option<OwnedFd>,
+    /// Where the block of the file lies that the disk does not use, if it is long enough to have one.
+    spare_block_at: Option<u64>,
     pub(super) reads: Vec<Option<Read>>,
     pub(super) free_reads: Vec<u32>,
     /// Reads that wait for a buffer.
@@ -68,22 +70,41 @@ pub struct Doer {
     pub events: Vec<Event>,
 }
 
+/// What outlives the worker, as it is used here.
+pub struct Held {
+    /// The RAM tier.
+    pub slots: Option<Shared>,
+    pub meta: OwnedFd,
+    /// Where in `meta` the map begins.
+    pub map_at: u64,
+    /// The overflow or difference file, and how long it has to be.
+    pub file: Option<OwnedFd>,
+    pub file_bytes: u64,
+}
+
 impl Doer {
     pub fn new(
         mut engine: Engine,
-        slots: Option<Shared>,
-        meta: OwnedFd,
-        map_at: u64,
+        held: Held,
         base: BaseImage,
-        file: Option<OwnedFd>,
         notices: &mut Vec<String>,
     ) -> Result<Doer, String> {
+        let Held { slots, meta, map_at, file, file_bytes } = held;
         let image = match &base {
             BaseImage::Raw(image) => image,
             BaseImage::Qcow2(reader) => reader.file(),
         };
         let overflow = file.as_ref().map(AsRawFd::as_raw_fd);
         engine.start(Files { base: image.fd().as_raw_fd(), overflow }, notices)?;
+        let spare_block_at = match &file {
+            Some(fd) => {
+                let have =
+                    rustix::fs::fstat(fd).map_err(|e| format!("cannot measure the overflow file: {e}"))?;
+                let len = have.st_size as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+                (len >= file_bytes).then(|| len - BLOCK_BYTES as u64)
+            }
+            None => None,
+        };
         Ok(Doer {
             engine,
             clients: Clients::default(),
@@ -95,6 +116,7 @@ impl Doer {
             base,
             extents: ExtentCache::new(),
             _file: file,
+            spare_block_at,
             reads: Vec::new(),
             free_reads: Vec::new(),
             unbuffered: VecDeque::new(),
@@ -154,6 +176,20 @@ impl Doer {
             BaseImage::Raw(_) => 0,
         };
         self.free_reads.len() < self.reads.len() || self.free_writes.len() < self.writes.len() || qcow2 > 0
+    }
+
+    fn punch(&mut self, offset: u64, len: u64, tag: Tag) {
+        // SAFETY: it names no memory.
+        unsafe { self.engine.push(Operation::Punch { len, offset }, tag) };
+    }
+
+    /// The punch of a drain has ended: its fdatasync follows. A file system that cannot punch has only that.
+    pub fn barrier_punched(&mut self, op: OpId, result: i32) -> Option<Answer> {
+        if result < 0 && ![libc::EOPNOTSUPP, libc::ENOSYS].contains(&-result) {
+            return Some(Answer::Plain(op, Err(Errno(-result))));
+        }
+        self.sync_overflow(op);
+        None
     }
 
     /// Adds to the counters what only this side sees.
@@ -364,8 +400,18 @@ impl Io for Doer {
     }
 
     fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64) {
-        // SAFETY: it names no memory.
-        unsafe { self.engine.push(Operation::Punch { len, offset }, Tag::Op(op.0)) };
+        self.punch(offset, len, Tag::Op(op.0));
+    }
+
+    /// The dead process is gone, so nothing of it can be begun any more; what its ring had handed to the block
+    /// layer may still be under way. ext4 and XFS let a punch wait for all O_DIRECT I/O on the file; on btrfs the
+    /// fdatasync waits for ordered extents, in which such writes end. Through the page cache the order of the
+    /// file's lock is enough. What is punched is a block that the disk never uses.
+    fn drain_overflow(&mut self, op: OpId) {
+        match self.spare_block_at {
+            Some(at) => self.punch(at, BLOCK_BYTES as u64, Tag::Barrier(op.0)),
+            None => self.sync_overflow(op),
+        }
     }
 
     fn sync_overflow(&mut self, op: OpId) {

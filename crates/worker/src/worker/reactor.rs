@@ -8,7 +8,7 @@
 
 use super::Fds;
 use super::engine::{Done, Engine, Tag};
-use super::io::{Answer, Doer};
+use super::io::{Answer, Doer, Held};
 use super::memory::Shared;
 use super::supervision::{Pace, channel_nonblocking};
 use super::watches::{POLLIN, Target, nbd_ended};
@@ -102,7 +102,14 @@ impl Reactor {
                 image.dio_align()
             ));
         }
-        let doer = Doer::new(engine, slots, meta_file, layout.map_range().start, base, fds.file, notices)?;
+        let held = Held {
+            slots,
+            meta: meta_file,
+            map_at: layout.map_range().start,
+            file: fds.file,
+            file_bytes: spec.file_bytes(),
+        };
+        let doer = Doer::new(engine, held, base, notices)?;
         channel_nonblocking(&channel)?;
         let mut reactor = Reactor {
             doer,
@@ -219,6 +226,7 @@ impl Reactor {
                     let result = if d.result < 0 { Err(Errno(-d.result)) } else { Ok(()) };
                     Some(Answer::Plain(spillway_core::OpId(n), result))
                 }
+                Tag::Barrier(n) => self.doer.barrier_punched(spillway_core::OpId(n), d.result),
                 Tag::Watch(serial) => {
                     self.watch_fired(serial, d)?;
                     None

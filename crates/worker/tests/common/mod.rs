@@ -47,7 +47,9 @@ impl Memory {
         }
         if spec.mode.has_file() {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT | OFlags::CLOEXEC;
-            fds.push(rustix::fs::open(dir.join("overflow"), flags, 0o600.into()).unwrap());
+            let file = rustix::fs::open(dir.join("overflow"), flags, 0o600.into()).unwrap();
+            rustix::fs::ftruncate(&file, spec.file_bytes()).unwrap();
+            fds.push(file);
         }
         Memory { spec, engine: "", fds }
     }
