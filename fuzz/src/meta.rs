@@ -5,7 +5,7 @@ use crate::input::Input;
 use crate::rng::Rng;
 use crate::sim::{Client, Ended, Sim};
 use spillway_core::{
-    BLOCK_BYTES, BLOCK_SECTORS, Disk, DiskSpec, Errno, FullPolicy, Layout, LogShape, Meta, Mode, Operation,
+    BLOCK_BYTES, BLOCK_SECTORS, Counters, Disk, DiskSpec, Errno, FullPolicy, Layout, LogShape, Meta, Mode, Operation,
     Request, SECTOR_BYTES, Token,
 };
 
@@ -68,6 +68,9 @@ pub fn meta_attach(data: &[u8]) {
         drop(memory.attach(spec).expect("zeroed memory becomes a new disk"));
     }
     let map = layout.map_range().start as usize;
+    // The segments' marks lie behind the counters; how many there are stands in the header.
+    let marks = (Layout::COUNTERS_AT as usize + size_of::<Counters>()).next_multiple_of(4096);
+    memory.write(96, &[16]);
     while !input.is_empty() {
         match input.u8() % 8 {
             // A map entry: block, kind, location or slot, checksum.
@@ -82,12 +85,12 @@ pub fn meta_attach(data: &[u8]) {
                 let bits = kind >> 6 << 62 | location;
                 memory.write(map + block * 8, &bits.to_le_bytes());
             }
-            // A directory byte or a segment's mark: both lie on the pages before the map.
+            // A directory byte, which lies on the page before the map, or a segment's mark.
             4 => memory.write(map - 4096 + usize::from(input.u8() & 3), &[input.u8() & 3]),
-            5 => memory.write(map - 8192 + usize::from(input.u8() & 15), &[input.u8() & 3]),
+            5 => memory.write(marks + usize::from(input.u8() & 15), &[input.u8() & 3]),
             // A word of header or counters.
             6 => {
-                let at = usize::from(input.u16()) * 8 % map;
+                let at = usize::from(input.u16()) * 8 % marks;
                 memory.write(at, &input.u64().to_le_bytes());
             }
             _ => {

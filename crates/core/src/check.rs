@@ -34,10 +34,7 @@ impl Disk {
         assert!(self.ram.used() <= self.ram.limit(), "RAM tier over its limit");
         assert!(self.ram.evicting() <= self.ram.used());
         if self.spec.mode.has_log() {
-            assert!(
-                self.log.file_blocks() * BLOCK_BYTES as u64 <= self.spec.overflow_limit_bytes,
-                "file over its limit"
-            );
+            assert!(self.log.file_blocks() <= self.log.most_file_blocks(), "file over its limit");
         }
         match self.place(Block(block)) {
             Place::Ram(slot) => assert_eq!(self.ram.owner(slot), Some(Block(block)), "owner of {slot:?}"),

@@ -146,7 +146,7 @@ impl Disk {
         let peak = get(&disk.counters().ram_peak_bytes) / BLOCK_BYTES as u64;
         disk.ram.remember_peak(peak);
         set(&disk.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
-        set(&disk.counters().overflow_limit_bytes, u64::from(spec.segments()) * spec.segment_bytes());
+        disk.publish_overflow_limit();
         disk.publish_gauges();
         Ok(disk)
     }

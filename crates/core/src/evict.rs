@@ -8,7 +8,7 @@ use crate::disk::{Disk, RETRY_NS};
 use crate::entry::{Entry, Place};
 use crate::error::Errno;
 use crate::io::{Event, Io, PartId};
-use crate::log::Stream;
+use crate::log::{Log, Stream};
 use crate::ops::Op;
 use crate::part::{PartState, Source, Staged};
 use crate::spec::{FullPolicy, Mode};
@@ -227,17 +227,20 @@ impl Disk {
     }
 
     /// Empty segments beyond a few leave the file once no more are being filled; all of them at once when
-    /// nothing lives in it. A file system may make a punch wait for the I/O under way, or the other way round.
+    /// nothing lives in it, and what is over a limit that was lowered at once too. A file system may make a punch wait for the I/O under way, or the other way round.
     pub(crate) fn punch<I: Io>(&mut self, io: &mut I) {
         let all = self.log.live() == 0 && self.log.arriving == 0;
-        if self.is_resetting() || self.no_punching || !self.log.has_to_punch(all) {
+        self.log.lower_ceiling(&self.meta);
+        let over = self.log.must_punch();
+        if self.is_resetting() || self.no_punching || !(over || self.log.has_to_punch(all)) {
             self.punch_after_ns = 0;
             return;
         }
-        if !all && (self.punch_after_ns == 0 || self.parts.in_use() > 0) {
+        if !all && !over && (self.punch_after_ns == 0 || self.parts.in_use() > 0) {
             self.punch_after_ns = self.now_ns + QUIET_NS;
         }
-        while self.punches < PUNCHES && self.now_ns >= self.punch_after_ns && self.log.has_to_punch(all) {
+        let more = |log: &Log| if over { log.must_punch() } else { log.has_to_punch(all) };
+        while self.punches < PUNCHES && self.now_ns >= self.punch_after_ns && more(&self.log) {
             let segment = self.log.next_to_punch(&self.meta);
             self.punches += 1;
             let op = self.new_op(Op::Punch { segment });

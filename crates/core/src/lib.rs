@@ -26,6 +26,7 @@ mod part;
 mod ram;
 mod read;
 mod request;
+mod room;
 mod segments;
 mod spec;
 mod table;

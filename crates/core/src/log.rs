@@ -36,24 +36,23 @@ pub(crate) struct Extent {
     pub seals: bool,
 }
 
-/// Empty segments that stay in the file for reuse; more than these are punched out.
-const KEEP_EMPTY: usize = 4;
 /// Free segments that only the collector may open.
-const COLLECTOR_OWN: u32 = 2;
+pub(crate) const COLLECTOR_OWN: u32 = 2;
 /// Stuck segments that are tried again at a time.
 const RETRIES: u32 = 256;
-/// Segments' worth of blocks that never live: two open segments, the collector's own, and some to gain from.
-const MIN_RESERVE: u32 = 8;
 
 pub(crate) struct Log {
-    shape: LogShape,
-    total: u32,
-    segments: Segments,
+    pub(crate) shape: LogShape,
+    /// Segments that the file may hold.
+    pub(crate) total: u32,
+    /// The same until it has shrunk to a limit that was lowered.
+    pub(crate) ceiling: u32,
+    pub(crate) segments: Segments,
     /// Free ones that the file holds.
-    empty: Vec<u32>,
+    pub(crate) empty: Vec<u32>,
     /// Free ones that have left it.
-    punched: Vec<u32>,
-    punching: u32,
+    pub(crate) punched: Vec<u32>,
+    pub(crate) punching: u32,
     /// Those that wait for a drain.
     draining: Vec<u32>,
     open: [Option<Open>; 2],
@@ -69,6 +68,7 @@ impl Log {
         Log {
             shape,
             total,
+            ceiling: total,
             segments: Segments::new(shape.segment_blocks - 1),
             empty: Vec::new(),
             punched: Vec::new(),
@@ -88,46 +88,6 @@ impl Log {
 
     pub fn live(&self) -> u64 {
         self.live
-    }
-
-    fn reserve(&self) -> u32 {
-        MIN_RESERVE.max(self.total / 20)
-    }
-
-    /// Blocks that may live here: what the reserve leaves, without which the collector had nothing to gain.
-    pub fn capacity(&self) -> u64 {
-        u64::from(self.total.saturating_sub(self.reserve())) * u64::from(self.data_blocks())
-    }
-
-    /// It holds more than its capacity: one block more, for a write that is to replace another.
-    pub fn is_over(&self) -> bool {
-        self.live + self.arriving > self.capacity()
-    }
-
-    /// Blocks that may still come to live here.
-    pub fn room(&self) -> u64 {
-        self.room_beyond(0)
-    }
-
-    /// The same with some more than the capacity.
-    pub fn room_beyond(&self, more: u64) -> u64 {
-        (self.capacity() + more).saturating_sub(self.live + self.arriving)
-    }
-
-    /// Segments that can be opened.
-    fn free_segments(&self) -> u32 {
-        self.total - self.segments.len() + (self.empty.len() + self.punched.len()) as u32
-    }
-
-    /// Free segments run short: time to collect. The rest of the reserve stays spread over the segments as dead
-    /// blocks: the more of them the emptiest holds, the fewer blocks must move.
-    pub fn wants_collection(&self) -> bool {
-        self.free_segments() + self.punching < (self.reserve() / 4).max(COLLECTOR_OWN + 2)
-    }
-
-    /// Bytes of the file that segments take up, living or not.
-    pub fn file_blocks(&self) -> u64 {
-        u64::from(self.segments.len() - self.punched.len() as u32) * u64::from(self.shape.segment_blocks)
     }
 
     pub fn segment_of(&self, location: Location) -> u32 {
@@ -287,11 +247,6 @@ impl Log {
         }
     }
 
-    /// Empty segments beyond those that are kept for reuse (`all`: those too).
-    pub fn has_to_punch(&self, all: bool) -> bool {
-        self.empty.len() > if all { 0 } else { KEEP_EMPTY }
-    }
-
     /// An empty segment, to be punched out.
     pub fn next_to_punch(&mut self, meta: &Meta) -> u32 {
         self.punching += 1;
@@ -355,6 +310,7 @@ impl Log {
                 }
             }
         }
+        self.adopt_ceiling(meta);
     }
 
     /// Some segments wait for a drain.
@@ -414,7 +370,7 @@ impl Log {
         assert_eq!(count(Status::Free), free, "free segments");
         assert_eq!(count(Status::Draining), self.draining.len(), "segments that wait for a drain");
         assert_eq!(self.segments.len(), meta.segments_used());
-        assert!(self.segments.len() <= self.total);
+        assert!(self.total <= self.ceiling && self.file_blocks() <= self.most_file_blocks());
     }
 
     /// The segments used so far.

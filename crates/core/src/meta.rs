@@ -71,6 +71,8 @@ struct Header {
     resetting: AtomicU64,
     /// Segments that were ever opened: no mark beyond them was ever set.
     segments_used: AtomicU64,
+    /// Segments that the file may hold while it shrinks to a lower limit.
+    ceiling: AtomicU64,
 }
 
 /// Where each piece lies, from the spec alone.
@@ -86,10 +88,11 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout for a disk.
+    /// The layout for a disk. The overflow limit does not count, as it may change: the table of segments is laid
+    /// out for the largest.
     pub fn of(spec: &DiskSpec) -> Layout {
         let regions = (spec.blocks() as usize).div_ceil(REGION_BLOCKS);
-        let segments = spec.segments() as usize;
+        let segments = spec.most_segments() as usize;
         let segments_at = (PAGE + size_of::<Counters>() as u64).next_multiple_of(PAGE);
         let directory_at = (segments_at + segments as u64).next_multiple_of(PAGE);
         let map_at = (directory_at + regions as u64).next_multiple_of(PAGE);
@@ -131,7 +134,8 @@ pub struct Meta {
 unsafe impl Send for Meta {}
 
 impl Meta {
-    /// Takes memory for a disk of this spec. Zeroed memory is formatted; other memory must fit the spec.
+    /// Takes memory for a disk of this spec. Zeroed memory is formatted; other memory must fit the spec, but for
+    /// the overflow limit, which is the spec's from here on.
     /// Returns whether it had been formatted before.
     ///
     /// # Safety
@@ -148,7 +152,6 @@ impl Meta {
             (&h.segment_blocks, u64::from(spec.shape.segment_blocks), "segment size"),
             (&h.part_blocks, u64::from(spec.shape.part_blocks), "part size"),
             (&h.ram_limit_bytes, spec.ram_limit_bytes, "RAM limit"),
-            (&h.overflow_limit_bytes, spec.overflow_limit_bytes, "overflow limit"),
         ];
         let existing = match h.magic.load(Ordering::Acquire) {
             0 => {
@@ -157,7 +160,9 @@ impl Meta {
                 }
                 h.full.store(spec.full as u64, Ordering::Relaxed);
                 h.generation.store(1, Ordering::Relaxed);
+                h.overflow_limit_bytes.store(spec.overflow_limit_bytes, Ordering::Relaxed);
                 h.segments_used.store(0, Ordering::Relaxed);
+                h.ceiling.store(0, Ordering::Relaxed);
                 h.layout_version.store(LAYOUT_VERSION, Ordering::Relaxed);
                 h.magic.store(MAGIC, Ordering::Release);
                 false
@@ -179,6 +184,7 @@ impl Meta {
             }
             other => return Err(DiskError::Damaged(format!("no disk here (magic {other:#018x})"))),
         };
+        meta.set_overflow_limit(spec.overflow_limit_bytes);
         Ok((meta, existing))
     }
 
@@ -217,6 +223,19 @@ impl Meta {
     pub unsafe fn read_generation(base: *const u8) -> u64 {
         // SAFETY: promised by the caller; the header is plain atomics.
         unsafe { &*base.cast::<Header>() }.generation.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_overflow_limit(&self, bytes: u64) {
+        self.header().overflow_limit_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Segments that the file may hold; at most as many as the table has.
+    pub(crate) fn ceiling(&self) -> u32 {
+        self.header().ceiling.load(Ordering::Relaxed).min(self.layout.segments as u64) as u32
+    }
+
+    pub(crate) fn set_ceiling(&self, segments: u32) {
+        self.header().ceiling.store(segments.into(), Ordering::Relaxed);
     }
 
     fn header(&self) -> &Header {

@@ -135,6 +135,8 @@ pub struct DiskSpec {
 
 /// Segments that the log needs at least: the collector's reserve, two open ones, and some to fill.
 pub const MIN_SEGMENTS: u64 = 16;
+/// Segments that the log has at most: 4 TiB of the default shape.
+const MAX_SEGMENTS: u64 = 1 << 22;
 /// Blocks that a segment has at most: its summary names their owners in one block.
 const MAX_SEGMENT_BLOCKS: u32 = 1 + (BLOCK_BYTES as u32 - 16) / 4;
 /// Blocks that a part has at most: a staging buffer has 256 KiB.
@@ -154,6 +156,11 @@ impl DiskSpec {
     /// Segments of the overflow log.
     pub fn segments(&self) -> u32 {
         if self.mode.has_log() { (self.overflow_limit_bytes / self.segment_bytes()) as u32 } else { 0 }
+    }
+
+    /// Segments that the log may ever have, whatever its limit is now.
+    pub(crate) fn most_segments(&self) -> u32 {
+        if self.mode.has_log() { MAX_SEGMENTS.min(MAX_DISK_BYTES / self.segment_bytes()) as u32 } else { 0 }
     }
 
     /// Length that the overflow (difference) file must have: what the disk uses of it, and at the end one block
@@ -216,6 +223,12 @@ impl DiskSpec {
             }
             if self.overflow_limit_bytes > MAX_DISK_BYTES {
                 return spec(format!("overflow limit {} is more than 4 TiB", self.overflow_limit_bytes));
+            }
+            if self.overflow_limit_bytes / self.segment_bytes() > MAX_SEGMENTS {
+                return spec(format!(
+                    "overflow limit {} is more than {MAX_SEGMENTS} segments of {segment_blocks} blocks",
+                    self.overflow_limit_bytes
+                ));
             }
         }
         Ok(())

@@ -237,7 +237,9 @@ impl Disk {
     /// it: the slot is for such a write only, and with its commit the log holds one less.
     pub(crate) fn room_to_evict(&self) -> u64 {
         match self.log.room() {
-            0 => self.log.room_beyond(u64::from(self.first_that_replaces().is_some())),
+            0 if self.ram.free() == 0 && self.ram.evicting() == 0 => {
+                u64::from(self.first_that_replaces().is_some())
+            }
             room => room,
         }
     }

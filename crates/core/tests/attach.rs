@@ -1,7 +1,7 @@
 //! Attaching to memory that a fault has changed: refused, or attached and working; never a panic.
 
 use spillway_core::{
-    BLOCK_BYTES, Disk, DiskError, DiskSpec, FullPolicy, Layout, LogShape, Meta, Mode, Written,
+    BLOCK_BYTES, Counters, Disk, DiskError, DiskSpec, FullPolicy, Layout, LogShape, Meta, Mode, Written,
 };
 
 const SPEC: DiskSpec = DiskSpec {
@@ -88,7 +88,8 @@ fn an_entry_that_points_nowhere_is_refused() {
 
 #[test]
 fn counters_that_make_no_sense_attach() {
-    for at in (0..Layout::of(&SPEC).map_range().start - 8192).skip(4096).step_by(8) {
+    let counters = Layout::COUNTERS_AT..Layout::COUNTERS_AT + size_of::<Counters>() as u64;
+    for at in counters.step_by(8) {
         let mut memory = Memory::new();
         memory.write(at, u64::MAX - 1);
         let disk = memory.attach().expect("counters decide nothing");
@@ -105,6 +106,12 @@ fn a_header_that_cannot_be_laid_out_is_refused() {
             memory.write(at, word);
             assert!(memory.spec().is_err(), "{word} at {at}");
         }
+    }
+    for at in [96, 104] {
+        // Segments beyond the limit, in use and in the file: a log that was larger once.
+        let mut memory = Memory::new();
+        memory.write(at, 1000);
+        memory.attach().expect("a limit that has become lower").check();
     }
     let mut memory = Memory::new();
     memory.write(80, u64::MAX);

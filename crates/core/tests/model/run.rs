@@ -6,7 +6,7 @@ use crate::rng::Rng;
 use crate::sim::{Client, Ended, Sim};
 use spillway_core::{
     BLOCK_BYTES, BLOCK_SECTORS, Disk, DiskSpec, Errno, FullPolicy, Layout, LogShape, Meta, Mode, Operation,
-    Request, SECTOR_BYTES, Token, Written,
+    Request, SECTOR_BYTES, Token, Written, get,
 };
 use std::collections::HashMap;
 
@@ -70,6 +70,12 @@ pub fn full_spec(mode: Mode) -> DiskSpec {
     }
 }
 
+/// An overflow limit for a disk of so many blocks, in segments.
+fn random_segments(rng: &mut Rng, blocks: u64, shape: &LogShape) -> u64 {
+    let most = 8 + blocks / u64::from(shape.segment_blocks - 1);
+    16 + rng.below(most + most / 2)
+}
+
 fn random_spec(rng: &mut Rng) -> DiskSpec {
     let mode = if rng.chance(2) { Mode::RamOverflow } else { Mode::ALL[rng.below(4) as usize] };
     // Now and then a disk of several regions, with requests that take several turns.
@@ -81,8 +87,7 @@ fn random_spec(rng: &mut Rng) -> DiskSpec {
         _ => rng.below(size_bytes / SECTOR_BYTES) * SECTOR_BYTES,
     };
     let shape = LogShape { segment_blocks: 4 + rng.below(13) as u32, part_blocks: 2 + rng.below(15) as u32 };
-    let most = 8 + blocks / u64::from(shape.segment_blocks - 1);
-    let segments = 16 + rng.below(most + most / 2);
+    let segments = random_segments(rng, blocks, &shape);
     DiskSpec {
         size_bytes,
         base_bytes,
@@ -102,10 +107,16 @@ fn random_spec(rng: &mut Rng) -> DiskSpec {
     }
 }
 
+/// What may live in the overflow.
+fn capacity_bytes(spec: &DiskSpec) -> u64 {
+    let reserve = 8.max(spec.segments() / 20);
+    let segments = u64::from(spec.segments().saturating_sub(reserve));
+    segments * u64::from(spec.shape.segment_blocks - 1) * BLOCK_BYTES as u64
+}
+
 /// Whether all blocks of the disk fit in at once: then, without faults, nothing ever waits for long or fails.
 fn is_roomy(spec: &DiskSpec) -> bool {
-    let reserve = 8.max(spec.segments() / 20);
-    let log = u64::from(spec.segments().saturating_sub(reserve)) * u64::from(spec.shape.segment_blocks - 1);
+    let log = capacity_bytes(spec) / BLOCK_BYTES as u64;
     match spec.mode {
         Mode::Direct => true,
         Mode::Ram => spec.slots() >= spec.blocks(),
@@ -428,11 +439,62 @@ impl Run {
     /// The process dies and another attaches.
     fn crash(&mut self) {
         self.disk = None;
+        if self.spec.mode.has_log() && self.rng.chance(8) {
+            // Whoever starts it has another limit in mind.
+            self.spec.overflow_limit_bytes = self.random_limit();
+            self.sim.lengthen(&self.spec);
+        }
         self.sim.crash();
         self.sent.clear();
         self.oracle.crash();
         self.disk = Some(self.memory.attach(self.spec));
         self.disk().0.check();
+    }
+
+    fn random_limit(&mut self) -> u64 {
+        let shape = self.spec.shape;
+        let segments = random_segments(&mut self.rng, self.spec.blocks().into(), &shape);
+        segments * self.spec.segment_bytes() + self.rng.below(self.spec.segment_bytes())
+    }
+
+    /// The overflow's limit changes while the disk serves.
+    fn change_limit(&mut self) {
+        let bytes = self.random_limit();
+        let spec = DiskSpec { overflow_limit_bytes: bytes, ..self.spec };
+        let before = self.spec.overflow_limit_bytes;
+        let may_grow = self.sim.drained && self.spec.mode.has_log();
+        if self.spec.mode.has_log() {
+            self.sim.lengthen(&spec);
+        }
+        let disk = self.disk().0;
+        let live = get(&disk.counters().overflow_used_bytes);
+        let changed = disk.set_overflow_limit(bytes);
+        let limit = get(&disk.counters().overflow_limit_bytes);
+        if changed.is_ok() {
+            assert!(self.spec.mode.has_log());
+            self.spec = spec;
+        } else {
+            assert!(!may_grow || bytes < before, "{before} cannot grow to {bytes}: {changed:?}");
+            // A roomy one, of which all that may live is there.
+            let capacity = capacity_bytes(&spec).saturating_sub(64 * BLOCK_BYTES as u64);
+            assert!(!may_grow || self.sim.no_punching || live > capacity, "{changed:?}, {live} live");
+        }
+        if self.spec.mode.has_log() {
+            let rest = self.spec.overflow_limit_bytes % self.spec.segment_bytes();
+            assert_eq!(limit, self.spec.overflow_limit_bytes - rest);
+        }
+        self.disk().0.check();
+    }
+
+    /// At rest the file is within its limit, unless more lives in the log than may, or it cannot shrink.
+    fn check_limit(&mut self) {
+        let (faulty, no_punching) = (self.faulty, self.sim.no_punching);
+        let spec = self.spec;
+        let c = self.disk().0.counters();
+        let (live, file) = (get(&c.overflow_used_bytes), get(&c.overflow_file_bytes));
+        if spec.mode.has_log() && !faulty && !no_punching && live <= capacity_bytes(&spec) {
+            assert!(file <= spec.overflow_limit_bytes, "{file} bytes in the file: {spec:?}, {:?}", self.disk);
+        }
     }
 
     fn reset(&mut self) {
@@ -503,6 +565,7 @@ impl Run {
             3 if self.rng.chance(3) => self.cancel_all(),
             3 => self.cancel_some(),
             4 => self.stuck = 500,
+            5 if self.rng.chance(2) => self.change_limit(),
             5 if self.faulty && self.rng.chance(3) => self.sim.no_space = !self.sim.no_space,
             6..=250 if self.sent.len() < 32 => self.submit(),
             _ if self.sent.len() < 8 => self.submit(),
@@ -523,6 +586,7 @@ impl Run {
             assert!(parked, "at rest, but a stop or a reset would wait: {:?}", self.disk);
             self.sim.no_space = false;
             self.settle();
+            self.check_limit();
             self.cancel_all();
             self.stuck = 0;
         }

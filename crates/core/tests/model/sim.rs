@@ -58,6 +58,10 @@ pub struct Sim {
     data: Vec<u8>,
     base: Vec<u8>,
     file: Vec<u8>,
+    /// The file's last block when the process began, which a drain punches.
+    spare_at: usize,
+    /// Nothing that a dead process had begun is under way.
+    pub drained: bool,
     parts: Vec<Vec<u8>>,
     pending: Vec<(OpId, Pending)>,
     /// I/O of dead processes: it lands, or vanishes, at any moment until a drain has ended.
@@ -86,17 +90,15 @@ pub enum Ended {
 
 impl Sim {
     pub fn new(spec: &DiskSpec, base: Vec<u8>, rng: Rng) -> Sim {
-        let file = if spec.mode.has_log() {
-            spec.overflow_limit_bytes
-        } else {
-            spec.size_bytes + BLOCK_BYTES as u64
-        };
+        let file = spec.file_bytes();
         Sim {
             clients: HashMap::new(),
             completed: Vec::new(),
             data: vec![0xDD; spec.slots() as usize * BLOCK_BYTES],
             base,
             file: vec![0xFF; file as usize],
+            spare_at: (file as usize).saturating_sub(BLOCK_BYTES),
+            drained: true,
             parts: vec![vec![0xCC; spec.shape.part_blocks as usize * BLOCK_BYTES]; PARTS],
             pending: Vec::new(),
             dead: Vec::new(),
@@ -131,6 +133,13 @@ impl Sim {
             Pending::ReadBase { offset, len } => {
                 Ended::Read(op, Ok(self.base[offset as usize..][..len as usize].to_vec()))
             }
+            Pending::ReadFile { offset, len, .. } | Pending::WriteFile { offset, len, .. }
+                if offset + u64::from(len) > self.file.len() as u64 =>
+            {
+                // Only a disk attached to damaged memory asks for that.
+                let (read, errno) = (matches!(pending, Pending::ReadFile { .. }), Errno::IO);
+                if read { Ended::Read(op, Err(errno)) } else { Ended::Other(op, Err(errno)) }
+            }
             Pending::ReadFile { offset, len, early } => {
                 let now = || self.file[offset as usize..][..len as usize].to_vec();
                 Ended::Read(op, Ok(early.unwrap_or_else(now)))
@@ -150,7 +159,7 @@ impl Sim {
             }
             Pending::Punch { .. } if self.no_punching => Ended::Other(op, Err(Errno::NOT_SUPPORTED)),
             Pending::Punch { offset, len } => {
-                if !fault {
+                if !fault && offset + len <= self.file.len() as u64 {
                     self.file[offset as usize..][..len as usize].fill(0);
                     self.land(offset, len, false);
                 }
@@ -161,6 +170,8 @@ impl Sim {
                 while !self.dead.is_empty() {
                     self.land_dead();
                 }
+                self.file[self.spare_at..][..BLOCK_BYTES].fill(0);
+                self.drained = true;
                 Ended::Other(op, Ok(()))
             }
             Pending::Sync { .. } if fault => Ended::Other(op, Err(Errno::IO)),
@@ -221,9 +232,17 @@ impl Sim {
         for _ in 0..self.rng.below(self.dead.len() as u64 + 1) {
             self.land_dead();
         }
+        self.drained = false;
+        self.spare_at = self.file.len().saturating_sub(BLOCK_BYTES);
         self.parts.iter_mut().for_each(|p| p.fill(0xCC));
         self.clients.clear();
         self.completed.clear();
+    }
+
+    /// Makes the file long enough for a disk of this spec.
+    pub fn lengthen(&mut self, spec: &DiskSpec) {
+        let bytes = self.file.len().max(spec.file_bytes() as usize);
+        self.file.resize(bytes, 0xFF);
     }
 
     /// Nothing that a dead process had begun can land in this range.
@@ -372,7 +391,8 @@ impl Io for Sim {
         assert!(offset.is_multiple_of(BLOCK_BYTES as u64) && (len as usize).is_multiple_of(BLOCK_BYTES));
         self.assert_drained(offset, len.into());
         // The disk may take the bytes at any moment from now until the read has ended.
-        let early = (self.rng.below(2) == 0).then(|| self.file[offset as usize..][..len as usize].to_vec());
+        let now = self.file.get(offset as usize..(offset + u64::from(len)) as usize);
+        let early = (self.rng.below(2) == 0).then(|| now.map(<[u8]>::to_vec)).flatten();
         self.pending.push((op, Pending::ReadFile { offset, len, early }));
     }
 
