@@ -141,6 +141,8 @@ pub fn gauges(stats: &Stats) -> String {
         ("failed requests", stats.failed.requests),
         ("checksum mismatches", stats.checksum_mismatches),
         ("overflow write errors", stats.overflow.write_errors),
+        ("overflow read errors", stats.overflow.read_errors),
+        ("degraded", stats.degraded),
         ("worker restarts", stats.restarts),
     ];
     let troubles: Vec<_> =

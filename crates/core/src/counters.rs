@@ -191,6 +191,10 @@ pub struct Counters {
     pub checksum_mismatches: AtomicU64,
     /// Overflow writes that failed.
     pub overflow_write_errors: AtomicU64,
+    /// Overflow reads that failed.
+    pub overflow_read_errors: AtomicU64,
+    /// Gauge: 1 while overflow writes fail again and again, else 0.
+    pub degraded: AtomicU64,
     /// Workers attached to this memory after the first.
     pub restarts: AtomicU64,
 

@@ -271,7 +271,7 @@ impl Disk {
     ) {
         match result {
             Ok(()) => {
-                (self.write_errors, self.rest_until_ns) = (0, 0);
+                self.overflow_write_succeeded(io);
                 add(&self.counters().overflow_guest_blocks, u64::from(n));
                 for b in block.0..block.0 + n {
                     if !matches!(self.place(Block(b)), Place::Overflow(..)) {

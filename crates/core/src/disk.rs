@@ -78,6 +78,8 @@ pub struct Disk {
     pub(crate) write_errors: u32,
     pub(crate) write_error_ns: u64,
     pub(crate) write_errno: Errno,
+    /// They go on failing.
+    pub(crate) degraded: bool,
     pub(crate) rest_until_ns: u64,
     /// When the collector tries segments again that it could not empty.
     pub(crate) collect_again_ns: u64,
@@ -129,6 +131,7 @@ impl Disk {
             write_errors: 0,
             write_error_ns: 0,
             write_errno: Errno::IO,
+            degraded: false,
             rest_until_ns: 0,
             collect_again_ns: 0,
             full: false,
@@ -147,6 +150,7 @@ impl Disk {
         disk.ram.remember_peak(peak);
         set(&disk.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
         disk.publish_overflow_limit();
+        disk.set_degraded(false);
         disk.publish_gauges();
         Ok(disk)
     }

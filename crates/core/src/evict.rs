@@ -9,7 +9,7 @@ use crate::entry::{Entry, Place};
 use crate::error::Errno;
 use crate::io::{Event, Io, PartId};
 use crate::log::{Log, Stream};
-use crate::ops::Op;
+use crate::ops::{Op, WRITE_TRIES};
 use crate::part::{PartState, Source, Staged};
 use crate::spec::{FullPolicy, Mode};
 use crate::units::{BLOCK_BYTES, Location};
@@ -144,8 +144,7 @@ impl Disk {
         let stream = part.stream;
         match result {
             Ok(()) => {
-                self.write_errors = 0;
-                self.rest_until_ns = 0;
+                self.overflow_write_succeeded(io);
                 if extent.seals {
                     self.log.kept_owners.remove(&extent.segment);
                 }
@@ -153,12 +152,15 @@ impl Disk {
             Err(errno) => {
                 self.overflow_write_failed(io, errno);
                 self.log.abandon(stream, extent.segment, &self.meta);
-                if errno == Errno::NO_SPACE
-                    && self.spec.mode == Mode::Overflow
-                    && self.spec.full == FullPolicy::Pause
-                    && stream == Stream::Write
-                {
-                    // The file system is full, which may pass: the blocks wait.
+                let part = self.parts.get(id);
+                part.failures += 1;
+                // A request's blocks are tried in other segments; those from RAM stay there, and the collector's
+                // where they are. When the file system is full, which may pass, they wait.
+                let again = match errno {
+                    Errno::NO_SPACE => self.spec.full == FullPolicy::Pause,
+                    _ => part.failures < WRITE_TRIES,
+                };
+                if again && self.spec.mode == Mode::Overflow && stream == Stream::Write {
                     add(&self.counters().lost_blocks, staged.len() as u64);
                     let part = self.parts.get(id);
                     part.staged = staged;

@@ -52,8 +52,14 @@ pub enum Event {
     Room,
     /// A block read back from the overflow did not match its checksum.
     ChecksumMismatch,
-    /// An overflow write failed with this errno.
+    /// An overflow write failed with this errno, the first in a row.
     OverflowWriteFailed(Errno),
+    /// An overflow read failed with this errno.
+    OverflowReadFailed(Errno),
+    /// Overflow writes fail again and again: writing rests between tries, and what is not written stays in RAM.
+    Degraded(Errno),
+    /// An overflow write has succeeded again.
+    Recovered,
     /// A segment's summary could not be used: the segment is not collected until it is empty.
     SummaryUnusable,
 }

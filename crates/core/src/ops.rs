@@ -2,7 +2,7 @@
 //!
 //! Invariant: every operation that was started ends exactly once; a second end is a bug and panics.
 
-use crate::counters::add;
+use crate::counters::{add, set};
 use crate::disk::{Disk, MAX_PENDING, RETRY_NS};
 use crate::error::Errno;
 use crate::io::{Event, Io, OpId, PartId};
@@ -11,6 +11,9 @@ use crate::units::{Block, Location, Slot};
 
 /// Overflow writes that fail within this time fail for one reason.
 const SAME_HICCUP_NS: u64 = 10_000_000;
+
+/// Tries in a row, each in another segment, after which the overflow counts as degraded.
+pub(crate) const WRITE_TRIES: u32 = 3;
 
 /// What an operation was for.
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +116,12 @@ impl Disk {
 
     /// A read has ended: `bytes` is what was asked for, or why it failed.
     pub fn read_done<I: Io>(&mut self, io: &mut I, op: OpId, bytes: Result<&[u8], Errno>) {
-        match self.take_op(op) {
+        let op = self.take_op(op);
+        let of_base = matches!(op, Op::BaseRead { .. } | Op::Merge(Merge { location: None, .. }));
+        if let (Err(errno), false) = (bytes, of_base) {
+            self.overflow_read_failed(io, errno);
+        }
+        match op {
             Op::BaseRead { id, at } => self.base_read_done(io, id, at, bytes),
             Op::OverflowRead { id, at, block, location, skip, len } => {
                 self.overflow_read_done(io, id, at, block, skip, len, bytes);
@@ -179,9 +187,33 @@ impl Disk {
             self.write_error_ns = self.now_ns;
         }
         self.write_errno = errno;
-        if self.write_errors >= 3 || errno == Errno::NO_SPACE {
+        if self.write_errors >= WRITE_TRIES || errno == Errno::NO_SPACE {
             self.rest_until_ns = self.now_ns + RETRY_NS;
         }
+        if self.write_errors >= WRITE_TRIES && !self.degraded {
+            self.set_degraded(true);
+            io.event(Event::Degraded(errno));
+        }
+    }
+
+    /// Notes that an overflow write succeeded.
+    pub(crate) fn overflow_write_succeeded<I: Io>(&mut self, io: &mut I) {
+        (self.write_errors, self.rest_until_ns) = (0, 0);
+        if self.degraded {
+            self.set_degraded(false);
+            io.event(Event::Recovered);
+        }
+    }
+
+    pub(crate) fn set_degraded(&mut self, degraded: bool) {
+        self.degraded = degraded;
+        set(&self.counters().degraded, degraded.into());
+    }
+
+    /// Notes that an overflow read failed: that is an error for who asked, and for nobody else.
+    fn overflow_read_failed<I: Io>(&mut self, io: &mut I, errno: Errno) {
+        add(&self.counters().overflow_read_errors, 1);
+        io.event(Event::OverflowReadFailed(errno));
     }
 
     pub(crate) fn ops(&self) -> impl Iterator<Item = &Op> {

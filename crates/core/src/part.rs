@@ -44,6 +44,8 @@ pub(crate) struct Part {
     /// Pages taken (mode `direct`).
     pub used: usize,
     pub staged: Vec<Staged>,
+    /// Writes of it that failed (log modes).
+    pub failures: u32,
     /// Where it goes (log modes).
     pub extent: Option<Extent>,
     /// Writes under way that start from it (mode `direct`).
@@ -62,6 +64,7 @@ impl Parts {
             stream: Stream::Write,
             used: 0,
             staged: Vec::new(),
+            failures: 0,
             extent: None,
             writes: 0,
         };
@@ -104,6 +107,7 @@ impl Parts {
         part.state = PartState::Free;
         part.used = 0;
         part.writes = 0;
+        part.failures = 0;
         part.staged.clear();
         part.extent = None;
     }

@@ -11,7 +11,7 @@ mod sim;
 
 use rng::Rng;
 use run::Run;
-use spillway_core::{DiskSpec, LogShape, Mode};
+use spillway_core::{DiskSpec, Errno, Event, LogShape, Mode, get};
 
 /// Operations in one episode: one disk, from birth to end. A large disk has fewer.
 const EPISODE: u64 = 20_000;
@@ -90,6 +90,49 @@ fn a_withdrawn_write_begins_nothing_more() {
     run.write_blocks(1100, 200);
     run.withdraw_at_once();
     assert_eq!(run.unfinished(), 0, "it waits for room that nobody will make");
+    run.check();
+}
+
+/// Writes that fail go to other segments; when they go on failing the disk is degraded, RAM keeps what is not
+/// written, and the first write that succeeds ends that. Each is said once.
+#[test]
+fn a_file_that_cannot_be_written_degrades_the_disk_until_it_can() {
+    let mut run = Run::with(run::full_spec(Mode::RamOverflow), 3);
+    run.sim().failing_writes = u32::MAX;
+    (0..40).for_each(|block| run.write_block(block));
+    run.settle();
+    let degraded = Event::Degraded(Errno::IO);
+    assert_eq!((run.seen(degraded), get(&run.counters().degraded)), (1, 1));
+    assert_eq!(get(&run.counters().ram_used_bytes), 32 * 4096, "RAM keeps what cannot be written");
+    assert_eq!((run.unfinished(), get(&run.counters().failed)), (8, 0), "the rest waits");
+    run.sim().failing_writes = 0;
+    run.settle();
+    assert_eq!((run.unfinished(), run.seen(degraded), run.seen(Event::Recovered)), (0, 1, 1));
+    assert_eq!(get(&run.counters().degraded), 0);
+    run.check();
+    run.read_all();
+}
+
+/// In mode `overflow` a write is tried in three segments before its request fails; a read fails for its request.
+#[test]
+fn a_fault_of_the_file_costs_one_request_at_most() {
+    let mut run = Run::with(run::full_spec(Mode::Overflow), 3);
+    for (failing, failed) in [(1, 0), (2, 0), (3, 1)] {
+        run.sim().failing_writes = failing;
+        run.write_block(0);
+        run.settle();
+        assert_eq!((run.unfinished(), get(&run.counters().failed)), (0, failed), "{failing} writes failed");
+    }
+    run.write_block(0);
+    run.settle();
+    run.sim().failing_reads = 1;
+    run.read_block(0);
+    run.settle();
+    run.read_block(0);
+    run.settle();
+    assert_eq!((run.unfinished(), get(&run.counters().failed)), (0, 2), "the second read succeeds");
+    assert_eq!(get(&run.counters().overflow_read_errors), 1);
+    assert_eq!(run.seen(Event::OverflowReadFailed(Errno::IO)), 1);
     run.check();
 }
 

@@ -5,8 +5,8 @@ use crate::oracle::{self, Oracle, State, ZERO};
 use crate::rng::Rng;
 use crate::sim::{Client, Ended, Sim};
 use spillway_core::{
-    BLOCK_BYTES, BLOCK_SECTORS, Disk, DiskSpec, Errno, FullPolicy, Layout, LogShape, Meta, Mode, Operation,
-    Request, SECTOR_BYTES, Token, Written, get,
+    BLOCK_BYTES, BLOCK_SECTORS, Counters, Disk, DiskSpec, Errno, Event, FullPolicy, Layout, LogShape, Meta,
+    Mode, Operation, Request, SECTOR_BYTES, Token, Written, get,
 };
 use std::collections::HashMap;
 
@@ -348,6 +348,26 @@ impl Run {
         more
     }
 
+    /// What the test wants to break.
+    pub fn sim(&mut self) -> &mut Sim {
+        self.faulty = true;
+        &mut self.sim
+    }
+
+    /// How often this event was seen.
+    pub fn seen(&self, event: Event) -> usize {
+        self.sim.events.iter().filter(|&&e| e == event).count()
+    }
+
+    pub fn counters(&mut self) -> &Counters {
+        self.disk().0.counters()
+    }
+
+    /// Reads one block.
+    pub fn read_block(&mut self, block: u64) {
+        self.send(Operation::Read, block * BLOCK_SECTORS, BLOCK_SECTORS, ZERO);
+    }
+
     /// Writes one block whole.
     pub fn write_block(&mut self, block: u64) {
         self.version += 1;
@@ -394,7 +414,7 @@ impl Run {
     }
 
     /// Runs until nothing moves any more.
-    fn settle(&mut self) {
+    pub fn settle(&mut self) {
         let mut rounds = 0;
         loop {
             let more = self.turn();

@@ -69,6 +69,9 @@ pub struct Sim {
     pub rng: Rng,
     /// Faults per 65,536 operations.
     pub faults: u32,
+    /// So many of the next writes and reads of the file fail.
+    pub failing_writes: u32,
+    pub failing_reads: u32,
     /// The file system is full: writes fail.
     pub no_space: bool,
     /// The file system cannot punch.
@@ -104,6 +107,8 @@ impl Sim {
             dead: Vec::new(),
             rng,
             faults: 0,
+            failing_writes: 0,
+            failing_reads: 0,
             no_space: false,
             no_punching: false,
             landed: 0,
@@ -127,7 +132,14 @@ impl Sim {
         }
         let i = self.rng.below(self.pending.len() as u64) as usize;
         let (op, pending) = self.pending.swap_remove(i);
-        let fault = self.rng.below(65_536) < u64::from(self.faults);
+        let mut fault = self.rng.below(65_536) < u64::from(self.faults);
+        let failing = match pending {
+            Pending::ReadFile { .. } => &mut self.failing_reads,
+            Pending::WriteFile { .. } => &mut self.failing_writes,
+            _ => &mut 0,
+        };
+        fault |= *failing > 0;
+        *failing = failing.saturating_sub(1);
         Some(match pending {
             Pending::ReadBase { .. } | Pending::ReadFile { .. } if fault => Ended::Read(op, Err(Errno::IO)),
             Pending::ReadBase { offset, len } => {

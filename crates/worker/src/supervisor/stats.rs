@@ -43,6 +43,7 @@ pub struct Stats {
     pub resets: u64,
     pub restarts: u64,
     pub checksum_mismatches: u64,
+    pub degraded: u64,
 }
 
 macro_rules! keys {
@@ -70,7 +71,7 @@ keys! {
     /// The overflow (difference) file.
     Overflow {
         used_bytes: u64, file_bytes: u64, limit_bytes: u64, guest_bytes: u64, guest_blocks: u64,
-        summaries: u64, lost_blocks: u64, segments_punched: u64, write_errors: u64,
+        summaries: u64, lost_blocks: u64, segments_punched: u64, write_errors: u64, read_errors: u64,
     }
     /// The block map.
     Map { bytes: u64 }
@@ -168,6 +169,7 @@ impl Window {
                 lost_blocks: get(&c.lost_blocks),
                 segments_punched: get(&c.segments_punched),
                 write_errors: get(&c.overflow_write_errors),
+                read_errors: get(&c.overflow_read_errors),
             },
             map: Map { bytes: get(&c.map_bytes) },
             evictions: Evictions {
@@ -204,6 +206,7 @@ impl Window {
             resets: get(&c.resets),
             restarts: get(&c.restarts),
             checksum_mismatches: get(&c.checksum_mismatches),
+            degraded: get(&c.degraded),
             ..Stats::default()
         }
     }

@@ -391,10 +391,20 @@ fn describe(event: Event, start: &Start) -> String {
             let then = match (start.mode.as_str(), start.full.as_str()) {
                 ("ram+overflow", _) => "the blocks stay in RAM, it is tried again",
                 ("overflow", "pause") if errno == Errno::NO_SPACE => "the writes wait, it is tried again",
+                ("overflow", _) if errno != Errno::NO_SPACE => "it is tried elsewhere in the file",
                 _ => "the guest got an I/O error",
             };
             format!("a write to the overflow file failed: {errno}; {then}")
         }
+        Event::OverflowReadFailed(errno) => {
+            format!("a read of the overflow file failed: {errno}; who needed it gets an I/O error")
+        }
+        Event::Degraded(errno) => {
+            let then =
+                if start.mode == "ram+overflow" { "what is not written stays in RAM" } else { "writes fail" };
+            format!("degraded: writes to the overflow file go on failing: {errno}; {then}; check that disk")
+        }
+        Event::Recovered => "no longer degraded: the overflow file can be written again".into(),
         Event::SummaryUnusable => {
             "a segment's summary cannot be read: its room comes back when its blocks are overwritten".into()
         }
