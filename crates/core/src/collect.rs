@@ -38,6 +38,8 @@ pub(crate) struct Victim {
 impl Disk {
     pub(crate) fn collect<I: Io>(&mut self, io: &mut I) {
         if self.victim.is_none() {
+            // Less may live now than did, and the file may have shrunk.
+            self.log.lower_ceiling(&self.meta);
             let useful = self.log.wants_collection() && self.log.can_collect();
             if self.is_resetting() || self.now_ns < self.rest_until_ns || !useful {
                 return;

@@ -232,7 +232,6 @@ impl Disk {
     /// nothing lives in it, and what is over a limit that was lowered at once too. A file system may make a punch wait for the I/O under way, or the other way round.
     pub(crate) fn punch<I: Io>(&mut self, io: &mut I) {
         let all = self.log.live() == 0 && self.log.arriving == 0;
-        self.log.lower_ceiling(&self.meta);
         let over = self.log.must_punch();
         if self.is_resetting() || self.no_punching || !(over || self.log.has_to_punch(all)) {
             self.punch_after_ns = 0;

@@ -136,6 +136,23 @@ fn a_fault_of_the_file_costs_one_request_at_most() {
     run.check();
 }
 
+/// The barrier punches the file's last block, as the process found it: until it has ended the log must not grow to
+/// where that is.
+#[test]
+fn a_limit_does_not_grow_while_a_drain_is_under_way() {
+    let mut run = Run::with(run::full_spec(Mode::Overflow), 9);
+    run.write_block(0);
+    run.rest();
+    run.attach_again();
+    let larger = 48 * 8 * 4096;
+    assert!(!run.set_limit(larger), "the segment that was open waits for a drain");
+    assert!(run.set_limit(20 * 8 * 4096), "less is no danger");
+    run.rest();
+    assert!(run.set_limit(larger));
+    run.check();
+    run.read_all();
+}
+
 #[test]
 fn random_operations() {
     let ops: u64 = std::env::var("SPILLWAY_MODEL_OPS").map_or(1_000_000, |s| s.parse().expect("a number"));

@@ -458,12 +458,17 @@ impl Run {
 
     /// The process dies and another attaches.
     fn crash(&mut self) {
-        self.disk = None;
         if self.spec.mode.has_log() && self.rng.chance(8) {
-            // Whoever starts it has another limit in mind.
+            // Whoever starts the next one has another limit in mind.
             self.spec.overflow_limit_bytes = self.random_limit();
             self.sim.lengthen(&self.spec);
         }
+        self.attach_again();
+    }
+
+    /// The same, with the limit as it is.
+    pub fn attach_again(&mut self) {
+        self.disk = None;
         self.sim.crash();
         self.sent.clear();
         self.oracle.crash();
@@ -477,28 +482,35 @@ impl Run {
         segments * self.spec.segment_bytes() + self.rng.below(self.spec.segment_bytes())
     }
 
+    /// Asks for another limit of the overflow; the file is long enough before.
+    pub fn set_limit(&mut self, bytes: u64) -> bool {
+        let spec = DiskSpec { overflow_limit_bytes: bytes, ..self.spec };
+        if spec.mode.has_log() {
+            self.sim.lengthen(&spec);
+        }
+        let changed = self.disk().0.set_overflow_limit(bytes).is_ok();
+        if changed {
+            self.spec = spec;
+        }
+        changed
+    }
+
     /// The overflow's limit changes while the disk serves.
     fn change_limit(&mut self) {
         let bytes = self.random_limit();
         let spec = DiskSpec { overflow_limit_bytes: bytes, ..self.spec };
         let before = self.spec.overflow_limit_bytes;
         let may_grow = self.sim.drained && self.spec.mode.has_log();
-        if self.spec.mode.has_log() {
-            self.sim.lengthen(&spec);
-        }
-        let disk = self.disk().0;
-        let live = get(&disk.counters().overflow_used_bytes);
-        let changed = disk.set_overflow_limit(bytes);
-        let limit = get(&disk.counters().overflow_limit_bytes);
-        if changed.is_ok() {
+        let live = get(&self.counters().overflow_used_bytes);
+        if self.set_limit(bytes) {
             assert!(self.spec.mode.has_log());
-            self.spec = spec;
         } else {
-            assert!(!may_grow || bytes < before, "{before} cannot grow to {bytes}: {changed:?}");
-            // A roomy one, of which all that may live is there.
+            assert!(!may_grow || bytes < before, "{before} cannot grow to {bytes}: {:?}", self.disk);
+            // It can be lowered, unless what lives there, or is on its way, does not fit.
             let capacity = capacity_bytes(&spec).saturating_sub(64 * BLOCK_BYTES as u64);
-            assert!(!may_grow || self.sim.no_punching || live > capacity, "{changed:?}, {live} live");
+            assert!(!may_grow || self.sim.no_punching || live > capacity, "{bytes}: {:?}", self.disk);
         }
+        let limit = get(&self.counters().overflow_limit_bytes);
         if self.spec.mode.has_log() {
             let rest = self.spec.overflow_limit_bytes % self.spec.segment_bytes();
             assert_eq!(limit, self.spec.overflow_limit_bytes - rest);
