@@ -103,7 +103,7 @@ impl Worker {
     pub fn next(&self) -> FromWorker {
         loop {
             match channel::receive(&self.channel).unwrap().expect("the worker lives").0 {
-                FromWorker::Event { .. } => {}
+                FromWorker::Event { .. } | FromWorker::Hello { .. } => {}
                 FromWorker::Failed { error } => panic!("{error}"),
                 message => return message,
             }
