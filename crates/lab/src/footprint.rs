@@ -16,9 +16,10 @@ pub fn anonymous_bytes(pid: u32) -> Result<u64> {
     Ok(kib.with_context(|| format!("{path}: no RssAnon"))? << 10)
 }
 
-/// Allocated bytes of the memfds that any of these processes has open.
-pub fn memfd_bytes(pids: &[u32]) -> Result<u64> {
-    allocated(pids, |link| link.to_string_lossy().starts_with("/memfd:"))
+/// Allocated bytes of the memfds whose name begins so, and that any of these processes has open.
+pub fn memfd_bytes(pids: &[u32], name: &str) -> Result<u64> {
+    let link_begins = format!("/memfd:{name}");
+    allocated(pids, |link| link.to_string_lossy().starts_with(&link_begins))
 }
 
 /// Allocated bytes of the files below a directory that have no name any more and that one of these processes
@@ -63,12 +64,13 @@ mod tests {
     #[test]
     fn a_memfd_and_a_nameless_file_count_once_with_what_they_hold() {
         let pid = std::process::id();
-        let mut memory = std::fs::File::from(memfd_create("held", MemfdFlags::CLOEXEC).unwrap());
-        let before = memfd_bytes(&[pid]).unwrap();
+        let mut memory = std::fs::File::from(memfd_create("its-own", MemfdFlags::CLOEXEC).unwrap());
+        let before = memfd_bytes(&[pid], "its").unwrap();
         memory.write_all(&[1; 3 << 20]).unwrap();
         let twice = memory.try_clone().unwrap();
-        let grown = memfd_bytes(&[pid, pid]).unwrap() - before;
+        let grown = memfd_bytes(&[pid, pid], "its").unwrap() - before;
         assert!((3 << 20..4 << 20).contains(&grown), "{grown}");
+        assert_eq!(memfd_bytes(&[pid], "another").unwrap(), 0);
         drop(twice);
 
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();

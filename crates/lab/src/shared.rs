@@ -20,7 +20,7 @@ unsafe impl Send for SharedMemory {}
 impl SharedMemory {
     /// Makes zeroed memory of `len` bytes, which must not be 0.
     pub(crate) fn new(len: usize) -> Result<SharedMemory> {
-        let fd = memfd_create("spillway-lab", MemfdFlags::CLOEXEC).context("memfd_create")?;
+        let fd = memfd_create("lab-shared", MemfdFlags::CLOEXEC).context("memfd_create")?;
         ftruncate(&fd, len as u64).context("cannot size the request memory")?;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let at = unsafe {

@@ -9,11 +9,10 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes of its memfds and of its overflow file. The supervisor has no fds but the disk's own; the worker has the
-/// guest's memory as well.
+/// Bytes of its memfds and of its overflow file. Both processes also hold the guest's memory, which is not the disk's.
 fn held(disk: &Disk, dir: &Path) -> (u64, u64) {
     let pids = [disk.supervisor()];
-    (memfd_bytes(&pids).unwrap(), nameless_bytes(&pids, dir).unwrap())
+    (memfd_bytes(&pids, "spillway").unwrap(), nameless_bytes(&pids, dir).unwrap())
 }
 
 /// One look from outside at what a disk holds, and what it may.

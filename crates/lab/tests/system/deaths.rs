@@ -210,6 +210,7 @@ fn a_machine_boots_and_works_while_its_workers_are_killed() {
         assert!(!console.contains(word), "{console}");
     }
     println!("{killed} workers killed, {reports:?}");
+    until("the last one's successor", &disk, || ![0, last].contains(&worker(&disk)));
     assert!(killed >= kills().min(25), "{killed}");
     disk.stop().unwrap();
 }

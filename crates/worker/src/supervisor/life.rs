@@ -227,8 +227,9 @@ impl Supervisor {
     ) -> Result<(), SupervisorError> {
         self.life.start_at = None;
         let Some(worker) = &mut self.life.worker else { return Ok(()) };
-        if let Some(status) = worker.ended() {
-            return judge_end(status);
+        if worker.ended().is_some() {
+            // It died before: what it would have completed goes with the disk.
+            return Ok(());
         }
         self.tell(ToWorker::Stop, Vec::new());
         let deadline = Instant::now() + STOP_DEADLINE;
