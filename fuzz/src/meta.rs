@@ -5,7 +5,8 @@ use crate::input::Input;
 use crate::rng::Rng;
 use crate::sim::{Client, Ended, Sim};
 use spillway_core::{
-    BLOCK_BYTES, BLOCK_SECTORS, Counters, Disk, DiskSpec, Errno, FullPolicy, Layout, LogShape, Meta, Mode, Operation,
+    BLOCK_BYTES, BLOCK_SECTORS, Counters, DataMemory, Disk, DiskSpec, Errno, FullPolicy, Layout, LogShape, Meta,
+    Mode, Operation,
     Request, SECTOR_BYTES, Token,
 };
 
@@ -40,8 +41,13 @@ impl Memory {
     fn attach(&mut self, spec: DiskSpec) -> Option<Disk> {
         // SAFETY: a page more than the layout was allocated, and the memory outlives the disk.
         let (meta, existing) = unsafe { Meta::open(self.base(), &spec) }.ok()?;
-        Disk::attach(meta, existing, spec).ok()
+        Disk::attach(meta, existing, spec, data(&spec)).ok()
     }
+}
+
+/// Memory for the slots, with room for the limit to grow.
+fn data(spec: &DiskSpec) -> DataMemory {
+    DataMemory { bytes: 2 * spec.ram_limit_bytes, huge_pages: false }
 }
 
 fn spec(mode: Mode) -> DiskSpec {
@@ -85,8 +91,11 @@ pub fn meta_attach(data: &[u8]) {
                 let bits = kind >> 6 << 62 | location;
                 memory.write(map + block * 8, &bits.to_le_bytes());
             }
-            // A directory byte, which lies on the page before the map, or a segment's mark.
-            4 => memory.write(map - 4096 + usize::from(input.u8() & 3), &[input.u8() & 3]),
+            // A byte of either directory, which lie on the pages before the map, or a segment's mark.
+            4 => {
+                let at = input.u8();
+                memory.write(map - 4096 * (1 + usize::from(at >> 7)) + usize::from(at & 3), &[input.u8() & 3]);
+            }
             5 => memory.write(marks + usize::from(input.u8() & 15), &[input.u8() & 3]),
             // A word of header or counters.
             6 => {
@@ -106,14 +115,14 @@ pub fn meta_attach(data: &[u8]) {
         let _bytes = Layout::of(&found).len_bytes();
     }
     if let Some(mut disk) = memory.attach(spec) {
-        use_disk(&mut disk, &spec, memory.base().wrapping_add(map));
+        use_disk(&mut disk, &spec, memory.base());
     }
 }
 
-/// Reads all of it, writes some of it, throws it away, and checks as it goes. The disk's map lies at `map`.
-fn use_disk(disk: &mut Disk, spec: &DiskSpec, map: *mut u8) {
-    let mut sim = Sim::new(spec, vec![1; spec.base_bytes as usize], Rng(7));
-    sim.map = map;
+/// Reads all of it, writes some of it, throws it away, and checks as it goes. The disk's memory lies at `meta`.
+fn use_disk(disk: &mut Disk, spec: &DiskSpec, meta: *mut u8) {
+    let mut sim = Sim::new(spec, data(spec), vec![1; spec.base_bytes as usize], Rng(7));
+    sim.meta = meta;
     for block in 0..spec.blocks() {
         disk.check_step(block);
         if block % 61 == 0 {

@@ -108,6 +108,7 @@ pub fn text(stats: &Stats) -> String {
         ("ram_used_bytes", "RAM tier in use.", s.ram.used_bytes),
         ("ram_limit_bytes", "Limit of the RAM tier.", s.ram.limit_bytes),
         ("ram_peak_bytes", "Most of the RAM tier that was ever in use.", s.ram.peak_bytes),
+        ("ram_huge_bytes", "Memory of the RAM tier that is mapped by huge pages.", s.ram.huge_bytes),
         ("overflow_used_bytes", "Live bytes in the overflow file.", s.overflow.used_bytes),
         ("overflow_file_bytes", "Bytes that the overflow file holds.", s.overflow.file_bytes),
         ("overflow_limit_bytes", "Limit of the overflow file; 0 for none.", s.overflow.limit_bytes),

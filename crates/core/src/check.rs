@@ -31,8 +31,7 @@ impl std::fmt::Debug for Disk {
 impl Disk {
     /// The part of [`Disk::check`] that costs next to nothing: the limits, and what is known of one block.
     pub fn check_step(&self, block: u32) {
-        assert!(self.ram.used() <= self.ram.limit(), "RAM tier over its limit");
-        assert!(self.ram.evicting() <= self.ram.used());
+        self.ram.check_step();
         if self.spec.mode.has_log() {
             assert!(self.log.file_blocks() <= self.log.most_file_blocks(), "file over its limit");
         }
@@ -50,7 +49,7 @@ impl Disk {
 
     /// Panics with what is wrong, if anything is.
     pub fn check(&self) {
-        let mut owners = vec![None; self.spec.slots() as usize];
+        let mut owners = vec![None; self.ram.total() as usize];
         let mut live = vec![0u32; self.log.segments_used() as usize];
         let mut direct = 0;
         let mut at = std::collections::HashSet::new();

@@ -100,12 +100,6 @@ impl Disk {
         n as u32 + 64
     }
 
-    fn unmap<I: Io>(&mut self, io: &mut I, region: usize) {
-        io.release_map(region, 1);
-        let c = self.meta.counters();
-        add(&c.map_bytes, (BLOCK_BYTES as u64).wrapping_neg());
-    }
-
     fn region_is_zero(&self, region: usize) -> bool {
         let first = (region * REGION_BLOCKS) as u32;
         (first..first + REGION_BLOCKS as u32).all(|b| {
@@ -123,7 +117,7 @@ impl Disk {
                 true
             }
             old if self.spec.mode.has_ram() => {
-                let Some(slot) = self.slot_for(a, old) else { return false };
+                let Some(slot) = self.slot_for(io, a, old) else { return false };
                 let id = self.row(a);
                 a.pending += 1;
                 let merge = Merge {

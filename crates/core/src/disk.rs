@@ -14,9 +14,9 @@ use crate::log::{Log, Stream};
 use crate::meta::Meta;
 use crate::ops::Op;
 use crate::part::Parts;
-use crate::ram::RamTier;
+use crate::ram::{DataMemory, RamTier};
 use crate::request::{Operation, Request};
-use crate::spec::{DiskSpec, Mode};
+use crate::spec::{DiskSpec, FullPolicy, Mode};
 use crate::table::{Active, Id, Table, Wait};
 use crate::units::{BLOCK_BYTES, BLOCK_SECTORS, Block, SECTOR_BYTES, Slot};
 use std::collections::{HashMap, VecDeque};
@@ -86,22 +86,26 @@ pub struct Disk {
     pub(crate) full: bool,
     pub(crate) overflowed: bool,
     resetting: bool,
-    /// Regions whose map memory a reset has still to give back.
-    pub(crate) release_map_from: Option<usize>,
+    /// From which region on what an earlier generation left is still to be forgotten.
+    pub(crate) forget_from: Option<usize>,
+    /// Of the page of words that the walk is in, some are an earlier generation's.
+    pub(crate) forget_words: bool,
     pub(crate) punches: u32,
     pub(crate) picked: Vec<(Block, Slot)>,
     slots_scratch: Vec<Slot>,
 }
 
 impl Disk {
-    /// Attaches to the disk in `meta`; zeroed memory becomes a new one.
+    /// Attaches to the disk in `meta` with the slots in `data`; zeroed memory becomes a new one.
     ///
     /// # Errors
-    /// The memory is another disk's or damaged.
-    pub fn attach(meta: Meta, existing: bool, spec: DiskSpec) -> Result<Disk, DiskError> {
+    /// The memory is another disk's or damaged, or `data` is smaller than the RAM limit.
+    pub fn attach(meta: Meta, existing: bool, spec: DiskSpec, data: DataMemory) -> Result<Disk, DiskError> {
+        check_data(&spec, data)?;
+        let data = if spec.mode.has_ram() { data } else { DataMemory { bytes: 0, huge_pages: false } };
         let mut disk = Disk {
             spec,
-            ram: RamTier::new(spec.slots()),
+            ram: RamTier::new(spec.slots(), data),
             log: Log::new(spec.shape, spec.segments()),
             meta,
             parts: Parts::new(),
@@ -137,7 +141,9 @@ impl Disk {
             full: false,
             overflowed: false,
             resetting: false,
-            release_map_from: None,
+            // Whether it is clean is not known: to look is cheaper than to keep account.
+            forget_from: Some(0),
+            forget_words: false,
             punches: 0,
             picked: Vec::new(),
             slots_scratch: Vec::new(),
@@ -383,7 +389,8 @@ impl Disk {
             self.collect(io);
             self.evict(io);
         }
-        let more = self.ram.give_back(io, 256, &mut self.slots_scratch) | self.release_map(io);
+        self.ram.populate(io, &self.meta, now_ns);
+        let more = self.ram.give_back(io, &mut self.slots_scratch) | self.forget(io);
         self.publish_gauges();
         more || self.hand_tired || self.can_go_on()
     }
@@ -404,7 +411,8 @@ impl Disk {
         // While something waits for room the clock of the stalls goes on, and a full file system may have room.
         let waiting = if self.wants_room() { self.now_ns + RETRY_NS } else { 0 };
         let drain = if let Drain::Wanted { from_ns } = self.drain { from_ns } else { 0 };
-        let all = [self.rest_until_ns, self.collect_again_ns, self.punch_after_ns, waiting, drain];
+        let ram = self.ram.deadline_ns();
+        let all = [self.rest_until_ns, self.collect_again_ns, self.punch_after_ns, waiting, drain, ram];
         all.into_iter().filter(|&ns| ns > self.now_ns).min()
     }
 
@@ -413,12 +421,15 @@ impl Disk {
         self.full
     }
 
-    /// Throws away everything written since the image. Returns false while operations are under way: call
-    /// again after each [`Disk::end_turn`] until it is true. No request may be unfinished or arrive meanwhile.
+    /// Throws away everything written since the image, by one store; the memory goes back to the host in the
+    /// turns that follow. Returns false while operations are under way, or an earlier reset's memory is not back:
+    /// call again after each [`Disk::end_turn`] until it is true. No request may be unfinished or arrive meanwhile.
     pub fn reset<I: Io>(&mut self, io: &mut I) -> bool {
         assert!(self.table.is_empty(), "a reset needs a quiet disk");
         self.resetting = true;
-        if self.parts.in_use() > 0 || self.victim.is_some() || self.punches > 0 || self.is_draining() {
+        let under_way =
+            self.parts.in_use() > 0 || self.victim.is_some() || self.punches > 0 || self.is_draining();
+        if under_way || self.forget_from.is_some() {
             return false;
         }
         if self.direct_blocks > 0 {
@@ -436,12 +447,48 @@ impl Disk {
         self.ram.reset();
         self.log.reset(&self.meta);
         (self.full, self.overflowed) = (false, false);
-        self.release_map_from = Some(0);
+        self.forget_from = Some(0);
         let c = self.meta.counters();
         set(&c.map_bytes, 0);
         add(&c.resets, 1);
         self.publish_gauges();
         true
+    }
+
+    /// Changes the limit of the RAM tier while the disk serves. What is in use beyond it is evicted in the turns
+    /// that follow, and goes back to the host with all other memory beyond it.
+    ///
+    /// # Errors
+    /// The mode has no RAM tier, the limit is none, there is no memory for it, or what is in use would find no
+    /// other place. Then nothing has changed.
+    pub fn set_ram_limit(&mut self, bytes: u64) -> Result<(), DiskError> {
+        let spec = DiskSpec { ram_limit_bytes: bytes, ..self.spec };
+        if !spec.mode.has_ram() {
+            return Err(DiskError::Spec(format!("mode {} has no RAM tier", spec.mode)));
+        }
+        check_data(&spec, self.ram.data())?;
+        // What is being evicted has its place already.
+        let beyond = (self.ram.used() - self.ram.evicting()).saturating_sub(spec.slots());
+        if bytes < self.spec.ram_limit_bytes && u64::from(beyond) > self.log.room() {
+            let (used, room) = (self.ram.used(), self.log.room());
+            let bytes_of = |blocks: u64| blocks * BLOCK_BYTES as u64;
+            return Err(DiskError::Spec(format!(
+                "RAM limit {bytes} is too small: {} are in use, and the overflow has room for {}",
+                bytes_of(used.into()),
+                bytes_of(room)
+            )));
+        }
+        self.spec = spec;
+        self.meta.set_ram_limit(bytes);
+        self.ram.set_limit(spec.slots());
+        set(&self.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
+        Ok(())
+    }
+
+    /// Changes what happens to writes that find no room, those that wait now included.
+    pub fn set_full_policy(&mut self, full: FullPolicy) {
+        self.spec.full = full;
+        self.meta.set_full(full);
     }
 
     /// Eviction and collection stand still: a reset waits for what is under way.
@@ -459,4 +506,14 @@ impl Disk {
         set(&c.inflight, self.table.len() as u64);
         set(&c.waiting, self.room_waiters.len() as u64);
     }
+}
+
+/// Refuses a RAM limit for which there is no memory.
+fn check_data(spec: &DiskSpec, data: DataMemory) -> Result<(), DiskError> {
+    spec.check()?;
+    if spec.slots() > data.slots() && spec.mode.has_ram() {
+        let (limit, most) = (spec.ram_limit_bytes, data.bytes);
+        return Err(DiskError::Spec(format!("RAM limit {limit} is more than the {most} that there can be")));
+    }
+    Ok(())
 }

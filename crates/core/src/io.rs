@@ -8,6 +8,7 @@ use crate::copy::is_zero;
 use crate::error::Errno;
 use crate::request::Token;
 use crate::units::Slot;
+use std::ops::Range;
 
 /// Names an asynchronous operation under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -102,10 +103,13 @@ pub trait Io: GuestBuffers {
     fn slot_to_part(&mut self, slot: Slot, part: PartId, part_at: usize);
     /// A whole staging buffer.
     fn part(&mut self, part: PartId) -> &mut [u8];
+    /// Gives `n` free slots from this one on memory ahead of their use. A hint; their content is undefined.
+    fn populate_slots(&mut self, _first: Slot, _n: u32) {}
     /// Gives the memory of these free slots back to the host. Sorted ascending; content is undefined after.
     fn release_slots(&mut self, slots: &[Slot]);
-    /// Gives the memory of these regions' map entries back to the host; content is undefined after.
-    fn release_map(&mut self, first_region: usize, regions: usize);
+    /// Gives whole pages of the `meta` memory back to the host. Of its map the content is undefined after; all else,
+    /// which was cleared before, is zero or as it was.
+    fn release_meta(&mut self, pages: Range<u64>);
 
     /// Serves a guest read from the base image at once if that cannot block (resident pages). `None`: it
     /// would block, use [`Io::read_base`]. `offset..offset + len` lies inside the image.

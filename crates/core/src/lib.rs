@@ -28,6 +28,7 @@ mod read;
 mod request;
 mod room;
 mod segments;
+mod slots;
 mod spec;
 mod table;
 mod units;
@@ -43,6 +44,7 @@ pub use error::{DiskError, Errno};
 pub use histogram::Histogram;
 pub use io::{Event, GuestBuffers, Io, OpId, PARTS, PartId};
 pub use meta::{LAYOUT_VERSION, Layout, Meta, RegionState, prefetch};
+pub use ram::DataMemory;
 pub use request::{Operation, Request, Token};
 pub use spec::{DiskSpec, FullPolicy, LogShape, MIN_SEGMENTS, Mode};
 pub use units::{

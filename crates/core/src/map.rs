@@ -12,12 +12,18 @@ use crate::meta::RegionState;
 use crate::spec::Mode;
 use crate::units::{BLOCK_BYTES, Block, Location, REGION_BLOCKS, REGION_BYTES};
 
+/// Regions whose words of [`crate::Written`] fill a page.
+const WORDS_PER_PAGE: usize = 512;
+/// What one step of [`Disk::forget`] may cost, in regions looked at: well below a millisecond.
+const FORGET_COST: u32 = 8 * 1024;
+/// What a page given back costs, and a call that gives some.
+const PAGE_COST: u32 = 32;
+const CALL_COST: u32 = 128;
+
 impl Disk {
     /// Rebuilds everything but the map from the map.
     pub(crate) fn adopt(&mut self) -> Result<(), DiskError> {
-        if self.meta.resetting() {
-            self.meta.reset();
-        }
+        self.meta.finish_reset();
         let damaged = |what: String| Err(DiskError::Damaged(what));
         let mut mapped = 0;
         for region in 0..self.meta.regions() {
@@ -49,7 +55,7 @@ impl Disk {
                 }
             }
         }
-        self.ram.finish_adopting();
+        self.ram.finish_adopting(&self.meta);
         self.log.finish_adopting(&self.meta);
         self.overflowed = self.log.live() > 0;
         set(&self.counters().map_bytes, mapped * BLOCK_BYTES as u64);
@@ -153,19 +159,60 @@ impl Disk {
         }
     }
 
-    /// After a reset: gives the map's memory back, some regions at a time.
-    pub(crate) fn release_map<I: Io>(&mut self, io: &mut I) -> bool {
-        let Some(from) = self.release_map_from else { return false };
-        let end = self.meta.regions().min(from + 1024);
-        let mut region = from;
-        while region < end {
-            let run = (region..end).take_while(|&r| self.meta.region(r) != RegionState::Mapped).count();
-            if run > 0 {
-                io.release_map(region, run);
+    /// The map page of a region that is not mapped any more goes back to the host.
+    pub(crate) fn unmap<I: Io>(&mut self, io: &mut I, region: usize) {
+        io.release_meta(self.meta.layout().map_pages(region..region + 1));
+        let c = self.meta.counters();
+        add(&c.map_bytes, (BLOCK_BYTES as u64).wrapping_neg());
+    }
+
+    /// After a reset or an attach, a step: what an earlier generation has left in the other directory is
+    /// forgotten, and the map pages that it used and this one does not go back to the host. True: there is more.
+    pub(crate) fn forget<I: Io>(&mut self, io: &mut I) -> bool {
+        let Some(from) = self.forget_from else { return false };
+        let regions = self.meta.regions();
+        let (mut region, mut cost) = (from, 0);
+        while region < regions && cost < FORGET_COST {
+            let first = region;
+            while region < regions
+                && cost < FORGET_COST
+                && self.meta.leftover(region) == Some(true)
+                && self.meta.region(region) != RegionState::Mapped
+            {
+                region += 1;
+                cost += PAGE_COST;
             }
-            region += run + 1;
+            if region > first {
+                io.release_meta(self.meta.layout().map_pages(first..region));
+                cost += CALL_COST;
+            } else {
+                region += 1;
+                cost += 1;
+            }
+            for r in first..region {
+                self.forget_words |= self.meta.leftover(r).is_some();
+                self.meta.forget(r);
+                cost += self.end_of_words(io, r + 1);
+            }
         }
-        self.release_map_from = (end < self.meta.regions()).then_some(end);
-        self.release_map_from.is_some()
+        self.forget_from = (region < regions).then_some(region);
+        if self.forget_from.is_none() {
+            io.release_meta(self.meta.other_directory());
+        }
+        self.forget_from.is_some()
+    }
+
+    /// The regions up to `end` are forgotten: so are, by whole pages, the words that say what was written to them.
+    /// Returns what it cost.
+    fn end_of_words<I: Io>(&mut self, io: &mut I, end: usize) -> u32 {
+        let page_ends = end.is_multiple_of(WORDS_PER_PAGE) || end == self.meta.regions();
+        if !page_ends || !std::mem::take(&mut self.forget_words) {
+            return 0;
+        }
+        let regions = (end - 1) / WORDS_PER_PAGE * WORDS_PER_PAGE..end;
+        if self.meta.forget_written(regions.clone()) {
+            io.release_meta(self.meta.layout().written_page(&regions));
+        }
+        WORDS_PER_PAGE as u32 + CALL_COST
     }
 }

@@ -8,12 +8,13 @@
 //! | 0 | header page: magic, layout version, spec, generation |
 //! | 4096 | [`Counters`] |
 //! | `segments_at` | one byte per overflow segment: free, busy, sealed, empty |
-//! | `directory_at` | one byte per 2 MiB region: untouched, mapped, zero |
+//! | `directories_at` | twice one byte per 2 MiB region: untouched, mapped, zero |
 //! | `map_at` | one 8-byte entry per 4 KiB block |
 //! | `written_at` | one 8-byte [`Written`] per 2 MiB region |
 //!
 //! Invariant: an entry may be read only in a region whose directory byte says `mapped`; anything else there
-//! is junk. A region's entries are all written before its byte turns to `mapped`.
+//! is junk. A region's entries are all written before its byte turns to `mapped`. The generation says which of the
+//! two directories counts: a reset is one store (`docs/design/008-reset-by-generation.md`).
 
 use crate::counters::Counters;
 use crate::entry::Entry;
@@ -21,6 +22,7 @@ use crate::error::DiskError;
 use crate::spec::{DiskSpec, FullPolicy, LogShape, Mode};
 use crate::units::{Block, REGION_BLOCKS};
 use crate::written::Written;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 const PAGE: u64 = 4096;
@@ -67,19 +69,23 @@ struct Header {
     segment_blocks: AtomicU64,
     part_blocks: AtomicU64,
     generation: AtomicU64,
-    /// 1 while a reset is under way: an attach finishes it first.
-    resetting: AtomicU64,
+    /// The generation that a reset under way is to end: an attach that finds it alive finishes that first.
+    ending: AtomicU64,
     /// Segments that were ever opened: no mark beyond them was ever set.
     segments_used: AtomicU64,
     /// Segments that the file may hold while it shrinks to a lower limit.
     ceiling: AtomicU64,
+    /// Slots from here on were never used: their memory is not there.
+    slots_used: AtomicU64,
 }
 
 /// Where each piece lies, from the spec alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     segments_at: u64,
-    directory_at: u64,
+    directories_at: u64,
+    /// Of one directory.
+    directory_len: u64,
     map_at: u64,
     written_at: u64,
     len: u64,
@@ -94,11 +100,12 @@ impl Layout {
         let regions = (spec.blocks() as usize).div_ceil(REGION_BLOCKS);
         let segments = spec.most_segments() as usize;
         let segments_at = (PAGE + size_of::<Counters>() as u64).next_multiple_of(PAGE);
-        let directory_at = (segments_at + segments as u64).next_multiple_of(PAGE);
-        let map_at = (directory_at + regions as u64).next_multiple_of(PAGE);
+        let directories_at = (segments_at + segments as u64).next_multiple_of(PAGE);
+        let directory_len = (regions as u64).next_multiple_of(PAGE);
+        let map_at = directories_at + 2 * directory_len;
         let written_at = map_at + regions as u64 * PAGE;
         let len = (written_at + (regions * size_of::<Written>()) as u64).next_multiple_of(PAGE);
-        Layout { segments_at, directory_at, map_at, written_at, len, regions, segments }
+        Layout { segments_at, directories_at, directory_len, map_at, written_at, len, regions, segments }
     }
 
     /// Bytes of `meta` memory to provide, zeroed and sparse. A multiple of 4096.
@@ -106,14 +113,31 @@ impl Layout {
         self.len
     }
 
-    /// The range of `meta` memory that holds the map: what a reset may punch.
-    pub fn map_range(&self) -> std::ops::Range<u64> {
+    /// The range of `meta` memory that holds the map.
+    pub fn map_range(&self) -> Range<u64> {
         self.map_at..self.written_at
+    }
+
+    /// Of it, the pages of these regions.
+    pub(crate) fn map_pages(&self, regions: Range<usize>) -> Range<u64> {
+        self.map_at + regions.start as u64 * PAGE..self.map_at + regions.end as u64 * PAGE
+    }
+
+    /// The directory of a generation.
+    fn directory(&self, generation: u64) -> Range<u64> {
+        let at = self.directories_at + (generation & 1) * self.directory_len;
+        at..at + self.directory_len
+    }
+
+    /// Of what follows the map, the page with the words of these regions: a whole page's worth, or the last ones.
+    pub(crate) fn written_page(&self, regions: &Range<usize>) -> Range<u64> {
+        let at = self.written_at + (regions.start * size_of::<Written>()) as u64;
+        at..at + PAGE
     }
 
     /// The range that holds one [`Written`] for each region. Most of it is a hole: look with pread(2), which
     /// allocates nothing.
-    pub fn written_range(&self) -> std::ops::Range<u64> {
+    pub fn written_range(&self) -> Range<u64> {
         self.written_at..self.written_at + (self.regions * size_of::<Written>()) as u64
     }
 
@@ -128,6 +152,8 @@ impl Layout {
 pub struct Meta {
     base: *mut u8,
     layout: Layout,
+    /// Where the directory that counts lies.
+    directory_at: u64,
 }
 
 // SAFETY: the pointer is to memory that the creator promised for the lifetime of the value; there is one owner.
@@ -135,15 +161,15 @@ unsafe impl Send for Meta {}
 
 impl Meta {
     /// Takes memory for a disk of this spec. Zeroed memory is formatted; other memory must fit the spec, but for
-    /// the overflow limit, which is the spec's from here on.
-    /// Returns whether it had been formatted before.
+    /// the limits and the full policy: these are the spec's from here on. Returns whether it had been formatted
+    /// before.
     ///
     /// # Safety
     /// `base` is page-aligned, readable and writable for `Layout::of(spec).len_bytes()` bytes for as long as
     /// the value lives, and nobody else writes to it.
     pub unsafe fn open(base: *mut u8, spec: &DiskSpec) -> Result<(Meta, bool), DiskError> {
         spec.check()?;
-        let meta = Meta { base, layout: Layout::of(spec) };
+        let mut meta = Meta { base, layout: Layout::of(spec), directory_at: 0 };
         let h = meta.header();
         let fields = [
             (&h.size_bytes, spec.size_bytes, "disk size"),
@@ -151,14 +177,12 @@ impl Meta {
             (&h.mode, spec.mode as u64, "mode"),
             (&h.segment_blocks, u64::from(spec.shape.segment_blocks), "segment size"),
             (&h.part_blocks, u64::from(spec.shape.part_blocks), "part size"),
-            (&h.ram_limit_bytes, spec.ram_limit_bytes, "RAM limit"),
         ];
         let existing = match h.magic.load(Ordering::Acquire) {
             0 => {
                 for (field, value, _) in fields {
                     field.store(value, Ordering::Relaxed);
                 }
-                h.full.store(spec.full as u64, Ordering::Relaxed);
                 h.generation.store(1, Ordering::Relaxed);
                 h.overflow_limit_bytes.store(spec.overflow_limit_bytes, Ordering::Relaxed);
                 h.segments_used.store(0, Ordering::Relaxed);
@@ -185,6 +209,9 @@ impl Meta {
             other => return Err(DiskError::Damaged(format!("no disk here (magic {other:#018x})"))),
         };
         meta.set_overflow_limit(spec.overflow_limit_bytes);
+        meta.set_ram_limit(spec.ram_limit_bytes);
+        meta.set_full(spec.full);
+        meta.directory_at = meta.layout.directory(meta.generation()).start;
         Ok((meta, existing))
     }
 
@@ -260,32 +287,71 @@ impl Meta {
         self.header().generation.load(Ordering::Relaxed)
     }
 
-    /// Whether a reset had begun and not ended.
-    pub fn resetting(&self) -> bool {
-        self.header().resetting.load(Ordering::Acquire) != 0
+    /// From here on the header says this limit of the RAM tier.
+    pub(crate) fn set_ram_limit(&self, bytes: u64) {
+        self.header().ram_limit_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// From here on whoever attaches forgets every block.
-    pub fn begin_reset(&self) {
-        self.header().resetting.store(1, Ordering::SeqCst);
+    /// From here on the header says this policy.
+    pub(crate) fn set_full(&self, full: FullPolicy) {
+        self.header().full.store(full as u64, Ordering::Relaxed);
     }
 
-    /// Forgets every block: afterwards the disk reads as its base image. A process that dies in the middle
-    /// leaves `resetting` set. The marks of segments stay: what is under way in them does not end with it.
-    pub fn reset(&self) {
-        self.begin_reset();
-        let h = self.header();
-        for region in 0..self.layout.regions {
-            if self.region(region) != RegionState::Untouched {
-                self.set_region(region, RegionState::Untouched);
-            }
-        }
+    /// Slots from this one on were never used, by no process.
+    pub(crate) fn slots_used(&self) -> u32 {
+        u32::try_from(self.header().slots_used.load(Ordering::Relaxed)).unwrap_or(u32::MAX)
+    }
+
+    /// Said before the first of them is used.
+    #[inline]
+    pub(crate) fn set_slots_used(&self, slots: u32) {
+        self.header().slots_used.store(u64::from(slots), Ordering::Release);
+    }
+
+    /// From here on whoever attaches finds every block forgotten.
+    pub(crate) fn begin_reset(&self) {
+        self.header().ending.store(self.generation(), Ordering::SeqCst);
+    }
+
+    /// Forgets every block, by one store: afterwards the disk reads as its base image. The other directory is
+    /// clean; from here on this one is the other.
+    pub(crate) fn reset(&mut self) {
         let generation = self.generation().wrapping_add(1);
-        if Written::begins_anew(generation) {
-            (0..self.layout.regions).for_each(|region| self.written(region).store(0, Ordering::Relaxed));
+        self.directory_at = self.layout.directory(generation).start;
+        self.header().generation.store(generation, Ordering::SeqCst);
+    }
+
+    /// Ends a generation whose end had begun when its process died.
+    pub(crate) fn finish_reset(&mut self) {
+        if self.header().ending.load(Ordering::Acquire) == self.generation() {
+            for region in 0..self.layout.regions {
+                if self.leftover(region).is_some() {
+                    self.forget(region);
+                    self.forget_written(region..region + 1);
+                }
+            }
+            self.reset();
         }
-        h.generation.store(generation, Ordering::Relaxed);
-        h.resetting.store(0, Ordering::SeqCst);
+    }
+
+    /// The directory that does not count: clean, or the earlier generation's on its way to be.
+    pub(crate) fn other_directory(&self) -> Range<u64> {
+        self.layout.directory(self.generation().wrapping_add(1))
+    }
+
+    /// Whether an earlier generation had written the region's map page; `None`: it left nothing.
+    pub(crate) fn leftover(&self, region: usize) -> Option<bool> {
+        assert!(region < self.layout.regions);
+        let byte = self.byte(self.other_directory().start, region).load(Ordering::Acquire);
+        (byte != RegionState::Untouched as u8).then_some(byte == RegionState::Mapped as u8)
+    }
+
+    /// What the other directory says of the region counts no more.
+    pub(crate) fn forget(&self, region: usize) {
+        if self.leftover(region).is_some() {
+            self.byte(self.other_directory().start, region)
+                .store(RegionState::Untouched as u8, Ordering::Release);
+        }
     }
 
     /// Number of regions.
@@ -313,13 +379,13 @@ impl Meta {
     #[inline]
     pub fn region_byte(&self, region: usize) -> u8 {
         assert!(region < self.layout.regions);
-        self.byte(self.layout.directory_at, region).load(Ordering::Acquire)
+        self.byte(self.directory_at, region).load(Ordering::Acquire)
     }
 
     /// Sets a region's directory byte.
     pub fn set_region(&self, region: usize, state: RegionState) {
         assert!(region < self.layout.regions);
-        self.byte(self.layout.directory_at, region).store(state as u8, Ordering::Release);
+        self.byte(self.directory_at, region).store(state as u8, Ordering::Release);
     }
 
     /// What the segment table says.

@@ -1,54 +1,115 @@
 //! The RAM tier: which slots are in use, by which block, and which block is cold enough to leave.
 //!
 //! Owns no content. Everything here is rebuilt from the block map when a worker attaches.
-//! Invariant: a slot is free (backed, punched or fresh), reserved, or owned by exactly one block.
+//! Invariants: a slot is free (backed, punched, stale or fresh), reserved, or owned by exactly one block; no more
+//! slots than the limit hold memory, but while a limit that has fallen is being reached.
+//! Why: `docs/design/009-memory-of-the-ram-tier.md`.
 //!
 //! The eviction policy is a clock with a two-bit frequency: a block enters at 0 and gains one by each later
 //! use, the hand takes one away as it passes and picks what it finds at 0. A block that is touched once, as a
 //! scan does, is gone after one turn; a block that is used again stays. Why: `docs/design/003-eviction.md`.
 
+mod memory;
+
 use crate::io::{Io, PartId};
-use crate::units::{Block, Slot};
+use crate::meta::Meta;
+use crate::slots::{SlotSet, UNIT_SLOTS};
+use crate::units::{BLOCK_BYTES, Block, Slot};
+use std::ops::Range;
 
 const FREQUENCY: u8 = 0b11;
 const EVICTING_SHIFT: u32 = 2;
+/// State of a slot without owner that is taken all the same.
+const RESERVED: u8 = 1;
+/// State of a free slot whose content is to be zeroed before it is used.
+const DIRTY: u8 = 2;
 /// Slots that the hand passes in one call at most: well below a millisecond.
 const HAND_STEPS: u32 = 16 * 1024;
 
+/// The `data` memory that the owner has for the slots: as much as the limit may ever be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataMemory {
+    /// Its length.
+    pub bytes: u64,
+    /// The host backs it with huge pages of 2 MiB: whole ones are handed out and given back.
+    pub huge_pages: bool,
+}
+
+impl DataMemory {
+    /// Slots that fit in.
+    pub fn slots(&self) -> u32 {
+        (self.bytes / BLOCK_BYTES as u64).min(u64::from(u32::MAX / 2)) as u32
+    }
+}
+
 pub(crate) struct RamTier {
     limit: u32,
+    data: DataMemory,
+    /// Slots that it has.
+    total: u32,
     /// Block + 1 of each slot, 0 for none: zeroed memory, so that an unused tier costs nothing.
     owner: Vec<u32>,
     /// Bits 0..1 frequency; bits 2.. staging buffer + 1 while an eviction of this content is under way.
     state: Vec<u8>,
-    /// Free slots whose memory is there.
-    backed: Vec<u32>,
+    /// Memory comes and goes in units.
+    huge: bool,
+    /// Free slots whose memory is there; with huge pages those of units that are in use in part.
+    backed: SlotSet,
+    /// With huge pages: free units whose memory is there.
+    whole: SlotSet,
     /// Free slots whose memory was given back.
-    punched: Vec<u32>,
-    /// Slots from here on have never been used.
+    punched: SlotSet,
+    /// Slots from here on have never been used, by no process: `meta` knows it too.
     fresh: u32,
+    /// Those of these that are neither owned nor punched are free, and may hold memory of an earlier generation or
+    /// process.
+    stale: Range<u32>,
+    /// How many these are.
+    stale_free: u32,
     used: u32,
     peak: u32,
     evicting: u32,
     /// How many of the backed free slots are to be given back to the host.
     give_back: u32,
     hand: u32,
+    /// How many of the free slots with memory were made ready and not used.
+    ahead: u32,
+    /// Slots taken in this turn that had no memory, or would have had none; and when there were some.
+    taken: u32,
+    taken_ns: u64,
+    /// The limit has fallen below what holds memory, and still is.
+    shrinking: bool,
+    /// Owners and states of an earlier generation, given back in steps.
+    retired: (Vec<u32>, Vec<u8>),
 }
 
 impl RamTier {
-    pub fn new(limit: u32) -> RamTier {
+    /// An empty tier: at most `limit` of the slots of `data` may hold memory.
+    pub fn new(limit: u32, data: DataMemory) -> RamTier {
+        let total = data.slots();
         RamTier {
             limit,
-            owner: vec![0; limit as usize],
-            state: vec![0; limit as usize],
-            backed: Vec::new(),
-            punched: Vec::new(),
+            data,
+            total,
+            owner: vec![0; total as usize],
+            state: vec![0; total as usize],
+            huge: data.huge_pages && total.is_multiple_of(UNIT_SLOTS),
+            backed: SlotSet::new(total),
+            whole: SlotSet::new(total.div_ceil(UNIT_SLOTS)),
+            punched: SlotSet::new(total),
             fresh: 0,
+            stale: 0..0,
+            stale_free: 0,
             used: 0,
             peak: 0,
             evicting: 0,
             give_back: 0,
             hand: 0,
+            ahead: 0,
+            taken: 0,
+            taken_ns: 0,
+            shrinking: false,
+            retired: (Vec::new(), Vec::new()),
         }
     }
 
@@ -62,19 +123,46 @@ impl RamTier {
 
     /// An earlier process has seen this many slots in use.
     pub fn remember_peak(&mut self, peak: u64) {
-        self.peak = self.peak.max(u32::try_from(peak).unwrap_or(0).min(self.limit));
+        self.peak = self.peak.max(u32::try_from(peak).unwrap_or(0).min(self.total));
     }
 
+    /// Slots that may be taken; none while more than the limit are in use.
     pub fn free(&self) -> u32 {
-        self.limit - self.used
+        self.limit.saturating_sub(self.used)
     }
 
     pub fn limit(&self) -> u32 {
         self.limit
     }
 
+    /// The memory that the slots lie in.
+    pub fn data(&self) -> DataMemory {
+        self.data
+    }
+
+    /// Slots that the `data` memory has.
+    pub fn total(&self) -> u32 {
+        self.total
+    }
+
     pub fn evicting(&self) -> u32 {
         self.evicting
+    }
+
+    /// Slots that hold memory, at most.
+    fn memory(&self) -> u32 {
+        self.used + self.spare() + self.stale_free
+    }
+
+    /// Free ones among them, for the next writes.
+    fn spare(&self) -> u32 {
+        self.backed.len() + self.whole.len() * UNIT_SLOTS
+    }
+
+    /// How many more than the limit hold memory. The last huge page may reach beyond it.
+    fn beyond(&self) -> u32 {
+        let page = if self.huge { UNIT_SLOTS - 1 } else { 0 };
+        self.memory().saturating_sub(self.limit.saturating_add(page))
     }
 
     /// Asks the processor to fetch what a use of the slot will change.
@@ -92,21 +180,59 @@ impl RamTier {
 
     /// Takes a free slot: reserved, owned by nobody until [`RamTier::own`].
     #[inline]
-    pub fn allocate(&mut self) -> Option<Slot> {
-        let slot = if let Some(slot) = self.backed.pop() {
-            self.give_back = self.give_back.min(self.backed.len() as u32);
-            slot
-        } else if let Some(slot) = self.punched.pop() {
-            slot
-        } else if self.fresh < self.limit {
-            self.fresh += 1;
-            self.fresh - 1
-        } else {
+    pub fn allocate<I: Io>(&mut self, io: &mut I, meta: &Meta) -> Option<Slot> {
+        if self.used >= self.limit {
             return None;
+        }
+        let slot = match self.backed.pop_first() {
+            Some(slot) => slot,
+            None => self.take_unbacked(io, meta)?,
         };
+        if self.ahead > 0 {
+            self.ahead -= 1;
+            self.taken += 1;
+        }
+        self.give_back = self.give_back.min(self.spare());
+        let state = std::mem::replace(&mut self.state[slot as usize], RESERVED);
+        if state == DIRTY {
+            io.slot(Slot(slot)).fill(0);
+        }
         self.used += 1;
         self.peak = self.peak.max(self.used);
         Some(Slot(slot))
+    }
+
+    /// None is free and backed: one without memory, if the limit allows one more with it; else a stale one, of
+    /// which there are some, as then not all that hold memory are in use.
+    fn take_unbacked<I: Io>(&mut self, io: &mut I, meta: &Meta) -> Option<u32> {
+        if self.whole.len() == 0 && self.memory() < self.limit && self.extend(1, meta).is_some() {
+            self.taken += 1;
+        }
+        if let Some(unit) = self.whole.pop_first() {
+            (unit * UNIT_SLOTS..(unit + 1) * UNIT_SLOTS).for_each(|slot| self.backed.insert(slot));
+        }
+        if let Some(slot) = self.backed.pop_first() {
+            return Some(slot);
+        }
+        // From the far end: the near one is being given back.
+        while let Some(slot) = self.stale.next_back() {
+            if self.is_stale(slot) {
+                self.stale_free -= 1;
+                io.slot(Slot(slot)).fill(0);
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// Of a slot in the stale range: whether it is stale.
+    fn is_stale(&self, slot: u32) -> bool {
+        let i = slot as usize;
+        self.owner[i] == 0
+            && self.state[i] == 0
+            && !self.punched.contains(slot)
+            && !self.backed.contains(slot)
+            && !self.whole.contains(slot / UNIT_SLOTS)
     }
 
     /// The slot now holds this block.
@@ -129,15 +255,21 @@ impl RamTier {
         true
     }
 
-    /// After the last `adopt`: all slots below the highest one in use that nobody owns are free. Whether
-    /// their memory is there is not known, so it counts as there and is given back in the background.
-    pub fn finish_adopting(&mut self) {
-        for slot in (0..self.fresh).rev() {
-            if self.owner[slot as usize] == 0 {
-                self.backed.push(slot);
-            }
-        }
-        self.give_back = self.backed.len() as u32;
+    /// After the last `adopt`: all slots that were ever used and that nobody owns are stale.
+    pub fn finish_adopting(&mut self, meta: &Meta) {
+        let unit = if self.huge { UNIT_SLOTS } else { 1 };
+        self.fresh = self.fresh.max(meta.slots_used().min(self.total)).next_multiple_of(unit);
+        meta.set_slots_used(self.fresh);
+        self.stale = 0..self.fresh;
+        self.stale_free = self.fresh - self.used;
+        self.shrinking = self.beyond() > 0;
+    }
+
+    /// From here on the limit is this, of at most all slots. What is in use beyond it is evicted, and what holds
+    /// memory beyond it given back, step by step.
+    pub fn set_limit(&mut self, limit: u32) {
+        self.limit = limit;
+        self.shrinking = self.beyond() > 0;
     }
 
     /// Frees a slot, owned or reserved. With `give_back`, its memory goes back to the host soon; so does what
@@ -151,10 +283,19 @@ impl RamTier {
         self.owner[i] = 0;
         self.state[i] = 0;
         self.used -= 1;
-        self.backed.push(slot.0);
+        if self.stale.contains(&slot.0) {
+            self.stale_free += 1;
+            return;
+        }
+        self.backed.insert(slot.0);
+        if self.huge && self.backed.holds_unit(slot.0 / UNIT_SLOTS) {
+            let first = slot.0 / UNIT_SLOTS * UNIT_SLOTS;
+            (first..first + UNIT_SLOTS).for_each(|slot| self.backed.remove(slot));
+            self.whole.insert(slot.0 / UNIT_SLOTS);
+        }
         if give_back {
             let all = self.used < self.limit / 2;
-            self.give_back = if all { self.backed.len() as u32 } else { self.give_back + 1 };
+            self.give_back = if all { self.spare() } else { self.give_back + 1 };
         }
     }
 
@@ -215,60 +356,44 @@ impl RamTier {
         self.evicting -= 1;
     }
 
-    /// Gives some memory back to the host: at most `most` slots. True when there is more to give.
-    pub fn give_back<I: Io>(&mut self, io: &mut I, most: usize, batch: &mut Vec<Slot>) -> bool {
-        let n = (self.give_back as usize).min(most).min(self.backed.len());
-        if n == 0 {
-            self.give_back = 0;
-            return false;
-        }
-        batch.clear();
-        batch.extend(self.backed.drain(self.backed.len() - n..).map(Slot));
-        batch.sort_unstable();
-        io.release_slots(batch);
-        self.punched.extend(batch.iter().rev().map(|s| s.0));
-        self.give_back -= n as u32;
-        self.give_back > 0
+    /// Forgets every block; all memory goes back to the host step by step.
+    pub fn reset(&mut self) {
+        let old = std::mem::replace(self, RamTier::new(self.limit, self.data));
+        (self.fresh, self.peak, self.punched) = (old.fresh, old.peak, old.punched);
+        (self.stale, self.stale_free) = (0..self.fresh, self.fresh - self.punched.len());
+        self.retired = (old.owner, old.state);
+        self.shrinking = self.beyond() > 0;
     }
 
-    /// Forgets every block; all memory goes back to the host soon.
-    pub fn reset(&mut self) {
-        let fresh = self.fresh as usize;
-        let punched = std::mem::take(&mut self.punched);
-        self.owner[..fresh].fill(0);
-        self.state[..fresh].fill(0);
-        let mut is_punched = vec![false; fresh];
-        for &slot in &punched {
-            is_punched[slot as usize] = true;
-        }
-        self.backed = (0..self.fresh).rev().filter(|&s| !is_punched[s as usize]).collect();
-        self.punched = punched;
-        self.give_back = self.backed.len() as u32;
-        (self.used, self.evicting, self.hand) = (0, 0, 0);
+    /// The part of [`RamTier::check`] that costs next to nothing.
+    pub fn check_step(&self) {
+        assert!(self.shrinking || self.beyond() == 0, "RAM tier over its limit");
+        assert!(self.evicting <= self.used);
     }
 
     /// Checks this file's invariant against the block map's view of it; for tests.
     pub fn check(&self, owner_of: &dyn Fn(Slot) -> Option<Block>, reserved: u32) {
-        let mut owned = 0;
-        let mut evicting = 0;
-        for i in 0..self.limit {
-            let here = (self.owner[i as usize] != 0).then(|| Block(self.owner[i as usize] - 1));
+        let (mut owned, mut evicting, mut stale) = (0, 0, 0);
+        for i in 0..self.total {
+            let here = self.owner(Slot(i));
             assert_eq!(here, owner_of(Slot(i)), "owner of slot {i}");
             owned += u32::from(here.is_some());
             evicting += u32::from(self.state[i as usize] >> EVICTING_SHIFT != 0);
+            let is_stale = self.stale.contains(&i) && self.is_stale(i);
+            stale += u32::from(is_stale);
+            let whole = self.whole.contains(i / UNIT_SLOTS);
+            let sets = [here.is_some(), is_stale, self.backed.contains(i), self.punched.contains(i), whole];
+            let n = sets.into_iter().filter(|&in_set| in_set).count();
+            assert!(n <= 1 && (n == 0 || i < self.fresh), "slot {i} is several things: {sets:?}");
         }
         assert_eq!(self.used, owned + reserved, "slots in use");
         assert_eq!(self.evicting, evicting, "slots being evicted");
-        let mut seen = vec![false; self.limit as usize];
-        for &slot in self.backed.iter().chain(&self.punched) {
-            assert!(
-                slot < self.fresh && !std::mem::replace(&mut seen[slot as usize], true),
-                "slot {slot} free twice"
-            );
-            assert_eq!(self.owner[slot as usize], 0, "free slot {slot} has an owner");
-        }
-        let free = self.backed.len() as u32 + self.punched.len() as u32 + (self.limit - self.fresh);
-        assert_eq!(free, self.limit - self.used, "free slots");
-        assert!(self.give_back as usize <= self.backed.len());
+        assert_eq!(self.stale_free, stale, "stale slots");
+        let free = self.spare() + self.punched.len() + self.stale_free;
+        assert_eq!(free + self.used, self.fresh, "slots ever used");
+        assert!(
+            self.give_back <= self.spare() && self.ahead <= self.spare() && self.ahead <= memory::AHEAD_SLOTS
+        );
+        self.check_step();
     }
 }

@@ -172,10 +172,10 @@ impl Disk {
     /// A slot for the request's next block, which now is at `old`; without one it waits. Nobody passes those who
     /// waited before, but for writes that replace a block of a full log: one slot is for them alone.
     #[inline]
-    pub(crate) fn slot_for(&mut self, a: &mut Active, old: Place) -> Option<Slot> {
+    pub(crate) fn slot_for<I: Io>(&mut self, io: &mut I, a: &mut Active, old: Place) -> Option<Slot> {
         let replaces = self.log.is_over() && matches!(old, Place::Overflow(..));
         let may = replaces || self.has_room() && (a.stalled || self.room_waiters.is_empty());
-        let slot = if may { self.ram.allocate() } else { None };
+        let slot = if may { self.ram.allocate(io, &self.meta) } else { None };
         if slot.is_none() {
             a.wait = Wait::Room;
         }

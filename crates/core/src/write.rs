@@ -62,7 +62,7 @@ impl Disk {
                     })
                 }
                 old => {
-                    let Some(slot) = self.slot_for(a, old) else { return };
+                    let Some(slot) = self.slot_for(io, a, old) else { return };
                     if !piece.whole && old != Place::Zero {
                         let merge = Merge {
                             id: self.row(a),

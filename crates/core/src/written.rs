@@ -1,8 +1,8 @@
 //! Where the guest wrote since the last reset: for each 2 MiB region the number of blocks written. Counts what was
 //! written, again and again for the same block; never says what is still there (the block map does).
 //!
-//! Invariant: a word counts for the generation that it names; in any other it is nothing. So a reset touches none,
-//! but for the one in 65,536 after which the generations in the words begin anew.
+//! Invariant: a word counts for the generation that it names; in any other it is nothing. So a reset touches none.
+//! A word is cleared while its generation is forgotten, long before the 16 bits of generation in it come round.
 
 use crate::meta::Meta;
 use crate::units::{Block, REGION_BLOCKS};
@@ -45,11 +45,6 @@ impl Written {
         let sum = before.wrapping_add(u64::from(blocks));
         Written(if sum ^ tag <= MOST { sum } else { tag | MOST })
     }
-
-    /// Whether words of earlier generations would count in this one, and must be cleared first.
-    pub(crate) fn begins_anew(generation: u64) -> bool {
-        generation & 0xffff == 0
-    }
 }
 
 impl Meta {
@@ -66,11 +61,29 @@ impl Meta {
             at = stop;
         }
     }
+
+    /// Clears the words of these regions that an earlier generation left, or they would count again when the 16 bits
+    /// of generation in them come round. Returns whether none is left that counts now.
+    pub(crate) fn forget_written(&self, regions: Range<usize>) -> bool {
+        let generation = self.generation();
+        let mut none = true;
+        for region in regions {
+            let word = self.written(region);
+            if Written::from_bits(word.load(Relaxed)).blocks(generation) > 0 {
+                none = false;
+            } else {
+                word.store(0, Relaxed);
+            }
+        }
+        none
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::meta::{Layout, RegionState};
+    use crate::spec::{DiskSpec, FullPolicy, LogShape, Mode};
 
     #[test]
     fn a_word_of_another_generation_is_nothing() {
@@ -81,15 +94,33 @@ mod tests {
         assert_eq!(Written::from_bits(0).blocks(0), 0);
     }
 
+    /// Or it would count again 65,536 resets later.
     #[test]
-    fn generations_wrap_where_words_are_cleared() {
-        let word = Written::from_bits(0).plus(1, 0xffff);
-        assert_eq!(word.blocks(0xffff), 1);
-        assert_eq!(word.blocks(0x1_0000), 0);
-        let alias = word.blocks(0x1_ffff);
-        assert_eq!(alias, 1, "which is why a reset clears them on the way");
-        let anew: Vec<u64> = (1..=0x2_0001).filter(|&g| Written::begins_anew(g)).collect();
-        assert_eq!(anew, [0x1_0000, 0x2_0000]);
+    fn a_word_is_cleared_when_its_generation_is_forgotten() {
+        let spec = DiskSpec {
+            size_bytes: 4 << 20,
+            base_bytes: 0,
+            mode: Mode::Ram,
+            full: FullPolicy::Fail,
+            ram_limit_bytes: 1 << 20,
+            overflow_limit_bytes: 0,
+            shape: LogShape::default(),
+        };
+        let mut memory = vec![0u64; (Layout::of(&spec).len_bytes() as usize + 4096) / 8];
+        let start = memory.as_mut_ptr().cast::<u8>();
+        // SAFETY: the memory is longer than the layout by a page, is not moved, and outlives `meta`.
+        let (mut meta, _) = unsafe { Meta::open(start.add(start.align_offset(4096)), &spec) }.unwrap();
+        for region in 0..2 {
+            meta.set_region(region, RegionState::Mapped);
+        }
+        meta.count_written(0..600);
+        meta.reset();
+        meta.count_written(0..1);
+        let words = |meta: &Meta| [0, 1].map(|region| meta.written(region).load(Relaxed));
+        let before = words(&meta);
+        assert!(meta.forget_written(1..2) && !meta.forget_written(0..2));
+        assert_eq!(words(&meta), [before[0], 0], "what counts now stays");
+        assert_eq!(Written::from_bits(before[0]).blocks(2), 1);
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! `SPILLWAY_SEED` repeats a run; `cargo test --test amplification -- --nocapture` prints the curve.
 
 use spillway_core::{
-    BLOCK_BYTES, BLOCK_SECTORS, Disk, DiskSpec, Errno, Event, FullPolicy, GuestBuffers, Io, Layout, LogShape,
-    Meta, Mode, OpId, Operation, PARTS, PartId, Request, Slot, Token, get,
+    BLOCK_BYTES, BLOCK_SECTORS, DataMemory, Disk, DiskSpec, Errno, Event, FullPolicy, GuestBuffers, Io,
+    Layout, LogShape, Meta, Mode, OpId, Operation, PARTS, PartId, Request, Slot, Token, get,
 };
 use std::collections::{HashMap, VecDeque};
 
@@ -114,7 +114,7 @@ impl Io for Instant {
         &mut self.parts[part.0 as usize]
     }
     fn release_slots(&mut self, _: &[Slot]) {}
-    fn release_map(&mut self, _: usize, _: usize) {}
+    fn release_meta(&mut self, _: std::ops::Range<u64>) {}
     fn base_to_guest(&mut self, _: Token, _: u32, _: u64, _: u32) -> Option<Result<(), Errno>> {
         unreachable!("there is no image")
     }
@@ -173,7 +173,8 @@ impl Real {
         let base = start.wrapping_add(start.align_offset(4096));
         // SAFETY: the memory is longer than the layout by a page, is not moved, and outlives the disk.
         let (meta, existing) = unsafe { Meta::open(base, &spec) }.expect("new memory");
-        let disk = Disk::attach(meta, existing, spec).expect("new memory");
+        let data = DataMemory { bytes: spec.ram_limit_bytes, huge_pages: false };
+        let disk = Disk::attach(meta, existing, spec, data).expect("new memory");
         let content = vec![CONTENT; BLOCK_BYTES * 16];
         Real { disk, io: Instant::new(), content, now_ns: 1, token: 0, _memory: memory }
     }

@@ -1,7 +1,7 @@
 //! Attaching to memory that a fault has changed: refused, or attached and working; never a panic.
 
 use spillway_core::{
-    BLOCK_BYTES, Counters, Disk, DiskError, DiskSpec, FullPolicy, Layout, LogShape, Meta, Mode, Written,
+    BLOCK_BYTES, Counters, DataMemory, Disk, DiskError, DiskSpec, FullPolicy, Layout, LogShape, Meta, Mode,
 };
 
 const SPEC: DiskSpec = DiskSpec {
@@ -32,7 +32,7 @@ impl Memory {
     fn attach(&mut self) -> Result<Disk, DiskError> {
         // SAFETY: the memory is longer than the layout by a page and outlives the disk.
         let (meta, existing) = unsafe { Meta::open(self.base(), &SPEC) }?;
-        Disk::attach(meta, existing, SPEC)
+        Disk::attach(meta, existing, SPEC, DataMemory { bytes: SPEC.ram_limit_bytes, huge_pages: false })
     }
 
     fn spec(&mut self) -> Result<DiskSpec, DiskError> {
@@ -44,12 +44,6 @@ impl Memory {
         assert!(at.is_multiple_of(8) && at < Layout::of(&SPEC).len_bytes());
         // SAFETY: inside the memory, aligned, and no disk is attached.
         unsafe { self.base().add(at as usize).cast::<u64>().write(word) }
-    }
-
-    fn read(&mut self, at: u64) -> u64 {
-        assert!(at.is_multiple_of(8) && at < Layout::of(&SPEC).len_bytes());
-        // SAFETY: as in `write`.
-        unsafe { self.base().add(at as usize).cast::<u64>().read() }
     }
 
     /// Marks region 0 as mapped and gives its first block this entry; all segments have been used.
@@ -115,26 +109,7 @@ fn a_header_that_cannot_be_laid_out_is_refused() {
     }
     let mut memory = Memory::new();
     memory.write(80, u64::MAX);
-    memory.write(88, 1);
+    memory.write(88, u64::MAX);
     let disk = memory.attach().expect("a reset that was cut off is finished, whatever the generation");
     assert_eq!(disk.generation(), 0);
-}
-
-#[test]
-fn a_reset_clears_what_was_counted_only_where_generations_begin_anew() {
-    let at = Layout::of(&SPEC).written_range().start + 8;
-    for (generation, kept) in [(7, true), (0xfffe, true), (0xffff, false), (0x1_ffff, false)] {
-        let mut memory = Memory::new();
-        // What was written in this generation, or 65,535 resets before: nobody has touched the word since.
-        let word = Written::from_bits(0).plus(5, if kept { generation } else { generation + 1 });
-        memory.write(at, word.bits());
-        memory.write(Layout::GENERATION_AT, generation);
-        memory.write(88, 1);
-        let disk = memory.attach().expect("a reset that was cut off is finished");
-        assert_eq!(disk.generation(), generation + 1);
-        drop(disk);
-        let found = memory.read(at);
-        assert_eq!(found == word.bits(), kept, "generation {generation}");
-        assert_eq!(Written::from_bits(found).blocks(generation + 1), 0, "generation {generation}");
-    }
 }

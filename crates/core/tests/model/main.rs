@@ -4,6 +4,7 @@
 //! `SPILLWAY_MODEL_OPS` says how many operations (default 1,000,000), `SPILLWAY_SEED` where to begin. A failure
 //! prints the seed of its episode: `SPILLWAY_SEED=... SPILLWAY_MODEL_OPS=1` runs that episode again.
 
+mod canary;
 mod oracle;
 mod rng;
 mod run;
@@ -11,7 +12,7 @@ mod sim;
 
 use rng::Rng;
 use run::Run;
-use spillway_core::{DiskSpec, Errno, Event, LogShape, Mode, get};
+use spillway_core::{DataMemory, DiskSpec, Errno, Event, LogShape, Mode, get};
 
 /// Operations in one episode: one disk, from birth to end. A large disk has fewer.
 const EPISODE: u64 = 20_000;
@@ -150,6 +151,130 @@ fn a_limit_does_not_grow_while_a_drain_is_under_way() {
     run.rest();
     assert!(run.set_limit(larger));
     run.check();
+}
+
+/// The RAM limit rises beyond what it began with and falls again: what was beyond it is in the overflow, the memory
+/// is back, and what has no place to go refuses the fall.
+#[test]
+fn the_ram_limit_changes_while_the_disk_serves() {
+    let spec = DiskSpec {
+        ram_limit_bytes: 64 * 4096,
+        overflow_limit_bytes: 96 * 8 * 4096,
+        ..run::full_spec(Mode::RamOverflow)
+    };
+    let mut run = Run::with(spec, 3);
+    assert!(
+        !run.set_ram_slots(129) && !run.set_ram_slots(15),
+        "there is no memory for it, or it is no limit"
+    );
+    assert!(run.set_ram_slots(128));
+    (0..110).for_each(|block| run.write_block(block));
+    run.settle();
+    assert_eq!((run.unfinished(), run.sim.held_slots, run.overflow_writes()), (0, 110, 0));
+    assert!(run.set_ram_slots(16));
+    run.rest();
+    assert!(run.sim.held_slots <= 16, "{} slots hold memory", run.sim.held_slots);
+    assert!(run.overflow_writes() > 0);
+    run.check();
+    // Whoever attaches finds slots beyond the limit, and goes on.
+    assert!(run.set_ram_slots(120));
+    (200..300).for_each(|block| run.write_block(block));
+    run.rest();
+    assert!(run.set_ram_slots(20));
+    run.crash();
+    run.rest();
+    assert!(run.sim.held_slots <= 20, "{} slots hold memory", run.sim.held_slots);
+    run.read_all();
+
+    let mut run = Run::with(DiskSpec { ram_limit_bytes: 64 * 4096, ..run::full_spec(Mode::Ram) }, 3);
+    (0..40).for_each(|block| run.write_block(block));
+    assert!(!run.set_ram_slots(39) && run.set_ram_slots(40));
+    run.write_block(41);
+    run.rest();
+    assert_eq!(run.unfinished(), 1, "it waits for room");
+    assert!(run.set_ram_slots(41));
+    run.rest();
+    assert_eq!(run.unfinished(), 0, "there is room");
+    run.read_all();
+
+    // The log has room for 112 blocks.
+    let mut run = Run::with(DiskSpec { ram_limit_bytes: 128 * 4096, ..run::full_spec(Mode::RamOverflow) }, 3);
+    (0..110).for_each(|block| run.write_block(block));
+    run.rest();
+    assert!(run.set_ram_slots(16));
+    run.rest();
+    assert!(run.set_ram_slots(128));
+    (110..200).for_each(|block| run.write_block(block));
+    run.rest();
+    assert!(!run.set_ram_slots(16), "the overflow has no room for all of it");
+    assert_eq!(run.unfinished(), 0);
+    run.read_all();
+}
+
+/// While writes take new memory, some is made ready ahead of them, never much, and none stays that is not used.
+#[test]
+fn memory_is_made_ready_ahead_of_writes() {
+    for huge_pages in [false, true] {
+        let spec =
+            DiskSpec { size_bytes: 256 << 20, ram_limit_bytes: 128 << 20, ..run::full_spec(Mode::Ram) };
+        let mut run = Run::on(spec, DataMemory { bytes: 128 << 20, huge_pages }, Rng(9));
+        run.settle();
+        assert_eq!((run.sim.held_slots, run.sim.populated), (0, 0), "an idle disk");
+        for block in 0..20_000 {
+            run.write_block(block);
+            if block % 16 == 0 {
+                run.turn();
+            }
+            let ahead = run.sim.held_slots - (block as u32 + 1);
+            assert!(ahead <= 8 * 1024, "{ahead} slots ahead");
+        }
+        assert!(run.sim.populated > 19_000, "{} of 20,000 were ready", run.sim.populated);
+        let populated = run.sim.populated;
+        // Overwrites need none.
+        for block in 0..1_000 {
+            run.write_block(block);
+            run.turn();
+        }
+        run.settle();
+        assert!(run.sim.populated - populated <= 128);
+        let unit = if huge_pages { 512 } else { 1 };
+        assert_eq!(run.sim.held_slots, 20_000_u32.next_multiple_of(unit), "not given back");
+        run.check();
+    }
+}
+
+/// With huge pages memory comes and goes by 2 MiB; only a limit that has fallen splits them.
+#[test]
+fn huge_pages_come_and_go_whole() {
+    let spec = DiskSpec { size_bytes: 64 << 20, ram_limit_bytes: 32 << 20, ..run::full_spec(Mode::Ram) };
+    let mut run = Run::on(spec, DataMemory { bytes: 64 << 20, huge_pages: true }, Rng(9));
+    (0..4 * 512).for_each(|block| run.write_block(block));
+    run.settle();
+    assert_eq!((run.sim.held_slots, run.sim.split), (2048, 0));
+    // Of two units all but one block, of a third all.
+    run.discard(0, 511);
+    run.discard(512, 511);
+    run.discard(1024, 512);
+    run.settle();
+    assert_eq!((run.sim.held_slots, run.sim.split), (3 * 512, 0), "of a unit in use nothing goes");
+    // What is free of the units in use is used first.
+    (5_000..6_022).for_each(|block| run.write_block(block));
+    run.settle();
+    assert_eq!((run.sim.held_slots, run.sim.split), (3 * 512, 0));
+    run.check();
+    run.crash();
+    run.settle();
+    assert_eq!((run.sim.held_slots, run.sim.split), (3 * 512, 0), "attached");
+    // Half of each unit.
+    (0..3).for_each(|n| run.discard(5_000 + 300 * n, 200));
+    run.settle();
+    assert!(run.set_ram_slots(936));
+    run.settle();
+    assert!(run.sim.held_slots <= 936 + 511 && run.sim.split > 0, "{} slots hold memory", run.sim.held_slots);
+    run.check();
+    run.reset();
+    run.settle();
+    assert_eq!(run.sim.held_slots, 0);
     run.read_all();
 }
 

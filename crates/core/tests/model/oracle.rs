@@ -10,6 +10,8 @@ pub const BASE: Version = 0;
 /// All zeroes.
 pub const ZERO: Version = u32::MAX;
 
+const MASK: u64 = 0x5A5A_0000_A5A5_FFFF;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     Unfinished,
@@ -34,11 +36,17 @@ pub struct Oracle {
 
 /// Content of a sector in a version.
 pub fn fill(version: Version, sector: u64, out: &mut [u8]) {
-    let word = if version == ZERO { 0 } else { (u64::from(version) << 32 | sector) ^ 0x5A5A_0000_A5A5_FFFF };
+    let word = if version == ZERO { 0 } else { (u64::from(version) << 32 | sector) ^ MASK };
     for (i, chunk) in out.chunks_exact_mut(8).enumerate() {
         let w = if version == ZERO { 0 } else { word.wrapping_add((i as u64) << 48) };
         chunk.copy_from_slice(&w.to_le_bytes());
     }
+}
+
+/// The version that a sector's content begins like, if it is not zeroes.
+pub fn version_of(content: &[u8]) -> Option<Version> {
+    let word = u64::from_le_bytes(content[..8].try_into().expect("eight bytes"));
+    (word != 0).then_some(((word ^ MASK) >> 32) as Version)
 }
 
 fn is(version: Version, sector: u64, content: &[u8]) -> bool {

@@ -5,8 +5,8 @@ use crate::oracle::{self, Oracle, State, ZERO};
 use crate::rng::Rng;
 use crate::sim::{Client, Ended, Sim};
 use spillway_core::{
-    BLOCK_BYTES, BLOCK_SECTORS, Counters, Disk, DiskSpec, Errno, Event, FullPolicy, Layout, LogShape, Meta,
-    Mode, Operation, Request, SECTOR_BYTES, Token, Written, get,
+    BLOCK_BYTES, BLOCK_SECTORS, Counters, DataMemory, Disk, DiskSpec, Errno, Event, FullPolicy, Layout,
+    LogShape, Meta, Mode, Operation, Request, SECTOR_BYTES, Token, Written, get,
 };
 use std::collections::HashMap;
 
@@ -33,12 +33,12 @@ impl Memory {
         range.step_by(8).map(|at| unsafe { base.add(at as usize / 8).read() }).collect()
     }
 
-    fn attach(&mut self, spec: DiskSpec) -> Disk {
+    fn attach(&mut self, spec: DiskSpec, data: DataMemory) -> Disk {
         let aligned = self.base();
         // SAFETY: `words` is longer than the layout by a page, is not touched otherwise, and outlives the disk.
         unsafe {
             let (meta, existing) = Meta::open(aligned, &spec).expect("the memory fits");
-            Disk::attach(meta, existing, spec).expect("what the core wrote, it can attach to")
+            Disk::attach(meta, existing, spec, data).expect("what the core wrote, it can attach to")
         }
     }
 }
@@ -136,9 +136,10 @@ struct Sent {
 
 pub struct Run {
     spec: DiskSpec,
+    data: DataMemory,
     memory: Memory,
     disk: Option<Disk>,
-    sim: Sim,
+    pub sim: Sim,
     oracle: Oracle,
     rng: Rng,
     sent: HashMap<u64, Sent>,
@@ -147,7 +148,12 @@ pub struct Run {
     version: u32,
     now_ns: u64,
     stuck: u32,
-    faulty: bool,
+    pub faulty: bool,
+    /// The RAM limit fell, and more may hold memory until the disk has come to rest.
+    shrinking: bool,
+    highest_limit_bytes: u64,
+    /// The next request when limit or policy last changed.
+    changed: u64,
 }
 
 impl Run {
@@ -155,27 +161,36 @@ impl Run {
         let mut rng = Rng(seed);
         let spec = random_spec(&mut rng);
         let faults = if rng.chance(2) { rng.below(2_000) as u32 } else { 0 };
-        let mut run = Run::with(spec, rng.next());
+        // Room for the limit to grow, with huge pages or without.
+        let huge_pages = rng.chance(3);
+        let unit = if huge_pages { 2 << 20 } else { BLOCK_BYTES as u64 };
+        let data = DataMemory { bytes: (2 * spec.ram_limit_bytes).next_multiple_of(unit), huge_pages };
+        let mut run = Run::on(spec, data, Rng(rng.next()));
         run.sim.faults = faults;
         run.sim.no_punching = run.rng.chance(8);
         run.faulty = faults > 0;
         run
     }
 
+    /// With room for the limit to grow to twice what it is.
     pub fn with(spec: DiskSpec, seed: u64) -> Run {
-        let mut rng = Rng(seed);
+        Run::on(spec, DataMemory { bytes: 2 * spec.ram_limit_bytes, huge_pages: false }, Rng(seed))
+    }
+
+    /// The same on a given memory for the slots.
+    pub fn on(spec: DiskSpec, data: DataMemory, mut rng: Rng) -> Run {
         let mut base = vec![0; spec.base_bytes as usize];
         for (i, s) in base.chunks_exact_mut(SECTOR_BYTES as usize).enumerate() {
             oracle::fill(oracle::BASE, i as u64, s);
         }
         let mut memory = Memory::new(&spec);
-        let disk = Some(memory.attach(spec));
-        let mut sim = Sim::new(&spec, base, Rng(rng.next()));
-        let map = Layout::of(&spec).map_range().start as usize;
-        sim.map = memory.base().wrapping_add(map);
+        let disk = Some(memory.attach(spec, data));
+        let mut sim = Sim::new(&spec, data, base, Rng(rng.next()));
+        sim.meta = memory.base();
         let oracle = Oracle::new(spec.size_bytes / SECTOR_BYTES, spec.base_bytes / SECTOR_BYTES);
         Run {
             spec,
+            data,
             memory,
             disk,
             sim,
@@ -187,6 +202,9 @@ impl Run {
             now_ns: 1,
             stuck: 0,
             faulty: false,
+            shrinking: false,
+            highest_limit_bytes: spec.ram_limit_bytes,
+            changed: 0,
         }
     }
 
@@ -207,9 +225,33 @@ impl Run {
                 "blocks written, region {region}"
             );
         }
+        self.check_memory();
     }
 
-    fn submit(&mut self) {
+    /// Writes of the overflow file.
+    pub fn overflow_writes(&mut self) -> u64 {
+        get(&self.disk().0.counters().overflow.writes)
+    }
+
+    /// Pages of the map that were not given back: these begin with what giving back leaves.
+    pub fn map_pages_held(&mut self) -> u64 {
+        let map = Layout::of(&self.spec).map_range();
+        let pages = (map.start..map.end).step_by(4096);
+        // SAFETY: the memory is longer than the map's end, and nobody writes to it now.
+        let first = |at: u64| unsafe { self.memory.base().add(at as usize).read() };
+        pages.map(first).filter(|&byte| byte != 0xA5).count() as u64
+    }
+
+    /// No more slots than the limit hold memory.
+    fn check_memory(&mut self) {
+        let held = self.sim.held_slots;
+        // The last huge page may reach beyond it.
+        let limit = self.spec.slots() + if self.data.huge_pages { 511 } else { 0 };
+        assert!(held <= limit || self.shrinking, "{held} slots hold memory, {limit} may: {:?}", self.disk);
+    }
+
+    /// Submits something.
+    pub fn submit(&mut self) {
         let disk_sectors = self.spec.size_bytes / SECTOR_BYTES;
         let sectors = match self.rng.below(10) {
             0..=4 => BLOCK_SECTORS,
@@ -303,6 +345,8 @@ impl Run {
                     let may_be_full = self.spec.full == FullPolicy::Fail
                         && (self.faulty || !is_roomy(&self.spec))
                         || self.faulty && self.spec.mode == Mode::Direct;
+                    // A request that came before a change may have failed before it.
+                    let may_be_full = may_be_full || id < self.changed;
                     assert!(errno != Errno::NO_SPACE || may_be_full, "ENOSPC with room: {:?}", self.disk);
                     self.oracle.ended(sent.changes, id, State::Failed);
                 }
@@ -328,7 +372,8 @@ impl Run {
         }
     }
 
-    fn end_operation(&mut self) {
+    /// Ends one operation.
+    pub fn end_operation(&mut self) {
         let (disk, sim) = (self.disk.as_mut().expect("there"), &mut self.sim);
         match sim.end_one() {
             Some(Ended::Read(op, result)) => disk.read_done(sim, op, result.as_deref().map_err(|e| *e)),
@@ -338,7 +383,8 @@ impl Run {
         self.reap();
     }
 
-    fn turn(&mut self) -> bool {
+    /// One turn of a reactor's loop; whether there is more to do.
+    pub fn turn(&mut self) -> bool {
         self.now_ns += 1 + self.rng.below(100_000_000);
         let now = self.now_ns;
         let (disk, sim) = self.disk();
@@ -380,6 +426,11 @@ impl Run {
         self.send(Operation::Write { fua: false }, block * BLOCK_SECTORS, n * BLOCK_SECTORS, self.version);
     }
 
+    /// Discards so many blocks from this one on.
+    pub fn discard(&mut self, block: u64, n: u64) {
+        self.send(Operation::Discard, block * BLOCK_SECTORS, n * BLOCK_SECTORS, ZERO);
+    }
+
     /// The client goes while what it sent is under way.
     pub fn withdraw_at_once(&mut self) {
         let (disk, sim) = self.disk();
@@ -413,7 +464,7 @@ impl Run {
         }
     }
 
-    /// Runs until nothing moves any more.
+    /// Runs until nothing moves any more, deadlines included.
     pub fn settle(&mut self) {
         let mut rounds = 0;
         loop {
@@ -457,7 +508,7 @@ impl Run {
     }
 
     /// The process dies and another attaches.
-    fn crash(&mut self) {
+    pub fn crash(&mut self) {
         if self.spec.mode.has_log() && self.rng.chance(8) {
             // Whoever starts the next one has another limit in mind.
             self.spec.overflow_limit_bytes = self.random_limit();
@@ -472,7 +523,9 @@ impl Run {
         self.sim.crash();
         self.sent.clear();
         self.oracle.crash();
-        self.disk = Some(self.memory.attach(self.spec));
+        self.disk = Some(self.memory.attach(self.spec, self.data));
+        // Slots beyond the limit may hold memory: the new process must look.
+        self.shrinking |= self.highest_limit_bytes > self.spec.ram_limit_bytes;
         self.disk().0.check();
     }
 
@@ -529,7 +582,7 @@ impl Run {
         }
     }
 
-    fn reset(&mut self) {
+    pub fn reset(&mut self) {
         self.cancel_all();
         let mut turns = 0;
         while !self.sent.is_empty() {
@@ -559,6 +612,7 @@ impl Run {
             assert!(turns < 100_000, "the reset does not end: {:?}", self.disk);
         }
         self.oracle.reset();
+        self.sim.forgotten = self.version;
         self.sim.unstable.clear();
         self.check();
     }
@@ -588,6 +642,50 @@ impl Run {
         self.disk().0.check();
     }
 
+    /// The RAM limit or the full policy changes.
+    fn change(&mut self) {
+        self.changed = self.next;
+        if self.rng.chance(3) {
+            self.spec.full = if self.rng.chance(2) { FullPolicy::Pause } else { FullPolicy::Fail };
+            let full = self.spec.full;
+            self.disk().0.set_full_policy(full);
+            return;
+        }
+        let most = self.data.bytes / BLOCK_BYTES as u64;
+        let slots = if self.rng.chance(2) { self.rng.below(most + 4) } else { self.rng.below(40) };
+        self.set_ram_slots(slots);
+        if self.rng.chance(4) {
+            // The limit is reached, if nothing fails.
+            self.read_all();
+            self.shrinking &= self.faulty;
+            self.check_memory();
+        }
+    }
+
+    /// Asks for another RAM limit; whether it was granted.
+    pub fn set_ram_slots(&mut self, slots: u64) -> bool {
+        // The gauge is that of the last turn.
+        self.turn();
+        let (before, bytes) = (self.spec.ram_limit_bytes, slots * BLOCK_BYTES as u64);
+        let (disk, _) = self.disk();
+        let used = get(&disk.counters().ram_used_bytes);
+        let granted = disk.set_ram_limit(bytes).is_ok();
+        self.spec.ram_limit_bytes = if granted { bytes } else { before };
+        let possible = self.spec.mode.has_ram() && slots >= 16 && bytes <= self.data.bytes;
+        assert!(
+            granted || !possible || bytes < used.min(before),
+            "{slots} slots were refused: {:?}",
+            self.disk
+        );
+        assert!(!granted || possible);
+        assert!(!granted || self.spec.mode != Mode::Ram || used <= bytes, "what is in use finds no place");
+        self.shrinking |= granted && bytes < before;
+        self.highest_limit_bytes = self.highest_limit_bytes.max(self.spec.ram_limit_bytes);
+        let spec = *self.disk().0.spec();
+        assert_eq!(spec, self.spec);
+        granted
+    }
+
     /// Does one thing.
     pub fn step(&mut self) {
         match self.rng.below(1_000) {
@@ -596,6 +694,7 @@ impl Run {
             2 if self.rng.chance(5) => self.read_all(),
             3 if self.rng.chance(3) => self.cancel_all(),
             3 => self.cancel_some(),
+            4 if self.rng.chance(2) => self.change(),
             4 => self.stuck = 500,
             5 if self.rng.chance(2) => self.change_limit(),
             5 if self.faulty && self.rng.chance(3) => self.sim.no_space = !self.sim.no_space,
@@ -606,6 +705,7 @@ impl Run {
             }
             _ => self.end_operation(),
         }
+        self.check_memory();
         self.stuck += 1;
         if self.stuck > 500 {
             // Writes wait for room that nobody frees; or somebody has been forgotten.
@@ -621,6 +721,11 @@ impl Run {
             self.check_limit();
             self.cancel_all();
             self.stuck = 0;
+            if healthy {
+                self.settle();
+                self.shrinking = false;
+                self.check_memory();
+            }
         }
     }
 }

@@ -1,8 +1,10 @@
 //! A stand-in for the worker: memory for slots, file and image, operations that end in any order, with faults.
 
+use crate::oracle;
 use crate::rng::Rng;
 use spillway_core::{
-    BLOCK_BYTES, DiskSpec, Errno, Event, GuestBuffers, Io, OpId, PARTS, PartId, Slot, Token,
+    BLOCK_BYTES, DataMemory, DiskSpec, Errno, Event, GuestBuffers, Io, Layout, OpId, PARTS, PartId, Slot,
+    Token,
 };
 use std::collections::HashMap;
 
@@ -82,8 +84,19 @@ pub struct Sim {
     pub unstable: HashMap<u64, u64>,
     /// Events seen, for tests that want some.
     pub events: Vec<Event>,
-    /// The map's memory, to be spoilt where it is given back.
-    pub map: *mut u8,
+    /// The `meta` memory, to be spoilt where the map is given back.
+    pub meta: *mut u8,
+    map: std::ops::Range<u64>,
+    /// Slots that hold memory.
+    held: Vec<bool>,
+    pub held_slots: u32,
+    huge_pages: bool,
+    /// Huge pages of which a part was given back.
+    pub split: u32,
+    /// Slots given memory ahead of their use, in all.
+    pub populated: u64,
+    /// Versions up to this one are of an earlier generation.
+    pub forgotten: oracle::Version,
 }
 
 pub enum Ended {
@@ -92,12 +105,12 @@ pub enum Ended {
 }
 
 impl Sim {
-    pub fn new(spec: &DiskSpec, base: Vec<u8>, rng: Rng) -> Sim {
+    pub fn new(spec: &DiskSpec, data: DataMemory, base: Vec<u8>, rng: Rng) -> Sim {
         let file = spec.file_bytes();
         Sim {
             clients: HashMap::new(),
             completed: Vec::new(),
-            data: vec![0xDD; spec.slots() as usize * BLOCK_BYTES],
+            data: vec![0xDD; data.bytes as usize],
             base,
             file: vec![0xFF; file as usize],
             spare_at: (file as usize).saturating_sub(BLOCK_BYTES),
@@ -114,7 +127,14 @@ impl Sim {
             landed: 0,
             unstable: HashMap::new(),
             events: Vec::new(),
-            map: std::ptr::null_mut(),
+            meta: std::ptr::null_mut(),
+            map: Layout::of(spec).map_range(),
+            held: vec![false; data.slots() as usize],
+            held_slots: 0,
+            huge_pages: data.huge_pages,
+            populated: 0,
+            split: 0,
+            forgotten: 0,
         }
     }
 
@@ -265,8 +285,24 @@ impl Sim {
         }
     }
 
-    fn slot_range(&self, slot: Slot, at: usize, len: usize) -> std::ops::Range<usize> {
+    /// Gives a slot memory, with huge pages all of one if nothing of it is there.
+    fn hold(&mut self, slot: Slot) {
+        let i = slot.0 as usize;
+        if self.held[i] {
+            return;
+        }
+        let unit = i / 512 * 512..(i / 512 + 1) * 512;
+        let huge = self.huge_pages && self.held[unit.clone()].iter().all(|held| !held);
+        for i in if huge { unit } else { i..i + 1 } {
+            self.held[i] = true;
+            self.held_slots += 1;
+        }
+    }
+
+    /// Where it lies; whatever touches it makes it hold memory.
+    fn slot_range(&mut self, slot: Slot, at: usize, len: usize) -> std::ops::Range<usize> {
         assert!(at + len <= BLOCK_BYTES);
+        self.hold(slot);
         let start = slot.0 as usize * BLOCK_BYTES + at;
         start..start + len
     }
@@ -325,6 +361,10 @@ impl Io for Sim {
             return Err(Errno::FAULT);
         }
         let range = self.slot_range(slot, slot_at, len);
+        for sector in self.data[slot.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES].chunks_exact(512) {
+            let old = oracle::version_of(sector).filter(|v| (1..=self.forgotten).contains(v));
+            assert_eq!(old, None, "an earlier generation's content in {slot:?}");
+        }
         let client = self.clients.get(&token.0).expect("a token of an unfinished request");
         let bytes = &client.data[at as usize..][..len];
         self.data[range].copy_from_slice(bytes);
@@ -374,16 +414,32 @@ impl Io for Sim {
         &mut self.parts[part.0 as usize]
     }
 
+    fn populate_slots(&mut self, first: Slot, n: u32) {
+        self.populated += u64::from(n);
+        (first.0..first.0 + n).for_each(|slot| self.hold(Slot(slot)));
+    }
+
     fn release_slots(&mut self, slots: &[Slot]) {
         assert!(slots.is_sorted());
+        for unit in slots.chunk_by(|a, b| a.0 / 512 == b.0 / 512).filter(|_| self.huge_pages) {
+            let first = unit[0].0 as usize / 512 * 512;
+            self.split +=
+                u32::from(unit.len() < self.held[first..][..512].iter().filter(|&&held| held).count());
+        }
         for &slot in slots {
-            self.slot(slot).fill(0);
+            self.data[slot.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES].fill(0);
+            self.held_slots -= u32::from(std::mem::replace(&mut self.held[slot.0 as usize], false));
         }
     }
 
-    fn release_map(&mut self, first_region: usize, regions: usize) {
-        // SAFETY: the run points this at the map, which has a page for each region.
-        unsafe { self.map.add(first_region * 4096).write_bytes(0xA5, regions * 4096) };
+    fn release_meta(&mut self, pages: std::ops::Range<u64>) {
+        assert!(pages.start.is_multiple_of(4096) && pages.end.is_multiple_of(4096));
+        // What is not the map stays as it is: the core must not rely on its being zeroed by this.
+        if pages.start >= self.map.start && pages.end <= self.map.end {
+            let (at, len) = (pages.start as usize, (pages.end - pages.start) as usize);
+            // SAFETY: the run points this at the memory, which is as long as the map's end.
+            unsafe { self.meta.add(at).write_bytes(0xA5, len) };
+        }
     }
 
     fn base_to_guest(&mut self, token: Token, at: u32, offset: u64, len: u32) -> Option<Result<(), Errno>> {

@@ -14,7 +14,7 @@ use super::process::Program;
 use super::socket::{Listener, Rights};
 use super::stats::{Stats, Window};
 use super::upgrade::Upgrade;
-use super::{Log, Report};
+use super::{Log, Report, memory};
 use crate::channel::ClientKind;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -162,6 +162,10 @@ impl Supervisor {
     /// The figures now.
     pub fn stats(&self) -> Stats {
         let spec = &self.disk.spec;
+        let mut read = self.window.read();
+        if spec.mode.has_ram() {
+            read.ram.huge_bytes = memory::huge_bytes(self.life.worker_pid());
+        }
         Stats {
             serial: self.disk.serial().into(),
             mode: spec.mode.name().into(),
@@ -170,7 +174,7 @@ impl Supervisor {
             base_bytes: spec.base_bytes,
             worker_pid: self.life.worker_pid(),
             clients: self.clients.len() as u64,
-            ..self.window.read()
+            ..read
         }
     }
 

@@ -89,11 +89,30 @@ fn check_ram_limit_at(root: &Path, ram_limit_bytes: u64) -> Result<(), Superviso
     Ok(())
 }
 
-fn host_available(root: &Path) -> Option<u64> {
-    let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+/// Bytes of the RAM tier that a worker has mapped by huge pages. Looks closer only if the host gives any, as the
+/// kernel then visits all of the worker's memory.
+pub(super) fn huge_bytes(worker: u32) -> u64 {
+    huge_bytes_at(Path::new("/"), worker).unwrap_or(0)
+}
+
+fn huge_bytes_at(root: &Path, worker: u32) -> Option<u64> {
+    let switch = fs::read_to_string(root.join("sys/kernel/mm/transparent_hugepage/shmem_enabled")).ok()?;
+    if switch.contains("[never]") || switch.contains("[deny]") {
+        return None;
+    }
+    kib_of(&root.join(format!("proc/{worker}/smaps_rollup")), "ShmemPmdMapped:")
+}
+
+/// The bytes that a line of a file under `/proc` says in kB.
+fn kib_of(path: &Path, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix(key))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
+}
+
+fn host_available(root: &Path) -> Option<u64> {
+    kib_of(&root.join("proc/meminfo"), "MemAvailable:")
 }
 
 /// A control group with a memory controller.
@@ -229,6 +248,17 @@ mod tests {
         ]);
         check_ram_limit_at(root.path(), 100 << 20).unwrap();
         check_ram_limit_at(root.path(), 101 << 20).unwrap_err();
+    }
+
+    #[test]
+    fn huge_pages_are_counted_where_there_can_be_some() {
+        let rollup = ("proc/7/smaps_rollup", "Rss: 9 kB\nShmemPmdMapped:     4096 kB\nFilePmdMapped: 8 kB\n");
+        let switch = "sys/kernel/mm/transparent_hugepage/shmem_enabled";
+        for (setting, bytes) in [("[never] advise", None), ("never [advise]", Some(4 << 20))] {
+            let root = tree(&[rollup, (switch, setting)]);
+            assert_eq!(huge_bytes_at(root.path(), 7), bytes);
+            assert_eq!(huge_bytes_at(root.path(), 8), None, "no such process");
+        }
     }
 
     #[test]

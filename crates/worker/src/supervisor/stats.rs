@@ -67,7 +67,7 @@ keys! {
         store_reads: u64, store_read_bytes: u64,
     }
     /// The RAM tier.
-    Ram { used_bytes: u64, limit_bytes: u64, peak_bytes: u64 }
+    Ram { used_bytes: u64, limit_bytes: u64, peak_bytes: u64, huge_bytes: u64 }
     /// The overflow (difference) file.
     Overflow {
         used_bytes: u64, file_bytes: u64, limit_bytes: u64, guest_bytes: u64, guest_blocks: u64,
@@ -158,6 +158,7 @@ impl Window {
                 used_bytes: get(&c.ram_used_bytes),
                 limit_bytes: get(&c.ram_limit_bytes),
                 peak_bytes: get(&c.ram_peak_bytes),
+                huge_bytes: 0,
             },
             overflow: Overflow {
                 used_bytes: get(&c.overflow_used_bytes),
@@ -240,7 +241,7 @@ mod tests {
         let stats = serde_json::to_value(Window::open(&meta).unwrap().read()).unwrap();
         let promised = "schema generation inflight flushes map.bytes collector.moved_blocks \
             planes.guest.reads planes.ram.writes planes.overflow.read_bytes planes.base.written_bytes \
-            planes.base.store_reads planes.base.store_read_bytes ram.used_bytes ram.limit_bytes ram.peak_bytes \
+            planes.base.store_reads planes.base.store_read_bytes ram.used_bytes ram.limit_bytes ram.peak_bytes ram.huge_bytes \
             overflow.used_bytes overflow.file_bytes overflow.limit_bytes evictions.background evictions.urgent \
             evictions.blocks discards.count discards.bytes stalls.count stalls.ns latency.read.p50_ns \
             latency.write.p99_ns latency.read.max_ns";

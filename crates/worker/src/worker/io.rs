@@ -14,6 +14,7 @@ use spillway_core::{
     BLOCK_BYTES, Disk, Errno, Event, GuestBuffers, Io, OpId, PartId, Slot, Token, add, is_zero,
 };
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Jobs of the qcow2 thread at a time; more wait here.
@@ -48,7 +49,6 @@ pub struct Doer {
     /// Guest data goes into slots past the caches: that is faster on this processor.
     past_caches: bool,
     meta: OwnedFd,
-    map_at: u64,
     pub(super) staging: Staging,
     pub base: BaseImage,
     extents: ExtentCache,
@@ -75,8 +75,6 @@ pub struct Held {
     /// The RAM tier.
     pub slots: Option<Shared>,
     pub meta: OwnedFd,
-    /// Where in `meta` the map begins.
-    pub map_at: u64,
     /// The overflow or difference file, and how long it has to be.
     pub file: Option<OwnedFd>,
     pub file_bytes: u64,
@@ -89,7 +87,7 @@ impl Doer {
         base: BaseImage,
         notices: &mut Vec<String>,
     ) -> Result<Doer, String> {
-        let Held { slots, meta, map_at, file, file_bytes } = held;
+        let Held { slots, meta, file, file_bytes } = held;
         let image = match &base {
             BaseImage::Raw(image) => image,
             BaseImage::Qcow2(reader) => reader.file(),
@@ -111,7 +109,6 @@ impl Doer {
             past_caches: slots.is_some() && past_caches_is_faster(),
             slots,
             meta,
-            map_at,
             staging: Staging::new()?,
             base,
             extents: ExtentCache::new(),
@@ -321,6 +318,12 @@ impl Io for Doer {
         self.staging.part(part)
     }
 
+    fn populate_slots(&mut self, first: Slot, n: u32) {
+        if let Some(memory) = &self.slots {
+            memory.populate(first.offset_bytes() as usize, n as usize * BLOCK_BYTES);
+        }
+    }
+
     fn release_slots(&mut self, slots: &[Slot]) {
         let memory = self.slots.as_ref().expect("the core uses slots only in modes with a RAM tier");
         for run in slots.chunk_by(|a, b| a.0 + 1 == b.0) {
@@ -328,12 +331,11 @@ impl Io for Doer {
         }
     }
 
-    fn release_map(&mut self, first_region: usize, regions: usize) {
+    fn release_meta(&mut self, pages: Range<u64>) {
         use rustix::fs::{FallocateFlags, fallocate};
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let at = self.map_at + (first_region * BLOCK_BYTES) as u64;
         // It cannot fail on a memfd with arguments in range; if it did, the memory would stay, which is no harm.
-        let _ = fallocate(&self.meta, flags, at, (regions * BLOCK_BYTES) as u64);
+        let _ = fallocate(&self.meta, flags, pages.start, pages.end - pages.start);
     }
 
     fn base_to_guest(&mut self, token: Token, at: u32, offset: u64, len: u32) -> Option<Result<(), Errno>> {

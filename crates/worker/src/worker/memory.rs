@@ -3,11 +3,16 @@
 //!
 //! Invariant: the supervisor has sealed both files against shrinking, so that no access here can fault.
 
-use rustix::fs::{FallocateFlags, SealFlags, fallocate, fcntl_get_seals, fstat};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use std::os::fd::{AsFd, OwnedFd};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use std::os::fd::OwnedFd;
 
-/// A shared mapping of the first bytes of a memfd.
+/// Bytes of a huge page.
+const HUGE: usize = 2 << 20;
+
+/// A shared mapping of a memfd.
 pub struct Shared {
     base: *mut u8,
     len: usize,
@@ -15,22 +20,34 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Maps `len` bytes.
-    pub fn map(file: OwnedFd, len: u64, what: &str) -> Result<Shared, String> {
+    /// Maps all of a file that has at least `need` bytes. What is never touched costs nothing.
+    pub fn map(file: OwnedFd, need: u64, what: &str) -> Result<Shared, String> {
         let said = |e: &dyn std::fmt::Display| format!("cannot map the disk's {what} memory: {e}");
         let have = fstat(&file).map_err(|e| said(&e))?.st_size as u64;
-        if have < len {
-            return Err(said(&format!("{have} bytes where {len} are needed")));
+        if have < need {
+            return Err(said(&format!("{have} bytes where {need} are needed")));
         }
         let seals = fcntl_get_seals(&file).map_err(|e| said(&e))?;
         if !seals.contains(SealFlags::SHRINK) {
             return Err(said(&"it is not sealed against shrinking"));
         }
-        let len = usize::try_from(len).map_err(|e| said(&e))?;
-        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
-        // SAFETY: a new mapping at an address of the kernel's choice; it aliases nothing of this process.
-        let base = unsafe { mmap(std::ptr::null_mut(), len, prot, flags, file.as_fd(), 0) };
-        Ok(Shared { base: base.map_err(|e| said(&e))?.cast(), len, file })
+        let len = usize::try_from(have).map_err(|e| said(&e))?;
+        let base = map_aligned(&file, len).map_err(|e| said(&e))?;
+        Ok(Shared { base, len, file })
+    }
+
+    /// Asks for huge pages. Whether the host gives any.
+    pub fn use_huge_pages(&self) -> bool {
+        if !huge_pages_are_given() {
+            return false;
+        }
+        // SAFETY: advice on our own mapping.
+        unsafe { madvise(self.base.cast(), self.len, Advice::LinuxHugepage) }.is_ok()
+    }
+
+    /// Its length.
+    pub fn len_bytes(&self) -> u64 {
+        self.len as u64
     }
 
     /// Its first byte, aligned to a page.
@@ -56,6 +73,14 @@ impl Shared {
         }
     }
 
+    /// Gives a range memory that is about to be written.
+    pub fn populate(&self, at: usize, len: usize) {
+        if at.checked_add(len).is_some_and(|end| end <= self.len) {
+            // SAFETY: inside our own mapping (checked). What it could not do, the write itself does.
+            let _ = unsafe { madvise(self.base.add(at).cast(), len, Advice::LinuxPopulateWrite) };
+        }
+    }
+
     /// Gives the memory of a range back to the host; it reads as zeroes afterwards.
     pub fn punch(&self, at: u64, len: u64) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -64,9 +89,118 @@ impl Shared {
     }
 }
 
+/// Maps a file to be shared, at an address that huge pages fit to.
+fn map_aligned(file: &OwnedFd, len: usize) -> rustix::io::Result<*mut u8> {
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+    // SAFETY: a new mapping, of no memory, at an address of the kernel's choice.
+    let room = unsafe {
+        let (none, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+        mmap_anonymous(std::ptr::null_mut(), len + HUGE, none, flags)?.cast::<u8>()
+    };
+    let before = room.align_offset(HUGE);
+    let base = room.wrapping_add(before);
+    // SAFETY: it replaces a part of the mapping that was just made and that nobody knows of.
+    let mapped = unsafe { mmap(base.cast(), len, prot, flags | MapFlags::FIXED, file, 0) };
+    // SAFETY: the rest of that mapping, in whole pages; all of it, if the file could not be mapped.
+    unsafe {
+        if mapped.is_err() {
+            munmap(room.cast(), len + HUGE)?;
+        } else {
+            let after = len.next_multiple_of(4096);
+            if before > 0 {
+                munmap(room.cast(), before)?;
+            }
+            munmap(base.add(after).cast(), HUGE - before - (after - len))?;
+        }
+    }
+    mapped.map(<*mut _>::cast)
+}
+
+/// Whether the host gives huge pages to shared memory that asks for them: found out with one of our own, as no
+/// setting says what will happen.
+pub fn huge_pages_are_given() -> bool {
+    let probe = || -> rustix::io::Result<bool> {
+        let file = memfd_create("spillway-probe", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, HUGE as u64)?;
+        let base = map_aligned(&file, HUGE)?;
+        // SAFETY: advice on the new mapping, one byte written inside it, and its end; nobody else knows it.
+        unsafe {
+            let advised = madvise(base.cast(), HUGE, Advice::LinuxHugepage);
+            if advised.is_ok() {
+                base.write_volatile(1);
+            }
+            munmap(base.cast(), HUGE)?;
+            advised?;
+        }
+        Ok(fstat(&file)?.st_blocks as u64 * 512 >= HUGE as u64)
+    };
+    probe().unwrap_or(false)
+}
+
 impl Drop for Shared {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours and nothing borrows from it any more.
         let _ = unsafe { munmap(self.base.cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::fcntl_add_seals;
+
+    fn sealed(len: u64) -> OwnedFd {
+        let file = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&file, len).unwrap();
+        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_mapping_is_aligned_whole_and_populated_where_asked() {
+        for len in [4096, 1 << 21, (5 << 21) + 4096 * 3] {
+            let mut shared = Shared::map(sealed(len), 4096, "test").unwrap();
+            assert_eq!((shared.base().align_offset(HUGE), shared.len_bytes()), (0, len));
+            shared.bytes(len as usize - 4096, 4096).fill(7);
+            assert_eq!(fstat(&shared.file).unwrap().st_blocks, 8);
+            shared.populate(0, 4096);
+            shared.populate(len as usize, 4096);
+            assert_eq!(fstat(&shared.file).unwrap().st_blocks, if len == 4096 { 8 } else { 16 });
+        }
+        assert!(Shared::map(sealed(4096), 8192, "test").is_err());
+    }
+
+    /// The host's switch, put back at the end.
+    struct Switch(Vec<u8>);
+
+    const SWITCH: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+
+    impl Drop for Switch {
+        fn drop(&mut self) {
+            std::fs::write(SWITCH, &self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn huge_pages_are_found_and_used_where_the_host_gives_them() {
+        let text = std::fs::read_to_string(SWITCH).unwrap_or_default();
+        let now = text.split(['[', ']']).nth(1).unwrap_or_default();
+        if std::fs::write(SWITCH, now).is_err() {
+            println!("SKIP: {SWITCH} cannot be written: huge pages are not tested");
+            return;
+        }
+        let switch = Switch(now.into());
+        for (setting, given) in [("never", false), ("advise", true)] {
+            std::fs::write(SWITCH, setting).unwrap();
+            let mut shared = Shared::map(sealed(4 << 21), 4096, "test").unwrap();
+            assert_eq!(shared.use_huge_pages(), given, "{setting}");
+            shared.bytes(1 << 21, 1).fill(1);
+            assert_eq!(fstat(&shared.file).unwrap().st_blocks, if given { 4096 } else { 8 }, "{setting}");
+            shared.populate(2 << 21, 1 << 21);
+            shared.punch(1 << 21, 1 << 21);
+            assert_eq!(fstat(&shared.file).unwrap().st_blocks, 4096, "{setting}");
+        }
+        drop(switch);
+        assert_eq!(std::fs::read_to_string(SWITCH).unwrap(), text);
     }
 }

@@ -14,7 +14,7 @@ use super::supervision::{Pace, channel_nonblocking};
 use super::watches::{POLLIN, Target, nbd_ended};
 use crate::base::{BaseImage, Qcow2Reader, RawImage};
 use crate::channel::{BaseCache, ImageFormat, Start};
-use spillway_core::{Disk, DiskSpec, Errno, Layout, LogShape, Meta, Request};
+use spillway_core::{DataMemory, Disk, DiskSpec, Errno, Layout, LogShape, Meta, Request};
 use spillway_export::nbd;
 use spillway_export::vhost_user_blk::Change;
 use std::collections::HashMap;
@@ -85,10 +85,14 @@ impl Reactor {
         let meta_file = fds.meta.try_clone().map_err(|e| format!("cannot duplicate an fd: {e}"))?;
         let memory = Shared::map(fds.meta, layout.len_bytes(), "meta")?;
         let slots = fds.data.map(|fd| Shared::map(fd, spec.ram_limit_bytes, "data")).transpose()?;
+        let data = DataMemory {
+            bytes: slots.as_ref().map_or(0, Shared::len_bytes),
+            huge_pages: slots.as_ref().is_some_and(Shared::use_huge_pages),
+        };
         // SAFETY: the mapping is as long as the layout, lives as long as the disk (`_meta`), and its writer is
         // this process alone; the supervisor only reads.
         let (meta, existing) = unsafe { Meta::open(memory.base(), &spec) }.map_err(|e| e.to_string())?;
-        let disk = Disk::attach(meta, existing, spec).map_err(|e| e.to_string())?;
+        let disk = Disk::attach(meta, existing, spec, data).map_err(|e| e.to_string())?;
         let direct = start.base_cache == BaseCache::None;
         let base = match start.format {
             ImageFormat::Raw => BaseImage::Raw(RawImage::new(fds.base, start.base_bytes, direct)),
@@ -102,13 +106,7 @@ impl Reactor {
                 image.dio_align()
             ));
         }
-        let held = Held {
-            slots,
-            meta: meta_file,
-            map_at: layout.map_range().start,
-            file: fds.file,
-            file_bytes: spec.file_bytes(),
-        };
+        let held = Held { slots, meta: meta_file, file: fds.file, file_bytes: spec.file_bytes() };
         let doer = Doer::new(engine, held, base, notices)?;
         channel_nonblocking(&channel)?;
         let mut reactor = Reactor {

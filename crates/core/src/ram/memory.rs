@@ -1,0 +1,158 @@
+//! Which free slots have memory: made ready ahead of writes, given back to the host in steps. Takes no slot for a
+//! block and frees none.
+//!
+//! Invariant: each step is well below a millisecond.
+
+use super::{DIRTY, RamTier};
+use crate::io::Io;
+use crate::meta::Meta;
+use crate::slots::UNIT_SLOTS;
+use crate::units::Slot;
+
+/// Slots that one step gives back to the host at most, and those that it looks at.
+const STEP_SLOTS: usize = 256;
+/// Slots that are made ready ahead of writes at most (32 MiB), those of one step, and for how long after the last
+/// such write.
+pub(super) const AHEAD_SLOTS: u32 = 8 * 1024;
+const AHEAD_STEP: u32 = 128;
+const AHEAD_NS: u64 = 1_000_000_000;
+
+impl RamTier {
+    /// Takes up to `most` adjacent free slots without memory, or a unit of them, for ones that have it: the first
+    /// use gives it to them. Returns the first, and how many.
+    pub(super) fn extend(&mut self, most: u32, meta: &Meta) -> Option<(u32, u32)> {
+        let Some(first) = self.punched.first() else {
+            let n = if self.huge { UNIT_SLOTS } else { most }.min(self.total - self.fresh);
+            let first = self.fresh;
+            self.fresh += n;
+            meta.set_slots_used(self.fresh);
+            self.add_spare(first, n);
+            return (n > 0).then_some((first, n));
+        };
+        let most = match self.huge {
+            false => most,
+            true if self.punched.holds_unit(first / UNIT_SLOTS) => UNIT_SLOTS,
+            // Its huge page has been split.
+            true => 1,
+        };
+        let end = self.fresh.min(first + most);
+        let n = (first..end).take_while(|&slot| self.punched.contains(slot)).count() as u32;
+        (first..first + n).for_each(|slot| self.punched.remove(slot));
+        self.add_spare(first, n);
+        Some((first, n))
+    }
+
+    /// These free slots have memory.
+    fn add_spare(&mut self, first: u32, n: u32) {
+        if self.huge && n == UNIT_SLOTS {
+            self.whole.insert(first / UNIT_SLOTS);
+        } else {
+            (first..first + n).for_each(|slot| self.backed.insert(slot));
+        }
+    }
+
+    /// At the end of a turn, a step: while writes take slots without memory, the next ones are given it ahead of
+    /// need; once none has for a second, what was not used goes back.
+    pub fn populate<I: Io>(&mut self, io: &mut I, meta: &Meta, now_ns: u64) {
+        let taken = std::mem::take(&mut self.taken);
+        if taken > 0 {
+            self.taken_ns = now_ns;
+            let unit = if self.huge { UNIT_SLOTS } else { 1 };
+            let most = taken.saturating_mul(2).min(AHEAD_STEP).min(self.limit.saturating_sub(self.memory()));
+            let wanted =
+                self.spare() < AHEAD_SLOTS - AHEAD_STEP.max(unit) && (!self.huge || self.spare() < unit);
+            if most > 0
+                && wanted
+                && let Some((first, n)) = self.extend(most, meta)
+            {
+                io.populate_slots(Slot(first), n);
+                self.ahead += n;
+            }
+        } else if self.ahead > 0 && now_ns >= self.taken_ns + AHEAD_NS {
+            self.give_back = (self.give_back + self.ahead).min(self.spare());
+            self.ahead = 0;
+        }
+    }
+
+    /// When [`RamTier::populate`] must be called even if nothing happens.
+    pub fn deadline_ns(&self) -> u64 {
+        if self.ahead > 0 { self.taken_ns + AHEAD_NS } else { 0 }
+    }
+
+    /// Gives some memory back to the host: a step. True when there is more to give.
+    pub fn give_back<I: Io>(&mut self, io: &mut I, batch: &mut Vec<Slot>) -> bool {
+        batch.clear();
+        self.retired.0.truncate(self.retired.0.len().saturating_sub(64 * STEP_SLOTS));
+        self.retired.0.shrink_to_fit();
+        self.retired.1.truncate(self.retired.1.len().saturating_sub(256 * STEP_SLOTS));
+        self.retired.1.shrink_to_fit();
+        self.collect_stale(batch);
+        let wanted = self.give_back.max(self.beyond()).min(self.spare());
+        if wanted > 0 && batch.is_empty() {
+            self.collect_spare(wanted, batch);
+        }
+        if !batch.is_empty() {
+            io.release_slots(batch);
+            for slot in batch {
+                self.state[slot.0 as usize] = 0;
+                self.punched.insert(slot.0);
+            }
+        }
+        let beyond = self.beyond() > 0;
+        self.shrinking &= beyond;
+        let retired = self.retired.0.len() + self.retired.1.len() > 0;
+        let spare = if self.huge { self.whole.len() } else { self.backed.len() };
+        retired || !self.stale.is_empty() || self.give_back > 0 && spare > 0 || beyond && self.spare() > 0
+    }
+
+    /// The next stale slots: those to give back. With huge pages one unit's; those of a unit that is in use in part
+    /// stay, to be zeroed before use.
+    fn collect_stale(&mut self, batch: &mut Vec<Slot>) {
+        let mut looks = 64 * STEP_SLOTS as u32;
+        if !self.huge {
+            while looks > 0
+                && batch.len() < STEP_SLOTS
+                && let Some(slot) = self.stale.next()
+            {
+                looks -= 1;
+                if self.is_stale(slot) {
+                    batch.push(Slot(slot));
+                }
+            }
+            self.stale_free -= batch.len() as u32;
+            return;
+        }
+        while looks >= UNIT_SLOTS && batch.is_empty() && !self.stale.is_empty() {
+            looks -= UNIT_SLOTS;
+            let unit =
+                self.stale.start / UNIT_SLOTS * UNIT_SLOTS..(self.stale.start / UNIT_SLOTS + 1) * UNIT_SLOTS;
+            let part = self.stale.start..unit.end.min(self.stale.end);
+            self.stale.start = part.end;
+            let is_free = |slot| self.punched.contains(slot) || part.contains(&slot) && self.is_stale(slot);
+            let all_free = unit.clone().all(is_free);
+            for slot in part.filter(|&slot| self.is_stale(slot)).collect::<Vec<_>>() {
+                self.stale_free -= 1;
+                if all_free {
+                    batch.push(Slot(slot));
+                } else {
+                    self.state[slot as usize] = DIRTY;
+                    self.backed.insert(slot);
+                }
+            }
+        }
+    }
+
+    /// The next free slots with memory to give back: the highest, or the highest unit. If the limit has fallen and
+    /// no unit is free, huge pages are split.
+    fn collect_spare(&mut self, wanted: u32, batch: &mut Vec<Slot>) {
+        if let Some(unit) = self.whole.pop_last() {
+            batch.extend((unit * UNIT_SLOTS..(unit + 1) * UNIT_SLOTS).map(Slot));
+        } else if !self.huge || self.beyond() > 0 {
+            let wanted = if self.huge { self.beyond() } else { wanted };
+            batch.extend((0..wanted.min(STEP_SLOTS as u32)).map_while(|_| self.backed.pop_last()).map(Slot));
+            batch.reverse();
+        }
+        self.give_back = self.give_back.saturating_sub(batch.len() as u32).min(self.spare());
+        self.ahead = self.ahead.min(self.spare());
+    }
+}
