@@ -3,6 +3,10 @@
 //! Invariant: an option that would have no effect is an error, so that nobody believes in one that does nothing.
 
 use crate::error::{EXIT_CODES, Failure};
+use crate::examples::{
+    ATTACH_EXAMPLES, EVENTS_EXAMPLES, RESET_EXAMPLES, RUN_EXAMPLES, SERVE_EXAMPLES, SET_EXAMPLES,
+    STATS_EXAMPLES, UPGRADE_EXAMPLES,
+};
 use crate::size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -10,6 +14,8 @@ use spillway_worker::supervisor::{BaseCache, Dirty, FullPolicy, ImageFormat, Mod
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+const WARN_DEFAULT: u8 = 80;
+const CRITICAL_DEFAULT: u8 = 90;
 const RAM_DEFAULT: u64 = 256 << 20;
 const OVERFLOW_DEFAULT: u64 = 10 << 30;
 const OVERFLOW_DIR_DEFAULT: &str = "/var/tmp";
@@ -52,6 +58,12 @@ pub enum Command {
     /// Throw away everything written since the image: a new generation of the disk
     #[command(after_help = RESET_EXAMPLES)]
     Reset(Reset),
+    /// Change the limits of a disk while it is used
+    #[command(after_help = SET_EXAMPLES)]
+    Set(Set),
+    /// Follow what happens to a disk: full, nearly full, degraded, restarted...
+    #[command(after_help = EVENTS_EXAMPLES)]
+    Events(Events),
     /// Let another version serve a disk while its machine goes on
     #[command(after_help = UPGRADE_EXAMPLES)]
     Upgrade(Upgrade),
@@ -65,69 +77,6 @@ pub enum Command {
         shell: clap_complete::Shell,
     },
 }
-
-const SERVE_EXAMPLES: &str = "\
-Examples:
-  256 MiB of RAM, then up to 10 GiB in /var/tmp (the defaults):
-    spillway serve --image debian.raw --vhost-user /run/vm1.sock
-  RAM only; a write that finds it full fails with ENOSPC instead of waiting:
-    spillway serve --image debian.raw --mode ram --ram 2G --full fail --vhost-user /run/vm1.sock
-  NBD, for tools: nbdinfo 'nbd+unix:///?socket=/run/vm1.nbd'
-    spillway serve --image debian.qcow2 --nbd /run/vm1.nbd --control /run/vm1.ctl
-  For libvirt, whose QEMU runs as another user:
-    spillway serve --image debian.raw --vhost-user /run/vm1.sock --socket-mode 0660 --socket-group kvm
-
-What is written lives as long as this process: FLUSH completes when all earlier writes have
-completed, and nothing is promised across power loss (mode direct excepted).";
-
-const RUN_EXAMPLES: &str = "\
-Examples:
-  spillway run --image debian.qcow2 --memory 2G --vcpus 2
-  spillway run --image debian.raw --kernel vmlinuz --initrd initrd.img --append 'root=/dev/vda console=ttyS0'
-  With a network for the guest (everything after -- goes to QEMU):
-    spillway run --image debian.qcow2 -- -nic user,model=virtio-net-pci
-Ctrl-C goes to the guest; Ctrl-A X ends the machine, Ctrl-A C is QEMU's monitor.";
-
-const STATS_EXAMPLES: &str = "\
-Examples:
-  spillway stats /run/vm1.ctl
-  spillway stats /run/vm1.ctl --json | jq .planes.overflow.written_bytes
-  spillway stats /run/vm1.ctl --names mcsio --json --watch
-  spillway stats /run/vm1.ctl --prometheus > /var/lib/node_exporter/vm1.prom
-  spillway stats /run/vm1.ctl --dirty
-Every name is explained in docs/counters.md.
-
-What fills a cache: --dirty lists where the guest wrote most since the last reset, in bytes from the
-start of the disk. From an offset to the files there, inside a Linux guest with ext4, as root:
-  dev=vda1 offset=1234173952 length=2097152                 a line of the list, and the partition
-  start=$(($(cat /sys/class/block/$dev/start || echo 0) * 512))
-  size=$(debugfs -R stats /dev/$dev | awk '/^Block size/ {print $3}')
-  first=$(((offset - start) / size)) last=$(((offset - start + length) / size - 1))
-  debugfs -R \"icheck $(seq -s ' ' $first $last)\" /dev/$dev | awk '$2+0 {print $2}' | sort | uniq -c
-  debugfs -R 'ncheck INODE' /dev/$dev                       the names of the inodes found
-The other way round, 'filefrag -v -b4096 FILE' shows the blocks of 4 KiB that a file has in its file
-system.";
-
-const RESET_EXAMPLES: &str = "\
-Examples:
-  spillway reset /run/vm1.ctl
-  Disconnect the machine first (it loses its disk):
-    spillway reset /run/vm1.ctl --force";
-
-const UPGRADE_EXAMPLES: &str = "\
-The program is started beside the one that serves and asked what it is. If it fits, what was accepted is completed, and
-the new one goes on with all that was written and with the VMM's open connection. NBD clients must connect again. If it
-does not fit, or cannot serve, the old one goes on. Only the user that serves, and root, may do this.
-
-Examples:
-  The version that was just installed takes over:
-    spillway upgrade /run/vm1.ctl
-  Another one:
-    spillway upgrade /run/vm1.ctl --binary /opt/spillway-2/spillway";
-
-const ATTACH_EXAMPLES: &str = "\
-Example:
-  spillway attach --vhost-user /run/vm1.sock --for libvirt";
 
 /// A disk and its sockets: the options that `serve` and `run` share.
 #[derive(Debug, Args)]
@@ -159,6 +108,12 @@ pub struct Disk {
     /// What happens to a write when the cache is full (all modes but direct) [default: pause]
     #[arg(long, value_name = "POLICY", value_parser = full())]
     pub full: Option<FullPolicy>,
+    /// Warn when so much of the write cache is used (all modes but direct) [default: 80]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub warn_at: Option<u8>,
+    /// Call it critical when so much is used (all modes but direct) [default: 90]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub critical_at: Option<u8>,
     /// Socket for a VMM
     #[arg(long, value_name = "SOCK")]
     pub vhost_user: Option<PathBuf>,
@@ -258,6 +213,45 @@ pub struct Reset {
     pub force: bool,
 }
 
+/// Options of `set`.
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("what").required(true).multiple(true)
+    .args(["ram", "overflow", "full", "warn_at", "critical_at"])))]
+pub struct Set {
+    /// Control socket of the disk
+    #[arg(value_name = "SOCK")]
+    pub control: PathBuf,
+    /// Limit of the RAM tier: less is evicted and given back, more counts at once
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub ram: Option<u64>,
+    /// Limit of the overflow file
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub overflow: Option<u64>,
+    /// What happens to a write when the cache is full, those that wait now included
+    #[arg(long, value_name = "POLICY", value_parser = full())]
+    pub full: Option<FullPolicy>,
+    /// Warn when so much of the write cache is used
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub warn_at: Option<u8>,
+    /// Call it critical when so much is used
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub critical_at: Option<u8>,
+    /// Print the limits that hold now as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `events`.
+#[derive(Debug, Args)]
+pub struct Events {
+    /// Control socket of the disk
+    #[arg(value_name = "SOCK")]
+    pub control: PathBuf,
+    /// One JSON object a line: kind, text, unix_ms
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Options of `upgrade`.
 #[derive(Debug, Args)]
 pub struct Upgrade {
@@ -338,6 +332,8 @@ impl Disk {
             ),
             ("--overflow-dir", self.overflow_dir.is_some() && !mode.has_file(), "it has no overflow"),
             ("--full", self.full.is_some() && mode == Mode::Direct, "its limit is the file system's"),
+            ("--warn-at", self.warn_at.is_some() && mode == Mode::Direct, "it has no write cache"),
+            ("--critical-at", self.critical_at.is_some() && mode == Mode::Direct, "it has no write cache"),
         ];
         if let Some((option, _, why)) = unused.into_iter().find(|(_, given, _)| *given) {
             return Err(Failure::usage(format!(
@@ -352,6 +348,14 @@ impl Disk {
                 )));
             }
         }
+        // One that is given moves the other's default out of its way.
+        let warn_at = self.warn_at.unwrap_or(self.critical_at.unwrap_or(100).min(WARN_DEFAULT));
+        let critical_at = self.critical_at.unwrap_or(warn_at.max(CRITICAL_DEFAULT));
+        if warn_at > critical_at {
+            return Err(Failure::usage(format!(
+                "--warn-at {warn_at} is above --critical-at {critical_at}: the warning comes first"
+            )));
+        }
         if self.socket_group.as_deref() == Some("") {
             return Err(Failure::usage("--socket-group is empty: name a group or leave it out"));
         }
@@ -362,6 +366,8 @@ impl Disk {
             size_bytes: self.size,
             mode,
             full: self.full.unwrap_or(FullPolicy::Pause),
+            warn_at,
+            critical_at,
             ram_limit_bytes: self.ram.unwrap_or(RAM_DEFAULT),
             overflow_limit_bytes: self.overflow.unwrap_or(OVERFLOW_DEFAULT),
             overflow_dir: self.overflow_dir.clone().unwrap_or_else(|| Path::new(OVERFLOW_DIR_DEFAULT).into()),

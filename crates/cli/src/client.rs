@@ -78,6 +78,21 @@ impl Client {
         }
     }
 
+    /// The next event, after [`Request::Events`]; `None` when the server has ended.
+    pub fn next_event(&mut self) -> Result<Option<Value>, Failure> {
+        // Days may pass.
+        self.stream.get_ref().set_read_timeout(None).map_err(|e| self.lost(&e))?;
+        let mut line = Vec::new();
+        let read = (&mut self.stream).take(MAX_ANSWER_BYTES).read_until(b'\n', &mut line);
+        if read.map_err(|e| self.lost(&e))? == 0 {
+            return Ok(None);
+        }
+        match serde_json::from_slice::<Value>(&line) {
+            Ok(mut value) => Ok(Some(value["event"].take())),
+            Err(e) => Err(self.lost(&io::Error::other(format!("not an event: {e}")))),
+        }
+    }
+
     fn lost(&self, error: &io::Error) -> Failure {
         let why = match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {

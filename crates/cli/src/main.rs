@@ -7,6 +7,8 @@ mod attach;
 mod client;
 mod dirty;
 mod error;
+mod events;
+mod examples;
 mod kvm;
 mod mcsio;
 mod output;
@@ -14,6 +16,7 @@ mod prometheus;
 mod reset;
 mod run;
 mod serve;
+mod set;
 mod size;
 mod stats;
 mod table;
@@ -47,6 +50,8 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Run(args) => return run::run(&args),
         Command::Stats(args) => stats::stats(&args)?,
         Command::Reset(args) => reset::reset(&args)?,
+        Command::Set(args) => set::set(&args)?,
+        Command::Events(args) => events::events(&args)?,
         Command::Upgrade(args) => upgrade::upgrade(&args)?,
         Command::Attach(args) => {
             output::print(&attach::instructions(&args)?)?;

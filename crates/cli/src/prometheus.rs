@@ -112,6 +112,7 @@ pub fn text(stats: &Stats) -> String {
         ("overflow_used_bytes", "Live bytes in the overflow file.", s.overflow.used_bytes),
         ("overflow_file_bytes", "Bytes that the overflow file holds.", s.overflow.file_bytes),
         ("overflow_limit_bytes", "Limit of the overflow file; 0 for none.", s.overflow.limit_bytes),
+        ("fill_level", "How full the write cache is: 0 normal, 1 warning, 2 critical.", s.level),
         ("degraded", "1 while overflow writes fail again and again.", s.degraded),
         ("map_bytes", "Memory of the block map.", s.map.bytes),
         ("requests_inflight", "Unfinished requests.", s.inflight),

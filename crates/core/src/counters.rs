@@ -195,6 +195,8 @@ pub struct Counters {
     pub overflow_read_errors: AtomicU64,
     /// Gauge: 1 while overflow writes fail again and again, else 0.
     pub degraded: AtomicU64,
+    /// Gauge: how full the write cache is, as [`crate::Level`].
+    pub level: AtomicU64,
     /// Workers attached to this memory after the first.
     pub restarts: AtomicU64,
 

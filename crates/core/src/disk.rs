@@ -10,6 +10,7 @@ use crate::drain::Drain;
 use crate::entry::Place;
 use crate::error::{DiskError, Errno};
 use crate::io::{Io, PartId};
+use crate::level::{Level, Thresholds};
 use crate::log::{Log, Stream};
 use crate::meta::Meta;
 use crate::ops::Op;
@@ -84,6 +85,8 @@ pub struct Disk {
     /// When the collector tries segments again that it could not empty.
     pub(crate) collect_again_ns: u64,
     pub(crate) full: bool,
+    pub(crate) thresholds: Thresholds,
+    pub(crate) level: Level,
     pub(crate) overflowed: bool,
     resetting: bool,
     /// From which region on what an earlier generation left is still to be forgotten.
@@ -139,6 +142,8 @@ impl Disk {
             rest_until_ns: 0,
             collect_again_ns: 0,
             full: false,
+            thresholds: Thresholds::default(),
+            level: Level::Normal,
             overflowed: false,
             resetting: false,
             // Whether it is clean is not known: to look is cheaper than to keep account.
@@ -157,6 +162,9 @@ impl Disk {
         set(&disk.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
         disk.publish_overflow_limit();
         disk.set_degraded(false);
+        // What an earlier worker has told of is not told again.
+        set(&disk.counters().level, Level::Normal as u64);
+        disk.level_changes();
         disk.publish_gauges();
         Ok(disk)
     }
@@ -391,6 +399,7 @@ impl Disk {
         }
         self.ram.populate(io, &self.meta, now_ns);
         let more = self.ram.give_back(io, &mut self.slots_scratch) | self.forget(io);
+        self.watch_level(io);
         self.publish_gauges();
         more || self.hand_tired || self.can_go_on()
     }

@@ -6,6 +6,7 @@
 
 use crate::copy::is_zero;
 use crate::error::Errno;
+use crate::level::Level;
 use crate::request::Token;
 use crate::units::Slot;
 use std::ops::Range;
@@ -61,6 +62,8 @@ pub enum Event {
     Degraded(Errno),
     /// An overflow write has succeeded again.
     Recovered,
+    /// The write cache is at another level, and this per cent of it is used.
+    Level(Level, u8),
     /// A segment's summary could not be used: the segment is not collected until it is empty.
     SummaryUnusable,
 }

@@ -7,6 +7,7 @@ use rustix::net::{
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use spillway_core::FullPolicy;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -75,6 +76,40 @@ pub struct Start {
     pub serial: String,
     /// What the guest chose the last time, write-back or write-through.
     pub writeback: bool,
+    /// From how many per cent of the write cache on there is a warning, and a critical one.
+    pub warn_at: u8,
+    /// See `warn_at`.
+    pub critical_at: u8,
+}
+
+/// What can be changed while a disk is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Limit of the RAM tier; 0 in modes without one.
+    pub ram_bytes: u64,
+    /// Limit of the overflow file; 0 in modes without one.
+    pub overflow_bytes: u64,
+    /// What happens to a write that finds no room.
+    #[serde(with = "policy")]
+    pub full: FullPolicy,
+    /// From how many per cent of the write cache on there is a warning.
+    pub warn_at: u8,
+    /// The same for critical.
+    pub critical_at: u8,
+}
+
+/// The policy by its word.
+mod policy {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use spillway_core::FullPolicy;
+
+    pub fn serialize<S: Serializer>(policy: &FullPolicy, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(policy.name())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<FullPolicy, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
 }
 
 /// From the supervisor.
@@ -118,6 +153,8 @@ pub enum ToWorker {
         /// Disconnect clients first; without it a connected client refuses the reset.
         force: bool,
     },
+    /// Other limits from here on: all of them, or none. Answered by `SetDone`.
+    Set(Limits),
     /// Complete what was accepted, fail what waits for room, and exit with 0.
     Stop,
 }
@@ -165,8 +202,15 @@ pub enum FromWorker {
         /// The new generation, or why it was refused.
         result: Result<u64, String>,
     },
-    /// Something worth a line in the log.
+    /// The answer to `Set`.
+    SetDone {
+        /// Or why nothing has changed.
+        result: Result<(), String>,
+    },
+    /// Something worth a line in the log, and telling those that listen.
     Event {
+        /// For programs: a word that stays the same.
+        kind: String,
         /// For people.
         text: String,
     },
@@ -284,7 +328,7 @@ mod tests {
         assert_eq!(receive::<ToWorker>(&b).unwrap_err().kind(), io::ErrorKind::InvalidData);
         rustix::net::send(&a, &vec![b' '; MAX_MESSAGE_BYTES + 1], SendFlags::empty()).unwrap();
         assert_eq!(receive::<ToWorker>(&b).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        let long = FromWorker::Event { text: "x".repeat(MAX_MESSAGE_BYTES) };
+        let long = FromWorker::Event { kind: "notice".into(), text: "x".repeat(MAX_MESSAGE_BYTES) };
         assert_eq!(send(&a, &long, &[]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 }

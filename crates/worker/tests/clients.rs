@@ -58,7 +58,7 @@ fn relay(worker: &Worker, id: u64, connection: &mut Connection, messages: usize)
 fn told(worker: &Worker, words: &str) {
     loop {
         match channel::receive(&worker.channel).unwrap().expect("the worker lives").0 {
-            FromWorker::Event { text } if text.contains(words) => return,
+            FromWorker::Event { text, .. } if text.contains(words) => return,
             FromWorker::Event { .. } => {}
             other => panic!("{other:?} instead of {words:?}"),
         }

@@ -74,10 +74,13 @@ fn pretend(role: &str, channel: OwnedFd) {
             format!("{}{}", rustix::fs::fstat(fd).unwrap().st_size, if writable { "+" } else { "" })
         })
         .collect();
-    say(FromWorker::Event { text: format!("{} {} {}", start.mode, start.serial, shape.join(" ")) });
+    say(FromWorker::Event {
+        kind: "notice".into(),
+        text: format!("{} {} {}", start.mode, start.serial, shape.join(" ")),
+    });
     let group = rustix::process::getpgrp() == rustix::process::getpid();
     let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
-    say(FromWorker::Event { text: format!("group {group} fds {}", open - fds.len()) });
+    say(FromWorker::Event { kind: "notice".into(), text: format!("group {group} fds {}", open - fds.len()) });
     say(FromWorker::Ready);
     // A counter, as a worker would keep it.
     std::fs::File::from(fds[0].try_clone().unwrap()).write_at(&7u64.to_ne_bytes(), 4096).unwrap();
@@ -109,6 +112,7 @@ fn pretend(role: &str, channel: OwnedFd) {
             ToWorker::Stop if role == "hangs" => {}
             ToWorker::Stop => break,
             ToWorker::Start(_) => panic!("started twice"),
+            ToWorker::Set(_) => say(FromWorker::SetDone { result: Ok(()) }),
             ToWorker::Message { .. } | ToWorker::Replay { .. } | ToWorker::Left { .. } => {}
         }
     }
@@ -146,6 +150,8 @@ impl World {
             vhost_user: Some(self.path("vhost")),
             nbd: Some(self.path("nbd")),
             control: Some(self.path("control")),
+            warn_at: 80,
+            critical_at: 90,
             socket_mode: 0o600,
             socket_group: None,
             identity: self.path("vhost"),

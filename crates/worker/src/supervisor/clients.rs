@@ -118,7 +118,8 @@ impl Supervisor {
         if let Some(client) = self.clients.remove(&id)
             && !reason.is_empty()
         {
-            (self.log)(&format!("{} client {id}: {reason}", name(client.kind())));
+            let text = format!("{} client {id}: {reason}", name(client.kind()));
+            self.announce("client", &text);
         }
     }
 
@@ -183,8 +184,23 @@ impl Supervisor {
                     Answer::Ok(serde_json::to_value(self.stats()).expect("plain numbers and text"))
                 }
                 Request::Dirty { limit } => self.dirty(limit),
-                Request::Reset { .. } if self.reset.is_some() || self.upgrade.is_some() => {
-                    Answer::error("busy", "a reset or an upgrade is under way: wait for it")
+                Request::Reset { .. }
+                    if self.reset.is_some() || self.upgrade.is_some() || self.change.is_some() =>
+                {
+                    Answer::error(
+                        "busy",
+                        "a reset, an upgrade or a change of limits is under way: wait for it",
+                    )
+                }
+                Request::Set(wish) => match self.begin_change(id, &wish) {
+                    Some(answer) => answer,
+                    None => return,
+                },
+                Request::Events => {
+                    if let Some(peer) = self.peers.get_mut(&id) {
+                        peer.listen();
+                    }
+                    Answer::Ok(serde_json::json!({ "listening": true }))
                 }
                 Request::Upgrade { binary } => match self.begin_upgrade(id, &binary) {
                     Some(answer) => answer,
@@ -210,7 +226,7 @@ impl Supervisor {
         let answer = match result {
             Ok(generation) => {
                 self.disk.remember_writeback(true);
-                (self.log)(&format!("reset: this is generation {generation}"));
+                self.announce("reset", &format!("reset: this is generation {generation}"));
                 Answer::Ok(serde_json::json!({ "generation": generation }))
             }
             Err(why) => Answer::error("refused", why),
@@ -229,6 +245,17 @@ impl Supervisor {
         } else {
             self.on_reset_done(Ok(generation));
         }
+    }
+
+    /// Says it in the log, and to those that listen.
+    pub(super) fn announce(&mut self, kind: &str, text: &str) {
+        (self.log)(text);
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let event =
+            serde_json::json!({ "event": { "kind": kind, "text": text, "unix_ms": now.as_millis() as u64 } });
+        let line = format!("{event}\n");
+        self.peers.values_mut().for_each(|peer| peer.tell(line.as_bytes()));
+        self.peers.retain(|_, peer| !peer.is_done());
     }
 
     fn ping(&self) -> serde_json::Value {

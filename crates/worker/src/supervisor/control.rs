@@ -3,6 +3,7 @@
 //!
 //! Invariant: a connection holds at most one line and one answer; who does not read is not read from.
 
+use super::limits::Wish;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -12,6 +13,8 @@ use std::path::PathBuf;
 
 /// Longest line that is taken.
 const MAX_LINE_BYTES: usize = 4096;
+/// Events that may wait for a client to read them.
+const MAX_WAITING_BYTES: usize = 64 << 10;
 
 /// What can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +36,11 @@ pub enum Request {
         #[serde(default)]
         force: bool,
     },
+    /// Other limits, without a pause. All that is named, or nothing.
+    Set(Wish),
+    /// What happens, as it happens: the answer is followed by one line for each event, `{"event":{...}}`, until the
+    /// connection ends. A client that does not read them is let go.
+    Events,
     /// Another program serves from here on, with all that was written and the VMM's open connection. For the
     /// supervisor's own user and root only: the program runs with the supervisor's rights.
     Upgrade {
@@ -75,6 +83,8 @@ pub(super) struct Peer {
     output: Vec<u8>,
     /// A request is being carried out; its answer comes later.
     waiting: bool,
+    /// It is told of events, and asks nothing more.
+    listens: bool,
     /// Nothing more will be read.
     at_end: bool,
     gone: bool,
@@ -82,14 +92,22 @@ pub(super) struct Peer {
 
 impl Peer {
     pub fn new(fd: OwnedFd) -> Peer {
-        Peer { fd, input: Vec::new(), output: Vec::new(), waiting: false, at_end: false, gone: false }
+        Peer {
+            fd,
+            input: Vec::new(),
+            output: Vec::new(),
+            waiting: false,
+            listens: false,
+            at_end: false,
+            gone: false,
+        }
     }
 
     /// What to poll for. A hang-up shows in any case.
     pub fn interest(&self) -> PollFlags {
         if !self.output.is_empty() {
             PollFlags::OUT
-        } else if self.waiting || self.at_end {
+        } else if self.waiting || self.listens || self.at_end {
             PollFlags::empty()
         } else {
             PollFlags::IN
@@ -110,7 +128,9 @@ impl Peer {
 
     /// Moves bytes as poll said that it can.
     pub fn ready(&mut self, flags: PollFlags) {
-        if flags.intersects(PollFlags::ERR) || self.waiting && flags.contains(PollFlags::HUP) {
+        if flags.intersects(PollFlags::ERR)
+            || (self.waiting || self.listens) && flags.contains(PollFlags::HUP)
+        {
             self.gone = true;
         } else if !self.output.is_empty() {
             self.flush();
@@ -121,7 +141,7 @@ impl Peer {
 
     /// The next request, when the last has been answered and its answer read. What is no request is answered here.
     pub fn next_request(&mut self) -> Option<Request> {
-        while !self.gone && !self.waiting && self.output.is_empty() {
+        while !self.gone && !self.waiting && !self.listens && self.output.is_empty() {
             let Some(end) = self.input.iter().position(|&b| b == b'\n') else {
                 if self.input.len() > MAX_LINE_BYTES {
                     self.input.clear();
@@ -144,7 +164,7 @@ impl Peer {
                 }
                 Err(e) => self.answer(&Answer::error(
                     "invalid",
-                    format!("not a request ({e}): send {{\"command\":\"ping\"}}, \"stats\", \"dirty\", \"reset\" or \"upgrade\""),
+                    format!("not a request ({e}): send {{\"command\":\"ping\"}}, \"stats\", \"dirty\", \"reset\", \"set\", \"events\" or \"upgrade\""),
                 )),
             }
         }
@@ -157,6 +177,21 @@ impl Peer {
         self.output = serde_json::to_vec(answer).expect("an answer is plain data with text keys");
         self.output.push(b'\n');
         self.flush();
+    }
+
+    /// From here on it is told of events.
+    pub fn listen(&mut self) {
+        self.listens = true;
+    }
+
+    /// Tells of an event, if it listens.
+    pub fn tell(&mut self, line: &[u8]) {
+        if !self.listens || self.gone {
+            return;
+        }
+        self.output.extend_from_slice(line);
+        self.flush();
+        self.gone |= self.output.len() > MAX_WAITING_BYTES;
     }
 
     fn has_line(&self) -> bool {

@@ -6,7 +6,7 @@ use super::error::{ErrorKind, SupervisorError};
 use super::overflow::{self, Direct, OverflowFile};
 use super::{Log, bytes, memory};
 use crate::base::{ImageError, ImageErrorKind, open_image};
-use crate::channel::{BaseCache, ImageFormat, Start, ToWorker};
+use crate::channel::{BaseCache, ImageFormat, Limits, Start, ToWorker};
 use spillway_core::{BLOCK_BYTES, DiskSpec, FullPolicy, Layout, LogShape, MAX_DISK_BYTES, Mode};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -40,6 +40,10 @@ pub struct Options {
     pub nbd: Option<PathBuf>,
     /// Where `spillway stats` and `spillway reset` connect.
     pub control: Option<PathBuf>,
+    /// From how many per cent of the write cache on there is a warning.
+    pub warn_at: u8,
+    /// The same for critical.
+    pub critical_at: u8,
     /// Rights of the sockets.
     pub socket_mode: u32,
     /// Their group, by name or number.
@@ -66,7 +70,7 @@ impl Disk {
         let image = open_image(&options.image, options.format, options.base_cache)?;
         let spec = spec(options, image.virtual_size_bytes)?;
         if spec.mode.has_ram() {
-            memory::check_ram_limit(spec.ram_limit_bytes)?;
+            memory::check_ram_limit(spec.ram_limit_bytes, 0)?;
         }
         let meta_bytes = Layout::of(&spec).len_bytes();
         let file_bytes = spec.file_bytes();
@@ -98,6 +102,8 @@ impl Disk {
             queues: options.queues,
             serial: serial(&options.identity),
             writeback: true,
+            warn_at: options.warn_at,
+            critical_at: options.critical_at,
         };
         let meta = memory::create_meta(meta_bytes)?;
         Ok(Disk { spec, format: image.format, meta, start, image: image.file, data, overflow })
@@ -110,6 +116,52 @@ impl Disk {
         let fds: Result<Vec<_>, _> = held.into_iter().flatten().map(OwnedFd::try_clone).collect();
         let fds = fds.map_err(|e| SupervisorError::internal("cannot pass the disk to the worker", e))?;
         Ok((ToWorker::Start(self.start.clone()), fds))
+    }
+
+    /// The limits that hold.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            ram_bytes: self.spec.ram_limit_bytes,
+            overflow_bytes: self.spec.overflow_limit_bytes,
+            full: self.spec.full,
+            warn_at: self.start.warn_at,
+            critical_at: self.start.critical_at,
+        }
+    }
+
+    /// Sees to it that the host can give what these limits ask for; `held_bytes` of the RAM tier it has given already.
+    /// The limits that hold are the same as before.
+    pub fn make_room_for(&mut self, limits: &Limits, held_bytes: u64) -> Result<(), SupervisorError> {
+        let spec = self.spec_with(limits);
+        spec.check().map_err(|e| SupervisorError::new(ErrorKind::Options, e.to_string()))?;
+        if limits.ram_bytes > self.spec.ram_limit_bytes {
+            memory::check_ram_limit(limits.ram_bytes, held_bytes)?;
+        }
+        if limits.overflow_bytes > self.spec.overflow_limit_bytes
+            && let Some(file) = &self.overflow
+        {
+            memory::check_file_size_limit(spec.file_bytes())?;
+            file.lengthen(spec.file_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn spec_with(&self, limits: &Limits) -> DiskSpec {
+        DiskSpec {
+            ram_limit_bytes: limits.ram_bytes,
+            overflow_limit_bytes: limits.overflow_bytes,
+            full: limits.full,
+            ..self.spec
+        }
+    }
+
+    /// These hold from here on: for the workers to come too.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.spec = self.spec_with(&limits);
+        self.start.ram_limit_bytes = limits.ram_bytes;
+        self.start.overflow_limit_bytes = limits.overflow_bytes;
+        self.start.full = limits.full.name().into();
+        (self.start.warn_at, self.start.critical_at) = (limits.warn_at, limits.critical_at);
     }
 
     /// What the guest has chosen, for the workers to come.

@@ -10,6 +10,7 @@ use super::dirty::Dirty;
 use super::disk::{Disk, Options};
 use super::error::{ErrorKind, SupervisorError};
 use super::life::{Life, START_DEADLINE};
+use super::limits::Change;
 use super::process::Program;
 use super::socket::{Listener, Rights};
 use super::stats::{Stats, Window};
@@ -36,6 +37,7 @@ pub struct Supervisor {
     pub(super) peers: BTreeMap<u64, Peer>,
     pub(super) reset: Option<Reset>,
     pub(super) upgrade: Option<Upgrade>,
+    pub(super) change: Option<Change>,
     pub(super) next_id: u64,
     pub(super) accept_after: Option<Instant>,
     pub(super) told_full: bool,
@@ -82,6 +84,7 @@ impl Supervisor {
             peers: BTreeMap::new(),
             reset: None,
             upgrade: None,
+            change: None,
             next_id: 1,
             accept_after: None,
             told_full: false,
@@ -132,7 +135,7 @@ impl Supervisor {
         self.control = None;
         self.peers.clear();
         self.reset = None;
-        self.upgrade = None;
+        (self.upgrade, self.change) = (None, None);
         let stopped = self.stop_worker(hurry);
         self.clients.clear();
         stopped

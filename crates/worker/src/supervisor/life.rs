@@ -145,12 +145,13 @@ impl Supervisor {
     pub(super) fn on_ready(&mut self) {
         if self.life.has_served && self.upgrade.is_none() {
             let ms = self.life.since.elapsed().as_millis();
-            (self.log)(&format!("another worker serves, {ms} ms after it was started"));
+            self.announce("worker-serves", &format!("another worker serves, {ms} ms after it was started"));
         }
         (self.life.serving, self.life.has_served) = (true, true);
         self.life.since = Instant::now();
         self.finish_upgrade();
         self.resume_reset();
+        self.resume_change();
     }
 
     /// The worker cannot serve. The first one's reason is the supervisor's; after that another one is tried.
@@ -206,7 +207,7 @@ impl Supervisor {
             n => format!("; {n} NBD client(s) lost the connection"),
         };
         if self.adopt_newcomer()? {
-            (self.log)(&format!("the worker makes way for another program{nbd}"));
+            self.announce("upgrade", &format!("the worker makes way for another program{nbd}"));
             return Ok(());
         }
         self.back_out_of_upgrade(how);
@@ -215,7 +216,10 @@ impl Supervisor {
         let rest = self.life.rest();
         (self.life.serving, self.life.end_by) = (false, None);
         self.life.start_at = Some(Instant::now() + rest);
-        (self.log)(&format!("the worker has died ({how}): another goes on with the disk{nbd}"));
+        self.announce(
+            "worker-died",
+            &format!("the worker has died ({how}): another goes on with the disk{nbd}"),
+        );
         self.keep_worker()
     }
 
@@ -267,7 +271,8 @@ impl Supervisor {
             }
             FromWorker::ClientGone { id, reason } => self.on_client_gone(id, &reason),
             FromWorker::ResetDone { result } => self.on_reset_done(result),
-            FromWorker::Event { text } => (self.log)(&text),
+            FromWorker::SetDone { result } => self.on_change_done(result),
+            FromWorker::Event { kind, text } => self.announce(&kind, &text),
         }
         Ok(())
     }

@@ -57,12 +57,13 @@ fn file_size_limit() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
-/// Refuses a RAM limit that the host, or the control group that this process runs in, cannot give.
-pub(super) fn check_ram_limit(ram_limit_bytes: u64) -> Result<(), SupervisorError> {
-    check_ram_limit_at(Path::new("/"), ram_limit_bytes)
+/// Refuses a RAM limit that the host, or the control group that this process runs in, cannot give; `held_bytes` of it
+/// has been given already.
+pub(super) fn check_ram_limit(ram_limit_bytes: u64, held_bytes: u64) -> Result<(), SupervisorError> {
+    check_ram_limit_at(Path::new("/"), ram_limit_bytes, held_bytes)
 }
 
-fn check_ram_limit_at(root: &Path, ram_limit_bytes: u64) -> Result<(), SupervisorError> {
+fn check_ram_limit_at(root: &Path, ram_limit_bytes: u64, held_bytes: u64) -> Result<(), SupervisorError> {
     let too_much = |available: u64, whose: String| {
         SupervisorError::new(
             ErrorKind::Memory,
@@ -73,14 +74,14 @@ fn check_ram_limit_at(root: &Path, ram_limit_bytes: u64) -> Result<(), Superviso
             ),
         )
     };
-    if let Some(available) = host_available(root)
+    if let Some(available) = host_available(root).map(|free| free.saturating_add(held_bytes))
         && ram_limit_bytes > available
     {
         return Err(too_much(available, "on this host (MemAvailable)".into()));
     }
     for group in groups(root) {
         if let Some((limit, available)) = group.room()
-            && ram_limit_bytes > available
+            && ram_limit_bytes > available.saturating_add(held_bytes)
         {
             let whose = format!("in control group {} (limit {})", group.dir.display(), bytes(limit));
             return Err(too_much(available, whose));
@@ -204,8 +205,8 @@ mod tests {
     #[test]
     fn the_hosts_memory_bounds_the_limit() {
         let root = tree(&[MEMINFO]);
-        check_ram_limit_at(root.path(), 4 << 30).unwrap();
-        let error = check_ram_limit_at(root.path(), (4 << 30) + 1).unwrap_err();
+        check_ram_limit_at(root.path(), 4 << 30, 0).unwrap();
+        let error = check_ram_limit_at(root.path(), (4 << 30) + 1, 0).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Memory);
         assert!(error.message.contains("4.0 GiB") && error.message.contains("MemAvailable"), "{error}");
     }
@@ -225,8 +226,8 @@ mod tests {
             ("sys/fs/cgroup/a.slice/b.scope/memory.max", "max\n"),
             ("sys/fs/cgroup/a.slice/b.scope/memory.current", "1\n"),
         ]);
-        check_ram_limit_at(root.path(), 512 << 20).unwrap();
-        let error = check_ram_limit_at(root.path(), 513 << 20).unwrap_err();
+        check_ram_limit_at(root.path(), 512 << 20, 0).unwrap();
+        let error = check_ram_limit_at(root.path(), 513 << 20, 0).unwrap_err();
         assert!(error.message.contains("a.slice") && error.message.contains("512.0 MiB"), "{error}");
         assert!(!error.message.contains("b.scope"), "{error}");
     }
@@ -246,8 +247,8 @@ mod tests {
             ("sys/fs/cgroup/memory/inner/memory.limit_in_bytes", "9223372036854771712\n"),
             ("sys/fs/cgroup/memory/inner/memory.usage_in_bytes", "0\n"),
         ]);
-        check_ram_limit_at(root.path(), 100 << 20).unwrap();
-        check_ram_limit_at(root.path(), 101 << 20).unwrap_err();
+        check_ram_limit_at(root.path(), 100 << 20, 0).unwrap();
+        check_ram_limit_at(root.path(), 101 << 20, 0).unwrap_err();
     }
 
     #[test]

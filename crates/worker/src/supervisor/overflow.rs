@@ -27,6 +27,17 @@ pub(super) struct OverflowFile {
     pub direct: bool,
 }
 
+impl OverflowFile {
+    /// Makes it at least so long. What it holds, and what it takes up, stay the same.
+    pub fn lengthen(&self, file_bytes: u64) -> Result<(), SupervisorError> {
+        let cannot = |e| {
+            SupervisorError::internal(&format!("cannot make the overflow file {} long", bytes(file_bytes)), e)
+        };
+        let len = rustix::fs::fstat(&self.fd).map_err(cannot)?.st_size as u64;
+        if len < file_bytes { rustix::fs::ftruncate(&self.fd, file_bytes).map_err(cannot) } else { Ok(()) }
+    }
+}
+
 /// What a file system without O_DIRECT means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direct {

@@ -44,6 +44,7 @@ pub struct Stats {
     pub restarts: u64,
     pub checksum_mismatches: u64,
     pub degraded: u64,
+    pub level: u64,
 }
 
 macro_rules! keys {
@@ -208,6 +209,7 @@ impl Window {
             restarts: get(&c.restarts),
             checksum_mismatches: get(&c.checksum_mismatches),
             degraded: get(&c.degraded),
+            level: get(&c.level),
             ..Stats::default()
         }
     }

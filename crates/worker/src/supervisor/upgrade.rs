@@ -57,7 +57,7 @@ impl Upgrade {
 impl Supervisor {
     /// Begins. `Some`: it cannot be, for this reason.
     pub(super) fn begin_upgrade(&mut self, by: u64, binary: &Path) -> Option<Answer> {
-        if self.upgrade.is_some() || self.reset.is_some() || !self.life.serving {
+        if self.upgrade.is_some() || self.reset.is_some() || self.change.is_some() || !self.life.serving {
             return Some(Answer::error("busy", "a reset, an upgrade or a restart is under way: try again"));
         }
         if !self.peers.get(&by).is_some_and(|peer| peer.is_owner()) {
@@ -144,7 +144,8 @@ impl Supervisor {
             return;
         };
         let pause_ms = since.elapsed().as_millis() as u64;
-        (self.log)(&format!("version {version} serves from here on, after a pause of {pause_ms} ms"));
+        let text = format!("version {version} serves from here on, after a pause of {pause_ms} ms");
+        self.announce("upgraded", &text);
         let worker_pid = self.life.worker_pid();
         let done = serde_json::json!({ "version": version, "worker_pid": worker_pid, "pause_ms": pause_ms });
         self.answer(by, &Answer::Ok(done));
@@ -183,7 +184,7 @@ impl Supervisor {
     /// It is not to be.
     fn end_upgrade(&mut self, why: String) {
         if let Some(Upgrade { by, .. }) = self.upgrade.take() {
-            (self.log)(&format!("no upgrade: {why}"));
+            self.announce("no-upgrade", &format!("no upgrade: {why}"));
             self.answer(by, &Answer::error("refused", why));
         }
     }

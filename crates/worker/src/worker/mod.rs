@@ -58,7 +58,7 @@ fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {
     sandbox::filter_calls(kind, &mut notices);
     for text in notices {
         // Nobody who listens: that is found out by `ready`.
-        let _ = channel::send(channel, &FromWorker::Event { text }, &[]);
+        let _ = channel::send(channel, &FromWorker::Event { kind: "notice".into(), text }, &[]);
     }
     channel::send(channel, &FromWorker::Ready, &[])
         .map_err(|e| format!("cannot say that it is ready: {e}"))?;

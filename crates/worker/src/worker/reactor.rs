@@ -14,7 +14,7 @@ use super::supervision::{Pace, channel_nonblocking};
 use super::watches::{POLLIN, Target, nbd_ended};
 use crate::base::{BaseImage, Qcow2Reader, RawImage};
 use crate::channel::{BaseCache, ImageFormat, Start};
-use spillway_core::{DataMemory, Disk, DiskSpec, Errno, Layout, LogShape, Meta, Request};
+use spillway_core::{DataMemory, Disk, DiskSpec, Errno, Layout, LogShape, Meta, Request, Thresholds};
 use spillway_export::nbd;
 use spillway_export::vhost_user_blk::Change;
 use std::collections::HashMap;
@@ -92,7 +92,9 @@ impl Reactor {
         // SAFETY: the mapping is as long as the layout, lives as long as the disk (`_meta`), and its writer is
         // this process alone; the supervisor only reads.
         let (meta, existing) = unsafe { Meta::open(memory.base(), &spec) }.map_err(|e| e.to_string())?;
-        let disk = Disk::attach(meta, existing, spec, data).map_err(|e| e.to_string())?;
+        let mut disk = Disk::attach(meta, existing, spec, data).map_err(|e| e.to_string())?;
+        let thresholds = Thresholds { warning_percent: start.warn_at, critical_percent: start.critical_at };
+        disk.set_thresholds(thresholds).map_err(|e| e.to_string())?;
         let direct = start.base_cache == BaseCache::None;
         let base = match start.format {
             ImageFormat::Raw => BaseImage::Raw(RawImage::new(fds.base, start.base_bytes, direct)),

@@ -6,9 +6,9 @@
 
 use super::clients::{NbdClient, Vmm};
 use super::reactor::{Reactor, now_ns};
-use crate::channel::{self, ClientKind, FromWorker, Start, ToWorker};
+use crate::channel::{self, ClientKind, FromWorker, Limits, Start, ToWorker};
 use rustix::event::{PollFd, PollFlags, poll};
-use spillway_core::{Errno, Event, Token};
+use spillway_core::{DiskError, Errno, Event, Level, Thresholds, Token};
 use spillway_export::nbd;
 use spillway_export::vhost_user_blk::{self, Answer, DeviceConfig, Frontend, Handled, Packet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -100,9 +100,40 @@ impl Reactor {
                     self.resetting = true;
                 }
             }
+            ToWorker::Set(limits) => {
+                let result = self.set_limits(limits);
+                self.send(&FromWorker::SetDone { result }, &[]);
+            }
             ToWorker::Stop => self.stopping = true,
             ToWorker::Start(_) => self.tell("a second `start` was ignored"),
         }
+    }
+
+    /// All of them, or none.
+    fn set_limits(&mut self, limits: Limits) -> Result<(), String> {
+        let Limits { ram_bytes, overflow_bytes, full, warn_at, critical_at } = limits;
+        let thresholds = Thresholds { warning_percent: warn_at, critical_percent: critical_at };
+        let before = *self.disk.spec();
+        let said = |e: DiskError| e.to_string();
+        thresholds.check().map_err(said)?;
+        // The overflow first: what leaves the RAM tier may need the room.
+        if overflow_bytes != before.overflow_limit_bytes {
+            self.disk.set_overflow_limit(overflow_bytes).map_err(said)?;
+        }
+        if ram_bytes != before.ram_limit_bytes
+            && let Err(e) = self.disk.set_ram_limit(ram_bytes)
+        {
+            if overflow_bytes != before.overflow_limit_bytes {
+                self.disk
+                    .set_overflow_limit(before.overflow_limit_bytes)
+                    .map_err(|back| format!("{e}; and the overflow limit cannot be put back: {back}"))?;
+            }
+            return Err(said(e));
+        }
+        self.disk.set_full_policy(full);
+        self.disk.set_thresholds(thresholds).map_err(said)?;
+        self.start.full = full.name().into();
+        Ok(())
     }
 
     /// A VMM that is not on its way out.
@@ -347,13 +378,14 @@ impl Reactor {
         }
         for event in std::mem::take(&mut self.doer.events) {
             if self.pace.allows(now) {
-                self.tell(&describe(event, &self.start));
+                let (kind, text) = describe(event, &self.start);
+                self.send(&FromWorker::Event { kind: kind.into(), text }, &[]);
             }
         }
     }
 
     pub(super) fn tell(&mut self, text: &str) {
-        self.send(&FromWorker::Event { text: text.into() }, &[]);
+        self.send(&FromWorker::Event { kind: "notice".into(), text: text.into() }, &[]);
     }
 
     /// The supervisor reads fast or is gone; a message that finds the channel full or closed is dropped, unless
@@ -373,20 +405,38 @@ impl Reactor {
     }
 }
 
-fn describe(event: Event, start: &Start) -> String {
+/// A word for programs, a line for people.
+fn describe(event: Event, start: &Start) -> (&'static str, String) {
     match event {
-        Event::FirstOverflow => "the RAM tier is full: blocks go to the overflow from here on".into(),
-        Event::Full => match start.full.as_str() {
-            "fail" => "the write cache is full: writes that need room fail with ENOSPC".into(),
-            _ => {
-                "the write cache is full: writes that need room wait; discard, or reset, to make room".into()
-            }
-        },
-        Event::Room => "the write cache has room again".into(),
-        Event::ChecksumMismatch => {
-            "a block read back from the overflow does not match its checksum: the guest got an I/O error"
-                .into()
+        Event::FirstOverflow => {
+            ("first-overflow", "the RAM tier is full: blocks go to the overflow from here on".into())
         }
+        Event::Level(Level::Normal, percent) => {
+            ("normal", format!("the write cache is back to normal: {percent}% of it is used"))
+        }
+        Event::Level(Level::Warning, percent) => {
+            ("warning", format!("warning: {percent}% of the write cache is used"))
+        }
+        Event::Level(Level::Critical, percent) => {
+            let then = if start.full == "fail" { "fail with ENOSPC" } else { "wait" };
+            (
+                "critical",
+                format!("critical: {percent}% of the write cache is used; when it is full, writes {then}"),
+            )
+        }
+        Event::Full => {
+            let then = match start.full.as_str() {
+                "fail" => "fail with ENOSPC",
+                _ => "wait; discard, reset, or raise a limit with 'spillway set' to make room",
+            };
+            ("full", format!("the write cache is full: writes that need room {then}"))
+        }
+        Event::Room => ("room", "the write cache has room again".into()),
+        Event::ChecksumMismatch => (
+            "checksum-mismatch",
+            "a block read back from the overflow does not match its checksum: the guest got an I/O error"
+                .into(),
+        ),
         Event::OverflowWriteFailed(errno) => {
             let then = match (start.mode.as_str(), start.full.as_str()) {
                 ("ram+overflow", _) => "the blocks stay in RAM, it is tried again",
@@ -394,20 +444,25 @@ fn describe(event: Event, start: &Start) -> String {
                 ("overflow", _) if errno != Errno::NO_SPACE => "it is tried elsewhere in the file",
                 _ => "the guest got an I/O error",
             };
-            format!("a write to the overflow file failed: {errno}; {then}")
+            ("overflow-write-failed", format!("a write to the overflow file failed: {errno}; {then}"))
         }
-        Event::OverflowReadFailed(errno) => {
-            format!("a read of the overflow file failed: {errno}; who needed it gets an I/O error")
-        }
+        Event::OverflowReadFailed(errno) => (
+            "overflow-read-failed",
+            format!("a read of the overflow file failed: {errno}; who needed it gets an I/O error"),
+        ),
         Event::Degraded(errno) => {
             let then =
                 if start.mode == "ram+overflow" { "what is not written stays in RAM" } else { "writes fail" };
-            format!("degraded: writes to the overflow file go on failing: {errno}; {then}; check that disk")
+            let why = format!("writes to the overflow file go on failing: {errno}");
+            ("degraded", format!("degraded: {why}; {then}; check that disk"))
         }
-        Event::Recovered => "no longer degraded: the overflow file can be written again".into(),
-        Event::SummaryUnusable => {
-            "a segment's summary cannot be read: its room comes back when its blocks are overwritten".into()
+        Event::Recovered => {
+            ("recovered", "no longer degraded: the overflow file can be written again".into())
         }
+        Event::SummaryUnusable => (
+            "summary-unusable",
+            "a segment's summary cannot be read: its room comes back when its blocks are overwritten".into(),
+        ),
     }
 }
 

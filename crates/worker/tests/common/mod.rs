@@ -84,6 +84,8 @@ impl Memory {
             queues: 1,
             serial: "attach".into(),
             writeback: true,
+            warn_at: 80,
+            critical_at: 90,
         };
         let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
         channel::send(&ours, &ToWorker::Start(start), &fds).unwrap();

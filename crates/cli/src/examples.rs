@@ -1,0 +1,83 @@
+//! What `--help` shows below the options of each command: examples, and what must be known to use them. Owns text.
+
+pub const SERVE_EXAMPLES: &str = "\
+Examples:
+  256 MiB of RAM, then up to 10 GiB in /var/tmp (the defaults):
+    spillway serve --image debian.raw --vhost-user /run/vm1.sock
+  RAM only; a write that finds it full fails with ENOSPC instead of waiting:
+    spillway serve --image debian.raw --mode ram --ram 2G --full fail --vhost-user /run/vm1.sock
+  NBD, for tools: nbdinfo 'nbd+unix:///?socket=/run/vm1.nbd'
+    spillway serve --image debian.qcow2 --nbd /run/vm1.nbd --control /run/vm1.ctl
+  For libvirt, whose QEMU runs as another user:
+    spillway serve --image debian.raw --vhost-user /run/vm1.sock --socket-mode 0660 --socket-group kvm
+
+What is written lives as long as this process: FLUSH completes when all earlier writes have
+completed, and nothing is promised across power loss (mode direct excepted).";
+
+pub const RUN_EXAMPLES: &str = "\
+Examples:
+  spillway run --image debian.qcow2 --memory 2G --vcpus 2
+  spillway run --image debian.raw --kernel vmlinuz --initrd initrd.img --append 'root=/dev/vda console=ttyS0'
+  With a network for the guest (everything after -- goes to QEMU):
+    spillway run --image debian.qcow2 -- -nic user,model=virtio-net-pci
+Ctrl-C goes to the guest; Ctrl-A X ends the machine, Ctrl-A C is QEMU's monitor.";
+
+pub const STATS_EXAMPLES: &str = "\
+Examples:
+  spillway stats /run/vm1.ctl
+  spillway stats /run/vm1.ctl --json | jq .planes.overflow.written_bytes
+  spillway stats /run/vm1.ctl --names mcsio --json --watch
+  spillway stats /run/vm1.ctl --prometheus > /var/lib/node_exporter/vm1.prom
+  spillway stats /run/vm1.ctl --dirty
+Every name is explained in docs/counters.md.
+
+What fills a cache: --dirty lists where the guest wrote most since the last reset, in bytes from the
+start of the disk. From an offset to the files there, inside a Linux guest with ext4, as root:
+  dev=vda1 offset=1234173952 length=2097152                 a line of the list, and the partition
+  start=$(($(cat /sys/class/block/$dev/start || echo 0) * 512))
+  size=$(debugfs -R stats /dev/$dev | awk '/^Block size/ {print $3}')
+  first=$(((offset - start) / size)) last=$(((offset - start + length) / size - 1))
+  debugfs -R \"icheck $(seq -s ' ' $first $last)\" /dev/$dev | awk '$2+0 {print $2}' | sort | uniq -c
+  debugfs -R 'ncheck INODE' /dev/$dev                       the names of the inodes found
+The other way round, 'filefrag -v -b4096 FILE' shows the blocks of 4 KiB that a file has in its file
+system.";
+
+pub const RESET_EXAMPLES: &str = "\
+Examples:
+  spillway reset /run/vm1.ctl
+  Disconnect the machine first (it loses its disk):
+    spillway reset /run/vm1.ctl --force";
+
+pub const SET_EXAMPLES: &str = "\
+What is named changes at once and together; if one of it cannot be, nothing does, and the reason is said. A smaller RAM
+tier is evicted to the overflow and its memory given back within seconds; one that the overflow has no room for is refused.
+
+Examples:
+  spillway set /run/vm1.ctl --ram 512M
+  Room for a disk that is full, and a machine that waits for it:
+    spillway set /run/vm1.ctl --overflow 20G
+  Let writes fail instead:
+    spillway set /run/vm1.ctl --full fail";
+
+pub const EVENTS_EXAMPLES: &str = "\
+Kinds: warning, critical, normal (how full), full, room, first-overflow, degraded, recovered, overflow-write-failed,
+overflow-read-failed, checksum-mismatch, worker-died, worker-serves, upgraded, reset, limits, client, notice.
+
+Examples:
+  spillway events /run/vm1.ctl
+  spillway events /run/vm1.ctl --json | jq --unbuffered -r 'select(.kind == \"critical\").text'";
+
+pub const UPGRADE_EXAMPLES: &str = "\
+The program is started beside the one that serves and asked what it is. If it fits, what was accepted is completed, and
+the new one goes on with all that was written and with the VMM's open connection. NBD clients must connect again. If it
+does not fit, or cannot serve, the old one goes on. Only the user that serves, and root, may do this.
+
+Examples:
+  The version that was just installed takes over:
+    spillway upgrade /run/vm1.ctl
+  Another one:
+    spillway upgrade /run/vm1.ctl --binary /opt/spillway-2/spillway";
+
+pub const ATTACH_EXAMPLES: &str = "\
+Example:
+  spillway attach --vhost-user /run/vm1.sock --for libvirt";

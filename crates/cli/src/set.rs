@@ -1,0 +1,35 @@
+//! `spillway set`: other limits for a disk that is being used. The server decides whether they can be.
+
+use crate::args::Set;
+use crate::client::Client;
+use crate::error::{Exit, Failure};
+use crate::output;
+use spillway_worker::supervisor::{Limits, Request, Wish, bytes};
+
+/// Asks for a change and shows the limits that hold then.
+pub fn set(args: &Set) -> Result<(), Failure> {
+    let wish = Wish {
+        ram_bytes: args.ram,
+        overflow_bytes: args.overflow,
+        full: args.full.map(|full| full.name().into()),
+        warn_at: args.warn_at,
+        critical_at: args.critical_at,
+    };
+    let answer = Client::connect(&args.control)?.ask(&Request::Set(wish))?;
+    if args.json {
+        output::print(&format!("{answer}\n"))?;
+        return Ok(());
+    }
+    let limits: Limits = serde_json::from_value(answer)
+        .map_err(|e| Failure::new(Exit::Internal, format!("the server said something else: {e}")))?;
+    let limit = |n: u64| if n == 0 { "none".into() } else { bytes(n) };
+    output::print(&format!(
+        "RAM {}, overflow {}, when full {}, warning at {}%, critical at {}%\n",
+        limit(limits.ram_bytes),
+        limit(limits.overflow_bytes),
+        limits.full.name(),
+        limits.warn_at,
+        limits.critical_at
+    ))?;
+    Ok(())
+}

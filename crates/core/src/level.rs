@@ -1,0 +1,150 @@
+//! How full the write cache is, as a person wants to be told: normal, warning, critical. Owns the thresholds and the
+//! level that holds; never what happens to a write.
+//!
+//! Invariant: one event for each crossing: a level is left again only some per cent below where it began.
+
+use crate::counters::set;
+use crate::disk::Disk;
+use crate::error::DiskError;
+use crate::io::{Event, Io};
+use crate::spec::Mode;
+
+/// How far below its threshold a level ends, so that a cache that goes up and down there is told of once.
+const HYSTERESIS_PERCENT: u8 = 5;
+
+/// What is used of the write cache, both tiers together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Level {
+    /// Below the thresholds.
+    Normal = 0,
+    /// Above the first one.
+    Warning = 1,
+    /// Above the second one.
+    Critical = 2,
+}
+
+/// Where levels begin, in per cent of what the write cache may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thresholds {
+    /// Of [`Level::Warning`].
+    pub warning_percent: u8,
+    /// Of [`Level::Critical`].
+    pub critical_percent: u8,
+}
+
+impl Default for Thresholds {
+    fn default() -> Self {
+        Thresholds { warning_percent: 80, critical_percent: 90 }
+    }
+}
+
+impl Thresholds {
+    /// Refuses what cannot be.
+    ///
+    /// # Errors
+    /// They are not in order, or not within 1 and 100.
+    pub fn check(&self) -> Result<(), DiskError> {
+        let Thresholds { warning_percent: warning, critical_percent: critical } = *self;
+        if warning >= 1 && warning <= critical && critical <= 100 {
+            return Ok(());
+        }
+        Err(DiskError::Spec(format!(
+            "a warning at {warning}% and critical at {critical}%: both are 1 to 100, the warning first"
+        )))
+    }
+
+    fn level(&self, used: u64, total: u64, before: Level) -> Level {
+        let above = |percent: u8| used * 100 >= total * u64::from(percent);
+        let reached = |level: Level, percent: u8| {
+            above(percent) || before >= level && above(percent.saturating_sub(HYSTERESIS_PERCENT))
+        };
+        match () {
+            () if reached(Level::Critical, self.critical_percent) => Level::Critical,
+            () if reached(Level::Warning, self.warning_percent) => Level::Warning,
+            () => Level::Normal,
+        }
+    }
+}
+
+impl Disk {
+    /// Says from what on the level is told of.
+    ///
+    /// # Errors
+    /// As [`Thresholds::check`].
+    pub fn set_thresholds(&mut self, thresholds: Thresholds) -> Result<(), DiskError> {
+        thresholds.check()?;
+        self.thresholds = thresholds;
+        Ok(())
+    }
+
+    /// Blocks in the write cache, and how many there may be.
+    fn fill(&self) -> (u64, u64) {
+        let (ram, log) = (u64::from(self.ram.used()), self.log.live());
+        let (ram_limit, log_limit) = (u64::from(self.ram.limit()), self.log.capacity());
+        match self.spec.mode {
+            Mode::RamOverflow => (ram + log, ram_limit + log_limit),
+            Mode::Ram => (ram, ram_limit),
+            Mode::Overflow => (log, log_limit),
+            Mode::Direct => (0, 1),
+        }
+    }
+
+    /// Looks at the level. Returns whether it is another one now.
+    pub(crate) fn level_changes(&mut self) -> bool {
+        let (used, total) = self.fill();
+        let level = self.thresholds.level(used, total, self.level);
+        let changes = level != self.level;
+        self.level = level;
+        if changes {
+            set(&self.counters().level, level as u64);
+        }
+        changes
+    }
+
+    /// Tells of another level.
+    pub(crate) fn watch_level<I: Io>(&mut self, io: &mut I) {
+        if self.level_changes() {
+            let (used, total) = self.fill();
+            io.event(Event::Level(self.level, (used * 100 / total.max(1)).min(100) as u8));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_crossing_is_one_and_small_waves_are_none() {
+        let thresholds = Thresholds::default();
+        let mut level = Level::Normal;
+        let mut crossings = Vec::new();
+        let up = [0, 79, 80, 79, 81, 76, 89, 90, 89, 86, 91];
+        let down = [85, 84, 79, 76, 75, 74, 79, 74, 0, 100, 0];
+        for percent in up.into_iter().chain(down) {
+            let next = thresholds.level(percent, 100, level);
+            if next != level {
+                crossings.push((percent, next));
+            }
+            level = next;
+        }
+        let expected = [
+            (80, Level::Warning),
+            (90, Level::Critical),
+            (84, Level::Warning),
+            (74, Level::Normal),
+            (100, Level::Critical),
+            (0, Level::Normal),
+        ];
+        assert_eq!(crossings, expected);
+    }
+
+    #[test]
+    fn thresholds_that_make_no_sense_are_refused() {
+        for (warning_percent, critical_percent) in [(0, 90), (90, 80), (80, 101)] {
+            assert!(Thresholds { warning_percent, critical_percent }.check().is_err());
+        }
+        Thresholds { warning_percent: 100, critical_percent: 100 }.check().unwrap();
+    }
+}

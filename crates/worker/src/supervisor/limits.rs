@@ -1,0 +1,108 @@
+//! Limits that change while the disk serves: checked against the host here, carried out by the worker. Owns the
+//! change under way; the limits that hold are the disk's.
+//!
+//! Invariant: the disk's limits are those that a worker has accepted; one that starts anew is told them, and then
+//! of a change under way.
+
+use super::bytes;
+use super::control::Answer;
+use super::event_loop::Supervisor;
+use crate::channel::{Limits, ToWorker};
+use serde::{Deserialize, Serialize};
+
+/// What is to be changed; the rest stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Wish {
+    /// Limit of the RAM tier, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ram_bytes: Option<u64>,
+    /// Limit of the overflow file, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overflow_bytes: Option<u64>,
+    /// `pause` or `fail`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub full: Option<String>,
+    /// From how many per cent of the write cache on there is a warning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warn_at: Option<u8>,
+    /// The same for critical.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub critical_at: Option<u8>,
+}
+
+/// A change under way.
+#[derive(Debug)]
+pub(super) struct Change {
+    by: u64,
+    limits: Limits,
+}
+
+impl Supervisor {
+    /// Begins. `Some`: it cannot be, and nothing has changed.
+    pub(super) fn begin_change(&mut self, by: u64, wish: &Wish) -> Option<Answer> {
+        if self.change.is_some() || self.reset.is_some() || self.upgrade.is_some() || !self.life.serving {
+            return Some(Answer::error("busy", "another change or a restart is under way: try again"));
+        }
+        if *wish == Wish::default() {
+            return Some(Answer::error("invalid", "nothing to change was named"));
+        }
+        let spec = &self.disk.spec;
+        let (mode, without) = (spec.mode, |what: &str| {
+            Some(Answer::error("refused", format!("mode {} has no {what}", spec.mode)))
+        });
+        if wish.ram_bytes.is_some() && !mode.has_ram() {
+            return without("RAM tier");
+        }
+        if wish.overflow_bytes.is_some() && !mode.has_log() {
+            return without("overflow limit");
+        }
+        let has_cache = mode.has_ram() || mode.has_log();
+        if !has_cache && (wish.full.is_some() || wish.warn_at.is_some() || wish.critical_at.is_some()) {
+            return without("write cache that could be full");
+        }
+        let mut limits = self.disk.limits();
+        match wish.full.as_deref().map(str::parse) {
+            Some(Ok(full)) => limits.full = full,
+            Some(Err(e)) => return Some(Answer::error("invalid", e)),
+            None => {}
+        }
+        limits.ram_bytes = wish.ram_bytes.unwrap_or(limits.ram_bytes);
+        limits.overflow_bytes = wish.overflow_bytes.unwrap_or(limits.overflow_bytes);
+        limits.warn_at = wish.warn_at.unwrap_or(limits.warn_at);
+        limits.critical_at = wish.critical_at.unwrap_or(limits.critical_at);
+        if let Err(e) = self.disk.make_room_for(&limits, self.window.read().ram.used_bytes) {
+            return Some(Answer::error("refused", e.message));
+        }
+        self.tell(ToWorker::Set(limits), Vec::new());
+        self.change = Some(Change { by, limits });
+        None
+    }
+
+    /// The worker has accepted it, or not.
+    pub(super) fn on_change_done(&mut self, result: Result<(), String>) {
+        let Some(Change { by, limits }) = self.change.take() else { return };
+        let answer = match result {
+            Ok(()) => {
+                self.disk.set_limits(limits);
+                let Limits { ram_bytes, overflow_bytes, full, warn_at, critical_at } = limits;
+                let (ram, overflow, full) = (bytes(ram_bytes), bytes(overflow_bytes), full.name());
+                let text = format!(
+                    "limits: RAM {ram}, overflow {overflow}, when full {full}, warning at {warn_at}%, critical at {critical_at}%"
+                );
+                self.announce("limits", &text);
+                Answer::Ok(serde_json::to_value(limits).expect("plain numbers and text"))
+            }
+            Err(why) => Answer::error("refused", why),
+        };
+        self.answer(by, &answer);
+    }
+
+    /// A worker serves anew: a change that its predecessor left is asked for again.
+    pub(super) fn resume_change(&mut self) {
+        if let Some(Change { limits, .. }) = &self.change {
+            let limits = *limits;
+            self.tell(ToWorker::Set(limits), Vec::new());
+        }
+    }
+}
