@@ -112,7 +112,7 @@ impl Machine {
         }
     }
 
-    /// Serves the disk until the machine has ended. A signal, or the end of the worker, ends the machine too.
+    /// Serves the disk until the machine has ended. A signal ends the machine too.
     fn attend(&mut self, supervisor: &mut Supervisor, signals: &Signals) -> Result<ExitStatus, Failure> {
         let wake = [self.pidfd.as_fd(), signals.as_fd()];
         if supervisor.run(&wake, None)? == Some(0) {

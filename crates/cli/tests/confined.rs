@@ -117,7 +117,8 @@ fn a_host_that_forbids_io_uring_is_served_by_threads_that_rest() {
     serve.env_remove("SPILLWAY_ENGINE");
     forbid_io_uring(&mut serve);
     let server = Server::start(&mut serve);
-    assert!(threads(server.worker_pid()).iter().any(|(name, ..)| name == "io-0"));
+    // A thread names itself once it runs.
+    until("its threads run", || threads(server.worker_pid()).iter().any(|(name, ..)| name == "io-0"));
     let shape = Shape { request_bytes: 1 << 20, ..Shape::default() };
     let mut vmm = Driver::connect_with(&world.path("vhost"), shape).unwrap();
     vmm.write_at(0, &vec![7; 24 << 20]).unwrap();

@@ -8,7 +8,7 @@
 //! with. Invariant: a descriptor that was received is in `fds` or closed, whatever else goes wrong.
 
 use super::Disconnect;
-use super::message::{HEADER_BYTES, Header, MAX_FDS, MAX_PAYLOAD};
+use super::message::{self, HEADER_BYTES, Header, MAX_FDS, MAX_PAYLOAD};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -72,7 +72,12 @@ impl Connection {
             if header.is_some() && self.filled == wanted {
                 self.filled = 0;
                 let bytes = self.buffer[..wanted].to_vec();
-                return Ok(Some(Packet { bytes, fds: std::mem::take(&mut self.fds) }));
+                let mut fds = std::mem::take(&mut self.fds);
+                if !message::takes_fds(&bytes) {
+                    // Surplus ones: nobody is to keep them.
+                    fds.clear();
+                }
+                return Ok(Some(Packet { bytes, fds }));
             }
             if !self.fill(wanted)? {
                 return Ok(None);
@@ -96,11 +101,14 @@ impl Connection {
         };
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
-                self.fds.extend(fds);
+                // A socket that lingers would make us wait when it is closed. It is no socket that is wanted.
+                self.fds.extend(fds.inspect(|fd| _ = rustix::net::sockopt::set_socket_linger(fd, None)));
             }
         }
         if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
-            return Err(Disconnect::Fault(format!("a message with more than {MAX_FDS} file descriptors")));
+            return Err(Disconnect::Fault(format!(
+                "a message with more than {MAX_FDS} file descriptors, or more than this process may have"
+            )));
         }
         match received.bytes {
             0 if self.filled == 0 => Err(Disconnect::Left),

@@ -147,11 +147,7 @@ impl Frontend {
                     }
                 };
                 if let Err(e) = set {
-                    queue.call = None;
-                    return Err(format!(
-                        "queue {}: its call eventfd cannot be used, it has none now: {e}",
-                        vring.index
-                    ));
+                    return Err(format!("queue {}: its call eventfd cannot be used: {e}", vring.index));
                 }
                 if queue.started {
                     // The driver may sleep on an interrupt that went to the eventfd before this one.
@@ -168,6 +164,9 @@ impl Frontend {
                 return Ok(Reply::With(described.to_bytes().to_vec(), Some(fd)));
             }
             Message::SetInflightFd(table) => {
+                if let Some(index) = self.queues.iter().position(|queue| queue.started) {
+                    return Err(format!("an in-flight table while queue {index} is started; stop it first"));
+                }
                 let guard = self.memory.guard();
                 self.table = Some(Table::map(&table, &fds[0], self.queues.len() as u16, guard)?);
             }
@@ -219,6 +218,7 @@ impl Frontend {
             changes.push(Change::Unkick { queue: index });
         }
         changes.push(change);
+        queue.resumed |= self.replaying && !queue.started;
         self.refresh(index);
         let queue = &mut self.queues[usize::from(index)];
         if !queue.started && queue.notice.is_none() {
@@ -247,7 +247,7 @@ impl Frontend {
             let lent = self.table.as_ref().and_then(|table| table.marks(index, queue.size));
             let marks = lent.or_else(|| self.own_table.marks(index, queue.size));
             let marks = marks.expect("our own table has room for every queue of every size");
-            if let Err(why) = queue.start(&self.memory, marks, self.replaying, event_idx, indirect) {
+            if let Err(why) = queue.start(&self.memory, marks, event_idx, indirect) {
                 queue.notice = Some(why);
             }
         }

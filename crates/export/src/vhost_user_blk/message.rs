@@ -114,6 +114,13 @@ fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// Whether file descriptors belong to a whole message.
+pub(super) fn takes_fds(bytes: &[u8]) -> bool {
+    split(bytes).is_ok_and(|(header, payload)| {
+        Message::parse(header.request, payload).is_ok_and(|message| message.fds() > 0)
+    })
+}
+
 /// Takes a whole message apart: its header and its payload.
 pub(super) fn split(bytes: &[u8]) -> Result<(Header, &[u8]), String> {
     let short = || "a message without a header".to_string();

@@ -84,6 +84,8 @@ pub(super) struct Queue {
     pub enabled: Option<bool>,
     pub addresses: Option<VringAddr>,
     pub base: u16,
+    /// An earlier process served this life of the queue: what its table says holds, whatever the base.
+    pub resumed: bool,
     pub kick: Option<Kick>,
     pub call: Option<Signal>,
     pub error: Option<OwnedFd>,
@@ -117,19 +119,18 @@ impl Queue {
             enabled: None,
             addresses: None,
             base: 0,
+            resumed: false,
             kick: None,
             call: None,
             error: None,
         }
     }
 
-    /// Begins to serve the ring, after recovery of what an earlier process left behind. `resumed`: that process
-    /// served this very life of the queue.
+    /// Begins to serve the ring, after recovery of what an earlier process left behind.
     pub(super) fn start(
         &mut self,
         memory: &Memory,
         mut marks: Marks,
-        resumed: bool,
         event_idx: bool,
         indirect: bool,
     ) -> Result<(), String> {
@@ -139,7 +140,7 @@ impl Queue {
         let size = self.size;
         let mut resubmit = marks.recover(used).heads;
         let mut next = used.wrapping_add(resubmit.len() as u16);
-        if marks.is_own() && !resumed && next != self.base {
+        if marks.is_own() && !self.resumed && next != self.base {
             // Our own table is about an earlier life of this queue.
             marks.clear(used);
             resubmit.clear();
@@ -158,6 +159,7 @@ impl Queue {
         (self.event_idx, self.indirect) = (event_idx, indirect);
         self.ring = Some(ring);
         self.started = true;
+        self.resumed = false;
         if used != 0 || !self.resubmit.is_empty() {
             // An earlier process may have gone between its last answer and the interrupt for it.
             self.signal();
@@ -187,6 +189,7 @@ impl Queue {
         self.started = false;
         self.stopping = false;
         self.live = false;
+        self.resumed = false;
         self.ring = None;
         self.broken = false;
         self.resubmit.clear();

@@ -79,7 +79,8 @@ impl Record {
             Message::GetVringBase(VringState { index, .. }) => {
                 self.kept.remove(&Key::Queue(index, Part::Kick));
                 // The answer has the shape of SET_VRING_BASE.
-                if let Some(base) = answer.and_then(|bytes| bytes.get(message::HEADER_BYTES..)) {
+                let base = answer.and_then(|bytes| bytes.get(message::HEADER_BYTES..));
+                if let Some(base) = base.filter(|base| base.len() == 8 && base[..4] == index.to_ne_bytes()) {
                     let bytes = request(code::SET_VRING_BASE, base);
                     self.kept.insert(Key::Queue(index, Part::Base), Packet { bytes, fds: Vec::new() });
                 }

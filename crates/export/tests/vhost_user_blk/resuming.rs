@@ -102,6 +102,9 @@ fn regions_that_went_and_a_device_that_was_reset_stay_so() {
     let mut rig = rig(ALL_FEATURES);
     let records = |rig: &Rig| rig.relay.as_ref().unwrap().record.packets().count();
     let all = records(&rig);
+    for n in 0..5 {
+        assert!(rig.simple(0, n, Some((DATA, 512, true))).is_some());
+    }
     let mut region = vec![0; 8];
     region.extend_from_slice(&rig.memory.region());
     rig.tell(38, &region, &[]);
@@ -110,6 +113,7 @@ fn regions_that_went_and_a_device_that_was_reset_stay_so() {
     assert!(!rig.frontend.is_live(0), "its ring is not mapped");
     rig.add_memory();
     assert!(rig.frontend.is_live(0), "and now it is");
+    assert!(!rig.frontend.has_work(0), "nothing that was answered is done again");
     assert!(rig.simple(0, 3, Some((DATA, 512, true))).is_some());
 
     // SET_MEM_TABLE takes the place of all.
@@ -125,6 +129,33 @@ fn regions_that_went_and_a_device_that_was_reset_stay_so() {
     rig.die();
     assert!(!rig.frontend.is_live(0));
     assert_eq!(records(&rig), 2, "protocol features and memory outlive the reset of the device");
+}
+
+#[test]
+fn a_table_cannot_be_lent_to_a_queue_that_runs() {
+    let mut rig = rig(ALL_FEATURES);
+    let mut description = 16448u64.to_ne_bytes().to_vec();
+    description.extend_from_slice(&0u64.to_ne_bytes());
+    description.extend_from_slice(&[1, 0, 16, 0, 0, 0, 0, 0]);
+    let fd = rig.memory.fd.try_clone().unwrap();
+    assert!(!rig.try_tell(32, &description, &[fd.as_fd()]), "its requests are in another");
+    rig.die();
+    assert!(rig.simple(0, 3, Some((DATA, 512, true))).is_some());
+}
+
+#[test]
+fn surplus_descriptors_are_not_kept() {
+    let mut rig = rig(ALL_FEATURES);
+    let kept = |rig: &Rig| rig.relay.as_ref().unwrap().record.packets().map(|p| p.fds.len()).sum::<usize>();
+    let before = kept(&rig);
+    let fd = rig.memory.fd.try_clone().unwrap();
+    for request in [2, 18] {
+        let payload = if request == 2 { ALL_FEATURES.to_ne_bytes().to_vec() } else { Rig::vring(0, 1) };
+        rig.tell(request, &payload, &[fd.as_fd(); 8]);
+    }
+    // A kick that says that none comes with it.
+    rig.tell(14, &(1u64 << 8).to_ne_bytes(), &[fd.as_fd(); 8]);
+    assert_eq!(kept(&rig), before);
 }
 
 #[test]

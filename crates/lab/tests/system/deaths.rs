@@ -46,7 +46,15 @@ fn kill_worker(disk: &Disk, last: u32, longest: Duration, rng: &mut Rng) -> u32 
         pid != last && pid != 0
     });
     std::thread::sleep(Duration::from_micros(rng.below(longest.as_micros() as u64)));
-    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    let worker = Pid::from_raw(pid as i32).unwrap();
+    // Once in a while it stands still for a moment before.
+    if rng.below(8) == 0 {
+        kill_process(worker, Signal::STOP).unwrap();
+        std::thread::sleep(Duration::from_micros(rng.below(100_000)));
+        kill_process(worker, Signal::CONT).unwrap();
+    }
+    let signals = [Signal::KILL, Signal::KILL, Signal::ABORT, Signal::TERM];
+    kill_process(worker, signals[rng.below(signals.len() as u64) as usize]).unwrap();
     pid
 }
 
@@ -261,4 +269,72 @@ fn upgrades_under_load_lose_nothing() {
     println!("pauses {pauses:?} ms, the slowest request {} ms", slowest / 1_000_000);
     drop(driver);
     disk.stop().unwrap();
+}
+
+/// NBD has no way to go on with a connection: its client connects again and repeats what was not answered.
+#[test]
+fn an_nbd_client_that_connects_again_sees_no_error() {
+    let Some(world) = World::new(&["qemu-io"]) else { return };
+    let image = world.image(8 * MIB);
+    let disk = world.serve(&image, &["--size", "64M", "--ram", "8M", "--overflow", "128M"]);
+    let mut rng = Rng::new(seed());
+    let done = AtomicBool::new(false);
+    let killed = std::thread::scope(|scope| {
+        let killer = scope.spawn(|| {
+            let (mut last, mut killed) = (0, 0);
+            while !done.load(Ordering::Relaxed) {
+                last = kill_worker(&disk, last, Duration::from_millis(120), &mut rng);
+                killed += 1;
+            }
+            killed
+        });
+        let commands: Vec<String> = (0..400u64)
+            .flat_map(|i| {
+                let (at, pattern) = (i * 37 % 60, i % 250 + 1);
+                [format!("write -P {pattern} {at}M 1M"), format!("read -P {pattern} {at}M 1M")]
+            })
+            .collect();
+        let target = format!(
+            "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.reconnect-delay=60,file.open-timeout=30",
+            disk.nbd().display()
+        );
+        let mut qemu_io = std::process::Command::new("qemu-io");
+        qemu_io.args(["--image-opts", &target]);
+        commands.iter().for_each(|command| _ = qemu_io.args(["-c", command]));
+        let text = succeeds(&mut qemu_io);
+        done.store(true, Ordering::Relaxed);
+        assert!(!text.contains("failed") && !text.contains("error"), "{text}");
+        killer.join().unwrap()
+    });
+    println!("{killed} workers killed");
+    assert!(killed >= 5, "{killed}");
+    until("the last one's successor", &disk, || disk.figure("worker_pid").is_ok_and(|pid| pid != 0));
+    disk.stop().unwrap();
+}
+
+/// Workers serve on without their supervisor until the last client has left; then nothing is left of the disk.
+#[test]
+fn without_its_supervisor_a_worker_serves_on_until_its_vmm_leaves() {
+    let Some(world) = World::new(&[]) else { return };
+    let image = world.image(16 * MIB);
+    let disk = world.serve(&image, &["--size", "64M", "--ram", "8M", "--overflow", "128M"]);
+    let mut oracle = Oracle::with_base(64 * MIB, 5, &image).unwrap();
+    let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
+    let mixed = |seed| Mixed {
+        start_bytes: 0,
+        span_bytes: 64 * MIB,
+        largest_bytes: 256 << 10,
+        depth: 32,
+        end: End::Count(2000),
+        seed,
+    };
+    driver.run_mixed(&mixed(1), &mut oracle).unwrap();
+    let worker = disk.worker().unwrap();
+    let supervisor = Pid::from_raw(disk.supervisor() as i32).unwrap();
+    kill_process(supervisor, Signal::KILL).unwrap();
+    driver.run_mixed(&mixed(2), &mut oracle).unwrap();
+    driver.verify(&oracle).unwrap();
+    // What the VMM says on its way out is answered by the worker now.
+    drop(driver);
+    until("the worker has gone", &disk, || !std::path::Path::new(&format!("/proc/{worker}")).exists());
 }

@@ -5,9 +5,8 @@
 //! connection.
 
 use super::control::{Answer, Peer, Request};
-use super::error::SupervisorError;
 use super::event_loop::Supervisor;
-use super::session::{Session, cannot_pass};
+use super::session::Session;
 use crate::channel::{ClientKind, ToWorker};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -51,11 +50,11 @@ pub(super) struct Reset {
 }
 
 impl Supervisor {
-    pub(super) fn on_export(&mut self, index: usize) -> Result<(), SupervisorError> {
+    pub(super) fn on_export(&mut self, index: usize) {
         let (kind, listener) = &self.exports[index];
         let kind = *kind;
         let accepted = listener.accept();
-        let Some(socket) = self.accepted(accepted) else { return Ok(()) };
+        let Some(socket) = self.accepted(accepted) else { return };
         if self.clients.values().filter(|client| client.kind() == kind).count() >= MAX_CLIENTS {
             if !std::mem::replace(&mut self.told_full, true) {
                 (self.log)(&format!(
@@ -63,7 +62,7 @@ impl Supervisor {
                     name(kind)
                 ));
             }
-            return Ok(());
+            return;
         }
         let id = self.new_id();
         match kind {
@@ -72,28 +71,44 @@ impl Supervisor {
                 self.tell(ToWorker::Client { id, kind }, vec![socket]);
             }
             ClientKind::VhostUser => {
-                let session = Session::new(id, socket, self.disk.queues()).map_err(cannot_pass)?;
-                for (message, fds) in session.introduce().map_err(cannot_pass)? {
-                    self.tell(message, fds);
+                let made = Session::new(id, socket, self.disk.queues())
+                    .and_then(|session| session.introduce().map(|parcels| (session, parcels)));
+                match made {
+                    Ok((session, parcels)) => {
+                        parcels.into_iter().for_each(|(message, fds)| self.tell(message, fds));
+                        self.clients.insert(id, Client::Vmm(Box::new(session)));
+                    }
+                    Err(e) => {
+                        let text = format!("a VMM is turned away: {}", super::error::plain(&e));
+                        self.announce("client", &text);
+                    }
                 }
-                self.clients.insert(id, Client::Vmm(Box::new(session)));
             }
         }
-        Ok(())
     }
 
     /// A VMM has sent something, or hung up.
-    pub(super) fn on_vmm(&mut self, id: u64, flags: PollFlags) -> Result<(), SupervisorError> {
-        let Some(Client::Vmm(session)) = self.clients.get_mut(&id) else { return Ok(()) };
+    pub(super) fn on_vmm(&mut self, id: u64, flags: PollFlags) {
+        let Some(Client::Vmm(session)) = self.clients.get_mut(&id) else { return };
         let parcel = match flags.contains(PollFlags::IN) {
-            true => session.next()?,
+            true => session.next(),
             // Nothing can be read now, and nothing will be answered any more.
             false => Some(session.leave(&vhost_user_blk::Disconnect::Left)),
         };
         if let Some((message, fds)) = parcel {
             self.tell(message, fds);
         }
-        Ok(())
+        self.forget_left();
+    }
+
+    /// Without a worker nobody else has to let go of a VMM that has left.
+    fn forget_left(&mut self) {
+        if self.life.worker.is_none() {
+            self.clients.retain(|_, client| match client {
+                Client::Nbd => true,
+                Client::Vmm(session) => session.interest().is_some(),
+            });
+        }
     }
 
     /// The worker has answered a VMM's message.
@@ -125,16 +140,26 @@ impl Supervisor {
 
     /// A worker has died: forgets those whose connection ended with it, and says how many NBD clients they were.
     pub(super) fn drop_lost_clients(&mut self) -> usize {
-        let all = self.clients.len();
-        let mut vmms = 0;
-        self.clients.retain(|_, client| match client {
-            Client::Nbd => false,
+        let (mut nbd, mut let_go) = (0, Vec::new());
+        self.clients.retain(|&id, client| match client {
+            Client::Nbd => {
+                nbd += 1;
+                false
+            }
             Client::Vmm(session) => {
-                vmms += 1;
-                session.interest().is_some()
+                let (present, survives) = (session.interest().is_some(), session.survives());
+                if present && !survives {
+                    let_go.push(id);
+                }
+                survives
             }
         });
-        all - vmms
+        for id in let_go {
+            let text =
+                format!("vhost-user client {id}: let go: worker after worker died with its message in hand");
+            self.announce("client", &text);
+        }
+        nbd
     }
 
     pub(super) fn on_control(&mut self) {

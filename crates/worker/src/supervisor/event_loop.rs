@@ -60,6 +60,7 @@ enum Source {
 impl Supervisor {
     /// Makes the disk and its sockets and starts the worker. Wait with [`Supervisor::ready`].
     pub fn start(options: Options, program: &Program, mut log: Log) -> Result<Supervisor, SupervisorError> {
+        allow_fds();
         let rights = Rights::new(options.socket_mode, options.socket_group.as_deref())?;
         let disk = Disk::prepare(&options, &mut log)?;
         let window = Window::open(&disk.meta)?;
@@ -208,8 +209,8 @@ impl Supervisor {
                 Source::WorkerEnd => self.on_worker_end()?,
                 Source::Channel => self.on_channel(flags)?,
                 Source::Newcomer => self.on_newcomer()?,
-                Source::Export(index) => self.on_export(index)?,
-                Source::Vmm(id) => self.on_vmm(id, flags)?,
+                Source::Export(index) => self.on_export(index),
+                Source::Vmm(id) => self.on_vmm(id, flags),
                 Source::Control => self.on_control(),
                 Source::Peer(id) => self.on_peer(id, flags),
                 Source::Wake(index) => woken = woken.or(Some(index)),
@@ -232,7 +233,7 @@ impl Supervisor {
                 // Its last words may say why.
                 Source::WorkerEnd => self.on_channel(PollFlags::IN)?,
                 Source::Channel => self.on_channel(flags)?,
-                Source::Vmm(id) => self.on_vmm(id, flags)?,
+                Source::Vmm(id) => self.on_vmm(id, flags),
                 Source::Wake(_) => hurried = true,
                 Source::Newcomer | Source::Export(_) | Source::Control | Source::Peer(_) => {}
             }
@@ -276,7 +277,7 @@ impl Supervisor {
 
         let mut fds: Vec<_> =
             sources.iter().map(|(_, fd, interest)| PollFd::from_borrowed_fd(*fd, *interest)).collect();
-        let upgrade = self.upgrade.as_ref().and_then(Upgrade::deadline);
+        let upgrade = self.upgrade.as_ref().map(Upgrade::deadline);
         let until = [deadline, self.life.deadline(), upgrade, self.accept_after].into_iter().flatten().min();
         let timeout = until.map(|until| {
             let left = until.saturating_duration_since(now);
@@ -290,6 +291,15 @@ impl Supervisor {
         let hits = sources.iter().zip(&fds).map(|((source, ..), fd)| (*source, fd.revents()));
         Ok(hits.filter(|(_, flags)| !flags.is_empty()).collect())
     }
+}
+
+/// As many fds as this process may have: a VMM may lend hundreds of memory regions and eventfds, which are held here
+/// and passed on.
+fn allow_fds() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let most = getrlimit(Resource::Nofile).maximum;
+    // Without it a VMM that lends too many is turned away.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
 }
 
 fn text(path: &Path) -> String {

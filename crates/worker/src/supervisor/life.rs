@@ -21,6 +21,10 @@ pub(super) const STOP_DEADLINE: Duration = Duration::from_secs(10);
 const END_DEADLINE: Duration = Duration::from_secs(5);
 /// A worker that dies sooner than this has not helped.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
+/// Messages of a worker that are heard before others have their turn.
+const MESSAGES_PER_ROUND: usize = 64;
+/// Lines of a worker in the log in a second at most.
+const LINES_PER_SECOND: u32 = 100;
 /// How many short lives are followed by the next one at once.
 const EAGER_STARTS: u32 = 3;
 /// The longest rest after a short life.
@@ -41,6 +45,9 @@ pub(super) struct Life {
     start_at: Option<Instant>,
     /// Set when the worker has closed its channel: when it must have ended.
     end_by: Option<Instant>,
+    /// Lines of workers in the log since that time.
+    lines: u32,
+    lines_since: Instant,
 }
 
 impl Life {
@@ -54,6 +61,8 @@ impl Life {
             short_lives: 0,
             start_at: None,
             end_by: None,
+            lines: 0,
+            lines_since: Instant::now(),
         }
     }
 
@@ -71,6 +80,16 @@ impl Life {
     /// The process that serves, or is about to; 0 between two of them.
     pub fn worker_pid(&self) -> u32 {
         self.worker.as_ref().map_or(0, Worker::pid)
+    }
+
+    /// Whether another line of the worker goes into the log in this second. It paces itself; one that does not is no
+    /// worker of ours any more.
+    fn may_say_more(&mut self) -> bool {
+        if self.lines_since.elapsed() > Duration::from_secs(1) {
+            (self.lines_since, self.lines) = (Instant::now(), 0);
+        }
+        self.lines += 1;
+        self.lines <= LINES_PER_SECOND
     }
 
     fn rest(&self) -> Duration {
@@ -91,6 +110,11 @@ impl Supervisor {
 
     /// Tells a worker all that it must know: the disk is its to serve.
     pub(super) fn introduce(&mut self, worker: Worker) -> Result<(), SupervisorError> {
+        // One that left while nobody served need not be met.
+        self.clients.retain(|_, client| match client {
+            Client::Nbd => false,
+            Client::Vmm(session) => session.interest().is_some(),
+        });
         (self.life.serving, self.life.start_at, self.life.end_by) = (false, None, None);
         self.life.since = Instant::now();
         let (message, fds) = self.disk.start_message()?;
@@ -110,20 +134,25 @@ impl Supervisor {
         let Some(worker) = &mut self.life.worker else { return };
         if let Err(e) = worker.send(message, fds) {
             (self.log)(&e.to_string());
-            worker.kill();
+            worker.end();
         }
     }
 
-    /// Hears what the worker says.
+    /// Hears what the worker says, some of it at a time: it must not keep others waiting.
     pub(super) fn on_channel(&mut self, flags: PollFlags) -> Result<(), SupervisorError> {
+        self.hear(flags, MESSAGES_PER_ROUND)
+    }
+
+    fn hear(&mut self, flags: PollFlags, most: usize) -> Result<(), SupervisorError> {
         if flags.contains(PollFlags::OUT)
             && let Some(worker) = &mut self.life.worker
             && let Err(e) = worker.send_waiting()
         {
             (self.log)(&e.to_string());
-            worker.kill();
+            worker.end();
         }
-        while let Some(worker) = &mut self.life.worker {
+        for _ in 0..most {
+            let Some(worker) = &mut self.life.worker else { break };
             match worker.receive() {
                 Ok(Received::Message(message, fds)) => self.on_message(message, fds)?,
                 Ok(Received::Nothing) => break,
@@ -133,7 +162,7 @@ impl Supervisor {
                 }
                 Err(e) => {
                     (self.log)(&e.to_string());
-                    worker.kill();
+                    worker.end();
                     break;
                 }
             }
@@ -165,8 +194,8 @@ impl Supervisor {
 
     /// Its process has ended, if it has.
     pub(super) fn on_worker_end(&mut self) -> Result<(), SupervisorError> {
-        // Its last words.
-        self.on_channel(PollFlags::IN)?;
+        // Its last words: as many as the channel holds.
+        self.hear(PollFlags::IN, usize::MAX)?;
         match self.life.worker.as_mut().and_then(Worker::ended) {
             Some(status) => self.lose_worker(&status.to_string()),
             None => Ok(()),
@@ -272,7 +301,11 @@ impl Supervisor {
             FromWorker::ClientGone { id, reason } => self.on_client_gone(id, &reason),
             FromWorker::ResetDone { result } => self.on_reset_done(result),
             FromWorker::SetDone { result } => self.on_change_done(result),
-            FromWorker::Event { kind, text } => self.announce(&kind, &text),
+            FromWorker::Event { kind, text } => {
+                if self.life.may_say_more() {
+                    self.announce(&kind, &text);
+                }
+            }
         }
         Ok(())
     }

@@ -165,6 +165,11 @@ impl Worker {
         self.child.try_wait().ok().flatten()
     }
 
+    /// Ends it at once; its pidfd tells when it has ended.
+    pub fn end(&self) {
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
     /// Ends it at once and waits for that.
     pub fn kill(&mut self) {
         match rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL) {

@@ -12,6 +12,9 @@ use spillway_export::vhost_user_blk::{Answer, Connection, Disconnect, Packet, Re
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+/// Workers that may die with one message in hand.
+const MOST_DEATHS: u32 = 50;
+
 /// A message for the worker, with its fds.
 pub(super) type Parcel = (ToWorker, Vec<OwnedFd>);
 
@@ -24,6 +27,8 @@ pub(super) struct Session {
     record: Record,
     /// With the worker.
     asked: Option<Packet>,
+    /// Workers that died with it.
+    deaths: u32,
     /// It is on its way out, and the worker knows.
     left: bool,
 }
@@ -37,6 +42,7 @@ impl Session {
             table: inflight_table(queues)?,
             record: Record::default(),
             asked: None,
+            deaths: 0,
             left: false,
         })
     }
@@ -71,22 +77,31 @@ impl Session {
     }
 
     /// The next message of the VMM, to be given to the worker.
-    ///
-    /// # Errors
-    /// The supervisor's own fds have run out.
-    pub fn next(&mut self) -> Result<Option<Parcel>, SupervisorError> {
+    pub fn next(&mut self) -> Option<Parcel> {
         if self.asked.is_some() || self.left {
-            return Ok(None);
+            return None;
         }
         match self.connection.receive() {
-            Ok(Some(packet)) => {
-                let question = self.question(&packet).map_err(cannot_pass)?;
-                self.asked = Some(packet);
-                Ok(Some(question))
-            }
-            Ok(None) => Ok(None),
-            Err(why) => Ok(Some(self.leave(&why))),
+            Ok(Some(packet)) => match self.question(&packet) {
+                Ok(question) => {
+                    self.asked = Some(packet);
+                    self.deaths = 0;
+                    Some(question)
+                }
+                Err(e) => {
+                    Some(self.leave(&Disconnect::Fault(format!("its message cannot be passed on: {e}"))))
+                }
+            },
+            Ok(None) => None,
+            Err(why) => Some(self.leave(&why)),
         }
+    }
+
+    /// A worker has died. False: so many have with the same message in hand that it must be why, or the VMM is on its
+    /// way out: it is let go.
+    pub fn survives(&mut self) -> bool {
+        self.deaths += u32::from(self.asked.is_some());
+        !self.left && self.deaths < MOST_DEATHS
     }
 
     /// The VMM is gone, or is to be let go: what to tell the worker.

@@ -15,6 +15,8 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// How long the new one may take to serve.
+const SERVE_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a program may take to say what it is.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -41,8 +43,9 @@ pub(super) struct Upgrade {
 }
 
 impl Upgrade {
-    pub fn deadline(&self) -> Option<Instant> {
-        (!matches!(self.stage, Stage::Adopted(_))).then_some(self.deadline)
+    /// When the stage must have ended.
+    pub fn deadline(&self) -> Instant {
+        self.deadline
     }
 
     /// The channel of a program that has not said yet what it is. It also tells of its end.
@@ -115,6 +118,10 @@ impl Supervisor {
         upgrade.version = version;
         upgrade.deadline = Instant::now() + STOP_DEADLINE;
         self.upgrade = Some(upgrade);
+        if self.life.worker.is_none() {
+            // The old one has died meanwhile.
+            return self.adopt_newcomer().map(drop);
+        }
         self.tell(ToWorker::Stop, Vec::new());
         Ok(())
     }
@@ -122,11 +129,16 @@ impl Supervisor {
     /// The old worker has gone: the new one takes the disk. False: there is none.
     pub(super) fn adopt_newcomer(&mut self) -> Result<bool, SupervisorError> {
         match self.upgrade.take() {
-            Some(Upgrade { by, other, version, stage: Stage::Stopping(worker), deadline }) => {
+            Some(Upgrade { by, other, version, stage: Stage::Stopping(worker), .. }) => {
                 let other = std::mem::replace(&mut self.life.program, other);
-                let stage = Stage::Adopted(Instant::now());
+                let now = Instant::now();
+                let (stage, deadline) = (Stage::Adopted(now), now + SERVE_DEADLINE);
                 self.upgrade = Some(Upgrade { by, other, version, stage, deadline });
-                self.introduce(worker)?;
+                if let Err(e) = self.introduce(worker) {
+                    // It knows half of it: as if it had died.
+                    (self.log)(&e.to_string());
+                    self.life.worker.iter().for_each(Worker::end);
+                }
                 Ok(true)
             }
             other => {
@@ -163,15 +175,17 @@ impl Supervisor {
 
     /// What time alone brings.
     pub(super) fn keep_upgrade(&mut self) {
-        let late = self.upgrade.as_ref().is_some_and(|u| u.deadline().is_some_and(|by| Instant::now() >= by));
+        let late = self.upgrade.as_ref().is_some_and(|u| Instant::now() >= u.deadline());
         if !late {
             return;
         }
         match self.upgrade.as_ref().map(|u| &u.stage) {
-            Some(Stage::Stopping(_)) => {
-                // What it has not completed is done again by the new one.
-                if let Some(worker) = &mut self.life.worker {
-                    worker.kill();
+            Some(Stage::Stopping(_) | Stage::Adopted(_)) => {
+                // What the old one has not completed is done again by the new one; what the new one never began to
+                // serve is the old program's again.
+                if let (Some(upgrade), Some(worker)) = (&mut self.upgrade, &self.life.worker) {
+                    worker.end();
+                    upgrade.deadline += SERVE_DEADLINE;
                 }
             }
             _ => self.end_upgrade(format!(
