@@ -98,6 +98,13 @@ impl Disk {
         }
     }
 
+    /// Slots that the blocks of a new write can take at once: the free ones, but for that which a full log keeps for
+    /// writes that replace. None while others wait for them.
+    pub fn slots_to_take(&self) -> u32 {
+        let kept = u32::from(self.log.is_over());
+        if self.room_waiters.is_empty() { self.ram.free().saturating_sub(kept) } else { 0 }
+    }
+
     /// Panics unless every unfinished request has something to wait for, of a disk that would sleep. On a
     /// `healthy` one without I/O errors, those that wait for room must find none.
     pub fn check_rest(&self, healthy: bool) {

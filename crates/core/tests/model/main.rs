@@ -13,11 +13,13 @@ mod sim;
 use rng::Rng;
 use run::Run;
 use spillway_core::{DataMemory, DiskSpec, Errno, Event, LogShape, Mode, get};
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 
 /// Operations in one episode: one disk, from birth to end. A large disk has fewer.
 const EPISODE: u64 = 20_000;
 
-fn episode(seed: u64) -> u64 {
+fn episode(seed: u64, tally: &mut BTreeMap<&'static str, u64>) -> u64 {
     let mut run = Run::new(seed);
     let mut steps = 0;
     while run.next < if run.is_large() { EPISODE / 10 } else { EPISODE } {
@@ -28,6 +30,7 @@ fn episode(seed: u64) -> u64 {
         }
     }
     run.read_all();
+    run.sim.tally.iter().for_each(|(what, n)| *tally.entry(what).or_default() += n);
     run.next
 }
 
@@ -291,10 +294,10 @@ fn random_operations() {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     println!("model: {ops} operations from seed {seed} in {threads} threads");
     let run = |thread: u64| {
-        let (mut done, mut episode_seed) = (0, seed.wrapping_add(thread));
+        let (mut done, mut tally, mut episode_seed) = (0, BTreeMap::new(), seed.wrapping_add(thread));
         let mut seeds = Rng(episode_seed);
         while done < ops.div_ceil(threads) {
-            match std::panic::catch_unwind(|| episode(episode_seed)) {
+            match std::panic::catch_unwind(AssertUnwindSafe(|| episode(episode_seed, &mut tally))) {
                 Ok(n) => done += n,
                 Err(panic) => {
                     println!("model: FAILED, again: SPILLWAY_SEED={episode_seed} SPILLWAY_MODEL_OPS=1");
@@ -303,11 +306,15 @@ fn random_operations() {
             }
             episode_seed = seeds.next();
         }
-        done
+        (done, tally)
     };
-    let done: u64 = std::thread::scope(|scope| {
+    let all: Vec<(u64, BTreeMap<_, _>)> = std::thread::scope(|scope| {
         let all: Vec<_> = (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
-        all.into_iter().map(|t| t.join().expect("its panic is above")).sum()
+        all.into_iter().map(|t| t.join().expect("its panic is above")).collect()
     });
-    println!("model: {done} operations done");
+    let mut sums = BTreeMap::new();
+    all.iter().flat_map(|(_, tally)| tally).for_each(|(&what, n)| *sums.entry(what).or_insert(0) += n);
+    let done: u64 = all.iter().map(|(done, _)| done).sum();
+    println!("model: {done} operations done; {sums:?}");
+    assert!(done < 1_000_000 || sums.len() == 10, "in a long run all of it happens");
 }

@@ -8,7 +8,7 @@ use spillway_core::{
     BLOCK_BYTES, BLOCK_SECTORS, Counters, DataMemory, Disk, DiskSpec, Errno, Event, FullPolicy, Layout,
     LogShape, Meta, Mode, Operation, Request, SECTOR_BYTES, Token, Written, get,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 struct Memory {
     words: Vec<u64>,
@@ -128,6 +128,8 @@ fn is_roomy(spec: &DiskSpec) -> bool {
 struct Sent {
     operation: Operation,
     sector: u64,
+    sectors: u64,
+    version: oracle::Version,
     /// The sectors that it changes.
     changes: std::ops::Range<u64>,
     /// What had landed in the file when it came.
@@ -143,6 +145,11 @@ pub struct Run {
     oracle: Oracle,
     rng: Rng,
     sent: HashMap<u64, Sent>,
+    /// What a dead process left unfinished, in its order.
+    cut_off: VecDeque<Sent>,
+    /// What the oracle knows, and whether a reset is under way.
+    generation: u64,
+    resetting: bool,
     /// Number of the next request.
     pub next: u64,
     version: u32,
@@ -160,7 +167,9 @@ impl Run {
     pub fn new(seed: u64) -> Run {
         let mut rng = Rng(seed);
         let spec = random_spec(&mut rng);
-        let faults = if rng.chance(2) { rng.below(2_000) as u32 } else { 0 };
+        let faulty = rng.chance(2);
+        // Of some disks only the file system is full at times.
+        let faults = if faulty && !rng.chance(4) { rng.below(2_000) as u32 } else { 0 };
         // Room for the limit to grow, with huge pages or without.
         let huge_pages = rng.chance(3);
         let unit = if huge_pages { 2 << 20 } else { BLOCK_BYTES as u64 };
@@ -168,7 +177,7 @@ impl Run {
         let mut run = Run::on(spec, data, Rng(rng.next()));
         run.sim.faults = faults;
         run.sim.no_punching = run.rng.chance(8);
-        run.faulty = faults > 0;
+        run.faulty = faulty;
         run
     }
 
@@ -197,6 +206,9 @@ impl Run {
             oracle,
             rng,
             sent: HashMap::new(),
+            cut_off: VecDeque::new(),
+            generation: 1,
+            resetting: false,
             next: 1,
             version: 1,
             now_ns: 1,
@@ -310,10 +322,17 @@ impl Run {
         }
         self.sim.clients.insert(id, Client { data, result: None });
         let landed = self.sim.landed;
-        self.sent.insert(id, Sent { operation, sector, changes, landed });
+        self.sent.insert(id, Sent { operation, sector, sectors, version, changes, landed });
         let request = Request { token: Token(id), operation, sector, sectors: sectors as u32 };
+        let whole = matches!(operation, Operation::Write { .. })
+            && sector.is_multiple_of(BLOCK_SECTORS)
+            && sectors.is_multiple_of(BLOCK_SECTORS);
         let (disk, sim) = self.disk();
+        let finds_slots = whole && sectors / BLOCK_SECTORS <= u64::from(disk.slots_to_take());
+        let stalls = get(&disk.counters().stalls);
         disk.submit(sim, request);
+        let waits = get(&disk.counters().stalls) > stalls;
+        assert!(!(waits && finds_slots), "a write waits while slots are free: {:?}", self.disk);
         self.reap();
         self.disk().0.check_step((sector / BLOCK_SECTORS) as u32);
     }
@@ -420,6 +439,17 @@ impl Run {
         self.send(Operation::Write { fua: false }, block * BLOCK_SECTORS, BLOCK_SECTORS, self.version);
     }
 
+    /// Does something to these sectors; a write gives them a version of their own.
+    pub fn request(&mut self, operation: Operation, sector: u64, sectors: u64) {
+        self.version += 1;
+        self.send(operation, sector, sectors, self.version);
+    }
+
+    /// Whether this request is unfinished.
+    pub fn is_unfinished(&self, request: u64) -> bool {
+        self.sent.contains_key(&request)
+    }
+
     /// Writes so many blocks from this one on in one request.
     pub fn write_blocks(&mut self, block: u64, n: u64) {
         self.version += 1;
@@ -514,19 +544,64 @@ impl Run {
             self.spec.overflow_limit_bytes = self.random_limit();
             self.sim.lengthen(&self.spec);
         }
-        self.attach_again();
+        self.die();
+        self.attach();
+        // Some clients have an in-flight table, others are gone.
+        if self.rng.chance(2) {
+            self.redo();
+        }
+        self.cut_off.clear();
     }
 
-    /// The same, with the limit as it is.
+    /// The same, with the limit as it is, and all clients are gone.
     pub fn attach_again(&mut self) {
+        self.die();
+        self.cut_off.clear();
+        self.attach();
+    }
+
+    /// The process dies. What it has completed stays completed.
+    pub fn die(&mut self) {
         self.disk = None;
+        self.reap();
+        self.sim.count("crashes");
         self.sim.crash();
-        self.sent.clear();
         self.oracle.crash();
+        let mut sent: Vec<_> = std::mem::take(&mut self.sent).into_iter().collect();
+        sent.sort_by_key(|&(id, _)| id);
+        // Those that it had not done again yet came later.
+        for (_, sent) in sent.into_iter().rev() {
+            self.cut_off.push_front(sent);
+        }
+    }
+
+    /// Another process attaches to what the dead one left.
+    pub fn attach(&mut self) {
         self.disk = Some(self.memory.attach(self.spec, self.data));
         // Slots beyond the limit may hold memory: the new process must look.
         self.shrinking |= self.highest_limit_bytes > self.spec.ram_limit_bytes;
+        let generation = self.disk().0.generation();
+        if generation != self.generation {
+            assert!(self.resetting && generation == self.generation + 1, "generation {generation}");
+            self.begin_generation();
+        }
+        self.resetting = false;
         self.disk().0.check();
+    }
+
+    /// What was cut off is submitted again, in its order, as from an in-flight table.
+    pub fn redo(&mut self) {
+        while let Some(Sent { operation, sector, sectors, version, .. }) = self.cut_off.pop_front() {
+            self.send(operation, sector, sectors, version);
+        }
+    }
+
+    fn begin_generation(&mut self) {
+        self.generation = self.disk().0.generation();
+        self.resetting = false;
+        self.oracle.reset();
+        self.sim.forgotten = self.version;
+        self.sim.unstable.clear();
     }
 
     fn random_limit(&mut self) -> u64 {
@@ -543,6 +618,7 @@ impl Run {
         }
         let changed = self.disk().0.set_overflow_limit(bytes).is_ok();
         if changed {
+            self.sim.count("changes of the overflow limit");
             self.spec = spec;
         }
         changed
@@ -591,7 +667,7 @@ impl Run {
             turns += 1;
             assert!(turns < 100_000, "requests outlive cancel: {:?}", self.disk);
         }
-        let generation = self.disk().0.generation();
+        self.resetting = true;
         let mut turns = 0;
         loop {
             let (disk, sim) = self.disk();
@@ -600,20 +676,15 @@ impl Run {
             }
             if self.rng.chance(10) {
                 self.crash();
-                if self.disk().0.generation() == generation {
-                    // It had not begun.
-                    return;
-                }
-                break;
+                return;
             }
             self.end_operation();
             self.turn();
             turns += 1;
             assert!(turns < 100_000, "the reset does not end: {:?}", self.disk);
         }
-        self.oracle.reset();
-        self.sim.forgotten = self.version;
-        self.sim.unstable.clear();
+        self.sim.count("resets");
+        self.begin_generation();
         self.check();
     }
 
@@ -630,7 +701,9 @@ impl Run {
         self.next += 1;
         let data = vec![0xEE; (sectors * SECTOR_BYTES) as usize];
         self.sim.clients.insert(id, Client { data, result: None });
-        self.sent.insert(id, Sent { operation: Operation::Read, sector: 0, changes: 0..0, landed: 0 });
+        let read =
+            Sent { operation: Operation::Read, sector: 0, sectors, version: ZERO, changes: 0..0, landed: 0 };
+        self.sent.insert(id, read);
         let request =
             Request { token: Token(id), operation: Operation::Read, sector: 0, sectors: sectors as u32 };
         let (disk, sim) = self.disk();
@@ -649,6 +722,7 @@ impl Run {
             self.spec.full = if self.rng.chance(2) { FullPolicy::Pause } else { FullPolicy::Fail };
             let full = self.spec.full;
             self.disk().0.set_full_policy(full);
+            self.sim.count("changes of the policy");
             return;
         }
         let most = self.data.bytes / BLOCK_BYTES as u64;
@@ -670,6 +744,9 @@ impl Run {
         let (disk, _) = self.disk();
         let used = get(&disk.counters().ram_used_bytes);
         let granted = disk.set_ram_limit(bytes).is_ok();
+        if granted {
+            self.sim.count("changes of the RAM limit");
+        }
         self.spec.ram_limit_bytes = if granted { bytes } else { before };
         let possible = self.spec.mode.has_ram() && slots >= 16 && bytes <= self.data.bytes;
         assert!(
@@ -697,7 +774,10 @@ impl Run {
             4 if self.rng.chance(2) => self.change(),
             4 => self.stuck = 500,
             5 if self.rng.chance(2) => self.change_limit(),
-            5 if self.faulty && self.rng.chance(3) => self.sim.no_space = !self.sim.no_space,
+            5 if self.faulty && self.rng.chance(3) => {
+                self.sim.no_space = !self.sim.no_space;
+                self.sim.count("changes of a file system to full or back");
+            }
             6..=250 if self.sent.len() < 32 => self.submit(),
             _ if self.sent.len() < 8 => self.submit(),
             251..=500 => {

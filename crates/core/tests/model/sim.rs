@@ -6,7 +6,7 @@ use spillway_core::{
     BLOCK_BYTES, DataMemory, DiskSpec, Errno, Event, GuestBuffers, Io, Layout, OpId, PARTS, PartId, Slot,
     Token,
 };
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// One request as its client sees it.
 pub struct Client {
@@ -43,6 +43,14 @@ enum Pending {
     Drain,
 }
 
+/// An operation under way.
+struct UnderWay {
+    op: OpId,
+    pending: Pending,
+    /// It ends long after others that began with it.
+    slow: bool,
+}
+
 /// What a dead process had begun and has not landed yet: from this place on, these bytes, or a hole.
 struct Dead {
     offset: u64,
@@ -65,7 +73,7 @@ pub struct Sim {
     /// Nothing that a dead process had begun is under way.
     pub drained: bool,
     parts: Vec<Vec<u8>>,
-    pending: Vec<(OpId, Pending)>,
+    pending: Vec<UnderWay>,
     /// I/O of dead processes: it lands, or vanishes, at any moment until a drain has ended.
     dead: Vec<Dead>,
     pub rng: Rng,
@@ -82,6 +90,12 @@ pub struct Sim {
     pub landed: u64,
     /// Blocks of the file that no sync has made stable yet: which of those it was that changed them.
     pub unstable: HashMap<u64, u64>,
+    /// What is read back from the file is checked.
+    checked: bool,
+    /// Called before each store to a slot, for tests that stop there.
+    pub store: fn(),
+    /// What has gone wrong so far, and how often.
+    pub tally: BTreeMap<&'static str, u64>,
     /// Events seen, for tests that want some.
     pub events: Vec<Event>,
     /// The `meta` memory, to be spoilt where the map is given back.
@@ -126,6 +140,9 @@ impl Sim {
             no_punching: false,
             landed: 0,
             unstable: HashMap::new(),
+            checked: spec.mode.has_log(),
+            store: || {},
+            tally: BTreeMap::new(),
             events: Vec::new(),
             meta: std::ptr::null_mut(),
             map: Layout::of(spec).map_range(),
@@ -142,7 +159,17 @@ impl Sim {
         !self.pending.is_empty()
     }
 
-    /// Ends one operation, any one.
+    /// Notes that this has happened.
+    pub fn count(&mut self, what: &'static str) {
+        *self.tally.entry(what).or_default() += 1;
+    }
+
+    fn begin(&mut self, op: OpId, pending: Pending) {
+        let slow = self.rng.chance(64);
+        self.pending.push(UnderWay { op, pending, slow });
+    }
+
+    /// Ends one operation, any one; or none, when that is a slow one.
     pub fn end_one(&mut self) -> Option<Ended> {
         if !self.dead.is_empty() && self.rng.chance(4) {
             self.land_dead();
@@ -151,7 +178,10 @@ impl Sim {
             return None;
         }
         let i = self.rng.below(self.pending.len() as u64) as usize;
-        let (op, pending) = self.pending.swap_remove(i);
+        if self.pending[i].slow && !self.rng.chance(32) {
+            return None;
+        }
+        let UnderWay { op, pending, slow } = self.pending.swap_remove(i);
         let mut fault = self.rng.below(65_536) < u64::from(self.faults);
         let failing = match pending {
             Pending::ReadFile { .. } => &mut self.failing_reads,
@@ -160,6 +190,11 @@ impl Sim {
         };
         fault |= *failing > 0;
         *failing = failing.saturating_sub(1);
+        for (what, happens) in [("errors", fault), ("slow operations", slow)] {
+            if happens {
+                self.count(what);
+            }
+        }
         Some(match pending {
             Pending::ReadBase { .. } | Pending::ReadFile { .. } if fault => Ended::Read(op, Err(Errno::IO)),
             Pending::ReadBase { offset, len } => {
@@ -174,12 +209,20 @@ impl Sim {
             }
             Pending::ReadFile { offset, len, early } => {
                 let now = || self.file[offset as usize..][..len as usize].to_vec();
-                Ended::Read(op, Ok(early.unwrap_or_else(now)))
+                let mut bytes = early.unwrap_or_else(now);
+                if self.checked && self.rng.below(65_536) < u64::from(self.faults) {
+                    bytes[self.rng.below(u64::from(len)) as usize] ^= 1 << self.rng.below(8);
+                    self.count("flipped bits");
+                }
+                Ended::Read(op, Ok(bytes))
             }
             Pending::WriteFile { part, at, offset, len, early, sync } => {
                 let now = || self.parts[part.0 as usize][at..at + len as usize].to_vec();
                 let bytes = early.unwrap_or_else(now);
                 let fault = fault || self.no_space;
+                if self.no_space {
+                    self.count("writes to a full file system");
+                }
                 // A failed write may have written some sectors of it.
                 let whole = len as usize;
                 let landed =
@@ -247,7 +290,7 @@ impl Sim {
 
     /// The process dies. What was under way may land later.
     pub fn crash(&mut self) {
-        for (_, pending) in std::mem::take(&mut self.pending) {
+        for UnderWay { pending, .. } in std::mem::take(&mut self.pending) {
             match pending {
                 Pending::WriteFile { part, at, offset, len, early, .. } => {
                     let now = || self.parts[part.0 as usize][at..at + len as usize].to_vec();
@@ -345,6 +388,7 @@ impl GuestBuffers for Sim {
 
 impl Io for Sim {
     fn slot(&mut self, slot: Slot) -> &mut [u8] {
+        (self.store)();
         let range = self.slot_range(slot, 0, BLOCK_BYTES);
         &mut self.data[range]
     }
@@ -367,7 +411,12 @@ impl Io for Sim {
         }
         let client = self.clients.get(&token.0).expect("a token of an unfinished request");
         let bytes = &client.data[at as usize..][..len];
-        self.data[range].copy_from_slice(bytes);
+        // A process may die in the middle.
+        let (to, half) = (&mut self.data[range], len / 2 / 512 * 512);
+        (self.store)();
+        to[..half].copy_from_slice(&bytes[..half]);
+        (self.store)();
+        to[half..].copy_from_slice(&bytes[half..]);
         Ok(bytes.iter().all(|&b| b == 0))
     }
 
@@ -427,6 +476,7 @@ impl Io for Sim {
                 u32::from(unit.len() < self.held[first..][..512].iter().filter(|&&held| held).count());
         }
         for &slot in slots {
+            (self.store)();
             self.data[slot.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES].fill(0);
             self.held_slots -= u32::from(std::mem::replace(&mut self.held[slot.0 as usize], false));
         }
@@ -436,9 +486,11 @@ impl Io for Sim {
         assert!(pages.start.is_multiple_of(4096) && pages.end.is_multiple_of(4096));
         // What is not the map stays as it is: the core must not rely on its being zeroed by this.
         if pages.start >= self.map.start && pages.end <= self.map.end {
-            let (at, len) = (pages.start as usize, (pages.end - pages.start) as usize);
-            // SAFETY: the run points this at the memory, which is as long as the map's end.
-            unsafe { self.meta.add(at).write_bytes(0xA5, len) };
+            for at in pages.step_by(4096) {
+                (self.store)();
+                // SAFETY: the run points this at the memory, which is as long as the map's end.
+                unsafe { self.meta.add(at as usize).write_bytes(0xA5, 4096) };
+            }
         }
     }
 
@@ -452,7 +504,7 @@ impl Io for Sim {
 
     fn read_base(&mut self, op: OpId, offset: u64, len: u32) {
         assert!(offset + u64::from(len) <= self.base.len() as u64 && len > 0);
-        self.pending.push((op, Pending::ReadBase { offset, len }));
+        self.begin(op, Pending::ReadBase { offset, len });
     }
 
     fn read_overflow(&mut self, op: OpId, offset: u64, len: u32) {
@@ -461,7 +513,7 @@ impl Io for Sim {
         // The disk may take the bytes at any moment from now until the read has ended.
         let now = self.file.get(offset as usize..(offset + u64::from(len)) as usize);
         let early = (self.rng.below(2) == 0).then(|| now.map(<[u8]>::to_vec)).flatten();
-        self.pending.push((op, Pending::ReadFile { offset, len, early }));
+        self.begin(op, Pending::ReadFile { offset, len, early });
     }
 
     fn write_overflow(&mut self, op: OpId, part: PartId, part_at: usize, offset: u64, len: u32, sync: bool) {
@@ -472,7 +524,7 @@ impl Io for Sim {
         );
         self.assert_drained(offset, len.into());
         let range = offset..offset + u64::from(len);
-        for (_, other) in &self.pending {
+        for UnderWay { pending: other, .. } in &self.pending {
             if let Pending::WriteFile { offset, len, .. } = other {
                 assert!(
                     range.end <= *offset || offset + u64::from(*len) <= range.start,
@@ -482,26 +534,26 @@ impl Io for Sim {
         }
         let early =
             (self.rng.below(2) == 0).then(|| self.parts[part.0 as usize][part_at..][..len as usize].to_vec());
-        self.pending.push((op, Pending::WriteFile { part, at: part_at, offset, len, early, sync }));
+        self.begin(op, Pending::WriteFile { part, at: part_at, offset, len, early, sync });
     }
 
     fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64) {
         self.assert_drained(offset, len);
         let range = offset..offset + len;
-        for (_, other) in &self.pending {
+        for UnderWay { pending: other, .. } in &self.pending {
             if let Pending::WriteFile { offset, len, .. } | Pending::ReadFile { offset, len, .. } = other {
                 assert!(range.end <= *offset || offset + u64::from(*len) <= range.start, "a punch under I/O");
             }
         }
-        self.pending.push((op, Pending::Punch { offset, len }));
+        self.begin(op, Pending::Punch { offset, len });
     }
 
     fn drain_overflow(&mut self, op: OpId) {
-        self.pending.push((op, Pending::Drain));
+        self.begin(op, Pending::Drain);
     }
 
     fn sync_overflow(&mut self, op: OpId) {
-        self.pending.push((op, Pending::Sync { landed: self.landed }));
+        self.begin(op, Pending::Sync { landed: self.landed });
     }
 
     fn event(&mut self, event: Event) {
