@@ -17,6 +17,7 @@
 //! two directories counts: a reset is one store (`docs/design/008-reset-by-generation.md`).
 
 use crate::counters::Counters;
+use crate::crash_points;
 use crate::entry::Entry;
 use crate::error::DiskError;
 use crate::spec::{DiskSpec, FullPolicy, LogShape, Mode};
@@ -77,6 +78,13 @@ struct Header {
     ceiling: AtomicU64,
     /// Slots from here on were never used: their memory is not there.
     slots_used: AtomicU64,
+}
+
+/// A store to a word of the header.
+#[inline]
+fn put(word: &AtomicU64, value: u64, order: Ordering) {
+    crash_points::store();
+    word.store(value, order);
 }
 
 /// Where each piece lies, from the spec alone.
@@ -181,14 +189,14 @@ impl Meta {
         let existing = match h.magic.load(Ordering::Acquire) {
             0 => {
                 for (field, value, _) in fields {
-                    field.store(value, Ordering::Relaxed);
+                    put(field, value, Ordering::Relaxed);
                 }
-                h.generation.store(1, Ordering::Relaxed);
-                h.overflow_limit_bytes.store(spec.overflow_limit_bytes, Ordering::Relaxed);
-                h.segments_used.store(0, Ordering::Relaxed);
-                h.ceiling.store(0, Ordering::Relaxed);
-                h.layout_version.store(LAYOUT_VERSION, Ordering::Relaxed);
-                h.magic.store(MAGIC, Ordering::Release);
+                put(&h.generation, 1, Ordering::Relaxed);
+                put(&h.overflow_limit_bytes, spec.overflow_limit_bytes, Ordering::Relaxed);
+                put(&h.segments_used, 0, Ordering::Relaxed);
+                put(&h.ceiling, 0, Ordering::Relaxed);
+                put(&h.layout_version, LAYOUT_VERSION, Ordering::Relaxed);
+                put(&h.magic, MAGIC, Ordering::Release);
                 false
             }
             MAGIC => {
@@ -253,7 +261,7 @@ impl Meta {
     }
 
     pub(crate) fn set_overflow_limit(&self, bytes: u64) {
-        self.header().overflow_limit_bytes.store(bytes, Ordering::Relaxed);
+        put(&self.header().overflow_limit_bytes, bytes, Ordering::Relaxed);
     }
 
     /// Segments that the file may hold; at most as many as the table has.
@@ -262,7 +270,7 @@ impl Meta {
     }
 
     pub(crate) fn set_ceiling(&self, segments: u32) {
-        self.header().ceiling.store(segments.into(), Ordering::Relaxed);
+        put(&self.header().ceiling, segments.into(), Ordering::Relaxed);
     }
 
     fn header(&self) -> &Header {
@@ -289,12 +297,12 @@ impl Meta {
 
     /// From here on the header says this limit of the RAM tier.
     pub(crate) fn set_ram_limit(&self, bytes: u64) {
-        self.header().ram_limit_bytes.store(bytes, Ordering::Relaxed);
+        put(&self.header().ram_limit_bytes, bytes, Ordering::Relaxed);
     }
 
     /// From here on the header says this policy.
     pub(crate) fn set_full(&self, full: FullPolicy) {
-        self.header().full.store(full as u64, Ordering::Relaxed);
+        put(&self.header().full, full as u64, Ordering::Relaxed);
     }
 
     /// Slots from this one on were never used, by no process.
@@ -305,12 +313,12 @@ impl Meta {
     /// Said before the first of them is used.
     #[inline]
     pub(crate) fn set_slots_used(&self, slots: u32) {
-        self.header().slots_used.store(u64::from(slots), Ordering::Release);
+        put(&self.header().slots_used, u64::from(slots), Ordering::Release);
     }
 
     /// From here on whoever attaches finds every block forgotten.
     pub(crate) fn begin_reset(&self) {
-        self.header().ending.store(self.generation(), Ordering::SeqCst);
+        put(&self.header().ending, self.generation(), Ordering::SeqCst);
     }
 
     /// Forgets every block, by one store: afterwards the disk reads as its base image. The other directory is
@@ -318,7 +326,7 @@ impl Meta {
     pub(crate) fn reset(&mut self) {
         let generation = self.generation().wrapping_add(1);
         self.directory_at = self.layout.directory(generation).start;
-        self.header().generation.store(generation, Ordering::SeqCst);
+        put(&self.header().generation, generation, Ordering::SeqCst);
     }
 
     /// Ends a generation whose end had begun when its process died.
@@ -349,6 +357,7 @@ impl Meta {
     /// What the other directory says of the region counts no more.
     pub(crate) fn forget(&self, region: usize) {
         if self.leftover(region).is_some() {
+            crash_points::store();
             self.byte(self.other_directory().start, region)
                 .store(RegionState::Untouched as u8, Ordering::Release);
         }
@@ -385,6 +394,7 @@ impl Meta {
     /// Sets a region's directory byte.
     pub fn set_region(&self, region: usize, state: RegionState) {
         assert!(region < self.layout.regions);
+        crash_points::store();
         self.byte(self.directory_at, region).store(state as u8, Ordering::Release);
     }
 
@@ -402,6 +412,7 @@ impl Meta {
     /// Marks a segment.
     pub(crate) fn set_segment(&self, segment: u32, mark: SegmentMark) {
         assert!((segment as usize) < self.layout.segments);
+        crash_points::store();
         self.byte(self.layout.segments_at, segment as usize).store(mark as u8, Ordering::Release);
     }
 
@@ -412,7 +423,7 @@ impl Meta {
 
     /// The segments below this one have marks.
     pub(crate) fn set_segments_used(&self, segments: u32) {
-        self.header().segments_used.store(segments.into(), Ordering::Release);
+        put(&self.header().segments_used, segments.into(), Ordering::Release);
     }
 
     #[inline]
@@ -431,6 +442,7 @@ impl Meta {
     /// The commit: one release store.
     #[inline]
     pub fn set_entry(&self, block: Block, entry: Entry) {
+        crash_points::store();
         self.cell(block).store(entry.bits(), Ordering::Release);
     }
 

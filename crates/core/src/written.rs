@@ -4,6 +4,7 @@
 //! Invariant: a word counts for the generation that it names; in any other it is nothing. So a reset touches none.
 //! A word is cleared while its generation is forgotten, long before the 16 bits of generation in it come round.
 
+use crate::crash_points;
 use crate::meta::Meta;
 use crate::units::{Block, REGION_BLOCKS};
 use std::ops::Range;
@@ -72,6 +73,7 @@ impl Meta {
             if Written::from_bits(word.load(Relaxed)).blocks(generation) > 0 {
                 none = false;
             } else {
+                crash_points::store();
                 word.store(0, Relaxed);
             }
         }

@@ -596,6 +596,16 @@ impl Run {
         }
     }
 
+    /// No client comes back for what was cut off.
+    pub fn forget_cut_off(&mut self) {
+        self.cut_off.clear();
+    }
+
+    /// Whether the disk's mode has an overflow log.
+    pub fn has_log(&self) -> bool {
+        self.spec.mode.has_log()
+    }
+
     fn begin_generation(&mut self) {
         self.generation = self.disk().0.generation();
         self.resetting = false;
