@@ -7,6 +7,7 @@
 mod canary;
 mod oracle;
 mod rng;
+#[allow(dead_code, reason = "the crash tests use more of it")]
 mod run;
 mod sim;
 
@@ -212,6 +213,52 @@ fn the_ram_limit_changes_while_the_disk_serves() {
     assert!(!run.set_ram_slots(16), "the overflow has no room for all of it");
     assert_eq!(run.unfinished(), 0);
     run.read_all();
+}
+
+/// Two clients write without pause into a full RAM tier, and one is always the first to come: neither gets more than
+/// 60% of what completes, no write waits longer than the others need that were there before it, and each wait is
+/// counted.
+#[test]
+fn a_full_tier_is_shared_fairly() {
+    const DEPTH: usize = 16;
+    let spec = DiskSpec {
+        size_bytes: 4096 * 4096,
+        overflow_limit_bytes: 1_000 * 8 * 4096,
+        ..run::full_spec(Mode::RamOverflow)
+    };
+    let mut run = Run::with(spec, 13);
+    let (mut clients, mut completed, mut blocks) = ([vec![], vec![]], [0u64; 2], 0);
+    let (mut turns, mut longest) = (0, 0);
+    while completed[0] + completed[1] < 20_000 {
+        for client in 0..2 {
+            clients[client].retain(|&(request, since)| {
+                let stays = run.is_unfinished(request);
+                completed[client] += u64::from(!stays);
+                longest = longest.max(turns - since);
+                stays
+            });
+            while clients[client].len() < DEPTH {
+                run.write_block(client as u64 * 2_048 + blocks % 2_000);
+                blocks += 1;
+                clients[client].push((run.next - 1, turns));
+            }
+        }
+        for _ in 0..4 {
+            run.end_operation();
+        }
+        run.turn();
+        turns += 1;
+    }
+    println!("fair: {completed:?} in {turns} turns, the longest wait took {longest}");
+    let all = completed[0] + completed[1];
+    assert!(completed.iter().all(|&n| n * 10 <= all * 6), "{completed:?}");
+    assert!(longest <= 100, "a write has waited for {longest} turns");
+    let c = run.counters();
+    let (stalls, urgent) = (get(&c.stalls), get(&c.evictions_urgent));
+    assert!(stalls > all / 2 && urgent > 0 && get(&c.stalls_ns) > 0, "{stalls} stalls, {urgent} urgent");
+    run.rest();
+    assert_eq!(get(&run.counters().waiting), 0);
+    run.check();
 }
 
 /// While writes take new memory, some is made ready ahead of them, never much, and none stays that is not used.
