@@ -82,6 +82,7 @@ struct Header {
 
 /// A store to a word of the header.
 #[inline]
+#[cfg_attr(feature = "crash-points", track_caller)]
 fn put(word: &AtomicU64, value: u64, order: Ordering) {
     crash_points::store();
     word.store(value, order);
@@ -392,6 +393,7 @@ impl Meta {
     }
 
     /// Sets a region's directory byte.
+    #[cfg_attr(feature = "crash-points", track_caller)]
     pub fn set_region(&self, region: usize, state: RegionState) {
         assert!(region < self.layout.regions);
         crash_points::store();
@@ -410,6 +412,7 @@ impl Meta {
     }
 
     /// Marks a segment.
+    #[cfg_attr(feature = "crash-points", track_caller)]
     pub(crate) fn set_segment(&self, segment: u32, mark: SegmentMark) {
         assert!((segment as usize) < self.layout.segments);
         crash_points::store();
@@ -441,6 +444,7 @@ impl Meta {
 
     /// The commit: one release store.
     #[inline]
+    #[cfg_attr(feature = "crash-points", track_caller)]
     pub fn set_entry(&self, block: Block, entry: Entry) {
         crash_points::store();
         self.cell(block).store(entry.bits(), Ordering::Release);

@@ -4,9 +4,10 @@
 //! death is followed by an attach to the same memory, by what an in-flight table would do again, by all checks and
 //! by the rest of the scenario. A second death hits the attach, the redoing or the clean-up after the first.
 //!
-//! `SPILLWAY_CRASH_STRIDE` says how far apart the stores are before which a run stops (1: every store; the default
-//! is below); `SPILLWAY_SEED` chooses the first, and the course of the random runs. Needs the feature
-//! `crash-points`: `cargo test --profile ci -p spillway-core --features crash-points --test crash`.
+//! `SPILLWAY_CRASH_STOPS` says before how many of the stores that one place in the code does a run stops, spread
+//! over all of them (default 16; 0: before every store, which takes minutes, and longer random runs).
+//! `SPILLWAY_SEED` chooses the course of the random runs. Needs the feature `crash-points`:
+//! `cargo test --profile ci -p spillway-core --features crash-points --test crash`.
 
 #[path = "../model/oracle.rs"]
 mod oracle;
@@ -24,10 +25,8 @@ use rng::Rng;
 use run::Run;
 use spillway_core::crash_points::{self, Stopped};
 use spillway_core::{DataMemory, Disk, DiskSpec, Layout, Meta, Mode};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-
-/// Without a stride of its own a test takes this many stops; a prime number of stores apart, or nearly.
-const STOPS: u64 = 150;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 
 /// Does it; true: it was stopped. Any other panic goes on.
 fn is_stopped(act: impl FnOnce()) -> bool {
@@ -42,11 +41,19 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|s| s.parse().expect("a number"))
 }
 
-/// Before which of so many stores to stop.
-fn stops(stores: u64) -> impl Iterator<Item = u64> {
-    let stride = number("SPILLWAY_CRASH_STRIDE").unwrap_or((stores / STOPS) | 1).max(1);
-    let first = number("SPILLWAY_SEED").unwrap_or(0) % stride;
-    (1 + first..=stores).step_by(stride as usize)
+/// How many stores of one place a run stops before; `None`: all.
+fn stops_of_one_place() -> Option<usize> {
+    Some(number("SPILLWAY_CRASH_STOPS").unwrap_or(16) as usize).filter(|&n| n > 0)
+}
+
+/// Before which of these stores to stop.
+fn stops(stores: &[&'static Location<'static>]) -> Vec<u64> {
+    let mut places: BTreeMap<_, Vec<u64>> = BTreeMap::new();
+    for (i, place) in stores.iter().enumerate() {
+        places.entry(*place).or_default().push(i as u64 + 1);
+    }
+    let most = stops_of_one_place().unwrap_or(stores.len());
+    places.values().flat_map(|all| all.iter().copied().step_by(all.len().div_ceil(most))).collect()
 }
 
 fn begin(mode: Mode) -> Run {
@@ -80,7 +87,7 @@ fn stopped_run(mode: Mode, at: u64, again: u64) -> u64 {
         run.die();
         recover(&mut run, at % 4 < 2);
     }
-    let stores = crash_points::passed();
+    let stores = crash_points::passed().len() as u64;
     crash_points::stop_at(0);
     run.check();
     run.read_all();
@@ -98,8 +105,9 @@ fn stop_everywhere(mode: Mode) {
     scenario::check_coverage(&mut run, mode);
     run.check();
     run.read_all();
-    println!("crash: {mode}: {stores} stores");
-    for at in stops(stores) {
+    let stops = stops(&stores);
+    println!("crash: {mode}: {} of {} stores", stops.len(), stores.len());
+    for at in stops {
         let twice = catch_unwind(|| {
             let stores = stopped_run(mode, at, 0);
             if stores > 0 {
@@ -171,8 +179,7 @@ fn random_stops() {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         now.expect("after 1970").as_nanos() as u64
     });
-    // With every store of the scenario come longer random runs.
-    let runs = if number("SPILLWAY_CRASH_STRIDE").is_some() { 2_000 } else { 20 };
+    let runs = if stops_of_one_place().is_none() { 2_000 } else { 20 };
     println!("crash: {runs} random runs from seed {seed}");
     for seed in seed..seed + runs {
         let run = catch_unwind(|| random_run(seed));
