@@ -83,7 +83,7 @@ fn stopped_run(mode: Mode, at: u64, again: u64) -> u64 {
     assert!(was_stopped, "the scenario is not the same each time");
     run.die();
     crash_points::stop_at(again);
-    if is_stopped(|| recover(&mut run, at % 2 == 0)) {
+    if is_stopped(|| recover(&mut run, at.is_multiple_of(2))) {
         run.die();
         recover(&mut run, at % 4 < 2);
     }
