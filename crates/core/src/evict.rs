@@ -14,6 +14,8 @@ use crate::part::{PartState, Source, Staged};
 use crate::spec::{FullPolicy, Mode};
 use crate::units::{BLOCK_BYTES, Location};
 
+/// Parts of eviction and collection under way at a time: more do not write faster, and make reads wait.
+const WRITE_DEPTH: usize = 2;
 /// Punches of empty segments under way at a time.
 const PUNCHES: u32 = 2;
 /// How long no segment must have been filled before empty ones leave the file.
@@ -46,11 +48,18 @@ impl Disk {
             if n == 0 {
                 return;
             }
+            if self.parts.in_use() >= WRITE_DEPTH {
+                return;
+            }
             let Some(part) = self.parts.take(Stream::Write) else { return };
             let mut picked = std::mem::take(&mut self.picked);
             picked.clear();
             self.ram.pick_cold(n, part, &mut picked);
             for (page, &(block, slot)) in picked.iter().enumerate() {
+                // A cold slot's page is far away: the next one's is looked up while this one is copied.
+                if let Some(&(_, next)) = picked.get(page + 1) {
+                    io.prefetch_slot(next);
+                }
                 io.slot_to_part(slot, part, page * BLOCK_BYTES);
                 let checksum = crc32c::crc32c(&io.part(part)[page * BLOCK_BYTES..][..BLOCK_BYTES]);
                 let staged = Staged { block, location: Location(0), checksum, source: Source::Evict(slot) };
