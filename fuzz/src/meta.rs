@@ -5,9 +5,8 @@ use crate::input::Input;
 use crate::rng::Rng;
 use crate::sim::{Client, Ended, Sim};
 use spillway_core::{
-    BLOCK_BYTES, BLOCK_SECTORS, Counters, DataMemory, Disk, DiskSpec, Errno, FullPolicy, Layout, LogShape, Meta,
-    Mode, Operation,
-    Request, SECTOR_BYTES, Token,
+    BLOCK_BYTES, BLOCK_SECTORS, Counters, DataMemory, Disk, DiskSpec, Errno, FullPolicy, Layout, LogShape,
+    Meta, Mode, Operation, Request, SECTOR_BYTES, Token,
 };
 
 const BLOCKS: u64 = 600;
@@ -94,7 +93,8 @@ pub fn meta_attach(data: &[u8]) {
             // A byte of either directory, which lie on the pages before the map, or a segment's mark.
             4 => {
                 let at = input.u8();
-                memory.write(map - 4096 * (1 + usize::from(at >> 7)) + usize::from(at & 3), &[input.u8() & 3]);
+                memory
+                    .write(map - 4096 * (1 + usize::from(at >> 7)) + usize::from(at & 3), &[input.u8() & 3]);
             }
             5 => memory.write(marks + usize::from(input.u8() & 15), &[input.u8() & 3]),
             // A word of header or counters.
@@ -154,7 +154,7 @@ fn use_disk(disk: &mut Disk, spec: &DiskSpec, meta: *mut u8) {
                     disk.read_done(&mut sim, op, result.as_deref().map_err(|e| *e))
                 }
                 Some(Ended::Other(op, result)) => disk.op_done(&mut sim, op, result),
-                None if !more => break,
+                None if !more && !sim.has_pending() => break,
                 None => {}
             }
         }
@@ -165,7 +165,9 @@ fn use_disk(disk: &mut Disk, spec: &DiskSpec, meta: *mut u8) {
         match sim.end_one() {
             Some(Ended::Read(op, result)) => disk.read_done(&mut sim, op, result.as_deref().map_err(|e| *e)),
             Some(Ended::Other(op, result)) => disk.op_done(&mut sim, op, result),
-            None => break,
+            None if !sim.has_pending() => break,
+            // It takes long.
+            None => {}
         }
         disk.end_turn(&mut sim, now_ns);
     }
