@@ -61,7 +61,8 @@ Examples:
 
 pub const EVENTS_EXAMPLES: &str = "\
 Kinds: warning, critical, normal (how full), full, room, first-overflow, degraded, recovered, overflow-write-failed,
-overflow-read-failed, checksum-mismatch, worker-died, worker-serves, upgraded, reset, limits, client, notice.
+overflow-read-failed, checksum-mismatch, summary-unusable, worker-died, worker-serves, upgrade, upgraded, no-upgrade,
+reset, limits, client, notice.
 
 Examples:
   spillway events /run/vm1.ctl

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Server, World, finishes, until};
+use common::{Server, World, finishes, qemu_io, ticks, until};
 use rustix::process::{Pid, Signal};
 use spillway_lab::{Driver, Shape};
 use std::os::unix::process::CommandExt;
@@ -21,10 +21,7 @@ fn threads(pid: Pid) -> Vec<(String, String, u64)> {
         .map(|task| {
             let path = task.unwrap().path();
             let read = |name| std::fs::read_to_string(path.join(name)).unwrap();
-            let stat = read("stat");
-            let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-            let ticks = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
-            (read("comm").trim().to_string(), read("status"), ticks)
+            (read("comm").trim().to_string(), read("status"), ticks(&read("stat")))
         })
         .collect()
 }
@@ -51,9 +48,7 @@ fn every_thread_of_a_worker_is_confined() {
             .args(["--format", "qcow2", "--mode", "ram", "--ram", "16M", "--image"])
             .arg(&qcow2);
         let server = Server::start(serve.arg("--nbd").arg(world.path("nbd")).env("SPILLWAY_ENGINE", engine));
-        let mut qemu_io = Command::new("qemu-io");
-        qemu_io.args(["-f", "raw"]).arg(world.nbd_uri()).args(["-c", "read 0 16M", "-c", "write -P 3 0 1M"]);
-        assert_eq!(finishes(&mut qemu_io).0, 0);
+        qemu_io(&world, &["read 0 16M", "write -P 3 0 1M"]);
         let threads = threads(server.worker_pid());
         let mut found: Vec<_> = threads.iter().map(|(name, ..)| name.as_str()).collect();
         found.sort_unstable();
@@ -122,11 +117,7 @@ fn a_host_that_forbids_io_uring_is_served_by_threads_that_rest() {
     let shape = Shape { request_bytes: 1 << 20, ..Shape::default() };
     let mut vmm = Driver::connect_with(&world.path("vhost"), shape).unwrap();
     vmm.write_at(0, &vec![7; 24 << 20]).unwrap();
-    let mut qemu_io = Command::new("qemu-io");
-    qemu_io.args(["-f", "raw"]).arg(world.nbd_uri());
-    qemu_io.args(["-c", "read -P 7 0 24M", "-c", "discard 8M 8M", "-c", "flush", "-c", "read -P 0 8M 8M"]);
-    let (code, text, _) = finishes(&mut qemu_io);
-    assert!(code == 0 && !text.contains("failed"), "{text}");
+    qemu_io(&world, &["read -P 7 0 24M", "discard 8M 8M", "flush", "read -P 0 8M 8M"]);
 
     // With a VMM connected that has nothing to do no thread of either process runs.
     let mut last = (activity(&server), Instant::now());

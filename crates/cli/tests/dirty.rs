@@ -4,10 +4,9 @@
 
 mod common;
 
-use common::{Server, World, finishes, spillway, until};
+use common::{Server, World, finishes, qemu_io, spillway, until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use std::process::Command;
 
 /// Runs `stats --dirty` with more arguments.
 fn dirty(world: &World, more: &[&str]) -> String {
@@ -19,16 +18,6 @@ fn dirty(world: &World, more: &[&str]) -> String {
 
 fn as_json(world: &World, more: &[&str]) -> Value {
     serde_json::from_str(&dirty(world, &[&["--json"], more].concat())).unwrap()
-}
-
-fn qemu_io(world: &World, commands: &[&str]) {
-    let mut qemu_io = Command::new("qemu-io");
-    qemu_io.args(["-f", "raw"]).arg(world.nbd_uri());
-    for command in commands {
-        qemu_io.args(["-c", command]);
-    }
-    let (code, out, err) = finishes(&mut qemu_io);
-    assert!(code == 0 && !out.contains("failed") && !out.contains("error"), "{commands:?}: {out}{err}");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Server, World, finishes, refuses, spillway, until};
+use common::{Server, World, finishes, qemu_io_command, refuses, spillway, until};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -39,13 +39,13 @@ fn figure(world: &World, pointer: &str) -> u64 {
     serde_json::from_str::<Value>(&out).unwrap().pointer(pointer).and_then(Value::as_u64).unwrap()
 }
 
-fn qemu_io(world: &World, commands: &[&str]) -> Child {
-    let mut qemu_io = Command::new("qemu-io");
-    qemu_io.args(["-f", "raw"]).arg(world.nbd_uri());
-    commands.iter().for_each(|command| _ = qemu_io.args(["-c", command]));
+/// Starts qemu-io on the disk.
+fn begin(world: &World, commands: &[&str]) -> Child {
+    let mut qemu_io = qemu_io_command(world, commands);
     qemu_io.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
+/// Waits for its end, which must be a success.
 fn succeeds(qemu_io: Child) {
     let output = qemu_io.wait_with_output().unwrap();
     let text =
@@ -58,7 +58,7 @@ fn limits_grow_beyond_their_start_and_fall_and_memory_comes_back() {
     let world = World::new();
     let server = serve(&world, &["--ram", "2M", "--overflow", "32M"]);
     assert_eq!(set(&world, &["--ram", "24M", "--overflow", "64M"])["ram_bytes"], 24 * MIB);
-    succeeds(qemu_io(&world, &["write -P 7 0 16M"]));
+    succeeds(begin(&world, &["write -P 7 0 16M"]));
     assert_eq!(figure(&world, "/ram/used_bytes"), 16 * MIB);
     assert_eq!(figure(&world, "/overflow/limit_bytes"), 64 * MIB);
     let limits = set(&world, &["--ram", "1M", "--full", "fail", "--warn-at", "60"]);
@@ -76,20 +76,20 @@ fn limits_grow_beyond_their_start_and_fall_and_memory_comes_back() {
         std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(data.unwrap()).unwrap()) * 512
     };
     until("its memory is back", || memory() <= MIB + MIB / 4);
-    succeeds(qemu_io(&world, &["read -P 7 0 16M", "write -P 8 4M 1M", "read -P 8 4M 1M"]));
+    succeeds(begin(&world, &["read -P 7 0 16M", "write -P 8 4M 1M", "read -P 8 4M 1M"]));
     // A new worker has the limits that hold, not those of the start.
     rustix::process::kill_process(server.worker_pid(), rustix::process::Signal::KILL).unwrap();
     until("another worker serves", || figure(&world, "/restarts") == 1);
     assert_eq!(figure(&world, "/ram/limit_bytes"), MIB);
     assert_eq!(set(&world, &["--warn-at", "61"])["overflow_bytes"], 64 * MIB);
-    succeeds(qemu_io(&world, &["read -P 7 0 4M", "read -P 8 4M 1M"]));
+    succeeds(begin(&world, &["read -P 7 0 4M", "read -P 8 4M 1M"]));
 }
 
 #[test]
 fn what_cannot_be_is_refused_and_nothing_changes() {
     let world = World::new();
     let _server = serve(&world, &["--ram", "4M", "--overflow", "32M"]);
-    succeeds(qemu_io(&world, &["write -P 7 0 14M"]));
+    succeeds(begin(&world, &["write -P 7 0 14M"]));
     let before = set(&world, &["--full", "pause"]);
     for (options, code, words) in [
         (&["--overflow", "16M", "--ram", "8M"][..], 75, &["overflow"][..]),
@@ -110,7 +110,7 @@ fn what_cannot_be_is_refused_and_nothing_changes() {
         69,
         &["/nowhere/socket", "no such socket"],
     );
-    succeeds(qemu_io(&world, &["read -P 7 0 14M"]));
+    succeeds(begin(&world, &["read -P 7 0 14M"]));
 
     let direct = World::new();
     let _server = serve(&direct, &["--mode", "direct"]);
@@ -128,7 +128,7 @@ fn a_write_that_waits_goes_on_when_a_limit_rises() {
         let world = World::new();
         let server = serve(&world, &[start, &["--size", "32M"]].concat());
         let len = if start.contains(&"ram") { "6M" } else { "24M" };
-        let writer = qemu_io(&world, &[&format!("write -P 9 0 {len}"), &format!("read -P 9 0 {len}")]);
+        let writer = begin(&world, &[&format!("write -P 9 0 {len}"), &format!("read -P 9 0 {len}")]);
         // 8 of 16 segments of 255 blocks are the collector's reserve.
         let (tier, full) =
             if len == "6M" { ("/ram/used_bytes", 2 * MIB) } else { ("/overflow/used_bytes", 8 * 255 * 4096) };
@@ -154,11 +154,11 @@ fn who_listens_is_told_of_each_crossing_once() {
         set(&world, &["--full", "pause"]);
         figure(&world, "/level") == 0
     });
-    succeeds(qemu_io(
+    succeeds(begin(
         &world,
         &["write -P 1 0 7M", "write -P 1 7M 1536k", "write -P 1 0 1M", "write -P 1 8704k 1M"],
     ));
-    succeeds(qemu_io(&world, &["discard 8M 1536k", "write -P 1 8M 1536k", "discard 0 16M"]));
+    succeeds(begin(&world, &["discard 8M 1536k", "write -P 1 8M 1536k", "discard 0 16M"]));
     while !kinds.contains(&"normal".to_string()) {
         let event = next();
         assert!(

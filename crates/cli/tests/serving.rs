@@ -4,7 +4,9 @@
 
 mod common;
 
-use common::{PATIENCE, Server, World, alive, finishes, is_root, is_socket, refuses, spillway, until};
+use common::{
+    PATIENCE, Server, World, alive, finishes, is_root, is_socket, qemu_io, refuses, spillway, ticks, until,
+};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use spillway_lab::{Driver, Shape, skip};
@@ -24,17 +26,6 @@ fn stats(world: &World) -> Value {
     let (code, out, err) = finishes(spillway().arg("stats").arg(world.path("control")).arg("--json"));
     assert_eq!((code, err.as_str()), (0, ""));
     serde_json::from_str(&out).unwrap()
-}
-
-/// qemu-io on the disk: each word one of its commands.
-fn qemu_io(world: &World, commands: &[&str]) {
-    let mut qemu_io = Command::new("qemu-io");
-    qemu_io.args(["-f", "raw"]).arg(world.nbd_uri());
-    for command in commands {
-        qemu_io.args(["-c", command]);
-    }
-    let (code, out, err) = finishes(&mut qemu_io);
-    assert!(code == 0 && !out.contains("failed") && !out.contains("error"), "{commands:?}: {out}{err}");
 }
 
 #[test]
@@ -307,14 +298,12 @@ fn an_upgrade_goes_on_with_what_was_written() {
 fn activity(pid: Pid) -> (u64, u64) {
     let dir = format!("/proc/{}", pid.as_raw_nonzero());
     let stat = std::fs::read_to_string(format!("{dir}/stat")).unwrap();
-    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-    let ticks = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
     let woken = |task: std::io::Result<std::fs::DirEntry>| -> u64 {
         let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
         let line = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:")).unwrap();
         line.trim().parse().unwrap()
     };
-    (ticks, std::fs::read_dir(format!("{dir}/task")).unwrap().map(woken).sum())
+    (ticks(&stat), std::fs::read_dir(format!("{dir}/task")).unwrap().map(woken).sum())
 }
 
 #[test]

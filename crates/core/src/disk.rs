@@ -17,7 +17,7 @@ use crate::ops::Op;
 use crate::part::Parts;
 use crate::ram::{DataMemory, RamTier};
 use crate::request::{Operation, Request};
-use crate::spec::{DiskSpec, FullPolicy, Mode};
+use crate::spec::{DiskSpec, Mode};
 use crate::table::{Active, Id, Table, Wait};
 use crate::units::{BLOCK_BYTES, BLOCK_SECTORS, Block, SECTOR_BYTES, Slot};
 use std::collections::{HashMap, VecDeque};
@@ -104,7 +104,7 @@ impl Disk {
     /// # Errors
     /// The memory is another disk's or damaged, or `data` is smaller than the RAM limit.
     pub fn attach(meta: Meta, existing: bool, spec: DiskSpec, data: DataMemory) -> Result<Disk, DiskError> {
-        check_data(&spec, data)?;
+        crate::room::check_data(&spec, data)?;
         let data = if spec.mode.has_ram() { data } else { DataMemory { bytes: 0, huge_pages: false } };
         let mut disk = Disk {
             spec,
@@ -464,42 +464,6 @@ impl Disk {
         true
     }
 
-    /// Changes the limit of the RAM tier while the disk serves. What is in use beyond it is evicted in the turns
-    /// that follow, and goes back to the host with all other memory beyond it.
-    ///
-    /// # Errors
-    /// The mode has no RAM tier, the limit is none, there is no memory for it, or what is in use would find no
-    /// other place. Then nothing has changed.
-    pub fn set_ram_limit(&mut self, bytes: u64) -> Result<(), DiskError> {
-        let spec = DiskSpec { ram_limit_bytes: bytes, ..self.spec };
-        if !spec.mode.has_ram() {
-            return Err(DiskError::Spec(format!("mode {} has no RAM tier", spec.mode)));
-        }
-        check_data(&spec, self.ram.data())?;
-        // What is being evicted has its place already.
-        let beyond = (self.ram.used() - self.ram.evicting()).saturating_sub(spec.slots());
-        if bytes < self.spec.ram_limit_bytes && u64::from(beyond) > self.log.room() {
-            let (used, room) = (self.ram.used(), self.log.room());
-            let bytes_of = |blocks: u64| blocks * BLOCK_BYTES as u64;
-            return Err(DiskError::Spec(format!(
-                "RAM limit {bytes} is too small: {} are in use, and the overflow has room for {}",
-                bytes_of(used.into()),
-                bytes_of(room)
-            )));
-        }
-        self.spec = spec;
-        self.meta.set_ram_limit(bytes);
-        self.ram.set_limit(spec.slots());
-        set(&self.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
-        Ok(())
-    }
-
-    /// Changes what happens to writes that find no room, those that wait now included.
-    pub fn set_full_policy(&mut self, full: FullPolicy) {
-        self.spec.full = full;
-        self.meta.set_full(full);
-    }
-
     /// Eviction and collection stand still: a reset waits for what is under way.
     pub(crate) fn is_resetting(&self) -> bool {
         self.resetting
@@ -515,14 +479,4 @@ impl Disk {
         set(&c.inflight, self.table.len() as u64);
         set(&c.waiting, self.room_waiters.len() as u64);
     }
-}
-
-/// Refuses a RAM limit for which there is no memory.
-fn check_data(spec: &DiskSpec, data: DataMemory) -> Result<(), DiskError> {
-    spec.check()?;
-    if spec.slots() > data.slots() && spec.mode.has_ram() {
-        let (limit, most) = (spec.ram_limit_bytes, data.bytes);
-        return Err(DiskError::Spec(format!("RAM limit {limit} is more than the {most} that there can be")));
-    }
-    Ok(())
 }

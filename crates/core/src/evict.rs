@@ -14,7 +14,7 @@ use crate::part::{PartState, Source, Staged};
 use crate::spec::{FullPolicy, Mode};
 use crate::units::{BLOCK_BYTES, Location};
 
-/// Parts of eviction and collection under way at a time: more do not write faster, and make reads wait.
+/// Parts of eviction under way at a time: more do not write faster, and make reads wait.
 const WRITE_DEPTH: usize = 2;
 /// Punches of empty segments under way at a time.
 const PUNCHES: u32 = 2;
@@ -43,12 +43,12 @@ impl Disk {
             if staying < high + batch && !(urgent && self.ram.evicting() == 0 && staying > 0) {
                 return;
             }
+            if self.parts.in_use_by(Stream::Write) >= WRITE_DEPTH {
+                return;
+            }
             let n = batch.min(self.room_to_evict().min(u64::from(u32::MAX)) as u32);
             let n = n.min(self.log.ready(Stream::Write, &self.meta)) as usize;
             if n == 0 {
-                return;
-            }
-            if self.parts.in_use() >= WRITE_DEPTH {
                 return;
             }
             let Some(part) = self.parts.take(Stream::Write) else { return };
@@ -238,7 +238,8 @@ impl Disk {
     }
 
     /// Empty segments beyond a few leave the file once no more are being filled; all of them at once when
-    /// nothing lives in it, and what is over a limit that was lowered at once too. A file system may make a punch wait for the I/O under way, or the other way round.
+    /// nothing lives in it, and what is over a limit that was lowered at once too. A file system may make a punch wait
+    /// for the I/O under way, or the other way round.
     pub(crate) fn punch<I: Io>(&mut self, io: &mut I) {
         let all = self.log.live() == 0 && self.log.arriving == 0;
         let over = self.log.must_punch();

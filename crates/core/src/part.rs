@@ -112,6 +112,10 @@ impl Parts {
         part.extent = None;
     }
 
+    pub fn in_use_by(&self, stream: Stream) -> usize {
+        self.parts.iter().filter(|p| p.state != PartState::Free && p.stream == stream).count()
+    }
+
     pub fn in_use(&self) -> usize {
         self.parts.iter().filter(|p| p.state != PartState::Free).count()
     }

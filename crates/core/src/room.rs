@@ -1,7 +1,7 @@
-//! How much may live in the log, and how much of the file it may take: the limit, which can change, the reserve,
-//! and when free segments run short.
+//! How much room there is: the limits, which can change, how much may live in the log, how much of the file it may take,
+//! the reserve, and when free segments run short.
 //!
-//! Owns the arithmetic of the limit, and its change; never touches a block. Invariant: the file holds at most
+//! Owns the arithmetic of the limits, and their change; never touches a block. Invariant: the file holds at most
 //! `ceiling` segments. That is the limit, but after the limit was lowered it comes down step by step, as the
 //! collector empties segments and they are punched out. The limit counts segments in the file, whatever their
 //! index.
@@ -12,7 +12,9 @@ use crate::drain::Drain;
 use crate::error::DiskError;
 use crate::log::{COLLECTOR_OWN, Log};
 use crate::meta::Meta;
-use crate::spec::DiskSpec;
+use crate::ram::DataMemory;
+use crate::spec::{DiskSpec, FullPolicy};
+use crate::units::BLOCK_BYTES;
 
 /// Segments' worth of blocks that never live: two open segments, the collector's own, and some to gain from.
 const MIN_RESERVE: u32 = 8;
@@ -130,6 +132,42 @@ impl Log {
 }
 
 impl Disk {
+    /// Changes the limit of the RAM tier while the disk serves. What is in use beyond it is evicted in the turns
+    /// that follow, and goes back to the host with all other memory beyond it.
+    ///
+    /// # Errors
+    /// The mode has no RAM tier, the limit is none, there is no memory for it, or what is in use would find no
+    /// other place. Then nothing has changed.
+    pub fn set_ram_limit(&mut self, bytes: u64) -> Result<(), DiskError> {
+        let spec = DiskSpec { ram_limit_bytes: bytes, ..self.spec };
+        if !spec.mode.has_ram() {
+            return Err(DiskError::Spec(format!("mode {} has no RAM tier", spec.mode)));
+        }
+        check_data(&spec, self.ram.data())?;
+        // What is being evicted has its place already.
+        let beyond = (self.ram.used() - self.ram.evicting()).saturating_sub(spec.slots());
+        if bytes < self.spec.ram_limit_bytes && u64::from(beyond) > self.log.room() {
+            let (used, room) = (self.ram.used(), self.log.room());
+            let bytes_of = |blocks: u64| blocks * BLOCK_BYTES as u64;
+            return Err(DiskError::Spec(format!(
+                "RAM limit {bytes} is too small: {} are in use, and the overflow has room for {}",
+                bytes_of(used.into()),
+                bytes_of(room)
+            )));
+        }
+        self.spec = spec;
+        self.meta.set_ram_limit(bytes);
+        self.ram.set_limit(spec.slots());
+        set(&self.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
+        Ok(())
+    }
+
+    /// Changes what happens to writes that find no room, those that wait now included.
+    pub fn set_full_policy(&mut self, full: FullPolicy) {
+        self.spec.full = full;
+        self.meta.set_full(full);
+    }
+
     /// Changes the limit of the overflow while the disk serves. More counts from the next turn on; the file
     /// ([`DiskSpec::file_bytes`]) must be long enough before. Less counts for what may live at once, and the file
     /// shrinks to it in the background.
@@ -153,7 +191,7 @@ impl Disk {
         if self.no_punching && must_shrink {
             return refused(format!(
                 "the overflow file holds {} bytes, and its file system cannot take parts of a file back",
-                self.log.file_blocks() * crate::units::BLOCK_BYTES as u64
+                self.log.file_blocks() * BLOCK_BYTES as u64
             ));
         }
         if !self.log.set_total(spec.segments(), &self.meta) {
@@ -174,4 +212,14 @@ impl Disk {
         let bytes = u64::from(self.spec.segments()) * self.spec.segment_bytes();
         set(&self.counters().overflow_limit_bytes, bytes);
     }
+}
+
+/// Refuses a RAM limit for which there is no memory.
+pub(crate) fn check_data(spec: &DiskSpec, data: DataMemory) -> Result<(), DiskError> {
+    spec.check()?;
+    if spec.slots() > data.slots() && spec.mode.has_ram() {
+        let (limit, most) = (spec.ram_limit_bytes, data.bytes);
+        return Err(DiskError::Spec(format!("RAM limit {limit} is more than the {most} that there can be")));
+    }
+    Ok(())
 }

@@ -44,6 +44,27 @@ pub fn refuses(command: &mut Command, code: i32, words: &[&str]) {
     assert_eq!(got, code, "exit code of: {err}");
 }
 
+/// qemu-io on a disk's NBD socket, not started yet: each word one of its commands.
+pub fn qemu_io_command(world: &World, commands: &[&str]) -> Command {
+    let mut qemu_io = Command::new("qemu-io");
+    qemu_io.args(["-f", "raw"]).arg(world.nbd_uri());
+    commands.iter().for_each(|command| _ = qemu_io.args(["-c", command]));
+    qemu_io
+}
+
+/// Runs it to its end, which must be a success.
+#[track_caller]
+pub fn qemu_io(world: &World, commands: &[&str]) {
+    let (code, out, err) = finishes(&mut qemu_io_command(world, commands));
+    assert!(code == 0 && !out.contains("failed") && !out.contains("error"), "{commands:?}: {out}{err}");
+}
+
+/// Ticks of processor time in a `stat` of a process or a thread.
+pub fn ticks(stat: &str) -> u64 {
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {

@@ -4,10 +4,10 @@
 use crate::vmm::*;
 use rustix::fs::{SealFlags, fcntl_get_seals};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use spillway_core::{GuestBuffers, Request};
+use spillway_core::Request;
 use std::os::fd::{AsFd, OwnedFd};
 
-const DATA: u64 = SCRATCH + 4096;
+const DATA: u64 = READ_DATA;
 
 /// The table as the VMM keeps it.
 pub struct InflightTable {
@@ -92,22 +92,6 @@ fn rig_with_table() -> (Rig, InflightTable) {
     (rig, table)
 }
 
-/// Offers a read of sector `n`.
-fn offer(rig: &mut Rig, n: u64) -> u16 {
-    let header = SCRATCH + n * 32;
-    rig.memory.write(header, &Rig::header(0, n));
-    rig.memory.write(header + 16, &[0xee]);
-    let buffers = [(header, 16, false), (DATA + n * 512, 512, true), (header + 16, 1, true)];
-    let head = rig.driver.chain(&rig.memory, &buffers, None);
-    rig.driver.offer(&rig.memory, head);
-    head
-}
-
-fn finish(rig: &mut Rig, request: &Request) {
-    let result = rig.perform(request);
-    rig.frontend.complete(request.token, result);
-}
-
 /// The back end dies; the VMM connects again and hands the table over. QEMU takes the used index as the base.
 fn restart(rig: &mut Rig, table: &InflightTable) {
     rig.reconnect();
@@ -127,15 +111,15 @@ fn the_table_has_the_layout_of_the_specification_and_is_sealed() {
     assert_eq!(table.header(), (1, 16, 0, 0), "version, desc_num, last_batch_head, used_idx");
     let seals = fcntl_get_seals(&table.fd).unwrap();
     assert!(seals.contains(SealFlags::SHRINK | SealFlags::GROW));
-    let heads: Vec<u16> = (0..3).map(|n| offer(&mut rig, n)).collect();
+    let heads: Vec<u16> = (0..3).map(|n| rig.offer(n)).collect();
     let requests: Vec<Request> = (0..3).map(|_| rig.frontend.next(0).unwrap()).collect();
     let mut marked = heads.clone();
     marked.sort_unstable();
     assert_eq!(table.inflight(), marked);
     assert_eq!(heads.iter().map(|&h| table.counter(h)).collect::<Vec<_>>(), [0, 1, 2]);
     // Finished, not yet given back: still in flight, linked as a batch.
-    finish(&mut rig, &requests[2]);
-    finish(&mut rig, &requests[0]);
+    rig.finish(&requests[2]);
+    rig.finish(&requests[0]);
     assert_eq!(table.inflight(), marked);
     assert_eq!(table.header().2, heads[0]);
     let next_at = 16 + usize::from(heads[0]) * 16 + 6;
@@ -165,13 +149,13 @@ fn what_was_taken_and_not_given_back_is_resubmitted_in_order() {
     // Heads in another order than the requests.
     rig.driver.free.reverse();
     for n in 0..5 {
-        offer(&mut rig, n);
+        rig.offer(n);
     }
     let requests: Vec<Request> = (0..4).map(|_| rig.frontend.next(0).unwrap()).collect();
     // Out of order: 2 is given back, 1 is finished but was not yet published when the end came.
-    finish(&mut rig, &requests[2]);
+    rig.finish(&requests[2]);
     rig.frontend.publish(0);
-    finish(&mut rig, &requests[1]);
+    rig.finish(&requests[1]);
     drain(&rig.driver.call);
     restart(&mut rig, &table);
     assert_eq!(drain(&rig.driver.call), 1, "the interrupt for the last batch may have got lost");
@@ -196,11 +180,11 @@ fn a_batch_whose_used_index_moved_is_not_done_again() {
     // The end came between the used index and the marks: put the table back to what it was just before.
     let (mut rig, table) = rig_with_table();
     for n in 0..4 {
-        offer(&mut rig, n);
+        rig.offer(n);
     }
     let requests: Vec<Request> = (0..4).map(|_| rig.frontend.next(0).unwrap()).collect();
     for n in [3, 0, 2] {
-        finish(&mut rig, &requests[n]);
+        rig.finish(&requests[n]);
     }
     let mut before = table.bytes();
     rig.frontend.publish(0);
@@ -217,10 +201,10 @@ fn a_batch_whose_used_index_moved_is_not_done_again() {
 fn recovery_may_itself_be_interrupted() {
     let (mut rig, table) = rig_with_table();
     for n in 0..4 {
-        offer(&mut rig, n);
+        rig.offer(n);
     }
     let requests: Vec<Request> = (0..4).map(|_| rig.frontend.next(0).unwrap()).collect();
-    finish(&mut rig, &requests[1]);
+    rig.finish(&requests[1]);
     rig.frontend.publish(0);
     for _ in 0..3 {
         restart(&mut rig, &table);
@@ -231,7 +215,7 @@ fn recovery_may_itself_be_interrupted() {
     restart(&mut rig, &table);
     assert_eq!(sectors(&rig.process()), [0, 2, 3]);
     // New requests after all that get higher counters.
-    offer(&mut rig, 4);
+    rig.offer(4);
     let new = rig.frontend.next(0).unwrap();
     assert!(table.counter(new.token.0 as u16) >= 4);
 }
@@ -249,7 +233,7 @@ fn an_end_at_any_moment_loses_and_repeats_nothing_that_was_given_back() {
             match random.below(8) {
                 0 | 1 if outstanding.len() < 5 => {
                     let n = offered % 16;
-                    let head = offer(&mut rig, n);
+                    let head = rig.offer(n);
                     outstanding.push((head, n));
                     offered += 1;
                 }
@@ -257,7 +241,7 @@ fn an_end_at_any_moment_loses_and_repeats_nothing_that_was_given_back() {
                 4 | 5 if !pending.is_empty() => {
                     let at = random.below(pending.len() as u64) as usize;
                     let request = pending.remove(at);
-                    finish(&mut rig, &request);
+                    rig.finish(&request);
                 }
                 6 => {
                     if random.one_in(2) {
@@ -310,7 +294,7 @@ fn a_hostile_table_never_panics() {
     for _ in 0..2000 {
         let (mut rig, table) = rig_with_table();
         for n in 0..3 {
-            offer(&mut rig, n);
+            rig.offer(n);
         }
         rig.frontend.next(0);
         let mut bytes = table.bytes();
@@ -327,7 +311,7 @@ fn a_hostile_table_never_panics() {
         rig.start_queue(random.below(4) as u16);
         for _ in 0..40 {
             if let Some(request) = rig.frontend.next(0) {
-                finish(&mut rig, &request);
+                rig.finish(&request);
                 if random.one_in(3) {
                     bytes.fill_with(|| random.next() as u8);
                     table.set(&bytes);

@@ -2,11 +2,11 @@
 //! what the last one had carried out. In a relayed rig a process dies around every single message.
 
 use crate::vmm::*;
-use spillway_core::{GuestBuffers, Request};
+use spillway_core::Request;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
-const DATA: u64 = SCRATCH + 4096;
+const DATA: u64 = READ_DATA;
 
 /// Set up through the supervisor, in the order of each kind of front end.
 fn rig(features: u64) -> Rig {
@@ -16,22 +16,6 @@ fn rig(features: u64) -> Rig {
     rig.start_queue(0);
     assert!(rig.frontend.is_live(0), "{:?}", rig.frontend.take_notice());
     rig
-}
-
-/// Offers a read of sector `n`.
-fn offer(rig: &mut Rig, n: u64) -> u16 {
-    let header = SCRATCH + n * 32;
-    rig.memory.write(header, &Rig::header(0, n));
-    rig.memory.write(header + 16, &[0xee]);
-    let buffers = [(header, 16, false), (DATA + n * 512, 512, true), (header + 16, 1, true)];
-    let head = rig.driver.chain(&rig.memory, &buffers, None);
-    rig.driver.offer(&rig.memory, head);
-    head
-}
-
-fn finish(rig: &mut Rig, request: &Request) {
-    let result = rig.perform(request);
-    rig.frontend.complete(request.token, result);
 }
 
 fn used(rig: &mut Rig) -> Vec<u16> {
@@ -59,12 +43,12 @@ fn requests_in_flight_are_done_by_the_next_process_without_a_table_of_the_front_
     // The ring goes round more than once before, and after.
     for round in 0..50 {
         let free = rig.driver.free.clone();
-        let heads: Vec<u16> = (0..5).map(|n| offer(&mut rig, n)).collect();
+        let heads: Vec<u16> = (0..5).map(|n| rig.offer(n)).collect();
         let requests: Vec<Request> = (0..4).map(|_| rig.frontend.next(0).unwrap()).collect();
         // Out of order: 2 is given back; 1 is finished but was not yet published when the end came.
-        finish(&mut rig, &requests[2]);
+        rig.finish(&requests[2]);
         rig.frontend.publish(0);
-        finish(&mut rig, &requests[1]);
+        rig.finish(&requests[1]);
         rig.die();
         assert!(rig.frontend.is_live(0) && rig.frontend.has_work(0), "round {round}");
         let taken = rig.process();

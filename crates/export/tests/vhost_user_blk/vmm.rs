@@ -383,6 +383,8 @@ pub const RING_AT: u64 = GPA;
 /// Where tests put headers, tables and data.
 pub const SCRATCH: u64 = GPA + 0x10000;
 pub const MEMORY_BYTES: u64 = 4 << 20;
+/// Where the data of [`Rig::offer`] comes to.
+pub const READ_DATA: u64 = SCRATCH + 4096;
 
 /// What a supervisor does: holds the socket, relays, remembers.
 pub struct Relay {
@@ -569,6 +571,23 @@ impl Rig {
         }
         self.frontend.publish(0);
         taken
+    }
+
+    /// Offers a read of sector `n`, one of a few under way at a time. Its data comes to [`READ_DATA`] + `n` sectors.
+    pub fn offer(&mut self, n: u64) -> u16 {
+        let header = SCRATCH + n * 32;
+        self.memory.write(header, &Rig::header(0, n));
+        self.memory.write(header + 16, &[0xee]);
+        let buffers = [(header, 16, false), (READ_DATA + n * 512, 512, true), (header + 16, 1, true)];
+        let head = self.driver.chain(&self.memory, &buffers, None);
+        self.driver.offer(&self.memory, head);
+        head
+    }
+
+    /// Does a request that was taken, and gives it to the export to be answered.
+    pub fn finish(&mut self, request: &Request) {
+        let result = self.perform(request);
+        self.frontend.complete(request.token, result);
     }
 
     pub fn header(kind: u32, sector: u64) -> Vec<u8> {

@@ -1,7 +1,8 @@
-//! The control socket's protocol: one JSON object a line, one answer a line, in order. Owns a connection's
-//! buffers; never waits for anybody.
+//! The control socket's protocol: one JSON object a line, one answer a line, in order; to those that listen also one
+//! line for each event. Owns a connection's buffers; never waits for anybody.
 //!
-//! Invariant: a connection holds at most one line and one answer; who does not read is not read from.
+//! Invariant: a connection holds at most one line, and one answer or [`MAX_WAITING_BYTES`] of events; who does not read
+//! is not read from, and who listens and does not read is let go.
 
 use super::limits::Wish;
 use rustix::event::PollFlags;

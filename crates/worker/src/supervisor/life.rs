@@ -11,7 +11,7 @@ use super::process::{Program, Received, Worker};
 use crate::channel::{FromWorker, PROTOCOL_VERSION, ToWorker};
 use rustix::event::PollFlags;
 use spillway_core::LAYOUT_VERSION;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
@@ -110,15 +110,11 @@ impl Supervisor {
 
     /// Tells a worker all that it must know: the disk is its to serve.
     pub(super) fn introduce(&mut self, worker: Worker) -> Result<(), SupervisorError> {
-        // One that left while nobody served need not be met.
-        self.clients.retain(|_, client| match client {
-            Client::Nbd => false,
-            Client::Vmm(session) => session.interest().is_some(),
-        });
         (self.life.serving, self.life.start_at, self.life.end_by) = (false, None, None);
         self.life.since = Instant::now();
-        let (message, fds) = self.disk.start_message()?;
+        // Whatever fails from here on, there is a process whose end is followed.
         let worker = self.life.worker.insert(worker);
+        let (message, fds) = self.disk.start_message()?;
         worker.send(message, fds)?;
         for client in self.clients.values() {
             let Client::Vmm(session) = client else { continue };
@@ -254,10 +250,7 @@ impl Supervisor {
 
     /// Stops the worker, which completes what it accepted. It is killed when it takes too long, or when one of
     /// `hurry` is readable.
-    pub(super) fn stop_worker(
-        &mut self,
-        hurry: &[std::os::fd::BorrowedFd<'_>],
-    ) -> Result<(), SupervisorError> {
+    pub(super) fn stop_worker(&mut self, hurry: &[BorrowedFd<'_>]) -> Result<(), SupervisorError> {
         self.life.start_at = None;
         let Some(worker) = &mut self.life.worker else { return Ok(()) };
         if worker.ended().is_some() {

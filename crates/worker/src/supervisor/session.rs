@@ -29,7 +29,7 @@ pub(super) struct Session {
     asked: Option<Packet>,
     /// Workers that died with it.
     deaths: u32,
-    /// It is on its way out, and the worker knows.
+    /// It is on its way out, and the worker, if there is one, knows.
     left: bool,
 }
 

@@ -182,9 +182,9 @@ impl Supervisor {
         match self.upgrade.as_ref().map(|u| &u.stage) {
             Some(Stage::Stopping(_) | Stage::Adopted(_)) => {
                 // What the old one has not completed is done again by the new one; what the new one never began to
-                // serve is the old program's again.
-                if let (Some(upgrade), Some(worker)) = (&mut self.upgrade, &self.life.worker) {
-                    worker.end();
+                // serve is the old program's again. Its end comes by its pidfd.
+                self.life.worker.iter().for_each(Worker::end);
+                if let Some(upgrade) = &mut self.upgrade {
                     upgrade.deadline += SERVE_DEADLINE;
                 }
             }
