@@ -9,6 +9,7 @@ use crate::counters::{Counters, add, get, set};
 use crate::drain::Drain;
 use crate::entry::Place;
 use crate::error::{DiskError, Errno};
+use crate::evict::Leaving;
 use crate::io::{Io, PartId};
 use crate::level::{Level, Thresholds};
 use crate::log::{Log, Stream};
@@ -64,8 +65,8 @@ pub struct Disk {
     /// Blocks that may still be touched in this half of the turn.
     pub(crate) budget: u32,
     pub(crate) retests: u32,
-    /// The eviction hand has found too few cold blocks in its steps: it goes on in the next turn.
-    pub(crate) hand_tired: bool,
+    /// Eviction has gone a step, or its hand too far without a cold block: it goes on in the next turn.
+    pub(crate) evict_again: bool,
     /// Until when empty segments stay in the file because more are filled, or a punch failed.
     pub(crate) punch_after_ns: u64,
     /// The file system cannot punch.
@@ -94,6 +95,9 @@ pub struct Disk {
     /// Of the page of words that the walk is in, some are an earlier generation's.
     pub(crate) forget_words: bool,
     pub(crate) punches: u32,
+    /// The part that eviction copies blocks to.
+    pub(crate) leaving: Option<Leaving>,
+    /// Spare memory of its list.
     pub(crate) picked: Vec<(Block, Slot)>,
     slots_scratch: Vec<Slot>,
 }
@@ -129,7 +133,7 @@ impl Disk {
             stalls_until_ns: 0,
             budget: TURN_BLOCKS,
             retests: RETESTS,
-            hand_tired: false,
+            evict_again: false,
             punch_after_ns: 0,
             no_punching: false,
             sequence: 0,
@@ -150,6 +154,7 @@ impl Disk {
             forget_from: Some(0),
             forget_words: false,
             punches: 0,
+            leaving: None,
             picked: Vec::new(),
             slots_scratch: Vec::new(),
         };
@@ -381,7 +386,7 @@ impl Disk {
                 self.run(io, &mut a);
             }
         }
-        self.hand_tired = false;
+        self.evict_again = false;
         self.drain(io);
         if self.spec.mode.has_log() {
             self.flush_parts(io);
@@ -401,7 +406,7 @@ impl Disk {
         let more = self.ram.give_back(io, &mut self.slots_scratch) | self.forget(io);
         self.watch_level(io);
         self.publish_gauges();
-        more || self.hand_tired || self.can_go_on()
+        more || self.evict_again || self.can_go_on()
     }
 
     /// Some request could go on now: what it waited for is there.

@@ -12,10 +12,13 @@ use crate::log::{Log, Stream};
 use crate::ops::{Op, WRITE_TRIES};
 use crate::part::{PartState, Source, Staged};
 use crate::spec::{FullPolicy, Mode};
-use crate::units::{BLOCK_BYTES, Location};
+use crate::units::{BLOCK_BYTES, Block, Location, Slot};
 
-/// Parts of eviction under way at a time: more do not write faster, and make reads wait.
+/// Parts of eviction under way at a time, one being written and one being filled: more writes at a time are not
+/// faster, and make reads wait.
 const WRITE_DEPTH: usize = 2;
+/// Steps in which a part is filled: each as long as a few requests take.
+const STEPS: u32 = 6;
 /// Punches of empty segments under way at a time.
 const PUNCHES: u32 = 2;
 /// How long no segment must have been filled before empty ones leave the file.
@@ -25,62 +28,135 @@ pub(crate) const SUMMARY_MAGIC: u32 = u32::from_le_bytes(*b"SPLS");
 /// Bytes of a summary before its owners: magic, checksum of the rest, segment, count.
 pub(crate) const SUMMARY_HEADER: usize = 16;
 
+/// A part of blocks that leave RAM, while they are copied.
+pub(crate) struct Leaving {
+    part: PartId,
+    picked: Vec<(Block, Slot)>,
+    /// How many of them have been copied or passed over.
+    next: usize,
+}
+
 impl Disk {
     /// Slots that stay free at rest: a tenth of the tier, at most 64 MiB.
     fn free_target(&self) -> u32 {
         (self.ram.limit() / 10).clamp(1, 16 * 1024)
     }
 
+    /// Moves eviction on by a step. A part is picked at once and copied in steps, so that no request waits for the
+    /// copying of all of it.
     pub(crate) fn evict<I: Io>(&mut self, io: &mut I) {
-        if self.spec.mode != Mode::RamOverflow || self.is_resetting() || self.now_ns < self.rest_until_ns {
+        if self.spec.mode != Mode::RamOverflow {
             return;
         }
-        loop {
-            let urgent = !self.room_waiters.is_empty() && self.ram.free() == 0;
-            let batch = (self.free_target() / 4).clamp(1, self.spec.shape.part_blocks);
-            let high = self.ram.limit() - self.free_target();
-            let staying = self.ram.used() - self.ram.evicting();
-            if staying < high + batch && !(urgent && self.ram.evicting() == 0 && staying > 0) {
+        if self.is_resetting() || self.now_ns < self.rest_until_ns {
+            if let Some(leaving) = self.leaving.take() {
+                self.let_stay(leaving);
+            }
+            return;
+        }
+        let mut step = self.spec.shape.part_blocks.div_ceil(STEPS) as usize;
+        while let Some(mut leaving) = self.leaving.take().or_else(|| self.pick_leaving()) {
+            let n = step.min(leaving.picked.len() - leaving.next);
+            self.stage(io, &mut leaving, n);
+            step -= n;
+            if leaving.next < leaving.picked.len() {
+                self.leaving = Some(leaving);
+                self.evict_again = true;
                 return;
             }
-            if self.parts.in_use_by(Stream::Write) >= WRITE_DEPTH {
+            if self.parts.in_use_by(Stream::Write) == WRITE_DEPTH {
+                // Full, and the one before it is still being written, whose end is a turn.
+                self.leaving = Some(leaving);
                 return;
             }
-            let n = batch.min(self.room_to_evict().min(u64::from(u32::MAX)) as u32);
-            let n = n.min(self.log.ready(Stream::Write, &self.meta)) as usize;
-            if n == 0 {
-                return;
-            }
-            let Some(part) = self.parts.take(Stream::Write) else { return };
-            let mut picked = std::mem::take(&mut self.picked);
-            picked.clear();
-            self.ram.pick_cold(n, part, &mut picked);
-            for (page, &(block, slot)) in picked.iter().enumerate() {
-                // A cold slot's page is far away: the next one's is looked up while this one is copied.
-                if let Some(&(_, next)) = picked.get(page + 1) {
-                    io.prefetch_slot(next);
-                }
-                io.slot_to_part(slot, part, page * BLOCK_BYTES);
-                let checksum = crc32c::crc32c(&io.part(part)[page * BLOCK_BYTES..][..BLOCK_BYTES]);
-                let staged = Staged { block, location: Location(0), checksum, source: Source::Evict(slot) };
-                self.parts.get(part).staged.push(staged);
-            }
-            self.log.arriving += picked.len() as u64;
-            let (none, short) = (picked.is_empty(), picked.len() < n);
-            self.picked = picked;
-            // The hand has gone its steps: it must be called again, or a waiting write would never move.
-            self.hand_tired |= short;
-            if none {
-                self.parts.release(part);
-                return;
-            }
-            let c = self.meta.counters();
-            add(if urgent { &c.evictions_urgent } else { &c.evictions_background }, 1);
+            let part = leaving.part;
+            self.picked = leaving.picked;
             self.flush_part(io, part);
-            if short {
+            if self.evict_again {
                 return;
             }
         }
+    }
+
+    /// Picks cold blocks for a part, if some should leave now and can.
+    fn pick_leaving(&mut self) -> Option<Leaving> {
+        let urgent = !self.room_waiters.is_empty() && self.ram.free() == 0;
+        let batch = (self.free_target() / 4).clamp(1, self.spec.shape.part_blocks);
+        let high = self.ram.limit() - self.free_target();
+        let staying = self.ram.used() - self.ram.evicting();
+        if staying < high + batch && !(urgent && self.ram.evicting() == 0 && staying > 0) {
+            return None;
+        }
+        if self.parts.in_use_by(Stream::Write) >= WRITE_DEPTH {
+            return None;
+        }
+        let n = batch.min(self.room_to_evict().min(u64::from(u32::MAX)) as u32);
+        let n = n.min(self.log.ready(Stream::Write, &self.meta)) as usize;
+        if n == 0 {
+            return None;
+        }
+        let part = self.parts.take(Stream::Write)?;
+        let mut picked = std::mem::take(&mut self.picked);
+        picked.clear();
+        self.ram.pick_cold(n, part, &mut picked);
+        // The hand has gone its steps: it must be called again, or a waiting write would never move.
+        self.evict_again |= picked.len() < n;
+        if picked.is_empty() {
+            self.picked = picked;
+            self.parts.release(part);
+            return None;
+        }
+        self.log.arriving += picked.len() as u64;
+        let c = self.meta.counters();
+        add(if urgent { &c.evictions_urgent } else { &c.evictions_background }, 1);
+        Some(Leaving { part, picked, next: 0 })
+    }
+
+    /// Copies the next `n` picked blocks to their part, but for those that were written or discarded meanwhile.
+    fn stage<I: Io>(&mut self, io: &mut I, leaving: &mut Leaving, n: usize) {
+        let part = leaving.part;
+        for i in leaving.next..leaving.next + n {
+            // A cold slot's page is far away: the next one's is looked up while this one is copied.
+            if let Some(&(_, next)) = leaving.picked.get(i + 1) {
+                io.prefetch_slot(next);
+            }
+            let (block, slot) = leaving.picked[i];
+            if !self.ram.is_evicting(slot, part) {
+                self.log.arriving -= 1;
+                continue;
+            }
+            let page = self.parts.get(part).staged.len();
+            io.slot_to_part(slot, part, page * BLOCK_BYTES);
+            let checksum = crc32c::crc32c(&io.part(part)[page * BLOCK_BYTES..][..BLOCK_BYTES]);
+            let staged = Staged { block, location: Location(0), checksum, source: Source::Evict(slot) };
+            self.parts.get(part).staged.push(staged);
+        }
+        leaving.next += n;
+    }
+
+    /// Nothing leaves with this part: its blocks stay in RAM.
+    fn let_stay(&mut self, leaving: Leaving) {
+        let Leaving { part, picked, next } = leaving;
+        for &(_, slot) in &picked[next..] {
+            self.log.arriving -= 1;
+            if self.ram.is_evicting(slot, part) {
+                self.ram.keep(slot);
+            }
+        }
+        self.picked = picked;
+        self.unstage(part);
+    }
+
+    /// The same of those that are in the part already.
+    fn unstage(&mut self, part: PartId) {
+        for staged in std::mem::take(&mut self.parts.get(part).staged) {
+            let Source::Evict(slot) = staged.source else { unreachable!("blocks from RAM") };
+            self.log.arriving -= 1;
+            if self.ram.is_evicting(slot, part) {
+                self.ram.keep(slot);
+            }
+        }
+        self.parts.release(part);
     }
 
     /// Writes what has gathered in mode `overflow`, and parts that had to wait for a segment, oldest first.
@@ -104,8 +180,8 @@ impl Disk {
     }
 
     /// Appends a part's blocks to its stream's segment and starts the write. If there is no segment for them
-    /// any more (one was given up after a failed write), requests' blocks wait for one and the collector's stay
-    /// where they are.
+    /// any more (one was given up after a failed write), requests' blocks wait for one and others stay where they
+    /// are.
     pub(crate) fn flush_part<I: Io>(&mut self, io: &mut I, id: PartId) {
         let part = self.parts.get(id);
         let (stream, n) = (part.stream, part.staged.len() as u32);
@@ -117,6 +193,8 @@ impl Disk {
             if stream == Stream::Collect {
                 self.parts.release(id);
                 self.collect_part_done();
+            } else if self.spec.mode == Mode::RamOverflow {
+                self.unstage(id);
             } else {
                 part.state = PartState::Writing;
                 self.unflushed.push_front(id);

@@ -110,7 +110,7 @@ pub struct LogShape {
 
 impl Default for LogShape {
     fn default() -> Self {
-        LogShape { segment_blocks: 256, part_blocks: 64 }
+        LogShape { segment_blocks: 256, part_blocks: 48 }
     }
 }
 

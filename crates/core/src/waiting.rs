@@ -249,7 +249,7 @@ impl Disk {
         let log_is_at_rest = (!self.is_draining() || self.drain_rests())
             && self.victim.is_none()
             && self.punches == 0
-            && !self.hand_tired
+            && !self.evict_again
             && self.parts.in_use() == self.unflushed.len();
         let room = if self.spec.mode.has_ram() { self.room_to_evict() } else { self.log.room() };
         let log_is_full = room == 0

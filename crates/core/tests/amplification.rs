@@ -10,7 +10,7 @@ use spillway_core::{
 use std::collections::{HashMap, VecDeque};
 
 const SEGMENTS: u64 = 512;
-const SHAPE: LogShape = LogShape { segment_blocks: 256, part_blocks: 64 };
+const SHAPE: LogShape = LogShape { segment_blocks: 256, part_blocks: 48 };
 const DATA_BLOCKS: u64 = SHAPE.segment_blocks as u64 - 1;
 /// Slots of the tier in mode `ram+overflow`: next to nothing.
 const SLOTS: u64 = 256;

@@ -105,6 +105,11 @@ impl Doer {
         unsafe { self.engine.push(operation, Tag::Write(i)) };
     }
 
+    /// Reads of files that have begun and not ended.
+    pub fn reads_under_way(&self) -> usize {
+        self.reads.len() - self.free_reads.len()
+    }
+
     /// A read's completion. `None`: it goes on.
     pub fn read_completed(&mut self, i: u32, result: i32) -> Option<Answer> {
         let read = self.reads[i as usize].as_mut().expect("completed while under way");
