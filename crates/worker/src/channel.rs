@@ -18,7 +18,7 @@ pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
 pub const MAX_FDS: usize = 8;
 
 /// Version of the messages: supervisor and worker must have the same.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Format of a base image, said explicitly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,9 +51,12 @@ pub enum ClientKind {
 }
 
 /// The disk that a worker is to serve. Its fds come with it in this order: `meta`, base image, `data` (modes
-/// with a RAM tier), overflow or difference file (modes with one).
+/// with a RAM tier), overflow or difference file (modes with one), the worker's lifeline, and a pidfd of each worker
+/// before it that has died and not ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Start {
+    /// How many workers before it have not ended: I/O of theirs may still be begun.
+    pub predecessors: u8,
     /// Size that the guest sees.
     pub size_bytes: u64,
     /// Virtual size of the base image.

@@ -2,5 +2,6 @@
 
 pub mod base;
 pub mod channel;
+mod lifeline;
 pub mod supervisor;
 pub mod worker;

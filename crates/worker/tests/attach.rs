@@ -7,11 +7,13 @@
 mod common;
 
 use common::{Memory, SIZE, Worker};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use spillway_core::{DiskSpec, FullPolicy, LogShape, Mode};
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Runs `qemu-io` commands against a worker.
 fn qemu_io(worker: &Worker, dir: &std::path::Path, commands: &[String]) {
@@ -82,6 +84,46 @@ fn what_was_acknowledged_survives_its_worker() {
         println!(
             "{mode}, {engine}: 3 workers after the first, each found what the one before had acknowledged"
         );
+    }
+}
+
+/// I/O of a dead worker may still be begun until its process has ended: a file that is written in place is not touched
+/// before that.
+#[test]
+fn the_end_of_a_dead_worker_is_waited_for() {
+    for engine in ["io_uring", "threads"] {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let spec = DiskSpec {
+            size_bytes: SIZE,
+            base_bytes: SIZE,
+            mode: Mode::Direct,
+            full: FullPolicy::Pause,
+            ram_limit_bytes: 0,
+            overflow_limit_bytes: 0,
+            shape: LogShape::default(),
+        };
+        let mut memory = Memory::new(spec, dir.path());
+        memory.engine = engine;
+        let worker = memory.start();
+        qemu_io(&worker, dir.path(), &["write -P 1 0 4096".into()]);
+        worker.kill();
+        // Two processes that take long to end.
+        let [mut first, mut last] = [0; 2].map(|_| Command::new("sleep").arg("60").spawn().unwrap());
+        let pidfds = [&first, &last].map(|p| pidfd_open(Pid::from_child(p), PidfdFlags::empty()).unwrap());
+        let worker = memory.start_after(&pidfds.each_ref().map(AsFd::as_fd));
+        let begun = Instant::now();
+        let ender = std::thread::spawn(move || {
+            for process in [&mut first, &mut last] {
+                std::thread::sleep(Duration::from_millis(300));
+                process.kill().unwrap();
+                process.wait().unwrap();
+            }
+        });
+        qemu_io(&worker, dir.path(), &["read -P 1 0 4096".into(), "write -P 2 4096 4096".into()]);
+        let ms = begun.elapsed().as_millis();
+        assert!((600..5000).contains(&ms), "{engine}: served after {ms} ms");
+        ender.join().unwrap();
+        worker.kill();
     }
 }
 

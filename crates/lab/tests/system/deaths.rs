@@ -4,10 +4,11 @@
 
 use crate::world::{MIB, World, succeeds, until};
 use rustix::process::{Pid, Signal, kill_process};
+use spillway_lab::cores::median;
 use spillway_lab::cpio::Entry;
 use spillway_lab::disk::figure;
 use spillway_lab::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
-use spillway_lab::{Disk, Driver, End, Mixed, Oracle, Rng, Shape, skip};
+use spillway_lab::{Disk, Driver, End, Load, Mixed, Oracle, Rng, Shape, skip};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -118,6 +119,38 @@ fn a_driver_without_a_table_sees_no_error_and_no_wrong_byte() {
         drop(driver);
         disk.stop().unwrap();
     }
+}
+
+/// The kernel takes a while to take a dead worker's memory apart: nobody waits for that.
+#[test]
+fn a_pause_does_not_depend_on_how_much_memory_the_dead_one_held() {
+    const KILLS: usize = 9;
+    const FILLED: u64 = 2560 * MIB;
+    let Some(world) = World::new(&[]) else { return };
+    let image = world.image(16 * MIB);
+    let disk = world.serve(&image, &["--size", "2560M", "--ram", "3G", "--overflow", "1G"]);
+    let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
+    driver.run(&Load::fill(FILLED, 1 << 20)).unwrap();
+    let mut pauses: Vec<f64> = (0..KILLS as u64)
+        .map(|i| {
+            let load = Load { seed: i, ..Load::seed_004(16, End::After(Duration::from_millis(1500))) };
+            let measured = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(400));
+                    let worker = Pid::from_raw(worker(&disk) as i32).unwrap();
+                    kill_process(worker, Signal::KILL).unwrap();
+                });
+                driver.run(&load).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()))
+            });
+            measured.max_ns as f64 / 1e6
+        })
+        .collect();
+    let p50 = median(&mut pauses);
+    println!("the longest request at each of {KILLS} deaths: {pauses:.0?} ms, median {p50:.0}");
+    assert_eq!(disk.figure("restarts").unwrap(), KILLS as u64);
+    assert!(p50 < 100.0 && pauses.iter().all(|&ms| ms < 1000.0), "{pauses:?}");
+    drop(driver);
+    disk.stop().unwrap();
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::{Log, bytes, memory};
 use crate::base::{ImageError, ImageErrorKind, open_image};
 use crate::channel::{BaseCache, ImageFormat, Limits, Start, ToWorker};
 use spillway_core::{BLOCK_BYTES, DiskSpec, FullPolicy, Layout, LogShape, MAX_DISK_BYTES, Mode};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// What is asked of a disk, its exports and its control socket.
@@ -91,6 +91,7 @@ impl Disk {
             false => None,
         };
         let start = Start {
+            predecessors: 0,
             size_bytes: spec.size_bytes,
             base_bytes: spec.base_bytes,
             mode: spec.mode.name().into(),
@@ -110,12 +111,19 @@ impl Disk {
     }
 
     /// The first message for a worker, with its fds in the order that [`Start`] names.
-    pub fn start_message(&self) -> Result<(ToWorker, Vec<OwnedFd>), SupervisorError> {
+    pub fn start_message(
+        &self,
+        lifeline: BorrowedFd<'_>,
+        predecessors: &[BorrowedFd<'_>],
+    ) -> Result<(ToWorker, Vec<OwnedFd>), SupervisorError> {
         let held =
             [Some(&self.meta), Some(&self.image), self.data.as_ref(), self.overflow.as_ref().map(|o| &o.fd)];
-        let fds: Result<Vec<_>, _> = held.into_iter().flatten().map(OwnedFd::try_clone).collect();
+        let held = held.into_iter().flatten().map(AsFd::as_fd);
+        let all = held.chain([lifeline]).chain(predecessors.iter().copied());
+        let fds: Result<Vec<_>, _> = all.map(|fd| fd.try_clone_to_owned()).collect();
         let fds = fds.map_err(|e| SupervisorError::internal("cannot pass the disk to the worker", e))?;
-        Ok((ToWorker::Start(self.start.clone()), fds))
+        let start = Start { predecessors: predecessors.len() as u8, ..self.start.clone() };
+        Ok((ToWorker::Start(start), fds))
     }
 
     /// The limits that hold.

@@ -1,4 +1,5 @@
-//! The supervisor: the disk, its worker, its sockets and its clients, on one thread that sleeps in poll(2).
+//! The supervisor: the disk, its worker, its sockets and its clients, on one thread that sleeps in poll(2); another
+//! one sleeps on the worker's lifeline and does nothing else.
 //! Never touches guest data, never waits for a client.
 //!
 //! Invariant: everything that must outlive a worker is in [`Disk`] and in the client table; what belongs to one
@@ -46,7 +47,11 @@ pub struct Supervisor {
 
 #[derive(Clone, Copy)]
 enum Source {
+    /// It has died, and has not ended yet.
+    WorkerDeath,
     WorkerEnd,
+    /// One that has died has ended.
+    Dead,
     Channel,
     /// A program that is to take the worker's place.
     Newcomer,
@@ -206,7 +211,9 @@ impl Supervisor {
         let mut woken = None;
         for (source, flags) in self.poll(wake, deadline)? {
             match source {
+                Source::WorkerDeath => self.on_worker_death()?,
                 Source::WorkerEnd => self.on_worker_end()?,
+                Source::Dead => self.bury(),
                 Source::Channel => self.on_channel(flags)?,
                 Source::Newcomer => self.on_newcomer()?,
                 Source::Export(index) => self.on_export(index),
@@ -235,6 +242,7 @@ impl Supervisor {
                 Source::Channel => self.on_channel(flags)?,
                 Source::Vmm(id) => self.on_vmm(id, flags),
                 Source::Wake(_) => hurried = true,
+                Source::WorkerDeath | Source::Dead => {}
                 Source::Newcomer | Source::Export(_) | Source::Control | Source::Peer(_) => {}
             }
         }
@@ -250,12 +258,16 @@ impl Supervisor {
         self.accept_after = self.accept_after.filter(|&after| after > now);
         let mut sources = Vec::new();
         if let Some(worker) = &self.life.worker {
+            if self.life.may_die_early() {
+                sources.push((Source::WorkerDeath, worker.lifeline().death(), PollFlags::IN));
+            }
             sources.push((Source::WorkerEnd, worker.pidfd(), PollFlags::IN));
             if self.life.end_by().is_none() {
                 let unsent = if worker.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
                 sources.push((Source::Channel, worker.channel(), PollFlags::IN | unsent));
             }
         }
+        sources.extend(self.life.dead.iter().map(|dead| (Source::Dead, dead.pidfd(), PollFlags::IN)));
         sources.extend(self.newcomer().map(|(fd, flags)| (Source::Newcomer, fd, flags)));
         if self.life.serving && self.accept_after.is_none() {
             let exports = self.exports.iter().enumerate();

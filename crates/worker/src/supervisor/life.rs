@@ -25,6 +25,8 @@ const SHORT_LIFE: Duration = Duration::from_secs(1);
 const MESSAGES_PER_ROUND: usize = 64;
 /// Lines of a worker in the log in a second at most.
 const LINES_PER_SECOND: u32 = 100;
+/// Dead workers that may still be there when the next one begins: so many pidfds fit in a message.
+const MOST_DEAD: usize = 3;
 /// How many short lives are followed by the next one at once.
 const EAGER_STARTS: u32 = 3;
 /// The longest rest after a short life.
@@ -35,6 +37,10 @@ const LONGEST_REST: Duration = Duration::from_secs(1);
 pub(super) struct Life {
     pub program: Program,
     pub worker: Option<Worker>,
+    /// Those before it that have died and not ended: the kernel takes their memory apart.
+    pub dead: Vec<Worker>,
+    /// The supervisor stops: it waits for the end.
+    stopping: bool,
     /// The worker has said that it serves.
     pub serving: bool,
     /// One has.
@@ -55,6 +61,8 @@ impl Life {
         Life {
             program,
             worker: None,
+            dead: Vec::new(),
+            stopping: false,
             serving: false,
             has_served: false,
             since: Instant::now(),
@@ -70,6 +78,11 @@ impl Life {
     pub fn deadline(&self) -> Option<Instant> {
         let start_by = (self.has_served && !self.serving).then_some(self.since + START_DEADLINE);
         [self.start_at, self.end_by, start_by.filter(|_| self.worker.is_some())].into_iter().flatten().min()
+    }
+
+    /// Whether another worker may begin while this one, which has died, has not ended.
+    pub fn may_die_early(&self) -> bool {
+        self.serving && !self.stopping && self.dead.len() < MOST_DEAD
     }
 
     /// When a worker that closed its channel must have ended.
@@ -114,7 +127,8 @@ impl Supervisor {
         self.life.since = Instant::now();
         // Whatever fails from here on, there is a process whose end is followed.
         let worker = self.life.worker.insert(worker);
-        let (message, fds) = self.disk.start_message()?;
+        let dead: Vec<_> = self.life.dead.iter().map(Worker::pidfd).collect();
+        let (message, fds) = self.disk.start_message(worker.lifeline().shared(), &dead)?;
         worker.send(message, fds)?;
         for client in self.clients.values() {
             let Client::Vmm(session) = client else { continue };
@@ -188,6 +202,33 @@ impl Supervisor {
         Err(SupervisorError::new(ErrorKind::Internal, error))
     }
 
+    /// It has died. It runs no instruction any more that could touch the disk, so the next one begins; what I/O of it
+    /// may still be begun or land, the next one waits for where it matters.
+    pub(super) fn on_worker_death(&mut self) -> Result<(), SupervisorError> {
+        self.hear(PollFlags::IN, usize::MAX)?;
+        if !self.life.may_die_early() {
+            return Ok(());
+        }
+        let Some(worker) = self.life.worker.take() else { return Ok(()) };
+        // Should other threads of it not know yet.
+        worker.end();
+        self.life.dead.push(worker);
+        self.lose_worker("its process is ending")
+    }
+
+    /// Those that have died and ended are gone.
+    pub(super) fn bury(&mut self) {
+        let mut said = Vec::new();
+        self.life.dead.retain_mut(|worker| match worker.ended() {
+            None => true,
+            Some(status) => {
+                said.push(format!("worker {} has ended: {status}", worker.pid()));
+                false
+            }
+        });
+        said.iter().for_each(|text| (self.log)(text));
+    }
+
     /// Its process has ended, if it has.
     pub(super) fn on_worker_end(&mut self) -> Result<(), SupervisorError> {
         // Its last words: as many as the channel holds.
@@ -251,7 +292,7 @@ impl Supervisor {
     /// Stops the worker, which completes what it accepted. It is killed when it takes too long, or when one of
     /// `hurry` is readable.
     pub(super) fn stop_worker(&mut self, hurry: &[BorrowedFd<'_>]) -> Result<(), SupervisorError> {
-        self.life.start_at = None;
+        (self.life.start_at, self.life.stopping) = (None, true);
         let Some(worker) = &mut self.life.worker else { return Ok(()) };
         if worker.ended().is_some() {
             // It died before: what it would have completed goes with the disk.

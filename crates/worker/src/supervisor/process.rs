@@ -6,6 +6,7 @@
 
 use super::error::SupervisorError;
 use crate::channel::{self, FromWorker, ToWorker};
+use crate::lifeline::Lifeline;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, Signal};
@@ -60,6 +61,7 @@ pub(super) struct Worker {
     child: Child,
     pidfd: OwnedFd,
     channel: OwnedFd,
+    lifeline: Lifeline,
     outbox: VecDeque<(ToWorker, Vec<OwnedFd>)>,
 }
 
@@ -68,6 +70,7 @@ impl Worker {
     pub fn start(program: &Program) -> Result<Worker, SupervisorError> {
         let cannot = |e: io::Error| SupervisorError::internal("cannot start the worker", e);
         let (ours, theirs) = channel::pair().map_err(cannot)?;
+        let lifeline = Lifeline::new().map_err(cannot)?;
         rustix::io::ioctl_fionbio(&ours, true).map_err(|e| cannot(e.into()))?;
         // Out of the way of CHANNEL_FD, so that dup2 below always clears close-on-exec.
         let theirs =
@@ -96,7 +99,7 @@ impl Worker {
         let mut child = command.spawn().map_err(cannot)?;
         let pid = rustix::process::Pid::from_child(&child);
         match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(pidfd) => Ok(Worker { child, pidfd, channel: ours, outbox: VecDeque::new() }),
+            Ok(pidfd) => Ok(Worker { child, pidfd, channel: ours, lifeline, outbox: VecDeque::new() }),
             Err(e) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -113,6 +116,11 @@ impl Worker {
     /// Readable when it has ended.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
+    }
+
+    /// By what it tells of its death, which comes before its end.
+    pub fn lifeline(&self) -> &Lifeline {
+        &self.lifeline
     }
 
     /// Its channel, to poll.

@@ -56,6 +56,9 @@ pub struct Doer {
     _file: Option<OwnedFd>,
     /// Where the block of the file lies that the disk does not use, if it is long enough to have one.
     spare_block_at: Option<u64>,
+    /// pidfds of dead workers that have not ended, and the barrier that waits for that.
+    pub predecessors: Vec<OwnedFd>,
+    early_barrier: Option<OpId>,
     pub(super) reads: Vec<Option<Read>>,
     pub(super) free_reads: Vec<u32>,
     /// Reads that wait for a buffer.
@@ -78,6 +81,8 @@ pub struct Held {
     /// The overflow or difference file, and how long it has to be.
     pub file: Option<OwnedFd>,
     pub file_bytes: u64,
+    /// pidfds of dead workers that have not ended.
+    pub predecessors: Vec<OwnedFd>,
 }
 
 impl Doer {
@@ -87,7 +92,7 @@ impl Doer {
         base: BaseImage,
         notices: &mut Vec<String>,
     ) -> Result<Doer, String> {
-        let Held { slots, meta, file, file_bytes } = held;
+        let Held { slots, meta, file, file_bytes, predecessors } = held;
         let image = match &base {
             BaseImage::Raw(image) => image,
             BaseImage::Qcow2(reader) => reader.file(),
@@ -114,6 +119,8 @@ impl Doer {
             extents: ExtentCache::new(),
             _file: file,
             spare_block_at,
+            predecessors,
+            early_barrier: None,
             reads: Vec::new(),
             free_reads: Vec::new(),
             unbuffered: VecDeque::new(),
@@ -126,6 +133,16 @@ impl Doer {
             now_ns: 0,
             events: Vec::new(),
         })
+    }
+
+    /// A dead worker has ended. After the last one the barrier, if it is wanted already, need not wait any more.
+    pub fn predecessor_ended(&mut self, pidfd: i32) {
+        self.predecessors.retain(|fd| fd.as_raw_fd() != pidfd);
+        if self.predecessors.is_empty()
+            && let Some(op) = self.early_barrier.take()
+        {
+            self.drain_overflow(op);
+        }
     }
 
     /// Hands an answer to the core.
@@ -405,11 +422,15 @@ impl Io for Doer {
         self.punch(offset, len, Tag::Op(op.0));
     }
 
-    /// The dead process is gone, so nothing of it can be begun any more; what its ring had handed to the block
+    /// Once the dead process is gone nothing of it can be begun any more; what its ring had handed to the block
     /// layer may still be under way. ext4 and XFS let a punch wait for all O_DIRECT I/O on the file; on btrfs the
     /// fdatasync waits for ordered extents, in which such writes end. Through the page cache the order of the
     /// file's lock is enough. What is punched is a block that the disk never uses.
     fn drain_overflow(&mut self, op: OpId) {
+        if !self.predecessors.is_empty() {
+            self.early_barrier = Some(op);
+            return;
+        }
         match self.spare_block_at {
             Some(at) => self.punch(at, BLOCK_BYTES as u64, Tag::Barrier(op.0)),
             None => self.sync_overflow(op),

@@ -54,7 +54,13 @@ fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {
     let engine = engine::Engine::new(&mut notices)?;
     let kind = engine.kind();
     sandbox::drop_rights(&mut notices);
-    let reactor = reactor::Reactor::new(own, &start, Fds::sort(&start, fds)?, engine, &mut notices)?;
+    let mut fds = Fds::sort(&start, fds)?;
+    if let Some(shared) = fds.lifeline.take()
+        && let Err(e) = crate::lifeline::hold(shared)
+    {
+        notices.push(format!("the next worker would start late: this kernel has no robust futexes ({e})"));
+    }
+    let reactor = reactor::Reactor::new(own, &start, fds, engine, &mut notices)?;
     sandbox::filter_calls(kind, &mut notices);
     for text in notices {
         // Nobody who listens: that is found out by `ready`.
@@ -71,12 +77,16 @@ struct Fds {
     base: OwnedFd,
     data: Option<OwnedFd>,
     file: Option<OwnedFd>,
+    lifeline: Option<OwnedFd>,
+    /// pidfds.
+    predecessors: Vec<OwnedFd>,
 }
 
 impl Fds {
     fn sort(start: &Start, fds: Vec<OwnedFd>) -> Result<Fds, String> {
         let mode: spillway_core::Mode = start.mode.parse()?;
-        let want = 2 + usize::from(mode.has_ram()) + usize::from(mode.has_file());
+        let predecessors = usize::from(start.predecessors);
+        let want = 3 + usize::from(mode.has_ram()) + usize::from(mode.has_file()) + predecessors;
         let got = fds.len();
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or_else(|| format!("{got} fds came with `start`, {want} expected"));
@@ -85,6 +95,8 @@ impl Fds {
             base: next()?,
             data: mode.has_ram().then(&mut next).transpose()?,
             file: mode.has_file().then(&mut next).transpose()?,
+            lifeline: Some(next()?),
+            predecessors: (0..predecessors).map(|_| next()).collect::<Result<_, _>>()?,
         };
         if got != want {
             return Err(format!("{got} fds came with `start`, {want} expected"));

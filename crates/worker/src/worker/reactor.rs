@@ -111,7 +111,8 @@ impl Reactor {
                 image.dio_align()
             ));
         }
-        let held = Held { slots, meta: meta_file, file: fds.file, file_bytes: spec.file_bytes() };
+        let (file_bytes, predecessors) = (spec.file_bytes(), fds.predecessors);
+        let held = Held { slots, meta: meta_file, file: fds.file, file_bytes, predecessors };
         let doer = Doer::new(engine, held, base, notices)?;
         channel_nonblocking(&channel)?;
         let mut reactor = Reactor {
@@ -138,6 +139,10 @@ impl Reactor {
             writeback: start.writeback,
         };
         reactor.watch(reactor.channel.as_raw_fd(), POLLIN, true, Target::Channel);
+        let predecessors: Vec<_> = reactor.doer.predecessors.iter().map(AsRawFd::as_raw_fd).collect();
+        for fd in predecessors {
+            reactor.watch(fd, POLLIN, false, Target::Predecessor(fd));
+        }
         if let BaseImage::Qcow2(reader) = &reactor.doer.base {
             let fd = reader.wake_fd().as_raw_fd();
             reactor.watch(fd, POLLIN, true, Target::Qcow2);

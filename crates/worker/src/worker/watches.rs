@@ -23,6 +23,8 @@ const HUNG_UP: i16 = libc::POLLHUP | libc::POLLRDHUP;
 pub(super) enum Target {
     Channel,
     Qcow2,
+    /// A dead worker's pidfd.
+    Predecessor(i32),
     /// A VMM's control socket, by the supervisor's number.
     Vmm(u64),
     /// A queue's kick eventfd.
@@ -68,6 +70,12 @@ impl Reactor {
                     let fd = reader.wake_fd().as_raw_fd();
                     self.watch(fd, POLLIN, true, Target::Qcow2);
                 }
+            }
+            Target::Predecessor(fd) => {
+                if done.result < 0 {
+                    return Err("the end of the worker before this one cannot be waited for".into());
+                }
+                self.doer.predecessor_ended(fd);
             }
             Target::Vmm(id) => {
                 if let Some(i) = self.doer.clients.vmms.iter().position(|v| v.id == id) {

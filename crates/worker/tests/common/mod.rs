@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use spillway_core::{DiskSpec, Layout};
 use spillway_worker::channel::{self, BaseCache, FromWorker, ImageFormat, Start, ToWorker};
 use spillway_worker::supervisor::channel_from_supervisor;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -55,6 +55,11 @@ impl Memory {
     }
 
     pub fn start(&self) -> Worker {
+        self.start_after(&[])
+    }
+
+    /// A worker after others that have died and perhaps not ended, by their pidfds.
+    pub fn start_after(&self, predecessors: &[BorrowedFd<'_>]) -> Worker {
         let (ours, theirs) = channel::pair().unwrap();
         let theirs = rustix::io::fcntl_dupfd_cloexec(&theirs, 10).unwrap();
         let from = theirs.as_raw_fd();
@@ -73,6 +78,7 @@ impl Memory {
         let child = command.spawn().unwrap();
         let spec = &self.spec;
         let start = Start {
+            predecessors: predecessors.len() as u8,
             size_bytes: spec.size_bytes,
             base_bytes: spec.base_bytes,
             mode: spec.mode.name().into(),
@@ -87,7 +93,10 @@ impl Memory {
             warn_at: 80,
             critical_at: 90,
         };
-        let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
+        let lifeline = rustix::fs::memfd_create("lifeline", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&lifeline, 4096).unwrap();
+        let fds: Vec<_> = self.fds.iter().chain([&lifeline]).map(AsFd::as_fd).collect();
+        let fds = [&fds, predecessors].concat();
         channel::send(&ours, &ToWorker::Start(start), &fds).unwrap();
         let worker = Worker { child, channel: ours };
         assert!(matches!(worker.next(), FromWorker::Ready));
