@@ -55,6 +55,8 @@ pub(crate) struct Log {
     pub(crate) punching: u32,
     /// Those that wait for a drain.
     draining: Vec<u32>,
+    /// While attaching: a bit for each location that the map has named.
+    adopted: Vec<u64>,
     open: [Option<Open>; 2],
     /// Owners of closed segments whose summary is not in the file (found at attach, or its write failed).
     pub kept_owners: HashMap<u32, Vec<u32>>,
@@ -74,6 +76,7 @@ impl Log {
             punched: Vec::new(),
             punching: 0,
             draining: Vec::new(),
+            adopted: Vec::new(),
             open: [None, None],
             kept_owners: HashMap::new(),
             live: 0,
@@ -266,18 +269,22 @@ impl Log {
         meta.set_segment(segment, mark);
     }
 
-    /// Takes the location that the map names for a block, when attaching. False: out of range.
+    /// Takes the location that the map names for a block, when attaching. False: out of range or taken.
     pub fn adopt(&mut self, location: Location, block: u32, meta: &Meta) -> bool {
         let segment = self.segment_of(location);
         let position = location.0 % self.shape.segment_blocks;
         if segment >= meta.segments_used() || position >= self.data_blocks() {
             return false;
         }
-        self.segments.grow(segment + 1);
-        if u32::from(self.segments.get(segment).live) == self.data_blocks() {
-            // Two blocks at one place.
+        let (word, bit) = (location.0 as usize / 64, 1 << (location.0 % 64));
+        if word >= self.adopted.len() {
+            self.adopted.resize(word + 1, 0);
+        }
+        if self.adopted[word] & bit != 0 {
             return false;
         }
+        self.adopted[word] |= bit;
+        self.segments.grow(segment + 1);
         self.segments.change(segment, |s| s.live += 1);
         self.live += 1;
         if meta.segment(segment) != SegmentMark::Sealed {
@@ -291,6 +298,7 @@ impl Log {
     /// After the last `adopt`: what each segment is. Those that a dead process may still be writing to wait for a
     /// drain.
     pub fn finish_adopting(&mut self, meta: &Meta) {
+        self.adopted = Vec::new();
         self.segments.grow(meta.segments_used());
         for segment in 0..self.segments.len() {
             let lives = self.segments.get(segment).live > 0;

@@ -81,6 +81,21 @@ fn an_entry_that_points_nowhere_is_refused() {
 }
 
 #[test]
+fn two_entries_with_one_place_are_refused() {
+    for (entry, other, fits) in [
+        (2 << 62 | 15, 2 << 62 | 14, true),
+        (2 << 62 | 15, 2 << 62 | 15, false),
+        (3 << 62 | 6 << 32, 3 << 62 | 5 << 32, true),
+        (3 << 62 | 6 << 32, 3 << 62 | 6 << 32 | 1, false),
+    ] {
+        let mut memory = Memory::new();
+        memory.map(entry);
+        memory.write(Layout::of(&SPEC).map_range().start + 8 * 300, other);
+        assert_eq!(memory.attach().is_ok(), fits, "{entry:#x} and {other:#x}");
+    }
+}
+
+#[test]
 fn counters_that_make_no_sense_attach() {
     let counters = Layout::COUNTERS_AT..Layout::COUNTERS_AT + size_of::<Counters>() as u64;
     for at in counters.step_by(8) {

@@ -18,6 +18,10 @@ use super::signal::Signal;
 use super::{Change, Disconnect};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+/// VHOST_SET_CONFIG_TYPE_FRONTEND and VHOST_SET_CONFIG_TYPE_MIGRATION.
+const BY_GUEST: u32 = 0;
+const BY_MIGRATION: u32 = 1;
+
 /// How a message is answered.
 enum Reply {
     /// By an acknowledgement, if one was asked for.
@@ -188,6 +192,10 @@ impl Frontend {
     fn set_features(&mut self, features: u64) -> Result<(), String> {
         self.features = offered("feature", features, FEATURES)?;
         self.device.set_features(features);
+        if features & F_PROTOCOL_FEATURES == 0 {
+            // All rings are enabled, those too that a SET_VRING_ENABLE had disabled.
+            self.queues.iter_mut().for_each(|queue| queue.enabled = None);
+        }
         for queue in 0..self.queue_count() {
             self.refresh(queue);
         }
@@ -274,8 +282,13 @@ impl Frontend {
         payload
     }
 
-    /// SET_CONFIG: only `writeback` may be written (5.2.4).
+    /// SET_CONFIG: only `writeback` may be written (5.2.4), and only by the guest.
     fn set_config(&mut self, range: ConfigRange, bytes: &[u8]) -> Result<(), String> {
+        match range.flags {
+            BY_GUEST => {}
+            BY_MIGRATION => return Err("SET_CONFIG for a live migration, which is not offered".into()),
+            flags => return Err(format!("SET_CONFIG with flags {flags:#x}, which do not exist")),
+        }
         match (range.offset, bytes) {
             (WRITEBACK_AT, [byte @ (0 | 1)]) => {
                 self.device.writeback = *byte == 1;

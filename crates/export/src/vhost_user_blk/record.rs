@@ -5,7 +5,7 @@
 //! accepted a message was; each is one that was accepted, or stands for several.
 
 use super::connection::Packet;
-use super::message::{self, MemoryRegion, Message, VringState, code, request};
+use super::message::{self, F_PROTOCOL_FEATURES, MemoryRegion, Message, VringState, code, request};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
@@ -48,7 +48,13 @@ impl Record {
         let Ok(message) = parsed else { return };
         let key = match message {
             Message::SetProtocolFeatures(_) => Key::ProtocolFeatures,
-            Message::SetFeatures(_) => Key::Features,
+            Message::SetFeatures(features) => {
+                if features & F_PROTOCOL_FEATURES == 0 {
+                    // It has enabled all queues.
+                    self.kept.retain(|key, _| !matches!(key, Key::Queue(_, Part::Enable)));
+                }
+                Key::Features
+            }
             // Of the configuration space one byte can be written.
             Message::SetConfig(..) => Key::Config,
             Message::SetInflightFd(_) => Key::Inflight,

@@ -298,6 +298,19 @@ fn a_stopped_ring_can_be_enabled_and_disabled() {
     }
 }
 
+/// vhost-user, "Ring states": a disabled ring is enabled by features without VHOST_USER_F_PROTOCOL_FEATURES.
+#[test]
+fn features_without_the_protocol_enable_all_rings() {
+    let mut rig = Rig::new(8, ALL_FEATURES);
+    rig.tell(18, &Rig::vring(0, 0), &[]);
+    assert!(!rig.frontend.is_live(0));
+    rig.tell(2, &(ALL_FEATURES & !PROTOCOL_FEATURES).to_ne_bytes(), &[]);
+    assert!(rig.frontend.is_live(0));
+    rig.tell(2, &ALL_FEATURES.to_ne_bytes(), &[]);
+    rig.tell(18, &Rig::vring(0, 0), &[]);
+    assert!(!rig.frontend.is_live(0));
+}
+
 /// vhost-user, GET_PROTOCOL_FEATURES and SET_PROTOCOL_FEATURES.
 #[test]
 fn protocol_features_come_before_features_too() {

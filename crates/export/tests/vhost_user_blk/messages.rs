@@ -75,12 +75,13 @@ fn writeback_5_2_6_2_decides_whether_writes_are_forced() {
         rig.driver.offer(&rig.memory, head);
         rig.process()[0].operation
     };
-    let set = |rig: &mut Rig, offset: u32, bytes: &[u8]| {
+    let set_as = |rig: &mut Rig, offset: u32, bytes: &[u8], flags: u32| {
         let mut payload: Vec<u8> =
-            [offset, bytes.len() as u32, 0].iter().flat_map(|n| n.to_ne_bytes()).collect();
+            [offset, bytes.len() as u32, flags].iter().flat_map(|n| n.to_ne_bytes()).collect();
         payload.extend_from_slice(bytes);
         rig.try_tell(25, &payload, &[])
     };
+    let set = |rig: &mut Rig, offset, bytes: &[u8]| set_as(rig, offset, bytes, 0);
     let mut rig = Rig::new(64, ALL_FEATURES);
     assert_eq!(write(&mut rig), Operation::Write { fua: false });
     assert!(set(&mut rig, 32, &[0]));
@@ -92,6 +93,9 @@ fn writeback_5_2_6_2_decides_whether_writes_are_forced() {
     assert!(!set(&mut rig, 32, &[2]));
     assert!(!set(&mut rig, 0, &[0]));
     assert!(!set(&mut rig, 32, &[0, 0]));
+    // And it not by a live migration, which is not offered, nor for a reason that does not exist.
+    assert!(!set_as(&mut rig, 32, &[0], 1));
+    assert!(!set_as(&mut rig, 32, &[0], 2));
     assert_eq!(write(&mut rig), Operation::Write { fua: false });
 
     let mut rig = Rig::new(64, ALL_FEATURES & !FLUSH & !CONFIG_WCE);

@@ -63,6 +63,15 @@ fn requests_in_flight_are_done_by_the_next_process_without_a_table_of_the_front_
 }
 
 #[test]
+fn a_queue_that_features_enabled_is_enabled_in_the_next_process() {
+    let mut rig = rig(ALL_FEATURES);
+    rig.tell(18, &Rig::vring(0, 0), &[]);
+    rig.tell(2, &(ALL_FEATURES & !PROTOCOL_FEATURES).to_ne_bytes(), &[]);
+    rig.die();
+    assert!(rig.frontend.is_live(0));
+}
+
+#[test]
 fn a_queue_that_was_stopped_starts_where_the_front_end_says() {
     let mut rig = rig(ALL_FEATURES);
     assert!(rig.simple(0, 1, Some((DATA, 512, true))).is_some());
