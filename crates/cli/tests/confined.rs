@@ -108,7 +108,9 @@ fn a_host_that_forbids_io_uring_is_served_by_threads_that_rest() {
     let mut serve = world.serve();
     serve
         .args(["--ram", "4M", "--overflow", "64M", "--size", "64M", "--vhost-user"])
-        .arg(world.path("vhost"));
+        .arg(world.path("vhost"))
+        .arg("--control")
+        .arg(world.path("control"));
     serve.env_remove("SPILLWAY_ENGINE");
     forbid_io_uring(&mut serve);
     let server = Server::start(&mut serve);
@@ -129,6 +131,9 @@ fn a_host_that_forbids_io_uring_is_served_by_threads_that_rest() {
         }
         last.1.elapsed() > Duration::from_secs(2)
     });
+    let (code, figures, _) =
+        finishes(common::spillway().arg("stats").arg(world.path("control")).arg("--json"));
+    assert!(code == 0 && figures.contains("\"engine\": \"threads\""), "{figures}");
     let mut content = vec![0; 1 << 20];
     vmm.read_at(20 << 20, &mut content).unwrap();
     assert!(content.iter().all(|&b| b == 7));

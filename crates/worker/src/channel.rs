@@ -176,7 +176,10 @@ pub enum FromWorker {
         version: String,
     },
     /// It serves.
-    Ready,
+    Ready {
+        /// How it does I/O: a word of [`crate::worker::Kind`].
+        engine: String,
+    },
     /// It cannot serve: why and what to do. It exits after this.
     Failed {
         /// For people.
@@ -312,16 +315,19 @@ mod tests {
     #[test]
     fn messages_keep_their_borders() {
         let (a, b) = pair().unwrap();
-        send(&a, &FromWorker::Ready, &[]).unwrap();
+        send(&a, &FromWorker::Ready { engine: "threads".into() }, &[]).unwrap();
         send(&a, &FromWorker::ResetDone { result: Err("a client is connected".into()) }, &[]).unwrap();
-        assert!(matches!(receive::<FromWorker>(&b).unwrap().unwrap().0, FromWorker::Ready));
+        assert!(matches!(receive::<FromWorker>(&b).unwrap().unwrap().0, FromWorker::Ready { .. }));
         match receive::<FromWorker>(&b).unwrap().unwrap().0 {
             FromWorker::ResetDone { result: Err(why) } => assert_eq!(why, "a client is connected"),
             other => panic!("{other:?}"),
         }
         drop(a);
         assert!(receive::<FromWorker>(&b).unwrap().is_none());
-        assert_eq!(send(&b, &FromWorker::Ready, &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(
+            send(&b, &FromWorker::Ready { engine: String::new() }, &[]).unwrap_err().kind(),
+            io::ErrorKind::BrokenPipe
+        );
     }
 
     #[test]

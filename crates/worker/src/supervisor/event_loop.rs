@@ -182,6 +182,7 @@ impl Supervisor {
             size_bytes: spec.size_bytes,
             base_bytes: spec.base_bytes,
             worker_pid: self.life.worker_pid(),
+            engine: self.life.engine.clone(),
             clients: self.clients.len() as u64,
             ..read
         }

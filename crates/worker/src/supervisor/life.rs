@@ -43,6 +43,8 @@ pub(super) struct Life {
     stopping: bool,
     /// The worker has said that it serves.
     pub serving: bool,
+    /// How the last one that did does I/O.
+    pub engine: String,
     /// One has.
     pub has_served: bool,
     since: Instant,
@@ -64,6 +66,7 @@ impl Life {
             dead: Vec::new(),
             stopping: false,
             serving: false,
+            engine: String::new(),
             has_served: false,
             since: Instant::now(),
             short_lives: 0,
@@ -181,7 +184,8 @@ impl Supervisor {
     }
 
     /// The worker serves.
-    pub(super) fn on_ready(&mut self) {
+    pub(super) fn on_ready(&mut self, engine: String) {
+        self.life.engine = engine;
         if self.life.has_served && self.upgrade.is_none() {
             let ms = self.life.since.elapsed().as_millis();
             self.announce("worker-serves", &format!("another worker serves, {ms} ms after it was started"));
@@ -327,7 +331,7 @@ impl Supervisor {
                     "the worker is of another version, {version}: is the program whole?"
                 ))?;
             }
-            FromWorker::Ready => self.on_ready(),
+            FromWorker::Ready { engine } => self.on_ready(engine),
             FromWorker::Failed { error } => self.on_failed(error)?,
             FromWorker::Answered { id, accepted, answer, writeback } => {
                 self.on_answered(id, accepted, answer, fds, writeback);

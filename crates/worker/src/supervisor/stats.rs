@@ -24,6 +24,7 @@ pub struct Stats {
     pub base_bytes: u64,
     pub generation: u64,
     pub worker_pid: u32,
+    pub engine: String,
     pub clients: u64,
     pub planes: Planes,
     pub ram: Ram,

@@ -105,6 +105,16 @@ pub enum Kind {
     Threads,
 }
 
+impl Kind {
+    /// Its word, in the wish and in the figures.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::IoUring => "io_uring",
+            Kind::Threads => "threads",
+        }
+    }
+}
+
 /// Which engine is wanted: a word in the environment, for tests and to compare the two.
 const WISH: &str = "SPILLWAY_ENGINE";
 

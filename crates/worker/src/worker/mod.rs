@@ -66,7 +66,7 @@ fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {
         // Nobody who listens: that is found out by `ready`.
         let _ = channel::send(channel, &FromWorker::Event { kind: "notice".into(), text }, &[]);
     }
-    channel::send(channel, &FromWorker::Ready, &[])
+    channel::send(channel, &FromWorker::Ready { engine: kind.name().into() }, &[])
         .map_err(|e| format!("cannot say that it is ready: {e}"))?;
     Ok(reactor)
 }

@@ -99,7 +99,7 @@ impl Memory {
         let fds = [&fds, predecessors].concat();
         channel::send(&ours, &ToWorker::Start(start), &fds).unwrap();
         let worker = Worker { child, channel: ours };
-        assert!(matches!(worker.next(), FromWorker::Ready));
+        assert!(matches!(worker.next(), FromWorker::Ready { .. }));
         worker
     }
 }
