@@ -500,3 +500,33 @@ fn a_server_out_of_fds_goes_on_with_those_it_has() {
     let (code, text) = server.end(Signal::TERM);
     assert_eq!(code, 0, "{text}");
 }
+
+/// The disk's state is not QEMU's to carry away: it says so before it begins.
+#[test]
+fn qemu_refuses_live_migration_and_snapshots_in_words() {
+    let world = World::new();
+    let server = Server::start(controlled(&world).arg("--vhost-user").arg(world.path("vhost")));
+    let mut qemu = Command::new("qemu-system-x86_64");
+    qemu.args(["-S", "-nodefaults", "-display", "none", "-machine", "q35,memory-backend=m", "-m", "64M"]);
+    qemu.args(["-object", "memory-backend-memfd,id=m,size=64M,share=on", "-qmp", "stdio"]);
+    qemu.arg("-chardev").arg(format!("socket,id=disk,path={}", world.path("vhost").display()));
+    qemu.args(["-device", "vhost-user-blk-pci,chardev=disk"]);
+    let qemu = qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut qemu = qemu.expect("qemu-system-x86_64 (Debian: qemu-system-x86) is needed");
+    let commands = [
+        r#"{"execute":"qmp_capabilities"}"#,
+        r#"{"execute":"migrate","arguments":{"uri":"exec:cat >/dev/null"}}"#,
+        r#"{"execute":"human-monitor-command","arguments":{"command-line":"savevm one"}}"#,
+        r#"{"execute":"quit"}"#,
+    ];
+    qemu.stdin.take().unwrap().write_all(commands.join("\n").as_bytes()).unwrap();
+    let output = qemu.wait_with_output().unwrap();
+    let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+    assert_eq!(said.matches("Migration disabled: vhost-user backend lacks").count(), 2, "{said}");
+    let (code, text) = server.end(Signal::TERM);
+    assert_eq!(code, 0, "{text}");
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

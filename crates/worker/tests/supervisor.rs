@@ -239,8 +239,8 @@ fn the_worker_gets_the_disk_and_nothing_else() {
         "{lines}"
     );
     let shape: Vec<_> = words.collect();
-    assert_eq!((shape.len(), shape[1], shape[3]), (4, "1048576", "67112960+"), "{lines}");
-    assert!(shape[0].ends_with('+') && shape[2].ends_with('+'), "{lines}");
+    assert_eq!((shape.len(), shape[1], shape[3]), (5, "1048576", "67112960+"), "{lines}");
+    assert!(shape[0].ends_with('+') && shape[2].ends_with('+') && shape[4] == "4096+", "{lines}");
     // stdin, stdout, stderr, the channel, and the directory that is read.
     assert!(lines.contains("group true fds 5"), "{lines}");
     supervisor.stop(&[]).unwrap();
@@ -477,15 +477,15 @@ fn a_worker_that_does_not_stop_is_ended_at_the_second_signal() {
 
 #[test]
 fn each_mode_gets_what_it_has() {
-    for (mode, shape) in [(Mode::Ram, 3), (Mode::Overflow, 3), (Mode::Direct, 3), (Mode::RamOverflow, 4)] {
+    for (mode, shape) in [(Mode::Ram, 4), (Mode::Overflow, 4), (Mode::Direct, 4), (Mode::RamOverflow, 5)] {
         let world = World::new();
         let mut supervisor = world.start("serves", Options { mode, ..world.options() }).unwrap();
         supervisor.ready(&[]).unwrap();
         let line = world.lines.lock().unwrap()[0].clone();
         assert_eq!(line.split(' ').count(), 2 + shape, "{line}");
         if mode == Mode::Direct {
-            // The disk, and a block that it never uses.
-            assert!(line.ends_with(&format!(" {}+", 8388608 + 4096)), "{line}");
+            // The disk, and a block that it never uses; then its lifeline.
+            assert!(line.ends_with(&format!(" {}+ 4096+", 8388608 + 4096)), "{line}");
         }
         supervisor.stop(&[]).unwrap();
     }
