@@ -1,0 +1,199 @@
+//! A worker dies, or makes way for another program.
+
+use crate::world::{LATE, World, ask, connect, greeting, meanwhile};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+#[test]
+fn a_worker_that_dies_is_followed_by_another() {
+    let world = World::new();
+    let mut supervisor = world.serving("serves");
+    let (control, nbd, vhost) = (world.path("control"), world.path("nbd"), world.path("vhost"));
+    let first = supervisor.report().worker_pid;
+    meanwhile(&mut supervisor, || {
+        let nbd = connect(&nbd);
+        assert!(greeting(&nbd).starts_with("Nbd"));
+        let vmm = connect(&vhost);
+        assert_eq!(greeting(&vmm), "VhostUser 2\n");
+        let mut one = connect(&control);
+        let mut pid = first;
+        for _ in 0..5 {
+            let raw = rustix::process::Pid::from_raw(pid as i32).unwrap();
+            rustix::process::kill_process(raw, rustix::process::Signal::KILL).unwrap();
+            assert_eq!(
+                greeting(&vmm),
+                "VhostUser 2\n",
+                "its connection is still open, the next worker has it"
+            );
+            let next = ask(&mut one, r#"{"command":"ping"}"#)["ok"]["worker_pid"].as_u64().unwrap() as u32;
+            assert_ne!(next, pid);
+            pid = next;
+        }
+        assert_eq!((&nbd).read(&mut [0]).unwrap(), 0, "an NBD client connects again");
+        assert_eq!(ask(&mut one, r#"{"command":"stats"}"#)["ok"]["clients"], 1);
+    });
+    assert!(world.logged("SIGKILL") && world.logged("1 NBD client(s) lost the connection"));
+    supervisor.stop(&[]).unwrap();
+    assert_eq!(world.left(), ["base.raw"]);
+}
+
+/// Asks for an upgrade to this very program under a name that is its role.
+fn upgrade(world: &World, role: &str) -> serde_json::Value {
+    let binary = world.path(role);
+    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    let answer = upgrade_to(world, &binary);
+    std::fs::remove_file(binary).unwrap();
+    answer
+}
+
+fn upgrade_to(world: &World, binary: &Path) -> serde_json::Value {
+    let mut control = connect(&world.path("control"));
+    ask(&mut control, &serde_json::json!({ "command": "upgrade", "binary": binary }).to_string())
+}
+
+#[test]
+fn another_program_takes_over_and_one_that_does_not_fit_changes_nothing() {
+    let world = World::new();
+    let mut supervisor = world.serving("serves");
+    let vhost = world.path("vhost");
+    let first = supervisor.report().worker_pid;
+    meanwhile(&mut supervisor, || {
+        let vmm = connect(&vhost);
+        assert_eq!(greeting(&vmm), "VhostUser 1\n");
+        let pid = || {
+            let mut control = connect(&world.path("control"));
+            ask(&mut control, r#"{"command":"ping"}"#)["ok"]["worker_pid"].as_u64().unwrap()
+        };
+        let refusals: [(&str, &dyn Fn() -> serde_json::Value); 5] = [
+            ("no such file", &|| upgrade_to(&world, &world.path("nothing"))),
+            ("permission denied", &|| upgrade_to(&world, &world.path("base.raw"))),
+            ("no spillway that can take over", &|| upgrade_to(&world, Path::new("/usr/bin/true"))),
+            ("layout", &|| upgrade(&world, "other-layout")),
+            ("did not say what it is in 5 s", &|| upgrade_to(&world, Path::new("/usr/bin/yes"))),
+        ];
+        for (why, try_it) in refusals {
+            let answer = try_it();
+            assert_eq!(answer["error"]["code"], "refused", "{why}: {answer}");
+            assert!(answer["error"]["message"].as_str().unwrap().contains(why), "{why}: {answer}");
+            assert_eq!(pid(), u64::from(first), "{why}");
+        }
+        let answer = upgrade(&world, "exits");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("the old program goes on"), "{answer}");
+        assert_eq!(greeting(&vmm), "VhostUser 1\n", "the old program has the VMM again");
+        let answer = upgrade(&world, "serves");
+        assert_eq!(answer["ok"]["version"], "9.9", "{answer}");
+        assert_eq!(greeting(&vmm), "VhostUser 1\n", "and now the new one");
+        assert_eq!(answer["ok"]["worker_pid"], pid());
+        // Its file is gone by now, and it is what is started again.
+        let raw = rustix::process::Pid::from_raw(pid() as i32).unwrap();
+        rustix::process::kill_process(raw, rustix::process::Signal::KILL).unwrap();
+        assert_eq!(greeting(&vmm), "VhostUser 1\n");
+        let exe = std::fs::read_link(format!("/proc/{}/exe", pid())).unwrap();
+        assert!(exe.display().to_string().contains("serves"), "{exe:?}");
+    });
+    supervisor.stop(&[]).unwrap();
+    assert_eq!(world.left(), ["base.raw"]);
+}
+
+/// Ends the worker that serves now, the hard way.
+fn kill(world: &World) -> u64 {
+    let pid = worker(world);
+    let raw = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(raw, rustix::process::Signal::KILL).unwrap();
+    pid
+}
+
+/// The process id of the worker; 0 between two.
+fn worker(world: &World) -> u64 {
+    let mut control = connect(&world.path("control"));
+    ask(&mut control, r#"{"command":"ping"}"#)["ok"]["worker_pid"].as_u64().unwrap()
+}
+
+#[test]
+fn a_vmm_that_leaves_between_two_workers_makes_room_for_the_next() {
+    let world = World::new();
+    let mut supervisor = world.serving("late");
+    let vhost = world.path("vhost");
+    meanwhile(&mut supervisor, || {
+        for _ in 0..3 {
+            let vmm = connect(&vhost);
+            assert!(greeting(&vmm).starts_with("VhostUser"));
+            kill(&world);
+            drop(vmm);
+        }
+        let vmm = connect(&vhost);
+        assert!(greeting(&vmm).starts_with("VhostUser"));
+        let mut control = connect(&world.path("control"));
+        assert_eq!(ask(&mut control, r#"{"command":"stats"}"#)["ok"]["clients"], 1);
+    });
+    supervisor.stop(&[]).unwrap();
+    assert_eq!(world.left(), ["base.raw"]);
+}
+
+#[test]
+fn a_stop_between_two_workers_leaves_nothing() {
+    let world = World::new();
+    let mut supervisor = world.serving("late");
+    let next = meanwhile(&mut supervisor, || {
+        let dead = kill(&world);
+        loop {
+            match worker(&world) {
+                pid if pid == dead || pid == 0 => {}
+                next => break next,
+            }
+        }
+    });
+    let begun = Instant::now();
+    supervisor.stop(&[]).unwrap();
+    assert!(begun.elapsed() < LATE * 4, "{:?}", begun.elapsed());
+    assert!(!PathBuf::from(format!("/proc/{next}")).exists());
+    assert_eq!(world.left(), ["base.raw"]);
+}
+
+#[test]
+fn an_upgrade_bears_another_one_and_the_death_of_the_old_worker() {
+    let world = World::new();
+    let mut supervisor = world.serving("serves");
+    let vhost = world.path("vhost");
+    meanwhile(&mut supervisor, || {
+        let vmm = connect(&vhost);
+        assert_eq!(greeting(&vmm), "VhostUser 1\n");
+        std::thread::scope(|scope| {
+            let upgrade = scope.spawn(|| upgrade(&world, "thinks"));
+            std::thread::sleep(LATE / 5);
+            let second = upgrade_to(&world, Path::new("/usr/bin/yes"));
+            assert_eq!(second["error"]["code"], "busy", "{second}");
+            kill(&world);
+            assert_eq!(greeting(&vmm), "VhostUser 1\n", "the old program goes on for now");
+            let answer = upgrade.join().unwrap();
+            assert_eq!(answer["ok"]["version"], "9.9", "{answer}");
+            assert_eq!(answer["ok"]["worker_pid"], worker(&world));
+        });
+        assert_eq!(greeting(&vmm), "VhostUser 1\n", "the new one has the VMM");
+    });
+    supervisor.stop(&[]).unwrap();
+    assert_eq!(world.left(), ["base.raw"]);
+}
+
+#[test]
+fn a_stop_during_an_upgrade_leaves_nothing() {
+    let world = World::new();
+    let mut supervisor = world.serving("serves");
+    let binary = world.path("thinks");
+    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    let mut control = connect(&world.path("control"));
+    meanwhile(&mut supervisor, || {
+        let request = serde_json::json!({ "command": "upgrade", "binary": &binary });
+        control.write_all(format!("{request}\n").as_bytes()).unwrap();
+        std::thread::sleep(LATE / 5);
+    });
+    supervisor.stop(&[]).unwrap();
+    let running = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let exe = std::fs::read_link(entry.ok()?.path().join("exe")).ok()?;
+        exe.starts_with(world.dir.path()).then_some(exe)
+    });
+    assert_eq!(running.collect::<Vec<_>>(), Vec::<PathBuf>::new());
+    std::fs::remove_file(binary).unwrap();
+    assert_eq!(world.left(), ["base.raw"]);
+}

@@ -1,0 +1,191 @@
+//! What the worker is given, what is handed on to it, how it ends.
+
+use crate::world::{World, ask, connect, greeting, meanwhile};
+use spillway_worker::supervisor::{ErrorKind, Mode, Options};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+#[test]
+fn the_worker_gets_the_disk_and_nothing_else() {
+    let world = World::new();
+    let mut supervisor = world.serving("serves");
+    let lines = world.lines.lock().unwrap().join("\n");
+    let mut words = lines.lines().next().unwrap().split(' ');
+    assert_eq!(words.next(), Some("ram+overflow"));
+    assert!(
+        words.next().is_some_and(|serial| serial.starts_with("spillway-") && serial.len() <= 20),
+        "{lines}"
+    );
+    let shape: Vec<_> = words.collect();
+    assert_eq!((shape.len(), shape[1], shape[3]), (5, "1048576", "67112960+"), "{lines}");
+    assert!(shape[0].ends_with('+') && shape[2].ends_with('+') && shape[4] == "4096+", "{lines}");
+    // stdin, stdout, stderr, the channel, and the directory that is read.
+    assert!(lines.contains("group true fds 5"), "{lines}");
+    supervisor.stop(&[]).unwrap();
+    assert_eq!(world.left(), ["base.raw"]);
+}
+
+#[test]
+fn clients_reach_the_worker_and_a_second_vmm_is_its_decision() {
+    let world = World::new();
+    let mut supervisor = world.serving("serves");
+    let (vhost, nbd) = (world.path("vhost"), world.path("nbd"));
+    meanwhile(&mut supervisor, || {
+        let first = connect(&nbd);
+        assert_eq!(greeting(&first), "Nbd 1\n");
+        let vmm = connect(&vhost);
+        assert_eq!(greeting(&vmm), "VhostUser 2\n");
+        assert_eq!(greeting(&connect(&vhost)), "", "the second VMM");
+        assert_eq!(greeting(&connect(&nbd)), "Nbd 4\n");
+    });
+    assert!(world.logged("vhost-user client 3: refused: a VMM is connected"));
+    assert_eq!(supervisor.stats().clients, 3);
+    supervisor.stop(&[]).unwrap();
+}
+
+#[test]
+fn the_control_socket_answers_many_at_once() {
+    let world = World::new();
+    let mut supervisor = world.serving("serves");
+    let (control, nbd) = (world.path("control"), world.path("nbd"));
+    meanwhile(&mut supervisor, || {
+        // One that says nothing, one that says half a line, one that never reads.
+        let _silent = connect(&control);
+        connect(&control).write_all(b"{\"comm").unwrap();
+        let mut deaf = connect(&control);
+        deaf.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+        while deaf.write_all(b"{\"command\":\"stats\"}\n").is_ok() {}
+
+        let mut one = connect(&control);
+        let pong = ask(&mut one, r#"{"command":"ping"}"#);
+        assert_eq!(pong["ok"]["pid"], std::process::id());
+        assert_eq!(pong["ok"]["size_bytes"], 8 << 20);
+        let stats = ask(&mut one, r#"{"command":"stats"}"#);
+        assert_eq!(
+            (&stats["ok"]["schema"], &stats["ok"]["planes"]["guest"]["reads"]),
+            (&1.into(), &7.into())
+        );
+        assert_eq!(ask(&mut one, "nonsense")["error"]["code"], "invalid");
+
+        assert_eq!(ask(&mut one, r#"{"command":"reset"}"#)["ok"]["generation"], 2);
+        let mut client = connect(&nbd);
+        assert!(greeting(&client).starts_with("Nbd"));
+        let mut two = connect(&control);
+        let refused = ask(&mut two, r#"{"command":"reset"}"#);
+        assert_eq!(
+            (&refused["error"]["code"], &refused["error"]["message"]),
+            (&"refused".into(), &"a client is connected".into())
+        );
+        assert_eq!(ask(&mut two, r#"{"command":"reset","force":true}"#)["ok"]["generation"], 2);
+        assert_eq!(client.read(&mut [0]).unwrap(), 0, "forced: disconnected");
+        assert_eq!(ask(&mut two, r#"{"command":"stats"}"#)["ok"]["clients"], 0);
+    });
+    supervisor.stop(&[]).unwrap();
+}
+
+#[test]
+fn too_many_control_connections_are_told_so() {
+    let world = World::new();
+    let mut supervisor = world.serving("serves");
+    let control = world.path("control");
+    meanwhile(&mut supervisor, || {
+        let held: Vec<_> = (0..32).map(|_| connect(&control)).collect();
+        let mut line = String::new();
+        BufReader::new(connect(&control)).read_line(&mut line).unwrap();
+        assert!(line.contains("\"busy\""), "{line}");
+        drop(held);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !ask_once(&control).contains("\"ok\"") {
+            assert!(Instant::now() < deadline, "the places were not given free");
+        }
+    });
+    supervisor.stop(&[]).unwrap();
+}
+
+fn ask_once(control: &PathBuf) -> String {
+    let mut stream = connect(control);
+    let _ = stream.write_all(b"{\"command\":\"ping\"}\n");
+    greeting(&stream)
+}
+
+#[test]
+fn clients_beyond_the_bound_are_turned_away_and_the_vmm_is_not() {
+    let world = World::new();
+    let mut supervisor = world.serving("serves");
+    let (vhost, nbd) = (world.path("vhost"), world.path("nbd"));
+    meanwhile(&mut supervisor, || {
+        let held: Vec<_> = (0..16).map(|_| connect(&nbd)).collect();
+        assert!(held.iter().all(|client| greeting(client).starts_with("Nbd")));
+        assert_eq!(greeting(&connect(&nbd)), "");
+        // The stand-in refuses it, by then for its own reasons: it got that far.
+        assert_eq!(greeting(&connect(&vhost)), "");
+    });
+    assert!(world.logged("16 NBD clients are connected") && world.logged("refused: a VMM is connected"));
+    supervisor.stop(&[]).unwrap();
+}
+
+#[test]
+fn a_worker_that_does_not_come_up_is_an_error_that_says_why() {
+    for (role, why) in [("fails", "no io_uring on this host"), ("exits", "before it served (exit status: 3)")]
+    {
+        let world = World::new();
+        let mut supervisor = world.start(role, world.options()).unwrap();
+        let error = supervisor.ready(&[]).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Internal);
+        assert!(error.message.contains(why), "{role}: {error}");
+        drop(supervisor);
+        assert_eq!(world.left(), ["base.raw"]);
+    }
+}
+
+#[test]
+fn a_worker_that_closes_its_channel_is_ended() {
+    let world = World::new();
+    let mut supervisor = world.start("closes", world.options()).unwrap();
+    let pid = supervisor.report().worker_pid;
+    let error = supervisor.ready(&[]).unwrap_err();
+    assert!(error.message.contains("closed its channel"), "{error}");
+    assert!(!PathBuf::from(format!("/proc/{pid}")).exists());
+}
+
+#[test]
+fn a_worker_that_does_not_stop_is_ended_at_the_second_signal() {
+    let world = World::new();
+    let mut supervisor = world.serving("hangs");
+    let pid = supervisor.report().worker_pid;
+    let (mut signal, told) = UnixStream::pair().unwrap();
+    signal.write_all(b".").unwrap();
+    let begun = Instant::now();
+    supervisor.stop(&[told.as_fd()]).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert!(!PathBuf::from(format!("/proc/{pid}")).exists());
+    assert_eq!(world.left(), ["base.raw"]);
+}
+
+#[test]
+fn each_mode_gets_what_it_has() {
+    for (mode, shape) in [(Mode::Ram, 4), (Mode::Overflow, 4), (Mode::Direct, 4), (Mode::RamOverflow, 5)] {
+        let world = World::new();
+        let mut supervisor = world.start("serves", Options { mode, ..world.options() }).unwrap();
+        supervisor.ready(&[]).unwrap();
+        let line = world.lines.lock().unwrap()[0].clone();
+        assert_eq!(line.split(' ').count(), 2 + shape, "{line}");
+        if mode == Mode::Direct {
+            // The disk, and a block that it never uses; then its lifeline.
+            assert!(line.ends_with(&format!(" {}+ 4096+", 8388608 + 4096)), "{line}");
+        }
+        supervisor.stop(&[]).unwrap();
+    }
+}
+
+#[test]
+fn an_error_leaves_no_file_behind() {
+    let world = World::new();
+    std::fs::write(world.path("control"), "in the way").unwrap();
+    let error = world.start("serves", world.options()).err().unwrap();
+    assert_eq!(error.kind, ErrorKind::Create);
+    assert_eq!(world.left(), ["base.raw", "control"]);
+}

@@ -1,0 +1,237 @@
+//! A supervisor with a worker that only pretends: this very program, executed again as a worker is.
+
+use spillway_core::LAYOUT_VERSION;
+use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
+use spillway_worker::supervisor::{
+    BaseCache, FullPolicy, Mode, Options, Program, Supervisor, SupervisorError, channel_from_supervisor,
+};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const ROLE: &str = "SPILLWAY_STAND_IN";
+/// How long a stand-in that is late takes.
+pub const LATE: Duration = Duration::from_millis(500);
+
+/// Not a test of its own: what the stand-in executes.
+#[test]
+fn stand_in() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let Some(channel) = channel_from_supervisor() else { return };
+    hello(&channel, LAYOUT_VERSION);
+    pretend(&role, channel);
+}
+
+/// The same as the program of an upgrade: its role is the name of its file.
+#[test]
+fn __worker() {
+    let Some(channel) = channel_from_supervisor() else { return };
+    let role = std::env::current_exe().unwrap().file_name().unwrap().to_str().unwrap().to_owned();
+    if role == "thinks" {
+        std::thread::sleep(LATE);
+    }
+    hello(&channel, LAYOUT_VERSION + u64::from(role == "other-layout"));
+    pretend(&role, channel);
+}
+
+fn hello(channel: &OwnedFd, layout: u64) {
+    let version = "9.9".into();
+    let hello = FromWorker::Hello { protocol: channel::PROTOCOL_VERSION, layout, version };
+    channel::send(channel, &hello, &[]).unwrap();
+}
+
+fn pretend(role: &str, channel: OwnedFd) {
+    let (start, fds) = match channel::receive(&channel).unwrap() {
+        Some((ToWorker::Start(start), fds)) => (start, fds),
+        // A program that was looked at and not taken.
+        None => std::process::exit(0),
+        other => panic!("{other:?}"),
+    };
+    if role == "closes" {
+        drop(channel);
+        loop {
+            std::thread::park();
+        }
+    }
+    let say = |message: FromWorker| channel::send(&channel, &message, &[]).unwrap();
+    match role {
+        "fails" => {
+            say(FromWorker::Failed { error: "no io_uring on this host: enable it".into() });
+            std::process::exit(1);
+        }
+        "exits" => std::process::exit(3),
+        "late" if has_served(&fds[0]) => std::thread::sleep(LATE),
+        _ => {}
+    }
+    // The disk as it was given: lengths and writability of each fd, in order.
+    let shape: Vec<String> = fds
+        .iter()
+        .map(|fd| {
+            let flags = rustix::fs::fcntl_getfl(fd).unwrap();
+            let writable = flags.contains(rustix::fs::OFlags::RDWR);
+            format!("{}{}", rustix::fs::fstat(fd).unwrap().st_size, if writable { "+" } else { "" })
+        })
+        .collect();
+    say(FromWorker::Event {
+        kind: "notice".into(),
+        text: format!("{} {} {}", start.mode, start.serial, shape.join(" ")),
+    });
+    let group = rustix::process::getpgrp() == rustix::process::getpid();
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    say(FromWorker::Event { kind: "notice".into(), text: format!("group {group} fds {}", open - fds.len()) });
+    say(FromWorker::Ready { engine: "threads".into() });
+    // A counter, as a worker would keep it.
+    std::fs::File::from(fds[0].try_clone().unwrap()).write_at(&7u64.to_ne_bytes(), 4096).unwrap();
+    let mut clients: Vec<(u64, OwnedFd)> = Vec::new();
+    while let Some((message, mut fds)) = channel::receive(&channel).unwrap() {
+        match message {
+            ToWorker::Client { id, kind } => {
+                if kind == ClientKind::VhostUser {
+                    fds.pop().expect("a VMM comes with a table");
+                }
+                let fd = fds.pop().expect("a client comes with its fd");
+                if kind == ClientKind::VhostUser && clients.iter().any(|(other, _)| *other % 2 == 0) {
+                    say(FromWorker::ClientGone { id, reason: "refused: a VMM is connected".into() });
+                    continue;
+                }
+                // It may have left already.
+                let _ = UnixStream::from(fd.try_clone().unwrap())
+                    .write_all(format!("{kind:?} {id}\n").as_bytes());
+                clients.push((id, fd));
+            }
+            ToWorker::Reset { force } => {
+                let result =
+                    if force || clients.is_empty() { Ok(2) } else { Err("a client is connected".into()) };
+                for (id, _) in clients.drain(..if force { clients.len() } else { 0 }) {
+                    say(FromWorker::ClientGone { id, reason: String::new() });
+                }
+                say(FromWorker::ResetDone { result });
+            }
+            ToWorker::Stop if role == "hangs" => {}
+            ToWorker::Stop => break,
+            ToWorker::Start(_) => panic!("started twice"),
+            ToWorker::Set(_) => say(FromWorker::SetDone { result: Ok(()) }),
+            ToWorker::Message { .. } | ToWorker::Replay { .. } | ToWorker::Left { .. } => {}
+        }
+    }
+    std::process::exit(0);
+}
+
+/// Whether a stand-in before this one has kept its counter.
+fn has_served(meta: &OwnedFd) -> bool {
+    let mut counter = [0; 8];
+    std::fs::File::from(meta.try_clone().unwrap()).read_exact_at(&mut counter, 4096).unwrap();
+    counter != [0; 8]
+}
+
+pub struct World {
+    pub dir: tempfile::TempDir,
+    pub lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl World {
+    pub fn new() -> World {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        std::fs::write(dir.path().join("base.raw"), vec![7; 1 << 20]).unwrap();
+        World { dir, lines: Arc::default() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn options(&self) -> Options {
+        Options {
+            image: self.path("base.raw"),
+            format: None,
+            base_cache: BaseCache::Host,
+            size_bytes: Some(8 << 20),
+            mode: Mode::RamOverflow,
+            full: FullPolicy::Pause,
+            ram_limit_bytes: 1 << 20,
+            overflow_limit_bytes: 64 << 20,
+            overflow_dir: self.dir.path().into(),
+            queues: 4,
+            vhost_user: Some(self.path("vhost")),
+            nbd: Some(self.path("nbd")),
+            control: Some(self.path("control")),
+            warn_at: 80,
+            critical_at: 90,
+            socket_mode: 0o600,
+            socket_group: None,
+            identity: self.path("vhost"),
+        }
+    }
+
+    pub fn start(&self, role: &str, options: Options) -> Result<Supervisor, SupervisorError> {
+        let arguments = [
+            format!("{ROLE}={role}"),
+            std::env::current_exe().unwrap().display().to_string(),
+            "--exact".into(),
+            "world::stand_in".into(),
+            "--nocapture".into(),
+        ];
+        let program = Program::new("/usr/bin/env", arguments.map(Into::into).into());
+        let lines = Arc::clone(&self.lines);
+        Supervisor::start(
+            options,
+            &program,
+            Box::new(move |line: &str| lines.lock().unwrap().push(line.into())),
+        )
+    }
+
+    pub fn serving(&self, role: &str) -> Supervisor {
+        let mut supervisor = self.start(role, self.options()).unwrap();
+        assert_eq!(supervisor.ready(&[]).unwrap(), None);
+        supervisor
+    }
+
+    pub fn logged(&self, what: &str) -> bool {
+        self.lines.lock().unwrap().iter().any(|line| line.contains(what))
+    }
+
+    pub fn left(&self) -> Vec<String> {
+        let names = std::fs::read_dir(self.dir.path()).unwrap();
+        let mut names: Vec<_> = names.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+/// Runs the supervisor while another thread does the clients' part.
+pub fn meanwhile<T: Send>(supervisor: &mut Supervisor, clients: impl FnOnce() -> T + Send) -> T {
+    let (mut done, told) = UnixStream::pair().unwrap();
+    std::thread::scope(|scope| {
+        let clients = scope.spawn(move || {
+            let result = clients();
+            done.write_all(b".").unwrap();
+            result
+        });
+        // Also ends when the thread panics: then the other end is closed.
+        supervisor.run(&[told.as_fd()], None).unwrap();
+        clients.join().unwrap()
+    })
+}
+
+pub fn ask(stream: &mut UnixStream, request: &str) -> serde_json::Value {
+    writeln!(stream, "{request}").unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap()
+}
+
+pub fn connect(path: &PathBuf) -> UnixStream {
+    let stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream
+}
+
+pub fn greeting(stream: &UnixStream) -> String {
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    line
+}
