@@ -170,7 +170,7 @@ unsafe impl Send for Meta {}
 
 impl Meta {
     /// Takes memory for a disk of this spec. Zeroed memory is formatted; other memory must fit the spec, but for
-    /// the limits and the full policy: these are the spec's from here on. Returns whether it had been formatted
+    /// the limits, the full policy and the size of a part: these are the spec's from here on. Returns whether it had been formatted
     /// before.
     ///
     /// # Safety
@@ -185,7 +185,6 @@ impl Meta {
             (&h.base_bytes, spec.base_bytes, "base image size"),
             (&h.mode, spec.mode as u64, "mode"),
             (&h.segment_blocks, u64::from(spec.shape.segment_blocks), "segment size"),
-            (&h.part_blocks, u64::from(spec.shape.part_blocks), "part size"),
         ];
         let existing = match h.magic.load(Ordering::Acquire) {
             0 => {
@@ -219,6 +218,7 @@ impl Meta {
         };
         meta.set_overflow_limit(spec.overflow_limit_bytes);
         meta.set_ram_limit(spec.ram_limit_bytes);
+        put(&meta.header().part_blocks, u64::from(spec.shape.part_blocks), Ordering::Relaxed);
         meta.set_full(spec.full);
         meta.directory_at = meta.layout.directory(meta.generation()).start;
         Ok((meta, existing))

@@ -11,6 +11,7 @@
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,6 +19,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 const LEN: usize = 4096;
+/// Changes of the word that are followed at once.
+const PATIENCE: u32 = 16;
 /// linux/futex.h: bits of the word beside the thread's number.
 const FUTEX_WAITERS: u32 = 0x8000_0000;
 const FUTEX_OWNER_DIED: u32 = 0x4000_0000;
@@ -62,6 +65,32 @@ impl Drop for Word {
     }
 }
 
+/// All signals, blocked in this thread for a while: threads that it starts meanwhile never get one.
+struct Signals(libc::sigset_t);
+
+impl Signals {
+    fn block() -> io::Result<Signals> {
+        let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: both are filled by the calls that they are given to.
+        let error = unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr())
+        };
+        match error {
+            // SAFETY: filled.
+            0 => Ok(Signals(unsafe { before.assume_init() })),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        // SAFETY: the set is one that this thread had. Nothing can fail then.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
+
 /// The supervisor's end.
 #[derive(Debug)]
 pub struct Lifeline {
@@ -84,10 +113,18 @@ impl Lifeline {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let death = Arc::new(rustix::event::eventfd(0, flags)?);
         let given_up = Arc::new(AtomicBool::new(false));
+        let signals = Signals::block()?;
         let waiter = std::thread::Builder::new().name("lifeline".into()).stack_size(64 << 10).spawn({
             let (word, death, given_up) = (word.clone(), death.clone(), given_up.clone());
             move || {
-                while !given_up.load(Ordering::Acquire) {
+                for turn in 0.. {
+                    if given_up.load(Ordering::Acquire) {
+                        return;
+                    }
+                    if turn > PATIENCE {
+                        // It changes once in the life of an honest worker.
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
                     let seen = word.get().load(Ordering::Acquire);
                     if seen & FUTEX_OWNER_DIED != 0 {
                         // An eventfd takes a 1 unless it is at its end already.
@@ -97,7 +134,9 @@ impl Lifeline {
                     word.wait(seen);
                 }
             }
-        })?;
+        });
+        drop(signals);
+        let waiter = waiter?;
         Ok(Lifeline { shared, death, word, given_up, waiter: Some(waiter) })
     }
 

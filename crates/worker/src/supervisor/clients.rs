@@ -24,8 +24,8 @@ const ACCEPT_REST: Duration = Duration::from_secs(1);
 /// A connection at an export.
 #[derive(Debug)]
 pub(super) enum Client {
-    /// Its socket is the worker's alone.
-    Nbd,
+    /// Served by the worker alone. This end of its socket is there to let it go should the worker die.
+    Nbd(OwnedFd),
     /// Outlives the worker.
     Vmm(Box<Session>),
 }
@@ -33,7 +33,7 @@ pub(super) enum Client {
 impl Client {
     fn kind(&self) -> ClientKind {
         match self {
-            Client::Nbd => ClientKind::Nbd,
+            Client::Nbd(_) => ClientKind::Nbd,
             Client::Vmm(_) => ClientKind::VhostUser,
         }
     }
@@ -67,8 +67,11 @@ impl Supervisor {
         let id = self.new_id();
         match kind {
             ClientKind::Nbd => {
-                self.clients.insert(id, Client::Nbd);
-                self.tell(ToWorker::Client { id, kind }, vec![socket]);
+                // Without an fd to spare it is turned away.
+                if let Ok(ours) = socket.try_clone() {
+                    self.clients.insert(id, Client::Nbd(ours));
+                    self.tell(ToWorker::Client { id, kind }, vec![socket]);
+                }
             }
             ClientKind::VhostUser => {
                 let made = Session::new(id, socket, self.disk.queues())
@@ -105,7 +108,7 @@ impl Supervisor {
     fn forget_left(&mut self) {
         if self.life.worker.is_none() {
             self.clients.retain(|_, client| match client {
-                Client::Nbd => true,
+                Client::Nbd(_) => true,
                 Client::Vmm(session) => session.interest().is_some(),
             });
         }
@@ -142,7 +145,10 @@ impl Supervisor {
     pub(super) fn drop_lost_clients(&mut self) -> usize {
         let (mut nbd, mut let_go) = (0, Vec::new());
         self.clients.retain(|&id, client| match client {
-            Client::Nbd => {
+            Client::Nbd(socket) => {
+                // A dead worker's end is open for as long as the kernel takes its memory apart. One that has hung up
+                // already cannot be hung up on.
+                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
                 nbd += 1;
                 false
             }

@@ -243,7 +243,8 @@ impl Supervisor {
                 Source::Channel => self.on_channel(flags)?,
                 Source::Vmm(id) => self.on_vmm(id, flags),
                 Source::Wake(_) => hurried = true,
-                Source::WorkerDeath | Source::Dead => {}
+                Source::Dead => self.bury(),
+                Source::WorkerDeath => {}
                 Source::Newcomer | Source::Export(_) | Source::Control | Source::Peer(_) => {}
             }
         }

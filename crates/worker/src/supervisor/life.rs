@@ -38,7 +38,7 @@ pub(super) struct Life {
     pub program: Program,
     pub worker: Option<Worker>,
     /// Those before it that have died and not ended: the kernel takes their memory apart.
-    pub dead: Vec<Worker>,
+    pub dead: Vec<Dead>,
     /// The supervisor stops: it waits for the end.
     stopping: bool,
     /// The worker has said that it serves.
@@ -56,6 +56,21 @@ pub(super) struct Life {
     /// Lines of workers in the log since that time.
     lines: u32,
     lines_since: Instant,
+}
+
+/// A worker that has died and not ended.
+#[derive(Debug)]
+pub(super) struct Dead {
+    worker: Worker,
+    /// When it is said that it takes long.
+    late: Option<Instant>,
+}
+
+impl Dead {
+    /// Readable when it has ended.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.worker.pidfd()
+    }
 }
 
 impl Life {
@@ -80,7 +95,9 @@ impl Life {
     /// When something must be looked at even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let start_by = (self.has_served && !self.serving).then_some(self.since + START_DEADLINE);
-        [self.start_at, self.end_by, start_by.filter(|_| self.worker.is_some())].into_iter().flatten().min()
+        let dead = self.dead.iter().filter_map(|dead| dead.late).min();
+        let all = [self.start_at, self.end_by, start_by.filter(|_| self.worker.is_some()), dead];
+        all.into_iter().flatten().min()
     }
 
     /// Whether another worker may begin while this one, which has died, has not ended.
@@ -130,7 +147,7 @@ impl Supervisor {
         self.life.since = Instant::now();
         // Whatever fails from here on, there is a process whose end is followed.
         let worker = self.life.worker.insert(worker);
-        let dead: Vec<_> = self.life.dead.iter().map(Worker::pidfd).collect();
+        let dead: Vec<_> = self.life.dead.iter().map(Dead::pidfd).collect();
         let (message, fds) = self.disk.start_message(worker.lifeline().shared(), &dead)?;
         worker.send(message, fds)?;
         for client in self.clients.values() {
@@ -209,43 +226,61 @@ impl Supervisor {
     /// It has died. It runs no instruction any more that could touch the disk, so the next one begins; what I/O of it
     /// may still be begun or land, the next one waits for where it matters.
     pub(super) fn on_worker_death(&mut self) -> Result<(), SupervisorError> {
-        self.hear(PollFlags::IN, usize::MAX)?;
         if !self.life.may_die_early() {
             return Ok(());
         }
-        let Some(worker) = self.life.worker.take() else { return Ok(()) };
-        // Should other threads of it not know yet.
-        worker.end();
-        self.life.dead.push(worker);
+        // Should other threads of it not know yet, or it only say so.
+        self.life.worker.iter().for_each(Worker::end);
+        self.hear(PollFlags::IN, usize::MAX)?;
+        if let Some(worker) = self.life.worker.take() {
+            self.life.dead.push(Dead { worker, late: Some(Instant::now() + END_DEADLINE) });
+        }
         self.lose_worker("its process is ending")
     }
 
     /// Those that have died and ended are gone.
     pub(super) fn bury(&mut self) {
         let mut said = Vec::new();
-        self.life.dead.retain_mut(|worker| match worker.ended() {
+        self.life.dead.retain_mut(|dead| match dead.worker.ended() {
             None => true,
             Some(status) => {
-                said.push(format!("worker {} has ended: {status}", worker.pid()));
+                said.push(format!(
+                    "the process {} of the worker that died has ended: {status}",
+                    dead.worker.pid()
+                ));
                 false
             }
         });
-        said.iter().for_each(|text| (self.log)(text));
+        said.iter().for_each(|text| self.announce("worker-ended", text));
+    }
+
+    /// Something keeps a dead worker: a system call that does not return, most likely into its store.
+    fn mention_undead(&mut self, now: Instant) {
+        let mut said = Vec::new();
+        for dead in &mut self.life.dead {
+            if dead.late.take_if(|late| *late <= now).is_some() {
+                said.push(format!(
+                    "the process {} of the worker that died does not end: what it may still write to is not used \
+                     before that, and in mode direct everything waits; is the store stuck?",
+                    dead.worker.pid()
+                ));
+            }
+        }
+        said.iter().for_each(|text| self.announce("notice", text));
     }
 
     /// Its process has ended, if it has.
     pub(super) fn on_worker_end(&mut self) -> Result<(), SupervisorError> {
+        let Some(status) = self.life.worker.as_mut().and_then(Worker::ended) else { return Ok(()) };
         // Its last words: as many as the channel holds.
         self.hear(PollFlags::IN, usize::MAX)?;
-        match self.life.worker.as_mut().and_then(Worker::ended) {
-            Some(status) => self.lose_worker(&status.to_string()),
-            None => Ok(()),
-        }
+        self.lose_worker(&status.to_string())
     }
 
     /// What time alone brings: a worker that does not begin or end is ended, one that is due is started.
     pub(super) fn keep_worker(&mut self) -> Result<(), SupervisorError> {
         let now = Instant::now();
+        self.mention_undead(now);
         if self.life.end_by.is_some_and(|by| now >= by) {
             return self.lose_worker("it had closed its channel and was ended");
         }

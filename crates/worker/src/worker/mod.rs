@@ -11,6 +11,7 @@ mod io;
 mod memory;
 mod reactor;
 pub mod sandbox;
+mod spin;
 mod staging;
 mod supervision;
 mod threads;
@@ -22,11 +23,17 @@ use crate::channel::{self, FromWorker, Start, ToWorker};
 pub use engine::Kind;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Serves the disk that the supervisor describes on `channel`, until it says stop. Returns the exit code.
+/// Serves the disk that the supervisor describes on `channel`, until it says stop. Returns the exit code that this process
+/// is to end with at once: its memory stays mapped.
 pub fn main(channel: OwnedFd) -> i32 {
     // What `ps` and `top` show; a name cannot fail to be set.
     let _ = rustix::thread::set_name(c"spillway-worker");
-    let served = start(&channel).and_then(|mut reactor| reactor.run());
+    let served = start(&channel).and_then(|mut reactor| {
+        let served = reactor.run();
+        // The kernel takes the memory apart after it has told of the end (`lifeline`): nobody waits for that.
+        std::mem::forget(reactor);
+        served
+    });
     match served {
         Ok(()) => 0,
         Err(error) => {

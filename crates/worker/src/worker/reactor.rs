@@ -10,6 +10,7 @@ use super::Fds;
 use super::engine::{Done, Engine, Tag};
 use super::io::{Answer, Doer, Held};
 use super::memory::Shared;
+use super::spin::Spin;
 use super::supervision::{Pace, channel_nonblocking};
 use super::watches::{POLLIN, Target, nbd_ended};
 use crate::base::{BaseImage, Qcow2Reader, RawImage};
@@ -23,9 +24,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// Requests taken from a queue before others get their turn; a batch shares its clock readings and its
 /// publication.
 const BATCH: usize = 32;
-const SPIN_MAX_NS: u64 = 50_000;
-const SPIN_MIN_NS: u64 = 2_000;
-/// With so many reads of the store under way the next one ends soon: it is polled for, but not for longer than this.
+/// How long it polls at most after the last work.
+const SPIN_NS: u64 = 50_000;
+/// With so many reads of the store under way the next one ends soon: it is polled for longer, if that pays.
 const MANY_READS: usize = 8;
 const SPIN_READS_NS: u64 = 200_000;
 /// How long NBD clients' spare buffers are kept after the last work.
@@ -49,7 +50,8 @@ pub struct Reactor {
     pub(super) stopping: bool,
     /// The supervisor has gone: serve on until the last client leaves.
     pub(super) orphaned: bool,
-    spin_ns: u64,
+    /// By whether many reads are under way.
+    spins: [Spin; 2],
     last_work_ns: u64,
     /// The last turn in which something was done.
     quiet_since_ns: u64,
@@ -130,7 +132,7 @@ impl Reactor {
             resetting: false,
             stopping: false,
             orphaned: false,
-            spin_ns: SPIN_MAX_NS,
+            spins: [Spin::new(SPIN_NS), Spin::new(SPIN_READS_NS)],
             last_work_ns: 0,
             quiet_since_ns: 0,
             nbd_budget: nbd::Budget::new(),
@@ -182,9 +184,7 @@ impl Reactor {
             if worked || more {
                 continue;
             }
-            let many = self.doer.reads_under_way() >= MANY_READS;
-            let spin_ns = if many { SPIN_READS_NS } else { self.spin_ns };
-            if self.may_spin() && end.saturating_sub(self.last_work_ns) < spin_ns {
+            if self.may_spin() && end.saturating_sub(self.last_work_ns) < self.spin().ns() {
                 std::hint::spin_loop();
                 continue;
             }
@@ -200,6 +200,10 @@ impl Reactor {
         self.doer.clients.vmms.iter().any(|v| v.ended.is_none())
     }
 
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.spins[usize::from(self.doer.reads_under_way() >= MANY_READS)]
+    }
+
     fn sleep(&mut self, now: u64) -> Result<(), String> {
         let spare = (self.nbd_budget.kept_bytes() > 0).then_some(self.quiet_since_ns + SPARE_NS);
         if spare.is_some_and(|ns| ns <= now) {
@@ -211,19 +215,16 @@ impl Reactor {
         let shaking = clients.nbd.iter().flatten().filter(|c| c.connection.handshake_deadline().is_some());
         let handshakes = silent.map(|v| v.deadline_ns).chain(shaking.map(|c| c.deadline_ns));
         let deadline = handshakes.chain(self.disk.deadline_ns()).chain(spare).min();
-        // Polling did not pay this time.
-        self.spin_ns = (self.spin_ns / 2).max(SPIN_MIN_NS);
+        self.spin().was_in_vain();
         if let Some(ns) = deadline
             && ns <= now
         {
             return Ok(());
         }
         self.doer.engine.wait(deadline.map(|ns| ns - now))?;
-        if now_ns() - now < SPIN_MAX_NS {
-            // It would have paid to poll a little longer.
-            self.spin_ns = SPIN_MAX_NS;
-        }
-        self.last_work_ns = now_ns();
+        let woken = now_ns();
+        self.spin().was_woken_after(woken - now);
+        self.last_work_ns = woken;
         Ok(())
     }
 

@@ -72,7 +72,7 @@ impl Reactor {
                 }
             }
             Target::Predecessor(fd) => {
-                if done.result < 0 {
+                if done.result < 0 || done.result & i32::from(POLLIN) == 0 {
                     return Err("the end of the worker before this one cannot be waited for".into());
                 }
                 self.doer.predecessor_ended(fd);
