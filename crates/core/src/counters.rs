@@ -167,6 +167,8 @@ pub struct Counters {
     pub evictions_urgent: AtomicU64,
     /// Blocks that moved from the RAM tier to the overflow.
     pub evictions_blocks: AtomicU64,
+    /// Blocks that came back from the overflow to the RAM tier because they were read again and again.
+    pub promoted_blocks: AtomicU64,
     /// Living blocks that the collector moved.
     pub collector_moved_blocks: AtomicU64,
     /// Bytes that it read for that.

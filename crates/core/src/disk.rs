@@ -16,6 +16,7 @@ use crate::log::{Log, Stream};
 use crate::meta::Meta;
 use crate::ops::Op;
 use crate::part::Parts;
+use crate::promote::RecentReads;
 use crate::ram::{DataMemory, RamTier};
 use crate::request::{Operation, Request};
 use crate::spec::{DiskSpec, Mode};
@@ -39,6 +40,7 @@ pub struct Disk {
     pub(crate) spec: DiskSpec,
     pub(crate) meta: Meta,
     pub(crate) ram: RamTier,
+    pub(crate) recent_reads: RecentReads,
     pub(crate) log: Log,
     pub(crate) parts: Parts,
     pub(crate) table: Table,
@@ -113,6 +115,7 @@ impl Disk {
         let mut disk = Disk {
             spec,
             ram: RamTier::new(spec.slots(), data),
+            recent_reads: RecentReads::new(spec.slots()),
             log: Log::new(spec.shape, spec.segments()),
             meta,
             parts: Parts::new(),
@@ -459,6 +462,7 @@ impl Disk {
         self.resetting = false;
         self.meta.reset();
         self.ram.reset();
+        self.recent_reads = RecentReads::new(self.spec.slots());
         self.log.reset(&self.meta);
         (self.full, self.overflowed) = (false, false);
         self.forget_from = Some(0);

@@ -38,7 +38,7 @@ pub(crate) struct Leaving {
 
 impl Disk {
     /// Slots that stay free at rest: a tenth of the tier, at most 64 MiB.
-    fn free_target(&self) -> u32 {
+    pub(crate) fn free_target(&self) -> u32 {
         (self.ram.limit() / 10).clamp(1, 16 * 1024)
     }
 

@@ -32,6 +32,7 @@ mod map;
 mod meta;
 mod ops;
 mod part;
+mod promote;
 mod ram;
 mod read;
 mod request;

@@ -175,24 +175,31 @@ impl Disk {
             for (i, content) in bytes.chunks_exact(BLOCK_BYTES).enumerate() {
                 self.verify(io, Block(block.0 + i as u32), content)?;
             }
-            io.copy_to_guest(token, at, &bytes[skip as usize..][..len as usize])
+            io.copy_to_guest(token, at, &bytes[skip as usize..][..len as usize])?;
+            for (i, content) in bytes.chunks_exact(BLOCK_BYTES).enumerate() {
+                self.promote(io, Block(block.0 + i as u32), content);
+            }
+            Ok(())
         });
         self.operation_done(io, id, result);
     }
 
     /// Checks a block's content, read from the overflow, against the checksum in its map entry. The entry may
     /// name another location than was read (the collector moved the block meanwhile): content and checksum
-    /// are the same there.
+    /// are the same there. Or a slot (another read promoted it): that holds what was found right then.
     pub(crate) fn verify<I: Io>(&self, io: &mut I, block: Block, content: &[u8]) -> Result<(), Errno> {
-        match self.place(block) {
-            Place::Overflow(_, checksum)
-                if self.spec.mode != Mode::Direct && crc32c::crc32c(content) != checksum =>
-            {
-                add(&self.counters().checksum_mismatches, 1);
-                io.event(Event::ChecksumMismatch);
-                Err(Errno::IO)
+        let is_right = match self.place(block) {
+            Place::Overflow(_, checksum) => {
+                self.spec.mode == Mode::Direct || crc32c::crc32c(content) == checksum
             }
-            _ => Ok(()),
+            Place::Ram(slot) => content == io.slot(slot),
+            Place::Base | Place::Zero => true,
+        };
+        if is_right {
+            return Ok(());
         }
+        add(&self.counters().checksum_mismatches, 1);
+        io.event(Event::ChecksumMismatch);
+        Err(Errno::IO)
     }
 }

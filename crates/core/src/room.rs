@@ -12,6 +12,7 @@ use crate::drain::Drain;
 use crate::error::DiskError;
 use crate::log::{COLLECTOR_OWN, Log};
 use crate::meta::Meta;
+use crate::promote::RecentReads;
 use crate::ram::DataMemory;
 use crate::spec::{DiskSpec, FullPolicy};
 use crate::units::BLOCK_BYTES;
@@ -158,6 +159,7 @@ impl Disk {
         self.spec = spec;
         self.meta.set_ram_limit(bytes);
         self.ram.set_limit(spec.slots());
+        self.recent_reads = RecentReads::new(spec.slots());
         set(&self.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
         Ok(())
     }

@@ -31,6 +31,7 @@ pub const STEPS: &[fn(&mut Run)] = &[
     whole_writes,
     partial_writes,
     overwrites,
+    repeated_reads,
     collection,
     discards,
     death_while_writing,
@@ -84,6 +85,16 @@ fn overwrites(run: &mut Run) {
         run.write_block(block);
         go_on(run, 1);
         run.write_block(block);
+    }
+    run.settle();
+}
+
+/// What has left RAM is read until it is back, two reads at a time, while the collector and eviction are at work.
+fn repeated_reads(run: &mut Run) {
+    for i in 0..160 {
+        (0..2).for_each(|_| run.read_block(i / 8));
+        run.write_block(44 + i * 5 % 40);
+        go_on(run, 3);
     }
     run.settle();
 }
@@ -213,7 +224,7 @@ pub fn check_coverage(run: &mut Run, mode: Mode) {
         ]);
     }
     if mode == Mode::RamOverflow {
-        all.extend([&c.evictions_background, &c.evictions_urgent]);
+        all.extend([&c.evictions_background, &c.evictions_urgent, &c.promoted_blocks]);
     }
     let counts: Vec<u64> = all.into_iter().map(get).collect();
     assert!(!counts.contains(&0), "{mode}: {counts:?}");

@@ -82,6 +82,8 @@ pub struct Sim {
     /// So many of the next writes and reads of the file fail.
     pub failing_writes: u32,
     pub failing_reads: u32,
+    /// So many of the next reads of the file bring something else.
+    pub damaged_reads: u32,
     /// The file system is full: writes fail.
     pub no_space: bool,
     /// The file system cannot punch.
@@ -136,6 +138,7 @@ impl Sim {
             faults: 0,
             failing_writes: 0,
             failing_reads: 0,
+            damaged_reads: 0,
             no_space: false,
             no_punching: false,
             landed: 0,
@@ -210,7 +213,9 @@ impl Sim {
             Pending::ReadFile { offset, len, early } => {
                 let now = || self.file[offset as usize..][..len as usize].to_vec();
                 let mut bytes = early.unwrap_or_else(now);
-                if self.checked && self.rng.below(65_536) < u64::from(self.faults) {
+                let damaged = self.damaged_reads > 0 || self.rng.below(65_536) < u64::from(self.faults);
+                self.damaged_reads = self.damaged_reads.saturating_sub(1);
+                if self.checked && damaged {
                     bytes[self.rng.below(u64::from(len)) as usize] ^= 1 << self.rng.below(8);
                     self.count("flipped bits");
                 }
