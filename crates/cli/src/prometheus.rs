@@ -132,6 +132,7 @@ pub fn text(stats: &Stats) -> String {
         ("overflow_write_errors_total", "Overflow writes that failed.", o.write_errors),
         ("overflow_read_errors_total", "Overflow reads that failed.", o.read_errors),
         ("evicted_blocks_total", "Blocks moved from RAM tier to overflow.", e.blocks),
+        ("promoted_blocks_total", "Blocks moved from overflow to RAM tier.", s.promotions.blocks),
         ("collector_moved_blocks_total", "Blocks moved within the overflow.", s.collector.moved_blocks),
         ("collector_read_bytes_total", "Bytes read to move blocks.", s.collector.read_bytes),
         ("discards_total", "Discard requests completed.", s.discards.count),

@@ -110,10 +110,11 @@ pub fn gauges(stats: &Stats) -> String {
         line(
             "evicted",
             format!(
-                "{} in {} background and {} urgent writes; collector moved {}",
+                "{} in {} background and {} urgent writes; {} promoted; collector moved {}",
                 count(e.blocks, "block"),
                 group(e.background),
                 group(e.urgent),
+                group(stats.promotions.blocks),
                 group(stats.collector.moved_blocks)
             ),
         );

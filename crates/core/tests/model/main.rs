@@ -170,6 +170,28 @@ fn a_read_that_a_promotion_overtakes_is_checked() {
     run.read_all();
 }
 
+/// Promotions, however many while eviction does nothing, leave writes half of the slots that it keeps free.
+#[test]
+fn promotions_leave_slots_to_writes() {
+    let spec = DiskSpec { ram_limit_bytes: 100 * 4096, ..run::full_spec(Mode::RamOverflow) };
+    let mut run = Run::with(spec, 3);
+    (0..150).for_each(|block| run.write_block(block));
+    run.settle();
+    for block in (0..40).flat_map(|block| [block; 3]) {
+        run.read_block(block);
+        while run.unfinished() > 0 {
+            run.end_operation();
+        }
+    }
+    let promoted = get(&run.counters().promoted_blocks);
+    assert!((1..=5).contains(&promoted), "{promoted} promoted into 10 free slots");
+    (200..205).for_each(|block| run.write_block(block));
+    assert_eq!((run.unfinished(), get(&run.counters().stalls)), (0, 0));
+    run.settle();
+    run.check();
+    run.read_all();
+}
+
 /// The barrier punches the file's last block, as the process found it: until it has ended the log must not grow to
 /// where that is.
 #[test]

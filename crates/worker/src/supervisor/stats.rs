@@ -31,6 +31,7 @@ pub struct Stats {
     pub overflow: Overflow,
     pub map: Map,
     pub evictions: Evictions,
+    pub promotions: Promotions,
     pub collector: Collector,
     pub merges: Merges,
     pub discards: Discards,
@@ -79,6 +80,8 @@ keys! {
     Map { bytes: u64 }
     /// RAM tier to overflow.
     Evictions { background: u64, urgent: u64, blocks: u64 }
+    /// Overflow to RAM tier.
+    Promotions { blocks: u64 }
     /// Overflow to overflow.
     Collector { moved_blocks: u64, read_bytes: u64 }
     /// Reads that completed a partly written block.
@@ -180,6 +183,7 @@ impl Window {
                 urgent: get(&c.evictions_urgent),
                 blocks: get(&c.evictions_blocks),
             },
+            promotions: Promotions { blocks: get(&c.promoted_blocks) },
             collector: Collector {
                 moved_blocks: get(&c.collector_moved_blocks),
                 read_bytes: get(&c.collector_read_bytes),
@@ -246,7 +250,7 @@ mod tests {
             planes.guest.reads planes.ram.writes planes.overflow.read_bytes planes.base.written_bytes \
             planes.base.store_reads planes.base.store_read_bytes ram.used_bytes ram.limit_bytes ram.peak_bytes ram.huge_bytes \
             overflow.used_bytes overflow.file_bytes overflow.limit_bytes evictions.background evictions.urgent \
-            evictions.blocks discards.count discards.bytes stalls.count stalls.ns latency.read.p50_ns \
+            evictions.blocks promotions.blocks discards.count discards.bytes stalls.count stalls.ns latency.read.p50_ns \
             latency.write.p99_ns latency.read.max_ns";
         for key in promised.split_whitespace() {
             let pointer = format!("/{}", key.replace('.', "/"));
