@@ -31,7 +31,7 @@ pub use signals::Signals;
 pub use spillway_core::{FullPolicy, Mode};
 pub use stats::{
     BasePlane, Collector, Discards, Evictions, Failed, Latencies, Latency, Map, Merges, Overflow, Plane,
-    Planes, Ram, SCHEMA, Stalls, Stats,
+    Planes, Promotions, Ram, SCHEMA, Stalls, Stats,
 };
 
 use serde::{Deserialize, Serialize};
