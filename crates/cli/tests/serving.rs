@@ -362,7 +362,17 @@ fn the_identities_of_the_counters_hold_under_eviction() {
         commands.push(format!("write -P {} {} 1536", i + 3, i * 200_704 + 512));
     }
     commands.extend(
-        ["read -P 2 13M 1M", "read 0 16M", "discard 8M 2M", "write -z 1M 1M", "flush"].map(String::from),
+        [
+            "read -P 2 13M 1M",
+            "read 0 16M",
+            "read 4k 64k",
+            "read 4k 64k",
+            "read 4k 64k",
+            "discard 8M 2M",
+            "write -z 1M 1M",
+            "flush",
+        ]
+        .map(String::from),
     );
     qemu_io(&world, &commands.iter().map(String::as_str).collect::<Vec<_>>());
 
@@ -383,6 +393,7 @@ fn the_identities_of_the_counters_hold_under_eviction() {
     });
     let f = |key: &str| figure(&s, key);
     assert!(f("evictions.blocks") > 0 && f("planes.overflow.read_bytes") > 0, "it did overflow: {s:#}");
+    assert!(f("promotions.blocks") > 0, "what was read again and again is back: {s:#}");
     assert_eq!(
         f("planes.guest.read_bytes") + f("failed.read_bytes"),
         f("planes.ram.read_bytes")
