@@ -21,7 +21,7 @@ fn kills() -> u32 {
     std::env::var("SPILLWAY_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(25)
 }
 
-fn seed() -> u64 {
+pub fn seed() -> u64 {
     let seed = std::env::var("SPILLWAY_SEED").ok().and_then(|n| n.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     println!("SPILLWAY_SEED={seed}");

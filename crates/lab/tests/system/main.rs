@@ -7,6 +7,7 @@
 
 mod bounded;
 mod deaths;
+mod faults;
 mod full;
 mod garbage;
 mod guest;
