@@ -68,7 +68,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Serves an image: sockets and messages go to `dir`, and the overflow file too unless the mode has none.
+    /// Serves an image: sockets and messages go to `dir`, and the overflow file too unless the mode has none or the
+    /// options name another place for it.
     pub fn start(dir: &Path, image: &Path, options: &[&str]) -> Result<Disk> {
         Disk::start_with(&program()?, dir, image, options)
     }
@@ -81,7 +82,7 @@ impl Disk {
         for (option, name) in [("--vhost-user", "vhost"), ("--nbd", "nbd"), ("--control", "control")] {
             arguments.extend([option.to_string(), text(dir.join(name))]);
         }
-        if !options.windows(2).any(|o| o == ["--mode", "ram"]) {
+        if !options.windows(2).any(|o| o == ["--mode", "ram"]) && !options.contains(&"--overflow-dir") {
             arguments.extend(["--overflow-dir".to_string(), text(dir.to_path_buf())]);
         }
         arguments.extend(options.iter().map(ToString::to_string));

@@ -40,7 +40,7 @@ fn worker(disk: &Disk) -> u32 {
 }
 
 /// Kills the worker after the last one at a random instant of its life, and returns its process id.
-fn kill_worker(disk: &Disk, last: u32, longest: Duration, rng: &mut Rng) -> u32 {
+pub fn kill_worker(disk: &Disk, last: u32, longest: Duration, rng: &mut Rng) -> u32 {
     let mut pid = last;
     until("another worker", disk, || {
         pid = worker(disk);

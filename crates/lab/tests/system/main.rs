@@ -12,5 +12,6 @@ mod full;
 mod garbage;
 mod guest;
 mod shared;
+mod slow;
 mod verify;
 mod world;
