@@ -16,7 +16,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const KILLS: u32 = 7;
+/// In each of two rounds.
+const KILLS: u32 = 4;
 const SPAN: u64 = 32 * MIB;
 const DELAY: Duration = Duration::from_millis(500);
 
@@ -83,14 +84,15 @@ impl SlowDisk {
         }
     }
 
-    /// Each read and write takes so much longer, until the value is dropped.
-    fn slow_down(&self, delay: Duration) -> Server {
+    /// Reads and writes take [`DELAY`] longer until the value is dropped: each, or one of so many of each of nbdkit's
+    /// threads, so that those that come later overtake them.
+    fn slow_down(&self, one_of: u32) -> Server {
         let calls = "pread64,pwrite64";
         let arguments = [
             "-f".to_string(),
             format!("--attach={}", self.nbdkit.pid()),
             format!("--trace={calls}"),
-            format!("--inject={calls}:delay_enter={}", delay.as_micros()),
+            format!("--inject={calls}:delay_enter={}:when=1+{one_of}", DELAY.as_micros()),
         ];
         let strace = Server::start("strace", "strace", &arguments, None, &self.strace_log).unwrap();
         let attached = wait_until(PATIENCE, || {
@@ -133,44 +135,41 @@ fn workers_are_killed_while_the_overflow_takes_half_a_second() {
     driver.run_mixed(&mixed, &mut oracle).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
     let before = disk.stats().unwrap();
 
-    let delay = slow.slow_down(DELAY);
-    let enough = AtomicBool::new(false);
-    let (mut requests, mut longest_ns) = (0, 0);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut last = 0;
-            for _ in 0..KILLS {
-                last = kill_worker(&disk, last, 5 * DELAY, &mut rng);
-            }
-            enough.store(true, Ordering::Relaxed);
-        });
-        while !enough.load(Ordering::Relaxed) {
-            mixed = Mixed { end: End::Count(200), seed: mixed.seed + 1, ..mixed };
-            let measured = driver.run_mixed(&mixed, &mut oracle);
-            let measured = measured.unwrap_or_else(|e| {
+    let (mut last, mut slowest_ns) = (0, 0);
+    for one_of in [1, 2] {
+        let delay = slow.slow_down(one_of);
+        let enough = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..KILLS {
+                    last = kill_worker(&disk, last, 5 * DELAY, &mut rng);
+                }
                 enough.store(true, Ordering::Relaxed);
-                panic!("{e:#}\n{}", disk.log())
             });
-            requests += measured.requests;
-            longest_ns = longest_ns.max(measured.max_ns);
-        }
-    });
+            while !enough.load(Ordering::Relaxed) {
+                mixed = Mixed { end: End::Count(100), seed: mixed.seed + 1, ..mixed };
+                let measured = driver.run_mixed(&mixed, &mut oracle);
+                let measured = measured.unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
+                slowest_ns = slowest_ns.max(measured.max_ns);
+            }
+        });
+        drop(delay);
+        driver.verify(&oracle).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
+    }
+    until("the last one's successor", &disk, || disk.worker().is_ok_and(|pid| pid != last));
     let stats = disk.stats().unwrap();
-    drop(delay);
-    driver.verify(&oracle).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
-    until("the last one's successor", &disk, || disk.worker().is_ok());
 
     let grown = |key: &str| figure(&stats, key).unwrap() - figure(&before, key).unwrap();
     println!(
-        "{requests} requests, the slowest {} ms; {} overflow reads, {} writes; {} restarts",
-        longest_ns / 1_000_000,
+        "the slowest request {} ms; {} overflow reads, {} writes; {} restarts",
+        slowest_ns / 1_000_000,
         grown("planes.overflow.reads"),
         grown("planes.overflow.writes"),
         grown("restarts")
     );
-    assert!(longest_ns > DELAY.as_nanos() as u64, "it was slow");
-    assert!(grown("planes.overflow.reads") > 20 && grown("planes.overflow.writes") > 10, "{stats}");
-    assert!(grown("restarts") >= u64::from(KILLS) - 2, "{stats}");
+    assert!(slowest_ns > DELAY.as_nanos() as u64, "it was slow");
+    assert!(grown("planes.overflow.writes") > 10, "{stats}");
+    assert!(grown("restarts") > u64::from(KILLS), "{stats}");
     for key in ["failed.requests", "checksum_mismatches", "overflow.write_errors", "overflow.read_errors"] {
         assert_eq!(disk.figure(key).unwrap(), 0, "{key}");
     }
