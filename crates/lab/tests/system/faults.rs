@@ -314,6 +314,11 @@ fn without_a_ram_tier_a_write_is_an_error_after_three_tries() {
     let write = s.driver.start(write, |to| to[..content.len()].copy_from_slice(&content)).unwrap();
     until("it is degraded", &s.disk, || s.figure("degraded") == 1);
     assert!(!s.driver.is_finished(write));
+    let log = s.disk.log();
+    assert!(
+        log.contains("(os error 28); writes wait;") && log.contains("(os error 5); writes fail;"),
+        "{log}"
+    );
     fault.end();
     assert_eq!(s.driver.finish(write, |_| {}).unwrap(), 0);
     s.verify();

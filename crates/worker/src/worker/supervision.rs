@@ -451,8 +451,11 @@ fn describe(event: Event, start: &Start) -> (&'static str, String) {
             format!("a read of the overflow file failed: {errno}; who needed it gets an I/O error"),
         ),
         Event::Degraded(errno) => {
-            let then =
-                if start.mode == "ram+overflow" { "what is not written stays in RAM" } else { "writes fail" };
+            let then = match (start.mode.as_str(), start.full.as_str()) {
+                ("ram+overflow", _) => "what is not written stays in RAM",
+                ("overflow", "pause") if errno == Errno::NO_SPACE => "writes wait",
+                _ => "writes fail",
+            };
             let why = format!("writes to the overflow file go on failing: {errno}");
             ("degraded", format!("degraded: {why}; {then}; check that disk"))
         }
