@@ -2,7 +2,7 @@
 //!
 //! Reads /proc and owns nothing. Invariant: a file that several processes hold counts once.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,27 @@ pub fn anonymous_bytes(pid: u32) -> Result<u64> {
     let kib = text.lines().find_map(|l| l.strip_prefix("RssAnon:"));
     let kib = kib.and_then(|l| l.trim().strip_suffix(" kB")).and_then(|n| n.trim().parse::<u64>().ok());
     Ok(kib.with_context(|| format!("{path}: no RssAnon"))? << 10)
+}
+
+/// Memory that a process has mapped, by its share (PSS): a page that n processes have mapped counts 1/n for each, so
+/// that the sum over all processes counts it once. Memfds are left out: [`memfd_bytes`] counts those, mapped or not.
+pub fn proportional_bytes(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/smaps");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("{path}: cannot read"))?;
+    let (mut is_memfd, mut mappings, mut kib) = (false, 0, 0);
+    for line in text.lines() {
+        if let Some(share) = line.strip_prefix("Pss:") {
+            let share = share.trim().strip_suffix(" kB").and_then(|n| n.parse::<u64>().ok());
+            let share = share.with_context(|| format!("{path}: {line}"))?;
+            mappings += 1;
+            kib += if is_memfd { 0 } else { share };
+        } else if line.split(' ').next().is_some_and(|word| !word.ends_with(':')) {
+            // The line that begins a mapping ends with its file.
+            is_memfd = line.contains(" /memfd:");
+        }
+    }
+    ensure!(mappings > 0, "{path}: it has nothing mapped");
+    Ok(kib << 10)
 }
 
 /// Allocated bytes of the memfds whose name begins so, and that any of these processes has open.
@@ -80,6 +101,17 @@ mod tests {
         let held = nameless_bytes(&[pid], dir.path()).unwrap();
         assert!((1 << 20..2 << 20).contains(&held), "{held}");
         assert!(fds(pid).unwrap() > 4);
+    }
+
+    #[test]
+    fn a_share_grows_with_what_is_touched_but_memfds() {
+        let before = proportional_bytes(std::process::id()).unwrap();
+        let held = vec![1u8; 64 << 20];
+        let mut memory = crate::shared::SharedMemory::new(256 << 20).unwrap();
+        memory.slice(0, 256 << 20).fill(1);
+        let after = proportional_bytes(std::process::id()).unwrap();
+        assert!((before + (48 << 20)..before + (128 << 20)).contains(&after), "{before} {after}");
+        drop((held, memory));
     }
 
     #[test]

@@ -175,6 +175,14 @@ pub fn cpu_seconds(pid: u32) -> f64 {
     family(pid).iter().filter_map(|&p| stat(p)).map(|s| s.ticks as f64 / ticks).sum()
 }
 
+/// Processor time that these processes have used until now, without their children: user and system. An error when
+/// one of them is gone.
+pub fn cpu_seconds_of(pids: &[u32]) -> Result<f64> {
+    let ticks =
+        pids.iter().map(|&p| stat(p).map(|s| s.ticks).with_context(|| format!("process {p} is gone")));
+    Ok(ticks.sum::<Result<u64>>()? as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
 /// Bytes that the kernel read from and wrote to block devices for a process and its children until now, what it
 /// read ahead included; memory files do not count. `None` where this user may not know.
 pub fn storage_bytes(pid: u32) -> Option<(u64, u64)> {

@@ -11,6 +11,7 @@ mod faults;
 mod full;
 mod garbage;
 mod guest;
+mod idle;
 mod shared;
 mod slow;
 mod verify;
