@@ -35,8 +35,7 @@ fn processes(disk: &Disk) -> [u32; 2] {
 /// What a disk costs, and how much of that are the memfds.
 fn cost(disk: &Disk) -> (u64, u64) {
     let mapped: u64 = processes(disk).iter().map(|&p| proportional_bytes(p).unwrap()).sum();
-    let content = disk.figure("ram.used_bytes").unwrap();
-    let memfds = memfd_bytes(&processes(disk), "spillway").unwrap().saturating_sub(content);
+    let memfds = memfd_bytes(&processes(disk), "spillway-meta").unwrap();
     (mapped + memfds, memfds)
 }
 
@@ -53,7 +52,7 @@ fn comes_to_rest(disk: &Disk) {
 fn an_idle_disk_costs_below_8_mib() {
     let Some(world) = World::new(&[]) else { return };
     let image = world.image(64 * MIB);
-    let disk = world.serve(&image, &["--size", "4G"]);
+    let disk = world.serve(&image, &["--size", "4G", "--ram", "64M", "--overflow", "1G"]);
     let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
     let write = |blocks, span_bytes, seed| Load {
         random_share: 1.0,
@@ -62,11 +61,40 @@ fn an_idle_disk_costs_below_8_mib() {
         seed,
         ..Load::seed_004(16, End::Count(0))
     };
-    driver.run(&write(1_000, 64 * MIB, 1)).unwrap();
+    driver.run(&write(5_000, 64 * MIB, 1)).unwrap();
     comes_to_rest(&disk);
     let (little, memfds) = cost(&disk);
+    for p in processes(&disk) {
+        println!(
+            "{}",
+            std::fs::read_to_string(format!("/proc/{p}/smaps"))
+                .unwrap()
+                .lines()
+                .filter(|l| l.starts_with("Pss:") || !l.split(' ').next().unwrap().ends_with(':'))
+                .collect::<Vec<_>>()
+                .join("\n")
+        );
+    }
     println!("a disk alone that was written a little: {little} bytes, of which memfds {memfds}");
     assert!(little < MOST, "{little} bytes, of which memfds {memfds}");
+
+    // Eviction and reads of the overflow at full depth: buffers that are used once in a disk's life.
+    driver.run(&write(150_000, 256 * MIB, 2)).unwrap();
+    assert!(disk.figure("evictions.blocks").unwrap() > 0);
+    std::thread::sleep(Duration::from_secs(3));
+    let (much, memfds) = cost(&disk);
+    println!("after eviction: {much} bytes, of which memfds {memfds}");
+    for p in processes(&disk) {
+        println!(
+            "{}",
+            std::fs::read_to_string(format!("/proc/{p}/smaps"))
+                .unwrap()
+                .lines()
+                .filter(|l| l.starts_with("Pss:") || !l.split(' ').next().unwrap().ends_with(':'))
+                .collect::<Vec<_>>()
+                .join("\n")
+        );
+    }
     drop(driver);
     disk.stop().unwrap();
 }

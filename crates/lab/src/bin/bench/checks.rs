@@ -20,8 +20,10 @@ pub struct Check {
 
 /// What is asked of a figure.
 #[derive(Clone, Copy)]
-enum Asked {
+pub enum Asked {
+    /// So much or more.
     AtLeast(f64),
+    /// So much or less.
     AtMost(f64),
 }
 
@@ -35,7 +37,14 @@ impl Asked {
     }
 }
 
-/// Sets a report against what the project promises.
+impl Check {
+    /// As a line for people.
+    pub fn line(&self) -> String {
+        format!("{}  {}: {}", if self.pass { "PASS" } else { "FAIL" }, self.asked, self.found)
+    }
+}
+
+/// Sets a report of the peers against what the project promises.
 pub fn of(report: &Report) -> Vec<Check> {
     let times = |(name, kind), least, (peer_name, peer): (Name, Kind), words: &str| {
         let found = both(report, (name, DEPTH, kind), (peer_name, DEPTH, peer))
@@ -97,7 +106,8 @@ fn both(report: &Report, ours: At, peers: At) -> Option<(&Point, &Point)> {
     point(ours).zip(point(peers))
 }
 
-fn check(words: String, asked: Asked, found: Option<(f64, String)>) -> Check {
+/// Sets one figure, and what it was made of, against what is asked of it.
+pub fn check(words: String, asked: Asked, found: Option<(f64, String)>) -> Check {
     let pass = found.as_ref().is_some_and(|(found, _)| asked.is_met_by(*found));
     let found = found.map_or_else(|| "not measured".into(), |(f, from)| format!("{f:.2} ({from})"));
     Check { asked: words, found, pass }

@@ -58,8 +58,9 @@ impl Ground {
     /// Looks at the machine, makes the directories, and keeps this thread on its core.
     pub fn prepare(options: &Options) -> Result<Ground> {
         let cores = two_cores(options)?;
-        let cliff = if options.part == Part::Peers { 0 } else { cliff::tmpfs_bytes(options) };
-        let tmpfs_bytes = if options.part == Part::Cliff { cliff } else { cliff.max(3 << 30) };
+        let cliff = if options.part.includes(Part::Cliff) { cliff::tmpfs_bytes(options) } else { 0 };
+        let peers = if options.part.includes(Part::Peers) { 3 << 30 } else { 0 };
+        let tmpfs_bytes = cliff.max(peers);
         room(&options.dir, 14 << 30)?;
         room(&options.tmpfs, tmpfs_bytes)?;
         memory(10 << 30)?;

@@ -10,6 +10,8 @@ mod cliff_report;
 mod ground;
 mod peers;
 mod report;
+mod scale;
+mod scale_report;
 mod targets;
 
 use anyhow::{Context, Result, ensure};
@@ -27,15 +29,24 @@ enum Part {
     Peers,
     /// One load over working sets of half to four times the RAM tier
     Cliff,
-    /// Cliff, then peers
+    /// Disks of 4 GiB to 4 TiB: what it takes to attach and to reset them, and how much memory they hold
+    Scale,
+    /// Cliff, scale, then peers
     All,
+}
+
+impl Part {
+    /// Whether it is all of it, or this one.
+    fn includes(self, part: Part) -> bool {
+        self == part || self == Part::All
+    }
 }
 
 /// Measures Spillway beside qemu-storage-daemon.
 #[derive(Parser)]
 #[command(
     name = "bench",
-    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'all --quick' about 8.\n\
+    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'scale' about 2, 'all --quick' about 8.\n\
         Nothing else may run meanwhile: both cores are used.\n\n\
         Examples:\n  \
         bench --quick                  each load on every disk\n  \
@@ -73,10 +84,10 @@ struct Options {
     /// Without Spillway: to try the peers.
     #[arg(long, conflicts_with = "check")]
     peers_only: bool,
-    /// The directory for bench.json, cliff.json and cliff.svg.
+    /// The directory for bench.json, cliff.json, cliff.svg and scale.json.
     #[arg(long, default_value = "docs/benchmarks")]
     out: PathBuf,
-    /// Exit with 1 when a target of the peers' part is missed, after a list of all that are.
+    /// Exit with 1 when a target of the parts 'peers' and 'scale' is missed, after a list of all that are.
     #[arg(long)]
     check: bool,
 }
@@ -123,26 +134,33 @@ fn main() -> ExitCode {
 
 /// Whether every target that was to be checked was met.
 fn bench(options: &Options) -> Result<bool> {
-    ensure!(options.part != Part::Cliff || !options.check, "--check belongs to the parts 'peers' and 'all'");
+    ensure!(options.part != Part::Cliff || !options.check, "--check: the part 'cliff' has no targets");
     ensure!(options.part == Part::Peers || !options.peers_only, "--peers-only belongs to the part 'peers'");
     std::fs::create_dir_all(&options.out)
         .with_context(|| format!("{}: cannot create", options.out.display()))?;
     let ground = ground::Ground::prepare(options)?;
-    if options.part != Part::Peers {
+    let mut checks = Vec::new();
+    if options.part.includes(Part::Cliff) {
         let found = cliff::measure(options, &ground)?;
         found.print();
         keep_json(&found, &options.out.join("cliff.json"))?;
         keep(&found.sheet().svg(), &options.out.join("cliff.svg"))?;
     }
-    if options.part == Part::Cliff {
-        return Ok(true);
+    if options.part.includes(Part::Scale) {
+        let found = scale::measure(options, &ground)?;
+        found.print();
+        keep_json(&found, &options.out.join("scale.json"))?;
+        checks.extend(found.checks);
     }
-    let report = peers::measure(options, &ground)?;
-    report.print();
-    keep_json(&report, &options.out.join("bench.json"))?;
-    let missed: Vec<_> = report.checks.iter().filter(|c| !c.pass).collect();
+    if options.part.includes(Part::Peers) {
+        let report = peers::measure(options, &ground)?;
+        report.print();
+        keep_json(&report, &options.out.join("bench.json"))?;
+        checks.extend(report.checks);
+    }
+    let missed: Vec<_> = checks.iter().filter(|c| !c.pass).collect();
     if options.check && !missed.is_empty() {
-        println!("\n{} of {} targets missed:", missed.len(), report.checks.len());
+        println!("\n{} of {} targets missed:", missed.len(), checks.len());
         missed.iter().for_each(|c| println!("  {}: {}", c.asked, c.found));
     }
     Ok(!options.check || missed.is_empty())

@@ -169,9 +169,7 @@ impl Report {
             bound.print();
         }
         println!();
-        for c in &self.checks {
-            println!("{}  {}: {}", if c.pass { "PASS" } else { "FAIL" }, c.asked, c.found);
-        }
+        self.checks.iter().for_each(|c| println!("{}", c.line()));
     }
 
     fn table(&self, name: Name) -> Table {
