@@ -76,17 +76,6 @@ impl Disk {
 
     /// The same with a program of the caller's.
     pub fn start_with(program: &Path, dir: &Path, image: &Path, options: &[&str]) -> Result<Disk> {
-        Disk::start_on(None, program, dir, image, options)
-    }
-
-    /// The same; with `core`, on that processor core only.
-    pub fn start_on(
-        core: Option<usize>,
-        program: &Path,
-        dir: &Path,
-        image: &Path,
-        options: &[&str],
-    ) -> Result<Disk> {
         let text = |p: PathBuf| p.display().to_string();
         let mut arguments: Vec<String> = ["serve", "--json", "--image"].map(String::from).to_vec();
         arguments.push(text(image.to_path_buf()));
@@ -102,7 +91,7 @@ impl Disk {
             "spillway",
             program.to_str().context("the program's path is not UTF-8")?,
             &arguments,
-            core,
+            None,
             &log,
         )?;
         let mut ended = None;

@@ -238,6 +238,7 @@ impl Cliff {
     pub fn print(&self) {
         println!();
         self.origin.lines().iter().for_each(|line| println!("{line}"));
+        println!("{}", self.origin.cores_line());
         println!("{}\n\nThe cliff: {}", self.nearness(), self.what());
         let mut table = Table::new();
         table.load_preset(presets::ASCII_MARKDOWN);

@@ -55,7 +55,7 @@ pub struct Nearness {
 }
 
 impl Ground {
-    /// Looks at the machine, makes the directories, and keeps this thread on its core.
+    /// Looks at the machine and makes the directories.
     pub fn prepare(options: &Options) -> Result<Ground> {
         let cores = two_cores(options)?;
         let cliff = if options.part.includes(Part::Cliff) { cliff::tmpfs_bytes(options) } else { 0 };
@@ -82,14 +82,17 @@ impl Ground {
             stamp,
             quick: options.quick,
             command: spillway_lab::process::line("bench", &arguments),
-            // Before this thread is kept on one core, and takes the others for missing.
             hardware: Hardware::look(&options.dir)?,
             cores,
             peer: version("qemu-storage-daemon")?,
             probe: version("fio")?,
         };
-        cores::pin(cores[0])?;
         Ok(Ground { spillway, cores, origin, disk, tmpfs })
+    }
+
+    /// Keeps this thread, and what it starts without a word about cores, on the core that drives.
+    pub fn keep_to_core(&self) -> Result<()> {
+        cores::pin(self.cores[0])
     }
 
     /// A directory on the disk.
@@ -133,8 +136,14 @@ impl Origin {
             format!("Memory:   huge pages for shared memory: {}", h.shmem_huge_pages),
             format!("Measured: {}; {}; {}", self.stamp, self.peer, self.probe),
             format!("Command:  {}", self.command),
-            format!("Driver on core {}, each disk on core {}", self.cores[0], self.cores[1]),
         ]
+    }
+}
+
+impl Origin {
+    /// Which core did what, where one drove and another served.
+    pub fn cores_line(&self) -> String {
+        format!("Driver on core {}, each disk on core {}", self.cores[0], self.cores[1])
     }
 }
 

@@ -141,6 +141,7 @@ impl Report {
     pub fn print(&self) {
         println!();
         self.origin.lines().iter().for_each(|line| println!("{line}"));
+        println!("{}", self.origin.cores_line());
         for target in &self.targets {
             println!("  {:<30} {}", target.kind.name(), target.what);
         }

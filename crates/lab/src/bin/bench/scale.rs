@@ -12,8 +12,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use spillway_lab::disk::figure;
 use spillway_lab::footprint::{memfd_bytes, proportional_bytes};
 use spillway_lab::process::wait_until;
-use spillway_lab::{Ask, Disk, Driver, End, Load, Shape};
+use spillway_lab::{Ask, Disk, Driver, Rng, Shape};
 use std::collections::VecDeque;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -24,9 +25,15 @@ const OVERFLOW_BYTES: u64 = 8 << 30;
 const BLOCK: usize = 4096;
 /// Blocks that are written before it counts as used and idle.
 const A_LITTLE: u64 = 1024;
-/// How long the light load runs, and when within it the worker is killed.
-const LIGHT: Duration = Duration::from_millis(1500);
-const KILLED_AFTER: Duration = Duration::from_millis(400);
+const A_LITTLE_SPAN: u64 = 64 << 20;
+/// Requests of the light load before the worker is killed and after it, and the span that they go to.
+const LIGHT: u64 = 2000;
+const LIGHT_SPAN: u64 = 1 << 30;
+/// What a disk may hold after a reset beside what it held before the writes: two bytes for each region, its entries in
+/// the directories of this generation and the last, and some counters.
+const REGION_BYTES: u64 = 2 << 20;
+const KEPT_OF_REGION: u64 = 2;
+const KEPT_BYTES: u64 = 128 << 10;
 /// How long anything may take before the disk counts as hung.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -65,42 +72,53 @@ fn live(ground: &Ground, size_bytes: u64, written_bytes: u64) -> Result<(String,
     let options = ["--ram", &ram, "--overflow", &overflow];
 
     let begin = Instant::now();
-    let disk = Disk::start_on(Some(ground.serving()), &ground.spillway, files.path(), &base, &options)?;
+    let disk = Disk::start_with(&ground.spillway, files.path(), &base, &options)?;
     let ready_ms = milliseconds(begin);
     let ready = memory(&disk)?;
 
     let shape = Shape { depth: 16, request_bytes: BLOCK, ..Shape::default() };
     let mut driver = Driver::connect_with(&disk.vhost(), shape)?;
-    scatter(&mut driver, A_LITTLE)?;
+    scatter(&mut driver, A_LITTLE_SPAN, A_LITTLE)?;
     comes_to_rest(&disk)?;
     let idle = memory(&disk)?;
 
     let begin = Instant::now();
-    scatter(&mut driver, written_bytes / BLOCK as u64)?;
+    scatter(&mut driver, size_bytes, written_bytes / BLOCK as u64)?;
     let write_seconds = begin.elapsed().as_secs_f64();
     comes_to_rest(&disk)?;
     let written = memory(&disk)?;
     let map_bytes = disk.figure("map.bytes")?;
 
-    let span_bytes = 1 << 30;
-    let light = Load { span_bytes, ..Load::seed_004(1, End::After(LIGHT)) };
-    let undisturbed_ms = driver.run(&light)?.max_ns as f64 / 1e6;
-    let death_ms = killed(&disk, &mut driver, &Load { seed: 5, ..light })?;
+    let mut rng = Rng::new(size_bytes);
+    let undisturbed_ms = longest_ms(&mut driver, &mut rng)?;
+    let worker = Pid::from_raw(disk.worker()?.try_into()?).context("a process id")?;
+    kill_process(worker, Signal::KILL).context("cannot kill the worker")?;
+    let death_ms = longest_ms(&mut driver, &mut rng)?;
+    ensure!(disk.figure("restarts")? == 1, "the worker was to die once");
 
     drop(driver);
-    let left = wait_until(PATIENCE, || (disk.figure("clients").ok()? == 0).then_some(()));
-    left.context("the VMM has left, and still counts as a client")?;
+    let alone = wait_until(PATIENCE, || {
+        let is_left = disk.figure("clients").ok()? == 0;
+        (is_left && !Path::new(&format!("/proc/{}", worker.as_raw_nonzero())).exists()).then_some(())
+    });
+    alone.context("the VMM or the dead worker stay")?;
+    comes_to_rest(&disk)?;
     let begin = Instant::now();
     let mut reset = Command::new(&ground.spillway);
     let status =
         reset.arg("reset").arg(disk.control()).stdin(Stdio::null()).stdout(Stdio::null()).status()?;
     let reset_ms = milliseconds(begin);
     ensure!(status.success(), "spillway reset ended with {status}");
+    // The gauges say what the disk holds now, the memfds what the host has not got back yet.
+    let kept = idle.meta_bytes + size_bytes / REGION_BYTES * KEPT_OF_REGION + KEPT_BYTES;
+    let mut held = 0;
     let back = wait_until(PATIENCE, || {
-        let slots = memfd_bytes(&[disk.supervisor()], "spillway-data").ok()?;
-        (slots == 0 && disk.figure("map.bytes").ok()? == 0).then_some(())
+        let [slots, meta] =
+            ["data", "meta"].map(|n| memfd_bytes(&[disk.supervisor()], &format!("spillway-{n}")));
+        held = slots.ok()? + meta.ok()?.saturating_sub(kept);
+        (held == 0).then_some(())
     });
-    back.with_context(|| format!("memory does not come back: {:?}", disk.stats()))?;
+    back.with_context(|| format!("{held} bytes of memory do not come back: {:?}", disk.stats()))?;
     let back_ms = milliseconds(begin);
     let after_reset = memory(&disk)?;
 
@@ -133,10 +151,10 @@ fn memory(disk: &Disk) -> Result<Memory> {
     Ok(Memory { own_bytes, meta_bytes: memfd_bytes(&pids, "spillway-meta")? })
 }
 
-/// Writes so many blocks (a power of two), evenly spread over the disk, in an order that jumps about: each in a region
+/// Writes so many blocks (a power of two), evenly spread over the span, in an order that jumps about: each in a region
 /// of its own as far as there are so many.
-fn scatter(driver: &mut Driver, blocks: u64) -> Result<()> {
-    let stride = driver.capacity_bytes() / blocks;
+fn scatter(driver: &mut Driver, span_bytes: u64, blocks: u64) -> Result<()> {
+    let stride = span_bytes / blocks;
     let mut in_flight = VecDeque::new();
     for i in 0..=blocks + driver.depth() as u64 {
         if (i >= blocks || in_flight.len() == driver.depth())
@@ -167,18 +185,18 @@ fn comes_to_rest(disk: &Disk) -> Result<()> {
     rest.context("eviction does not come to rest")
 }
 
-/// The longest request of a load in whose course the worker is killed.
-fn killed(disk: &Disk, driver: &mut Driver, load: &Load) -> Result<f64> {
-    let worker = Pid::from_raw(disk.worker()?.try_into()?).context("a process id")?;
-    let measured = std::thread::scope(|scope| {
-        let killer = scope.spawn(|| {
-            std::thread::sleep(KILLED_AFTER);
-            kill_process(worker, Signal::KILL)
-        });
-        let measured = driver.run(load);
-        killer.join().expect("it cannot panic").context("cannot kill the worker")?;
-        measured
-    })?;
-    ensure!(disk.figure("restarts")? == 1, "the worker was to die once");
-    Ok(measured.max_ns as f64 / 1e6)
+/// The longest of some requests, one at a time, each waited for asleep. Four of five are writes.
+fn longest_ms(driver: &mut Driver, rng: &mut Rng) -> Result<f64> {
+    let mut longest = 0.0f64;
+    for i in 0..LIGHT {
+        let offset = rng.below(LIGHT_SPAN / BLOCK as u64) * BLOCK as u64;
+        let is_write = rng.below(5) > 0;
+        let ask = if is_write { Ask::Write { offset, len: BLOCK } } else { Ask::Read { offset, len: BLOCK } };
+        let begin = Instant::now();
+        let buffer = driver.start(ask, |content| content.fill(i as u8 | 1))?;
+        let error = driver.finish(buffer, |_| {})?;
+        ensure!(error == 0, "{ask:?} failed with errno {}", -error);
+        longest = longest.max(milliseconds(begin));
+    }
+    Ok(longest)
 }
