@@ -11,6 +11,7 @@ use crate::io::Io;
 use crate::meta::RegionState;
 use crate::spec::Mode;
 use crate::units::{BLOCK_BYTES, Block, Location, REGION_BLOCKS, REGION_BYTES};
+use std::ops::Range;
 
 /// Regions whose words of [`crate::Written`] fill a page.
 const WORDS_PER_PAGE: usize = 512;
@@ -174,18 +175,22 @@ impl Disk {
         let (mut region, mut cost) = (from, 0);
         while region < regions && cost < FORGET_COST {
             let first = region;
-            while region < regions
-                && cost < FORGET_COST
-                && self.meta.leftover(region) == Some(true)
-                && self.meta.region(region) != RegionState::Mapped
-            {
+            // One call for all pages up to the next region that is mapped now: between them there are holes.
+            let mut pages: Option<Range<usize>> = None;
+            while region < regions && cost < FORGET_COST && self.meta.region(region) != RegionState::Mapped {
+                cost += 1;
+                if self.meta.leftover(region) == Some(true) {
+                    pages = Some(pages.map_or(region, |p| p.start)..region + 1);
+                    cost += PAGE_COST;
+                }
                 region += 1;
-                cost += PAGE_COST;
             }
-            if region > first {
-                io.release_meta(self.meta.layout().map_pages(first..region));
+            if let Some(pages) = pages {
+                io.release_meta(self.meta.layout().map_pages(pages));
                 cost += CALL_COST;
-            } else {
+            }
+            if region == first {
+                // Mapped now.
                 region += 1;
                 cost += 1;
             }
