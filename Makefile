@@ -14,7 +14,7 @@ demo: install-deps image ## One machine on three disks, where its I/O goes (DEMO
 	target/release/demo $(DEMO_ARGS)
 
 BENCH_PART ?= all
-bench: install-deps ## Spillway beside its peers (BENCH_PART=peers|cliff|all BENCH_ARGS="--quick --check --out DIR")
+bench: install-deps ## Spillway beside its peers (BENCH_PART=peers|cliff|scale|all BENCH_ARGS="--quick --check --out DIR")
 	$(CARGO) build --release -p spillway -p spillway-lab
 	target/release/bench $(BENCH_PART) $(BENCH_ARGS)
 
