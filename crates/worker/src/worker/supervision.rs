@@ -409,7 +409,8 @@ impl Reactor {
 fn describe(event: Event, start: &Start) -> (&'static str, String) {
     match event {
         Event::FirstOverflow => {
-            ("first-overflow", "the RAM tier is full: blocks go to the overflow from here on".into())
+            let why = if start.mode == "overflow" { "the guest writes" } else { "the RAM tier is full" };
+            ("first-overflow", format!("{why}: blocks go to the overflow from here on"))
         }
         Event::Level(Level::Normal, percent) => {
             ("normal", format!("the write cache is back to normal: {percent}% of it is used"))
