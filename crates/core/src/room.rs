@@ -119,9 +119,10 @@ impl Log {
     }
 
     /// The file may take so many segments from here on. A larger number counts at once, a smaller one as soon as
-    /// the file has shrunk to it. False, and nothing is changed: what lives here and the reserve do not fit.
-    pub fn set_total(&mut self, total: u32, meta: &Meta) -> bool {
-        if total < self.total && self.live() + self.arriving > self.capacity_of(total) {
+    /// the file has shrunk to it. False, and nothing is changed: what lives here, `more` blocks that are to come, and the
+    /// reserve do not fit.
+    pub fn set_total(&mut self, total: u32, more: u64, meta: &Meta) -> bool {
+        if total < self.total && self.live() + self.arriving + more > self.capacity_of(total) {
             return false;
         }
         self.total = total;
@@ -145,9 +146,7 @@ impl Disk {
             return Err(DiskError::Spec(format!("mode {} has no RAM tier", spec.mode)));
         }
         check_data(&spec, self.ram.data())?;
-        // What is being evicted has its place already.
-        let beyond = (self.ram.used() - self.ram.evicting()).saturating_sub(spec.slots());
-        if bytes < self.spec.ram_limit_bytes && u64::from(beyond) > self.log.room() {
+        if bytes < self.spec.ram_limit_bytes && self.beyond_ram(spec.slots()) > self.log.room() {
             let (used, room) = (self.ram.used(), self.log.room());
             let bytes_of = |blocks: u64| blocks * BLOCK_BYTES as u64;
             return Err(DiskError::Spec(format!(
@@ -162,6 +161,11 @@ impl Disk {
         self.recent_reads = RecentReads::new(spec.slots());
         set(&self.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
         Ok(())
+    }
+
+    /// Blocks that such a limit of the RAM tier makes leave it. What is being evicted has its place already.
+    fn beyond_ram(&self, slots: u32) -> u64 {
+        (self.ram.used() - self.ram.evicting()).saturating_sub(slots).into()
     }
 
     /// Changes what happens to writes that find no room, those that wait now included.
@@ -196,10 +200,11 @@ impl Disk {
                 self.log.file_blocks() * BLOCK_BYTES as u64
             ));
         }
-        if !self.log.set_total(spec.segments(), &self.meta) {
-            let segments = self.log.live().div_ceil(self.log.data_blocks().into());
+        let leaving = self.beyond_ram(spec.slots());
+        if !self.log.set_total(spec.segments(), leaving, &self.meta) {
+            let segments = (self.log.live() + leaving).div_ceil(self.log.data_blocks().into());
             return refused(format!(
-                "overflow limit {bytes} is too small: {} bytes live there, and a twentieth, or {MIN_RESERVE} \
+                "overflow limit {bytes} is too small: {} bytes live there or leave the RAM tier, and a twentieth, or {MIN_RESERVE} \
                  segments, must stay free; discard, or reset, to make room",
                 segments * spec.segment_bytes()
             ));

@@ -159,7 +159,7 @@ pub struct Run {
     /// The RAM limit fell, and more may hold memory until the disk has come to rest.
     shrinking: bool,
     highest_limit_bytes: u64,
-    /// The next request when limit or policy last changed.
+    /// The next request when a limit or the policy last changed.
     changed: u64,
 }
 
@@ -629,6 +629,7 @@ impl Run {
         let changed = self.disk().0.set_overflow_limit(bytes).is_ok();
         if changed {
             self.sim.count("changes of the overflow limit");
+            self.changed = self.next;
             self.spec = spec;
         }
         changed
@@ -640,7 +641,10 @@ impl Run {
         let spec = DiskSpec { overflow_limit_bytes: bytes, ..self.spec };
         let before = self.spec.overflow_limit_bytes;
         let may_grow = self.sim.drained && self.spec.mode.has_log();
-        let live = get(&self.counters().overflow_used_bytes);
+        let c = self.counters();
+        // What a lower RAM limit has sent on its way counts as what lives there.
+        let live =
+            get(&c.overflow_used_bytes) + get(&c.ram_used_bytes).saturating_sub(get(&c.ram_limit_bytes));
         if self.set_limit(bytes) {
             assert!(self.spec.mode.has_log());
         } else {
@@ -739,9 +743,10 @@ impl Run {
         let slots = if self.rng.chance(2) { self.rng.below(most + 4) } else { self.rng.below(40) };
         self.set_ram_slots(slots);
         if self.rng.chance(4) {
-            // The limit is reached, if nothing fails.
+            // The limit is reached, if nothing fails; and if no process came meanwhile whose overflow takes less.
             self.read_all();
-            self.shrinking &= self.faulty;
+            let log_is_full = get(&self.counters().overflow_used_bytes) >= capacity_bytes(&self.spec);
+            self.shrinking &= self.faulty || log_is_full;
             self.check_memory();
         }
     }
