@@ -262,6 +262,12 @@ impl Run {
         assert!(held <= limit || self.shrinking, "{held} slots hold memory, {limit} may: {:?}", self.disk);
     }
 
+    /// At rest a limit that has fallen is reached, unless a process came meanwhile whose overflow takes less.
+    fn check_shrunk(&mut self) {
+        self.shrinking &= get(&self.counters().overflow_used_bytes) >= capacity_bytes(&self.spec);
+        self.check_memory();
+    }
+
     /// Submits something.
     pub fn submit(&mut self) {
         let disk_sectors = self.spec.size_bytes / SECTOR_BYTES;
@@ -743,11 +749,10 @@ impl Run {
         let slots = if self.rng.chance(2) { self.rng.below(most + 4) } else { self.rng.below(40) };
         self.set_ram_slots(slots);
         if self.rng.chance(4) {
-            // The limit is reached, if nothing fails; and if no process came meanwhile whose overflow takes less.
             self.read_all();
-            let log_is_full = get(&self.counters().overflow_used_bytes) >= capacity_bytes(&self.spec);
-            self.shrinking &= self.faulty || log_is_full;
-            self.check_memory();
+            if !self.faulty {
+                self.check_shrunk();
+            }
         }
     }
 
@@ -818,8 +823,7 @@ impl Run {
             self.stuck = 0;
             if healthy {
                 self.settle();
-                self.shrinking = false;
-                self.check_memory();
+                self.check_shrunk();
             }
         }
     }
