@@ -262,9 +262,9 @@ impl Run {
         assert!(held <= limit || self.shrinking, "{held} slots hold memory, {limit} may: {:?}", self.disk);
     }
 
-    /// At rest a limit that has fallen is reached, unless a process came meanwhile whose overflow takes less.
+    /// At rest a limit that has fallen is reached.
     fn check_shrunk(&mut self) {
-        self.shrinking &= get(&self.counters().overflow_used_bytes) >= capacity_bytes(&self.spec);
+        self.shrinking = false;
         self.check_memory();
     }
 
@@ -545,7 +545,10 @@ impl Run {
 
     /// The process dies and another attaches.
     pub fn crash(&mut self) {
-        if self.spec.mode.has_log() && self.rng.chance(8) {
+        let c = self.counters();
+        // While a RAM limit that has fallen is being reached the overflow has to take what leaves.
+        let shrinks = get(&c.ram_used_bytes) > get(&c.ram_limit_bytes);
+        if self.spec.mode.has_log() && self.rng.chance(8) && !shrinks {
             // Whoever starts the next one has another limit in mind.
             self.spec.overflow_limit_bytes = self.random_limit();
             self.sim.lengthen(&self.spec);
