@@ -88,6 +88,9 @@ impl Disk {
             let writes = self.parts_writing(segment);
             reads + writes + u32::from(self.victim_segment() == Some(segment))
         };
+        if self.spec.mode == Mode::RamOverflow {
+            self.check_eviction();
+        }
         if self.spec.mode.has_log() {
             self.log.check(&|segment| live[segment as usize], &pins, &self.meta);
         }
@@ -95,6 +98,24 @@ impl Disk {
         assert_eq!(get(&self.counters().map_bytes), (mapped * BLOCK_BYTES) as u64, "map bytes");
         if self.table.is_empty() {
             self.check_counters();
+        }
+    }
+
+    /// What leaves RAM is in one part, once: copied, or picked and still to be copied.
+    fn check_eviction(&self) {
+        let staged = self.parts.iter().flat_map(|(id, part)| {
+            part.staged.iter().filter_map(move |s| match s.source {
+                Source::Evict(slot) => Some((id, s.block, slot)),
+                Source::Collect(_) | Source::Write(_) => None,
+            })
+        });
+        let all: Vec<_> = staged.chain(self.leaving.iter().flat_map(|leaving| leaving.rest())).collect();
+        assert_eq!(self.log.arriving, all.len() as u64, "blocks that will arrive in the log");
+        let still: Vec<_> =
+            all.into_iter().filter(|&(part, _, slot)| self.ram.is_evicting(slot, part)).collect();
+        assert_eq!(self.ram.evicting() as usize, still.len(), "slots being evicted");
+        for (_, block, slot) in still {
+            assert_eq!(self.ram.owner(slot), Some(block), "{slot:?} is being evicted");
         }
     }
 

@@ -36,6 +36,13 @@ pub(crate) struct Leaving {
     next: usize,
 }
 
+impl Leaving {
+    /// What is picked and still to be copied, with its part.
+    pub fn rest(&self) -> impl Iterator<Item = (PartId, Block, Slot)> {
+        self.picked[self.next..].iter().map(|&(block, slot)| (self.part, block, slot))
+    }
+}
+
 impl Disk {
     /// Slots that stay free at rest: a tenth of the tier, at most 64 MiB.
     pub(crate) fn free_target(&self) -> u32 {
