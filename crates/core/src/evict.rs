@@ -14,8 +14,8 @@ use crate::part::{PartState, Source, Staged};
 use crate::spec::{FullPolicy, Mode};
 use crate::units::{BLOCK_BYTES, Block, Location, Slot};
 
-/// Parts of eviction under way at a time, one being written and one being filled: more writes at a time are not
-/// faster, and make reads wait.
+/// Parts of eviction under way at a time, one being written and one being filled: with more, beside 16 requests, nothing is
+/// faster and reads wait longer.
 const WRITE_DEPTH: usize = 2;
 /// Steps in which a part is filled: each as long as a few requests take.
 const STEPS: u32 = 6;

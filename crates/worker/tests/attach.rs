@@ -6,9 +6,9 @@
 
 mod common;
 
-use common::{Memory, SIZE, Worker};
+use common::{Memory, SIZE, Worker, spec};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use spillway_core::{DiskSpec, FullPolicy, LogShape, Mode};
+use spillway_core::Mode;
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
@@ -49,20 +49,13 @@ fn commands(verb: &str, round: u64) -> Vec<String> {
 fn what_was_acknowledged_survives_its_worker() {
     for (mode, engine) in Mode::ALL.into_iter().flat_map(|m| [(m, "io_uring"), (m, "threads")]) {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let spec = DiskSpec {
-            size_bytes: SIZE,
-            base_bytes: SIZE,
-            mode,
-            full: FullPolicy::Pause,
-            // In mode `ram+overflow` most of it is in the overflow, in `ram` all of it in RAM.
-            ram_limit_bytes: match mode {
-                Mode::RamOverflow => 2 << 20,
-                Mode::Ram => 32 << 20,
-                Mode::Overflow | Mode::Direct => 0,
-            },
-            overflow_limit_bytes: if mode.has_log() { 64 << 20 } else { 0 },
-            shape: LogShape::default(),
+        // In mode `ram+overflow` most of it is in the overflow, in `ram` all of it in RAM.
+        let ram_limit_bytes = match mode {
+            Mode::RamOverflow => 2 << 20,
+            Mode::Ram => 32 << 20,
+            Mode::Overflow | Mode::Direct => 0,
         };
+        let spec = spec(mode, ram_limit_bytes, if mode.has_log() { 64 << 20 } else { 0 });
         let mut memory = Memory::new(spec, dir.path());
         memory.engine = engine;
         let worker = memory.start();
@@ -93,16 +86,7 @@ fn what_was_acknowledged_survives_its_worker() {
 fn the_end_of_a_dead_worker_is_waited_for() {
     for engine in ["io_uring", "threads"] {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let spec = DiskSpec {
-            size_bytes: SIZE,
-            base_bytes: SIZE,
-            mode: Mode::Direct,
-            full: FullPolicy::Pause,
-            ram_limit_bytes: 0,
-            overflow_limit_bytes: 0,
-            shape: LogShape::default(),
-        };
-        let mut memory = Memory::new(spec, dir.path());
+        let mut memory = Memory::new(spec(Mode::Direct, 0, 0), dir.path());
         memory.engine = engine;
         let worker = memory.start();
         qemu_io(&worker, dir.path(), &["write -P 1 0 4096".into()]);
@@ -130,15 +114,7 @@ fn the_end_of_a_dead_worker_is_waited_for() {
 #[test]
 fn memory_of_another_disk_is_refused() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-    let spec = DiskSpec {
-        size_bytes: SIZE,
-        base_bytes: SIZE,
-        mode: Mode::Ram,
-        full: FullPolicy::Pause,
-        ram_limit_bytes: 1 << 20,
-        overflow_limit_bytes: 0,
-        shape: LogShape::default(),
-    };
+    let spec = spec(Mode::Ram, 1 << 20, 0);
     let mut memory = Memory::new(spec, dir.path());
     memory.start().kill();
     memory.spec.size_bytes = SIZE / 2;

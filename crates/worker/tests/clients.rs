@@ -6,8 +6,8 @@ mod common;
 #[path = "../../export/tests/vhost_user_blk/vmm.rs"]
 mod vmm;
 
-use common::{Memory, SIZE, Worker};
-use spillway_core::{DiskSpec, FullPolicy, LogShape, Mode};
+use common::{Memory, Worker, spec};
+use spillway_core::Mode;
 use spillway_export::vhost_user_blk::{Answer, Connection, inflight_table};
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
 use std::io::{Read, Write};
@@ -18,16 +18,7 @@ use std::time::{Duration, Instant};
 /// A disk of mode `ram` with room for 1 MiB, on which writes wait for room.
 fn worker() -> (Worker, tempfile::TempDir) {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-    let spec = DiskSpec {
-        size_bytes: SIZE,
-        base_bytes: SIZE,
-        mode: Mode::Ram,
-        full: FullPolicy::Pause,
-        ram_limit_bytes: 1 << 20,
-        overflow_limit_bytes: 0,
-        shape: LogShape::default(),
-    };
-    (Memory::new(spec, dir.path()).start(), dir)
+    (Memory::new(spec(Mode::Ram, 1 << 20, 0), dir.path()).start(), dir)
 }
 
 fn hand_over(worker: &Worker, id: u64, kind: ClientKind, socket: OwnedFd) {

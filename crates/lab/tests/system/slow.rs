@@ -4,6 +4,9 @@
 //! has attached: ext4 on a loop device, on a file of nbdfuse, on nbdkit, whose every pread and pwrite strace holds
 //! up. (dm-delay would do; many kernels lack it. strace on the worker would hold up calls that have not begun, which
 //! die with it.) It can be begun and ended at any time, and a worker that is new need not be caught first.
+//!
+//! What it shows is that nothing fails and nothing is wrong. That a dead worker's place is not used too early it does not show:
+//! on a disk this slow that place is hardly ever wanted again in time. The core's model and crash tests show that.
 
 use crate::deaths::{kill_worker, seed};
 use crate::world::{MIB, PATIENCE, World, succeeds, until};

@@ -244,10 +244,7 @@ impl Supervisor {
         self.life.dead.retain_mut(|dead| match dead.worker.ended() {
             None => true,
             Some(status) => {
-                said.push(format!(
-                    "the process {} of the worker that died has ended: {status}",
-                    dead.worker.pid()
-                ));
+                said.push(format!("process {} of an earlier worker has ended: {status}", dead.worker.pid()));
                 false
             }
         });
@@ -260,7 +257,7 @@ impl Supervisor {
         for dead in &mut self.life.dead {
             if dead.late.take_if(|late| *late <= now).is_some() {
                 said.push(format!(
-                    "the process {} of the worker that died does not end: what it may still write to is not used \
+                    "process {} of an earlier worker does not end: what it may still write to is not used \
                      before that, and in mode direct everything waits; is the store stuck?",
                     dead.worker.pid()
                 ));

@@ -3,7 +3,7 @@
 
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::process::{Pid, Signal, kill_process};
-use spillway_core::{DiskSpec, Layout};
+use spillway_core::{DiskSpec, FullPolicy, Layout, LogShape, Mode};
 use spillway_worker::channel::{self, BaseCache, FromWorker, ImageFormat, Start, ToWorker};
 use spillway_worker::supervisor::channel_from_supervisor;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,6 +11,19 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 pub const SIZE: u64 = 64 << 20;
+
+/// A disk as large as its base image, with these limits.
+pub fn spec(mode: Mode, ram_limit_bytes: u64, overflow_limit_bytes: u64) -> DiskSpec {
+    DiskSpec {
+        size_bytes: SIZE,
+        base_bytes: SIZE,
+        mode,
+        full: FullPolicy::Pause,
+        ram_limit_bytes,
+        overflow_limit_bytes,
+        shape: LogShape::default(),
+    }
+}
 
 /// Not a test of its own: what the worker's process executes.
 #[test]
