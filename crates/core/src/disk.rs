@@ -395,7 +395,6 @@ impl Disk {
             self.flush_parts(io);
             self.collect(io);
             self.evict(io);
-            self.punch(io);
             self.run_runnable(io);
         }
         self.serve_waiters(io);
@@ -404,6 +403,10 @@ impl Disk {
             // owner sleeps.
             self.collect(io);
             self.evict(io);
+        }
+        if self.spec.mode.has_log() {
+            // Last: what the requests above have emptied must not wait for another turn.
+            self.punch(io);
         }
         self.ram.populate(io, &self.meta, now_ns);
         let more = self.ram.give_back(io, &mut self.slots_scratch) | self.forget(io);
