@@ -14,8 +14,8 @@ use crate::part::{PartState, Source, Staged};
 use crate::spec::{FullPolicy, Mode};
 use crate::units::{BLOCK_BYTES, Block, Location, Slot};
 
-/// Parts of eviction under way at a time, one being written and one being filled: with more, beside 16 requests, nothing is
-/// faster and reads wait longer.
+/// Parts of eviction under way at a time, one being written and one being filled, while enough of the reserve is free: with
+/// more, beside 16 requests, nothing is faster and reads wait longer.
 const WRITE_DEPTH: usize = 2;
 /// Steps in which a part is filled: each as long as a few requests take.
 const STEPS: u32 = 6;
@@ -49,6 +49,13 @@ impl Disk {
         (self.ram.limit() / 10).clamp(1, 16 * 1024)
     }
 
+    /// Parts of eviction that may be under way now. One more when a quarter of the reserve is left, and another when an eighth
+    /// is: writers are faster than one write at a time then.
+    fn write_depth(&self) -> usize {
+        let (free, reserve) = (self.ram.free(), self.free_target());
+        WRITE_DEPTH + usize::from(free < reserve / 4) + usize::from(free < reserve / 8)
+    }
+
     /// Moves eviction on by a step. A part is picked at once and copied in steps, so that no request waits for the
     /// copying of all of it.
     pub(crate) fn evict<I: Io>(&mut self, io: &mut I) {
@@ -71,7 +78,7 @@ impl Disk {
                 self.evict_again = true;
                 return;
             }
-            if self.parts.in_use_by(Stream::Write) == WRITE_DEPTH {
+            if self.parts.in_use_by(Stream::Write) >= self.write_depth() {
                 // Full, and the one before it is still being written, whose end is a turn.
                 self.leaving = Some(leaving);
                 return;
@@ -94,7 +101,7 @@ impl Disk {
         if staying < high + batch && !(urgent && self.ram.evicting() == 0 && staying > 0) {
             return None;
         }
-        if self.parts.in_use_by(Stream::Write) >= WRITE_DEPTH {
+        if self.parts.in_use_by(Stream::Write) >= self.write_depth() {
             return None;
         }
         let n = batch.min(self.room_to_evict().min(u64::from(u32::MAX)) as u32);
