@@ -88,6 +88,8 @@ pub struct Disk {
     /// When the collector tries segments again that it could not empty.
     pub(crate) collect_again_ns: u64,
     pub(crate) full: bool,
+    /// It was told that the disk is full, and not yet that it has room again.
+    pub(crate) told_full: bool,
     pub(crate) thresholds: Thresholds,
     pub(crate) level: Level,
     pub(crate) overflowed: bool,
@@ -149,6 +151,7 @@ impl Disk {
             rest_until_ns: 0,
             collect_again_ns: 0,
             full: false,
+            told_full: false,
             thresholds: Thresholds::default(),
             level: Level::Normal,
             overflowed: false,

@@ -103,11 +103,17 @@ impl Disk {
         let waiting = self.wants_room();
         if self.full && (moved || !waiting && self.has_room()) {
             self.full = false;
+        }
+        // Without a RAM tier a write that only tries the overflow again has found no room yet.
+        let on_trial = !self.spec.mode.has_ram() && self.rest_until_ns != 0;
+        if self.told_full && !self.full && !on_trial {
+            self.told_full = false;
             io.event(Event::Room);
         }
         if waiting && !moved && self.no_room_in_sight() {
-            if !self.full {
-                self.full = true;
+            self.full = true;
+            if !self.told_full {
+                self.told_full = true;
                 io.event(Event::Full);
             }
             if self.spec.full == FullPolicy::Fail {

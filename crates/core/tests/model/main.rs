@@ -119,6 +119,26 @@ fn a_file_that_cannot_be_written_degrades_the_disk_until_it_can() {
     run.read_all();
 }
 
+/// While all writes of mode `overflow` fail, they wait, and are tried now and then: that they wait is said once, and once
+/// that they do no longer.
+#[test]
+fn writes_that_are_tried_again_and_again_are_told_of_once() {
+    let mut run = Run::with(run::full_spec(Mode::Overflow), 3);
+    run.sim().no_space = true;
+    for _ in 0..3 {
+        (0..20).for_each(|block| run.write_block(block));
+        run.settle();
+    }
+    let tries = get(&run.counters().overflow_write_errors);
+    assert!(tries > 10, "{tries} tries");
+    assert!(run.unfinished() > 0);
+    assert_eq!((run.seen(Event::Full), run.seen(Event::Room)), (1, 0));
+    run.sim().no_space = false;
+    run.settle();
+    assert_eq!((run.unfinished(), run.seen(Event::Full), run.seen(Event::Room)), (0, 1, 1));
+    run.check();
+}
+
 /// In mode `overflow` a write is tried in three segments before its request fails; a read fails for its request.
 #[test]
 fn a_fault_of_the_file_costs_one_request_at_most() {
