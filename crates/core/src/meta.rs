@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 const PAGE: u64 = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 /// Version of this layout; a worker refuses memory of another.
-pub const LAYOUT_VERSION: u64 = 3;
+pub const LAYOUT_VERSION: u64 = 4;
 
 /// What the directory says of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +69,9 @@ struct Header {
     overflow_limit_bytes: AtomicU64,
     segment_blocks: AtomicU64,
     part_blocks: AtomicU64,
+    /// [`Generation`], in one word with its check.
     generation: AtomicU64,
-    /// The generation that a reset under way is to end: an attach that finds it alive finishes that first.
+    /// The same of the generation that a reset under way is to end: an attach that finds it alive finishes that first.
     ending: AtomicU64,
     /// Segments that were ever opened: no mark beyond them was ever set.
     segments_used: AtomicU64,
@@ -78,6 +79,28 @@ struct Header {
     ceiling: AtomicU64,
     /// Slots from here on were never used: their memory is not there.
     slots_used: AtomicU64,
+    /// Which disk this is the memory of.
+    disk_id: AtomicU64,
+}
+
+/// The generation as it is stored: 48 bits, and above them the complement of their three words' sum without carry. As
+/// the generation says which directory counts, one that a fault has changed must not be believed.
+struct Generation;
+
+impl Generation {
+    const BITS: u32 = 48;
+    const MASK: u64 = (1 << Generation::BITS) - 1;
+
+    fn seal(generation: u64) -> u64 {
+        let generation = generation & Generation::MASK;
+        let check = !(generation ^ generation >> 16 ^ generation >> 32) as u16;
+        u64::from(check) << Generation::BITS | generation
+    }
+
+    /// The generation of a word; `None` if it is not one that was stored.
+    fn unseal(word: u64) -> Option<u64> {
+        (word == Generation::seal(word)).then_some(word & Generation::MASK)
+    }
 }
 
 /// A store to a word of the header.
@@ -150,8 +173,13 @@ impl Layout {
         self.written_at..self.written_at + (self.regions * size_of::<Written>()) as u64
     }
 
-    /// Where the generation lies, a word.
+    /// Where the generation lies, a word: see [`Layout::generation`].
     pub const GENERATION_AT: u64 = std::mem::offset_of!(Header, generation) as u64;
+
+    /// The generation that this word says; its check is not looked at.
+    pub fn generation(word: u64) -> u64 {
+        word & Generation::MASK
+    }
 
     /// Where the counters lie.
     pub const COUNTERS_AT: u64 = PAGE;
@@ -169,14 +197,14 @@ pub struct Meta {
 unsafe impl Send for Meta {}
 
 impl Meta {
-    /// Takes memory for a disk of this spec. Zeroed memory is formatted; other memory must fit the spec, but for
-    /// the limits, the full policy and the size of a part: these are the spec's from here on. Returns whether it had been formatted
+    /// Takes memory for the disk of this number and spec. Zeroed memory is formatted; other memory must be that disk's and fit
+    /// the spec, but for the limits, the full policy and the size of a part: these are the spec's from here on. Returns whether it had been formatted
     /// before.
     ///
     /// # Safety
     /// `base` is page-aligned, readable and writable for `Layout::of(spec).len_bytes()` bytes for as long as
     /// the value lives, and nobody else writes to it.
-    pub unsafe fn open(base: *mut u8, spec: &DiskSpec) -> Result<(Meta, bool), DiskError> {
+    pub unsafe fn open(base: *mut u8, spec: &DiskSpec, disk_id: u64) -> Result<(Meta, bool), DiskError> {
         spec.check()?;
         let mut meta = Meta { base, layout: Layout::of(spec), directory_at: 0 };
         let h = meta.header();
@@ -185,13 +213,14 @@ impl Meta {
             (&h.base_bytes, spec.base_bytes, "base image size"),
             (&h.mode, spec.mode as u64, "mode"),
             (&h.segment_blocks, u64::from(spec.shape.segment_blocks), "segment size"),
+            (&h.disk_id, disk_id, "disk number"),
         ];
         let existing = match h.magic.load(Ordering::Acquire) {
             0 => {
                 for (field, value, _) in fields {
                     put(field, value, Ordering::Relaxed);
                 }
-                put(&h.generation, 1, Ordering::Relaxed);
+                put(&h.generation, Generation::seal(1), Ordering::Relaxed);
                 put(&h.overflow_limit_bytes, spec.overflow_limit_bytes, Ordering::Relaxed);
                 put(&h.segments_used, 0, Ordering::Relaxed);
                 put(&h.ceiling, 0, Ordering::Relaxed);
@@ -211,6 +240,12 @@ impl Meta {
                     if found != want {
                         return Err(DiskError::Damaged(format!("{what} is {found}, expected {want}")));
                     }
+                }
+                let generation = h.generation.load(Ordering::Relaxed);
+                if Generation::unseal(generation).is_none() {
+                    return Err(DiskError::Damaged(format!(
+                        "generation {generation:#018x} was never stored"
+                    )));
                 }
                 true
             }
@@ -258,7 +293,7 @@ impl Meta {
     /// As for [`Meta::read_spec`].
     pub unsafe fn read_generation(base: *const u8) -> u64 {
         // SAFETY: promised by the caller; the header is plain atomics.
-        unsafe { &*base.cast::<Header>() }.generation.load(Ordering::Relaxed)
+        Layout::generation(unsafe { &*base.cast::<Header>() }.generation.load(Ordering::Relaxed))
     }
 
     pub(crate) fn set_overflow_limit(&self, bytes: u64) {
@@ -293,7 +328,7 @@ impl Meta {
 
     /// The disk's generation: 1 at birth, one more after each reset.
     pub fn generation(&self) -> u64 {
-        self.header().generation.load(Ordering::Relaxed)
+        Layout::generation(self.header().generation.load(Ordering::Relaxed))
     }
 
     /// From here on the header says this limit of the RAM tier.
@@ -319,20 +354,20 @@ impl Meta {
 
     /// From here on whoever attaches finds every block forgotten.
     pub(crate) fn begin_reset(&self) {
-        put(&self.header().ending, self.generation(), Ordering::SeqCst);
+        put(&self.header().ending, Generation::seal(self.generation()), Ordering::SeqCst);
     }
 
     /// Forgets every block, by one store: afterwards the disk reads as its base image. The other directory is
     /// clean; from here on this one is the other.
     pub(crate) fn reset(&mut self) {
-        let generation = self.generation().wrapping_add(1);
+        let generation = self.generation() + 1;
         self.directory_at = self.layout.directory(generation).start;
-        put(&self.header().generation, generation, Ordering::SeqCst);
+        put(&self.header().generation, Generation::seal(generation), Ordering::SeqCst);
     }
 
     /// Ends a generation whose end had begun when its process died.
     pub(crate) fn finish_reset(&mut self) {
-        if self.header().ending.load(Ordering::Acquire) == self.generation() {
+        if self.header().ending.load(Ordering::Acquire) == Generation::seal(self.generation()) {
             for region in 0..self.layout.regions {
                 if self.leftover(region).is_some() {
                     self.forget(region);
@@ -345,7 +380,7 @@ impl Meta {
 
     /// The directory that does not count: clean, or the earlier generation's on its way to be.
     pub(crate) fn other_directory(&self) -> Range<u64> {
-        self.layout.directory(self.generation().wrapping_add(1))
+        self.layout.directory(self.generation() + 1)
     }
 
     /// Whether an earlier generation had written the region's map page; `None`: it left nothing.

@@ -111,7 +111,7 @@ mod tests {
         let mut memory = vec![0u64; (Layout::of(&spec).len_bytes() as usize + 4096) / 8];
         let start = memory.as_mut_ptr().cast::<u8>();
         // SAFETY: the memory is longer than the layout by a page, is not moved, and outlives `meta`.
-        let (mut meta, _) = unsafe { Meta::open(start.add(start.align_offset(4096)), &spec) }.unwrap();
+        let (mut meta, _) = unsafe { Meta::open(start.add(start.align_offset(4096)), &spec, 1) }.unwrap();
         for region in 0..2 {
             meta.set_region(region, RegionState::Mapped);
         }

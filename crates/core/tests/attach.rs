@@ -1,7 +1,8 @@
 //! Attaching to memory that a fault has changed: refused, or attached and working; never a panic.
 
 use spillway_core::{
-    BLOCK_BYTES, Counters, DataMemory, Disk, DiskError, DiskSpec, FullPolicy, Layout, LogShape, Meta, Mode,
+    BLOCK_BYTES, Counters, DataMemory, Disk, DiskError, DiskSpec, FullPolicy, LAYOUT_VERSION, Layout,
+    LogShape, Meta, Mode,
 };
 
 const SPEC: DiskSpec = DiskSpec {
@@ -13,6 +14,8 @@ const SPEC: DiskSpec = DiskSpec {
     overflow_limit_bytes: 20 * 8 * BLOCK_BYTES as u64,
     shape: LogShape { segment_blocks: 8, part_blocks: 4 },
 };
+
+const DISK_ID: u64 = 7;
 
 /// The memory of a new disk.
 struct Memory(Vec<u64>);
@@ -31,7 +34,7 @@ impl Memory {
 
     fn attach(&mut self) -> Result<Disk, DiskError> {
         // SAFETY: the memory is longer than the layout by a page and outlives the disk.
-        let (meta, existing) = unsafe { Meta::open(self.base(), &SPEC) }?;
+        let (meta, existing) = unsafe { Meta::open(self.base(), &SPEC, DISK_ID) }?;
         Disk::attach(meta, existing, SPEC, DataMemory { bytes: SPEC.ram_limit_bytes, huge_pages: false })
     }
 
@@ -44,6 +47,20 @@ impl Memory {
         assert!(at.is_multiple_of(8) && at < Layout::of(&SPEC).len_bytes());
         // SAFETY: inside the memory, aligned, and no disk is attached.
         unsafe { self.base().add(at as usize).cast::<u64>().write(word) }
+    }
+
+    fn read(&mut self, at: usize) -> u64 {
+        assert!(at.is_multiple_of(8) && at < 4096);
+        // SAFETY: inside the memory, aligned, and no disk is attached.
+        unsafe { self.base().add(at).cast::<u64>().read() }
+    }
+
+    /// Why nobody can attach.
+    fn refused(&mut self) -> String {
+        match self.attach() {
+            Err(DiskError::Damaged(why)) => why,
+            other => panic!("{other:?}"),
+        }
     }
 
     /// Marks region 0 as mapped and gives its first block this entry; all segments have been used.
@@ -123,8 +140,40 @@ fn a_header_that_cannot_be_laid_out_is_refused() {
         memory.attach().expect("a limit that has become lower").check();
     }
     let mut memory = Memory::new();
-    memory.write(80, u64::MAX);
-    memory.write(88, u64::MAX);
-    let disk = memory.attach().expect("a reset that was cut off is finished, whatever the generation");
-    assert_eq!(disk.generation(), 0);
+    let generation = memory.read(80);
+    memory.write(88, generation);
+    let disk = memory.attach().expect("a reset that was cut off is finished");
+    assert_eq!(disk.generation(), 2);
+}
+
+/// The generation says which of two directories counts: one that a fault has changed would forget all that was written.
+#[test]
+fn a_generation_that_was_never_stored_is_refused() {
+    let found = Memory::new().read(80);
+    for word in (0..64).map(|bit| found ^ 1 << bit).chain([0, 1, u64::MAX]) {
+        let mut memory = Memory::new();
+        memory.write(80, word);
+        assert_eq!(memory.refused(), format!("generation {word:#018x} was never stored"));
+    }
+}
+
+#[test]
+fn memory_of_another_layout_or_disk_is_refused_in_words() {
+    for (at, word, why) in [
+        (0, 77, "no disk here (magic 0x000000000000004d)".into()),
+        (
+            8,
+            LAYOUT_VERSION + 1,
+            format!("layout version {}, this program knows {LAYOUT_VERSION}", LAYOUT_VERSION + 1),
+        ),
+        (16, 599 * 4096, format!("disk size is {}, expected {}", 599 * 4096, SPEC.size_bytes)),
+        (24, 4096, "base image size is 4096, expected 0".into()),
+        (32, 7, format!("mode is 7, expected {}", SPEC.mode as u64)),
+        (64, 16, "segment size is 16, expected 8".into()),
+        (120, 8, "disk number is 8, expected 7".into()),
+    ] {
+        let mut memory = Memory::new();
+        memory.write(at, word);
+        assert_eq!(memory.refused(), why);
+    }
 }

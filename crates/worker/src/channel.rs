@@ -18,7 +18,7 @@ pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
 pub const MAX_FDS: usize = 8;
 
 /// Version of the messages: supervisor and worker must have the same.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// Format of a base image, said explicitly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +57,8 @@ pub enum ClientKind {
 pub struct Start {
     /// How many workers before it have not ended: I/O of theirs may still be begun.
     pub predecessors: u8,
+    /// The disk's number, which its `meta` memory names too.
+    pub disk_id: u64,
     /// Size that the guest sees.
     pub size_bytes: u64,
     /// Virtual size of the base image.

@@ -117,10 +117,17 @@ fn memory_of_another_disk_is_refused() {
     let spec = spec(Mode::Ram, 1 << 20, 0);
     let mut memory = Memory::new(spec, dir.path());
     memory.start().kill();
+    memory.disk_id = 2;
+    refused(&mut memory, "disk number is 1, expected 2");
+    memory.disk_id = 1;
     memory.spec.size_bytes = SIZE / 2;
     memory.spec.base_bytes = SIZE / 2;
+    refused(&mut memory, "disk size is 67108864, expected 33554432");
+}
+
+fn refused(memory: &mut Memory, why: &str) {
     let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| memory.start()));
     let panic = refused.err().expect("it is not this disk's memory");
     let words = panic.downcast_ref::<String>().unwrap();
-    assert!(words.contains("disk size is 67108864, expected 33554432"), "{words}");
+    assert!(words.contains(why), "{words}");
 }

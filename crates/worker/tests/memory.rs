@@ -90,7 +90,7 @@ impl Machine {
 
     fn attach(&mut self, spec: DiskSpec) {
         // SAFETY: the mapping is as long as the layout and outlives the disk; nobody else writes to it.
-        let (meta, existing) = unsafe { Meta::open(self.host.meta.base, &spec) }.unwrap();
+        let (meta, existing) = unsafe { Meta::open(self.host.meta.base, &spec, 1) }.unwrap();
         let data = DataMemory { bytes: self.host.data.len as u64, huge_pages: false };
         self.disk = Some(Disk::attach(meta, existing, spec, data).unwrap());
     }

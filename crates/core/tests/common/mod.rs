@@ -170,7 +170,7 @@ impl Real {
         let start = memory.as_mut_ptr().cast::<u8>();
         let base = start.wrapping_add(start.align_offset(4096));
         // SAFETY: the memory is longer than the layout by a page, is not moved, and outlives the disk.
-        let (meta, existing) = unsafe { Meta::open(base, &spec) }.expect("new memory");
+        let (meta, existing) = unsafe { Meta::open(base, &spec, 1) }.expect("new memory");
         let data = DataMemory { bytes: spec.ram_limit_bytes, huge_pages: false };
         let disk = Disk::attach(meta, existing, spec, data).expect("new memory");
         let content = vec![CONTENT; BLOCK_BYTES * 64];

@@ -150,7 +150,7 @@ fn birth() {
     let attach = |base: *mut u8| {
         // SAFETY: `base` is aligned to a page and as long as the layout; each disk is dropped before the next.
         let (meta, existing) =
-            unsafe { Meta::open(base, &spec) }.expect("nothing else was ever written there");
+            unsafe { Meta::open(base, &spec, 1) }.expect("nothing else was ever written there");
         (Disk::attach(meta, existing, spec, data).expect("an empty map fits"), existing)
     };
     let mut at = 0;

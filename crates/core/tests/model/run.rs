@@ -37,7 +37,7 @@ impl Memory {
         let aligned = self.base();
         // SAFETY: `words` is longer than the layout by a page, is not touched otherwise, and outlives the disk.
         unsafe {
-            let (meta, existing) = Meta::open(aligned, &spec).expect("the memory fits");
+            let (meta, existing) = Meta::open(aligned, &spec, 1).expect("the memory fits");
             Disk::attach(meta, existing, spec, data).expect("what the core wrote, it can attach to")
         }
     }

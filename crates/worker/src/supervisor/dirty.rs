@@ -59,7 +59,7 @@ impl Dirty {
         let cannot = |e: Errno| SupervisorError::internal("cannot read what was written", e);
         let mut generation = [0; 8];
         read(Layout::GENERATION_AT, &mut generation).map_err(cannot)?;
-        let generation = u64::from_ne_bytes(generation);
+        let generation = Layout::generation(u64::from_ne_bytes(generation));
 
         let mut ranges = Ranges::new(rows as usize);
         let mut buffer = vec![0; CHUNK_WORDS * size_of::<Written>()];

@@ -52,6 +52,14 @@ pub struct Options {
     pub identity: PathBuf,
 }
 
+/// A number that no other disk has.
+fn random() -> Result<u64, SupervisorError> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| SupervisorError::internal("cannot get a random number", e))?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
 /// A disk, held.
 #[derive(Debug)]
 pub(super) struct Disk {
@@ -92,6 +100,7 @@ impl Disk {
         };
         let start = Start {
             predecessors: 0,
+            disk_id: random()?,
             size_bytes: spec.size_bytes,
             base_bytes: spec.base_bytes,
             mode: spec.mode.name().into(),

@@ -96,7 +96,8 @@ impl Reactor {
         };
         // SAFETY: the mapping is as long as the layout, lives as long as the disk (`_meta`), and its writer is
         // this process alone; the supervisor only reads.
-        let (meta, existing) = unsafe { Meta::open(memory.base(), &spec) }.map_err(|e| e.to_string())?;
+        let (meta, existing) =
+            unsafe { Meta::open(memory.base(), &spec, start.disk_id) }.map_err(|e| e.to_string())?;
         let mut disk = Disk::attach(meta, existing, spec, data).map_err(|e| e.to_string())?;
         let thresholds = Thresholds { warning_percent: start.warn_at, critical_percent: start.critical_at };
         disk.set_thresholds(thresholds).map_err(|e| e.to_string())?;

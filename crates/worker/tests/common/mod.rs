@@ -36,6 +36,8 @@ fn worker_process() {
 
 pub struct Memory {
     pub spec: DiskSpec,
+    /// The number of the disk that its workers are told to serve.
+    pub disk_id: u64,
     /// The engine of its workers; empty for the one that the host has.
     pub engine: &'static str,
     fds: Vec<OwnedFd>,
@@ -64,7 +66,7 @@ impl Memory {
             rustix::fs::ftruncate(&file, spec.file_bytes()).unwrap();
             fds.push(file);
         }
-        Memory { spec, engine: "", fds }
+        Memory { spec, disk_id: 1, engine: "", fds }
     }
 
     pub fn start(&self) -> Worker {
@@ -91,6 +93,7 @@ impl Memory {
         let child = command.spawn().unwrap();
         let spec = &self.spec;
         let start = Start {
+            disk_id: self.disk_id,
             predecessors: predecessors.len() as u8,
             size_bytes: spec.size_bytes,
             base_bytes: spec.base_bytes,
