@@ -9,6 +9,7 @@ mod bounded;
 mod deaths;
 mod faults;
 mod full;
+mod fullfs;
 mod garbage;
 mod guest;
 mod idle;
