@@ -13,6 +13,7 @@ mod fullfs;
 mod garbage;
 mod guest;
 mod idle;
+mod reconnect;
 mod shared;
 mod slow;
 mod verify;
