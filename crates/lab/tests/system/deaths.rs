@@ -354,30 +354,3 @@ fn an_nbd_client_that_connects_again_sees_no_error() {
     until("the last one's successor", &disk, || disk.figure("worker_pid").is_ok_and(|pid| pid != 0));
     disk.stop().unwrap();
 }
-
-/// Workers serve on without their supervisor until the last client has left; then nothing is left of the disk.
-#[test]
-fn without_its_supervisor_a_worker_serves_on_until_its_vmm_leaves() {
-    let Some(world) = World::new(&[]) else { return };
-    let image = world.image(16 * MIB);
-    let disk = world.serve(&image, &["--size", "64M", "--ram", "8M", "--overflow", "128M"]);
-    let mut oracle = Oracle::with_base(64 * MIB, 5, &image).unwrap();
-    let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
-    let mixed = |seed| Mixed {
-        start_bytes: 0,
-        span_bytes: 64 * MIB,
-        largest_bytes: 256 << 10,
-        depth: 32,
-        end: End::Count(2000),
-        seed,
-    };
-    driver.run_mixed(&mixed(1), &mut oracle).unwrap();
-    let worker = disk.worker().unwrap();
-    let supervisor = Pid::from_raw(disk.supervisor() as i32).unwrap();
-    kill_process(supervisor, Signal::KILL).unwrap();
-    driver.run_mixed(&mixed(2), &mut oracle).unwrap();
-    driver.verify(&oracle).unwrap();
-    // What the VMM says on its way out is answered by the worker now.
-    drop(driver);
-    until("the worker has gone", &disk, || !std::path::Path::new(&format!("/proc/{worker}")).exists());
-}

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where a step fails")]
 
 mod bounded;
+mod client;
 mod deaths;
 mod faults;
 mod full;
@@ -13,6 +14,7 @@ mod fullfs;
 mod garbage;
 mod guest;
 mod idle;
+mod orphans;
 mod reconnect;
 mod shared;
 mod slow;
