@@ -1,16 +1,21 @@
-//! A VMM that connects again: QEMU's `reconnect=1`, a second after the other side has hung up.
+//! Clients that connect again when the other side has hung up.
 //!
-//! It is the way on where nothing else is: after a reset by force, a stop of the disk, the death of all of its processes.
-//! What was written is gone then; the machine is not, and no request of its fails. The death of a worker alone closes no
-//! connection (`deaths.rs`).
+//! QEMU's `reconnect=1`, a second later, is the way on where nothing else is: after a reset by force, a stop of the disk,
+//! the death of all of its processes. What was written is gone then; the machine is not, and no request of its fails.
+//! The death of a worker alone closes no VMM's connection (`deaths.rs`), nor does an upgrade; NBD clients lose theirs.
 
+use crate::client::{Lost, NbdClient};
+use crate::deaths::seed;
 use crate::world::{MIB, PATIENCE, World, succeeds, until};
 use rustix::process::{Pid, Signal, kill_process};
 use sha2::{Digest, Sha256};
 use spillway_lab::cpio::Entry;
+use spillway_lab::disk::figure;
 use spillway_lab::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
-use spillway_lab::{Disk, skip};
+use spillway_lab::{Disk, Driver, End, Mixed, Oracle, Shape, skip};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 const PIECE: u64 = 64 << 10;
 /// Pieces that the guest writes at last, one at a time: more than fit where it begins.
@@ -103,5 +108,71 @@ fn qemu_connects_again_after_a_reset_a_stop_and_a_death_of_all() {
     guest.wait(PATIENCE).unwrap();
     assert!(guest.console().iter().any(|l| l.starts_with("GUEST-EXIT 0")), "{}", guest.tail());
     assert_eq!(disk.figure("failed.requests").unwrap(), 0);
+    disk.stop().unwrap();
+}
+
+#[test]
+fn upgrades_under_a_vmm_and_an_nbd_client_lose_nothing() {
+    const UPGRADES: u64 = 8;
+    /// Below, the VMM's; above, the NBD client's.
+    const VMM: u64 = 96 * MIB;
+    let Some(world) = World::new(&["qemu-io"]) else { return };
+    let image = world.image(32 * MIB);
+    let disk = world.serve(&image, &["--size", "128M", "--ram", "16M", "--overflow", "300M"]);
+    let seed = seed();
+    let mut oracle = Oracle::with_base(128 * MIB, seed, &image).unwrap();
+    let shape = Shape { queues: 2, depth: 32, request_bytes: 1 << 20, deadline: PATIENCE };
+    let mut driver = Driver::connect_with(&disk.vhost(), shape).unwrap();
+    let mut nbd = NbdClient::connect(&disk, 96..128, Lost::Reconnect);
+    let (rounds, steps) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (begun, enough) = (Instant::now(), AtomicBool::new(false));
+    let goes_on = || !enough.load(Ordering::Relaxed) && begun.elapsed() < 2 * PATIENCE;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while goes_on() {
+                let (span_bytes, end) = (VMM, End::Count(500));
+                let seed = seed + rounds.fetch_add(1, Ordering::Relaxed);
+                let mixed =
+                    Mixed { start_bytes: 0, span_bytes, largest_bytes: 256 << 10, depth: 32, end, seed };
+                let outcome = driver.run_mixed(&mixed, &mut oracle);
+                outcome.unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
+            }
+        });
+        scope.spawn(|| {
+            while goes_on() {
+                nbd.step();
+                steps.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let program = spillway_lab::disk::program().unwrap();
+        let done = || (rounds.load(Ordering::Relaxed), steps.load(Ordering::Relaxed));
+        for i in 0..=UPGRADES {
+            // Both get on with each worker, the last one too.
+            let before = done();
+            until("both are at work", &disk, || done().0 > before.0 + 1 && done().1 > before.1 + 1);
+            if i < UPGRADES {
+                succeeds(Command::new(&program).arg("upgrade").arg(disk.control()));
+            }
+        }
+        enough.store(true, Ordering::Relaxed);
+    });
+    println!("{rounds:?} rounds of the VMM, {steps:?} steps of the NBD client");
+    nbd.verify();
+    let mut content = vec![0; 1 << 20];
+    for (at, pattern) in nbd.content() {
+        driver.read_at(at, &mut content).unwrap();
+        assert!(content.iter().all(|&b| b == pattern), "{at}");
+    }
+    nbd.leave();
+    driver.write_zeroes(VMM, 32 * MIB, true).unwrap();
+    oracle.zeroed(VMM, 32 * MIB);
+    driver.verify(&oracle).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
+    let stats = disk.stats().unwrap();
+    for (key, value) in
+        [("restarts", UPGRADES), ("failed.requests", 0), ("checksum_mismatches", 0), ("inflight", 0)]
+    {
+        assert_eq!(figure(&stats, key).unwrap(), value, "{key}");
+    }
+    drop(driver);
     disk.stop().unwrap();
 }
