@@ -68,7 +68,7 @@ pub(super) struct Disk {
     pub meta: OwnedFd,
     start: Start,
     image: OwnedFd,
-    data: Option<OwnedFd>,
+    pub data: Option<OwnedFd>,
     overflow: Option<OverflowFile>,
 }
 

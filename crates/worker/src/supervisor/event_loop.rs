@@ -172,8 +172,8 @@ impl Supervisor {
     pub fn stats(&self) -> Stats {
         let spec = &self.disk.spec;
         let mut read = self.window.read();
-        if spec.mode.has_ram() {
-            read.ram.huge_bytes = memory::huge_bytes(self.life.worker_pid());
+        if let Some(data) = &self.disk.data {
+            read.ram.huge_bytes = memory::huge_bytes(self.life.worker_pid(), data);
         }
         Stats {
             serial: self.disk.serial().into(),
