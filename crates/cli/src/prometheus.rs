@@ -115,6 +115,7 @@ pub fn text(stats: &Stats) -> String {
         ("fill_level", "How full the write cache is: 0 normal, 1 warning, 2 critical.", s.level),
         ("degraded", "1 while overflow writes fail again and again.", s.degraded),
         ("map_bytes", "Memory of the block map.", s.map.bytes),
+        ("landlock_version", "Landlock that confines the worker; 0 for none.", s.landlock.into()),
         ("requests_inflight", "Unfinished requests.", s.inflight),
         ("requests_waiting", "Unfinished requests that wait for room.", s.waiting),
     ] {

@@ -138,6 +138,13 @@ pub fn gauges(stats: &Stats) -> String {
             count(stats.flushes, "flush").replace("flushs", "flushes")
         ),
     );
+    if !stats.engine.is_empty() {
+        let confined = match stats.landlock {
+            0 => "no Landlock".into(),
+            version => format!("Landlock {version}"),
+        };
+        line("worker", format!("I/O by {}, {confined}", stats.engine));
+    }
     let troubles = [
         ("failed requests", stats.failed.requests),
         ("checksum mismatches", stats.checksum_mismatches),
@@ -243,7 +250,10 @@ mod tests {
         assert!(line("RAM tier ").contains("50.0%"), "{text}");
         assert!(text.contains("64.0 MiB of 256.0 MiB (25.0%)"), "{text}");
         assert!(line("guest read").contains("12.3 us") && line("guest read").contains("2.0 ms"), "{text}");
-        assert!(!text.contains("trouble"), "{text}");
+        assert!(!text.contains("trouble") && !text.contains("Landlock"), "{text}");
+        let of = |landlock| summary(&Stats { engine: "threads".into(), landlock, ..stats() });
+        assert!(of(0).contains("I/O by threads, no Landlock\n"), "{}", of(0));
+        assert!(of(7).contains("I/O by threads, Landlock 7\n"), "{}", of(7));
     }
 
     #[test]

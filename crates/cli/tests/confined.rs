@@ -47,7 +47,8 @@ fn every_thread_of_a_worker_is_confined() {
             .arg("serve")
             .args(["--format", "qcow2", "--mode", "ram", "--ram", "16M", "--image"])
             .arg(&qcow2);
-        let server = Server::start(serve.arg("--nbd").arg(world.path("nbd")).env("SPILLWAY_ENGINE", engine));
+        serve.arg("--nbd").arg(world.path("nbd")).arg("--control").arg(world.path("control"));
+        let server = Server::start(serve.env("SPILLWAY_ENGINE", engine));
         qemu_io(&world, &["read 0 16M", "write -P 3 0 1M"]);
         let threads = threads(server.worker_pid());
         let mut found: Vec<_> = threads.iter().map(|(name, ..)| name.as_str()).collect();
@@ -64,6 +65,9 @@ fn every_thread_of_a_worker_is_confined() {
         let limits = std::fs::read_to_string(limits).unwrap();
         let core = limits.lines().find(|l| l.starts_with("Max core file size")).unwrap();
         assert!(core.split_whitespace().skip(4).take(2).all(|n| n == "0" || n == "1"), "{core}");
+        assert_eq!(figures(&world)["landlock"], landlock_version(), "{engine}");
+        let (_, table, _) = finishes(common::spillway().arg("stats").arg(world.path("control")));
+        assert!(table.contains(&format!("I/O by {engine}, ")), "{table}");
         // Nothing was lacking on this host, or it was said.
         let (code, text) = server.end(Signal::TERM);
         assert_eq!(code, 0, "{text}");
@@ -71,13 +75,30 @@ fn every_thread_of_a_worker_is_confined() {
     }
 }
 
-/// Makes a program start where io_uring_setup answers EPERM, as container profiles have it.
-fn forbid_io_uring(command: &mut Command) {
+/// What `stats --json` says.
+fn figures(world: &World) -> serde_json::Value {
+    let (code, out, err) = finishes(common::spillway().arg("stats").arg(world.path("control")).arg("--json"));
+    assert_eq!((code, err.as_str()), (0, ""));
+    serde_json::from_str(&out).unwrap()
+}
+
+/// The kernel's own answer; 0 if it has none.
+fn landlock_version() -> u64 {
+    const VERSION: u32 = 1;
+    // SAFETY: with this flag it makes nothing and reads no memory.
+    let answer = unsafe {
+        libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<libc::c_void>(), 0usize, VERSION)
+    };
+    u64::try_from(answer).unwrap_or(0)
+}
+
+/// Makes a program start where a system call answers EPERM, as container profiles have it.
+fn forbid(command: &mut Command, forbidden: libc::c_long) {
     let filter = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let call = std::mem::offset_of!(libc::seccomp_data, nr) as u32;
     let program = [
         filter(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, call),
-        filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
+        filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, forbidden as u32),
         filter(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
         filter(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
@@ -112,7 +133,7 @@ fn a_host_that_forbids_io_uring_is_served_by_threads_that_rest() {
         .arg("--control")
         .arg(world.path("control"));
     serve.env_remove("SPILLWAY_ENGINE");
-    forbid_io_uring(&mut serve);
+    forbid(&mut serve, libc::SYS_io_uring_setup);
     let server = Server::start(&mut serve);
     // A thread names itself once it runs.
     until("its threads run", || threads(server.worker_pid()).iter().any(|(name, ..)| name == "io-0"));
@@ -131,9 +152,7 @@ fn a_host_that_forbids_io_uring_is_served_by_threads_that_rest() {
         }
         last.1.elapsed() > Duration::from_secs(2)
     });
-    let (code, figures, _) =
-        finishes(common::spillway().arg("stats").arg(world.path("control")).arg("--json"));
-    assert!(code == 0 && figures.contains("\"engine\": \"threads\""), "{figures}");
+    assert_eq!(figures(&world)["engine"], "threads");
     let mut content = vec![0; 1 << 20];
     vmm.read_at(20 << 20, &mut content).unwrap();
     assert!(content.iter().all(|&b| b == 7));
@@ -147,6 +166,22 @@ fn a_host_that_forbids_io_uring_is_served_by_threads_that_rest() {
         "{text}"
     );
     assert_eq!(world.left(), ["base.raw"]);
+}
+
+#[test]
+fn a_host_without_landlock_is_served_and_it_is_said() {
+    let world = World::new();
+    let mut serve = world.serve();
+    serve.args(["--ram", "4M", "--overflow", "64M", "--control"]).arg(world.path("control"));
+    forbid(&mut serve, libc::SYS_landlock_create_ruleset);
+    let server = Server::start(&mut serve);
+    qemu_io(&world, &["write -P 7 0 8M", "read -P 7 0 8M"]);
+    assert_eq!(figures(&world)["landlock"], 0);
+    let (_, table, _) = finishes(common::spillway().arg("stats").arg(world.path("control")));
+    assert!(table.contains("no Landlock"), "{table}");
+    let (code, text) = server.end(Signal::TERM);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("notice: the sandbox is weaker: ") && text.contains("Landlock"), "{text}");
 }
 
 #[test]

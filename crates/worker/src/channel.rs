@@ -181,6 +181,9 @@ pub enum FromWorker {
     Ready {
         /// How it does I/O: a word of [`crate::worker::Kind`].
         engine: String,
+        /// Version of the Landlock that confines it; 0 for none, or one that does not say.
+        #[serde(default)]
+        landlock: u32,
     },
     /// It cannot serve: why and what to do. It exits after this.
     Failed {
@@ -317,7 +320,7 @@ mod tests {
     #[test]
     fn messages_keep_their_borders() {
         let (a, b) = pair().unwrap();
-        send(&a, &FromWorker::Ready { engine: "threads".into() }, &[]).unwrap();
+        send(&a, &FromWorker::Ready { engine: "threads".into(), landlock: 6 }, &[]).unwrap();
         send(&a, &FromWorker::ResetDone { result: Err("a client is connected".into()) }, &[]).unwrap();
         assert!(matches!(receive::<FromWorker>(&b).unwrap().unwrap().0, FromWorker::Ready { .. }));
         match receive::<FromWorker>(&b).unwrap().unwrap().0 {
@@ -327,7 +330,7 @@ mod tests {
         drop(a);
         assert!(receive::<FromWorker>(&b).unwrap().is_none());
         assert_eq!(
-            send(&b, &FromWorker::Ready { engine: String::new() }, &[]).unwrap_err().kind(),
+            send(&b, &FromWorker::Ready { engine: String::new(), landlock: 0 }, &[]).unwrap_err().kind(),
             io::ErrorKind::BrokenPipe
         );
     }

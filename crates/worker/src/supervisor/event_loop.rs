@@ -183,6 +183,7 @@ impl Supervisor {
             base_bytes: spec.base_bytes,
             worker_pid: self.life.worker_pid(),
             engine: self.life.engine.clone(),
+            landlock: self.life.landlock,
             clients: self.clients.len() as u64,
             ..read
         }

@@ -45,6 +45,8 @@ pub(super) struct Life {
     pub serving: bool,
     /// How the last one that did does I/O.
     pub engine: String,
+    /// The version of the Landlock that it was confined by; 0 for none.
+    pub landlock: u32,
     /// One has.
     pub has_served: bool,
     since: Instant,
@@ -82,6 +84,7 @@ impl Life {
             stopping: false,
             serving: false,
             engine: String::new(),
+            landlock: 0,
             has_served: false,
             since: Instant::now(),
             short_lives: 0,
@@ -201,8 +204,8 @@ impl Supervisor {
     }
 
     /// The worker serves.
-    pub(super) fn on_ready(&mut self, engine: String) {
-        self.life.engine = engine;
+    pub(super) fn on_ready(&mut self, engine: String, landlock: u32) {
+        (self.life.engine, self.life.landlock) = (engine, landlock);
         if self.life.has_served && self.upgrade.is_none() {
             let ms = self.life.since.elapsed().as_millis();
             self.announce("worker-serves", &format!("another worker serves, {ms} ms after it was started"));
@@ -363,7 +366,7 @@ impl Supervisor {
                     "the worker is of another version, {version}: is the program whole?"
                 ))?;
             }
-            FromWorker::Ready { engine } => self.on_ready(engine),
+            FromWorker::Ready { engine, landlock } => self.on_ready(engine, landlock),
             FromWorker::Failed { error } => self.on_failed(error)?,
             FromWorker::Answered { id, accepted, answer, writeback } => {
                 self.on_answered(id, accepted, answer, fds, writeback);

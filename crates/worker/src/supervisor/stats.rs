@@ -25,6 +25,7 @@ pub struct Stats {
     pub generation: u64,
     pub worker_pid: u32,
     pub engine: String,
+    pub landlock: u32,
     pub clients: u64,
     pub planes: Planes,
     pub ram: Ram,
@@ -246,7 +247,7 @@ mod tests {
     fn the_keys_that_were_promised_are_there() {
         let meta = memory::create_meta(1 << 20).unwrap();
         let stats = serde_json::to_value(Window::open(&meta).unwrap().read()).unwrap();
-        let promised = "schema generation inflight flushes map.bytes collector.moved_blocks \
+        let promised = "schema generation landlock inflight flushes map.bytes collector.moved_blocks \
             planes.guest.reads planes.ram.writes planes.overflow.read_bytes planes.base.written_bytes \
             planes.base.store_reads planes.base.store_read_bytes ram.used_bytes ram.limit_bytes ram.peak_bytes ram.huge_bytes \
             overflow.used_bytes overflow.file_bytes overflow.limit_bytes evictions.background evictions.urgent \

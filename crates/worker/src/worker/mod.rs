@@ -60,7 +60,7 @@ fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {
     let mut notices = Vec::new();
     let engine = engine::Engine::new(&mut notices)?;
     let kind = engine.kind();
-    sandbox::drop_rights(&mut notices);
+    let landlock = sandbox::drop_rights(&mut notices);
     let mut fds = Fds::sort(&start, fds)?;
     if let Some(shared) = fds.lifeline.take()
         && let Err(e) = crate::lifeline::hold(shared)
@@ -73,7 +73,7 @@ fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {
         // Nobody who listens: that is found out by `ready`.
         let _ = channel::send(channel, &FromWorker::Event { kind: "notice".into(), text }, &[]);
     }
-    channel::send(channel, &FromWorker::Ready { engine: kind.name().into() }, &[])
+    channel::send(channel, &FromWorker::Ready { engine: kind.name().into(), landlock }, &[])
         .map_err(|e| format!("cannot say that it is ready: {e}"))?;
     Ok(reactor)
 }

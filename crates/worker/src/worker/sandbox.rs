@@ -17,8 +17,9 @@ use std::collections::BTreeMap;
 use std::ffi::c_long;
 
 /// Gives up capabilities, whatever an `execve` could give back, memory dumps and every path. To be called while
-/// there is one thread. What the host cannot do goes into `notices`.
-pub fn drop_rights(notices: &mut Vec<String>) {
+/// there is one thread. What the host cannot do goes into `notices`. Returns the version of the Landlock that holds
+/// from here on; 0 for none.
+pub fn drop_rights(notices: &mut Vec<String>) -> u32 {
     let mut weaker = |what: &str, why: &dyn std::fmt::Display| {
         notices.push(format!("the sandbox is weaker: {what} ({why})"));
     };
@@ -36,7 +37,8 @@ pub fn drop_rights(notices: &mut Vec<String>) {
     if let Err(e) = rustix::thread::set_capabilities(None, sets) {
         weaker("it keeps its capabilities", &e);
     }
-    match no_paths() {
+    let status = no_paths();
+    match &status {
         Ok(RulesetStatus::FullyEnforced) => {}
         Ok(RulesetStatus::PartiallyEnforced) => weaker(
             "this kernel's Landlock is old",
@@ -47,6 +49,19 @@ pub fn drop_rights(notices: &mut Vec<String>) {
         }
         Err(e) => weaker("Landlock cannot be applied", &e),
     }
+    match status {
+        Ok(RulesetStatus::FullyEnforced | RulesetStatus::PartiallyEnforced) => landlock_version(),
+        Ok(RulesetStatus::NotEnforced) | Err(_) => 0,
+    }
+}
+
+/// The version of this kernel's Landlock (its ABI); 0 if it has none, or none that is enabled.
+fn landlock_version() -> u32 {
+    // linux/landlock.h: LANDLOCK_CREATE_RULESET_VERSION.
+    let (none, flags) = (std::ptr::null::<libc::c_void>(), 1u32);
+    // SAFETY: with this flag it makes nothing and reads no memory.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0usize, flags) };
+    u32::try_from(version).unwrap_or(0)
 }
 
 /// Landlock with an empty list of exceptions.

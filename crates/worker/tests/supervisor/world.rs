@@ -83,7 +83,7 @@ fn pretend(role: &str, channel: OwnedFd) {
     let group = rustix::process::getpgrp() == rustix::process::getpid();
     let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
     say(FromWorker::Event { kind: "notice".into(), text: format!("group {group} fds {}", open - fds.len()) });
-    say(FromWorker::Ready { engine: "threads".into() });
+    say(FromWorker::Ready { engine: "threads".into(), landlock: 0 });
     // A counter, as a worker would keep it.
     std::fs::File::from(fds[0].try_clone().unwrap()).write_at(&7u64.to_ne_bytes(), 4096).unwrap();
     let mut clients: Vec<(u64, OwnedFd)> = Vec::new();
