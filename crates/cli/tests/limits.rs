@@ -4,10 +4,11 @@
 
 mod common;
 
-use common::{Server, World, finishes, qemu_io_command, refuses, spillway, until};
+use common::{PATIENCE, Server, World, finishes, qemu_io_command, refuses, spillway, until};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -112,6 +113,21 @@ fn what_cannot_be_is_refused_and_nothing_changes() {
     );
     succeeds(begin(&world, &["read -P 7 0 14M"]));
 
+    let small = World::new();
+    let _server = serve(&small, &["--size", "64M", "--ram", "24M", "--overflow", "16M"]);
+    succeeds(begin(&small, &["write -P 6 0 16M"]));
+    let figures =
+        || ["/ram/limit_bytes", "/ram/used_bytes", "/overflow/used_bytes"].map(|f| figure(&small, f));
+    let before = figures();
+    assert_eq!(before, [24 * MIB, 16 * MIB, 0]);
+    // 15 MiB would have to leave, and 8 of 16 segments of 255 blocks are the collector's reserve.
+    let room =
+        format!("too small: {} are in use, and the overflow has room for {}", 16 * MIB, 8 * 255 * 4096);
+    refuses(&mut control(&small, "set", &["--ram", "1M"]), 75, &["RAM limit 1048576 is ", &room]);
+    assert_eq!(figures(), before);
+    assert_eq!(set(&small, &["--full", "pause"])["ram_bytes"], 24 * MIB);
+    succeeds(begin(&small, &["read -P 6 0 16M"]));
+
     let direct = World::new();
     let _server = serve(&direct, &["--mode", "direct"]);
     refuses(&mut control(&direct, "set", &["--ram", "8M"]), 75, &["mode direct has no RAM tier"]);
@@ -146,13 +162,15 @@ fn who_listens_is_told_of_each_crossing_once() {
     let world = World::new();
     let server = serve(&world, &["--mode", "ram", "--ram", "10M"]);
     let mut listener = control(&world, "events", &["--json"]).stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(listener.stdout.take().unwrap()).lines();
-    let mut next = || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
-    // It listens once it is told of something.
+    let lines = BufReader::new(listener.stdout.take().unwrap()).lines();
+    let (told, events) = std::sync::mpsc::channel();
+    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| told.send(line)));
+    let next = |patience| events.recv_timeout(patience).map(|l| serde_json::from_str::<Value>(&l).unwrap());
+    // It listens once it has been told of something.
     let mut kinds = Vec::new();
     until("it listens", || {
         set(&world, &["--full", "pause"]);
-        figure(&world, "/level") == 0
+        next(Duration::from_millis(50)).is_ok()
     });
     succeeds(begin(
         &world,
@@ -160,7 +178,7 @@ fn who_listens_is_told_of_each_crossing_once() {
     ));
     succeeds(begin(&world, &["discard 8M 1536k", "write -P 1 8M 1536k", "discard 0 16M"]));
     while !kinds.contains(&"normal".to_string()) {
-        let event = next();
+        let event = next(PATIENCE).unwrap();
         assert!(
             event["unix_ms"].as_u64().unwrap() > 1_700_000_000_000 && event["text"].is_string(),
             "{event}"
