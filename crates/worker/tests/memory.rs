@@ -1,6 +1,7 @@
 //! The memory of a disk on real memfds: how long a reset takes, and that all of it comes back, in short steps.
 //!
-//! A step's time is the processor's, so that other programs on the machine do not count; what is printed is both.
+//! A step's time is by the wall clock, unless another program took this thread's processor in the middle of it (the kernel
+//! counts that): then it is the processor's. What a reset and all steps together take is processor time.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -127,16 +128,19 @@ impl Machine {
     /// Turns until nothing moves, now and a second later.
     fn rest(&mut self) -> Rest {
         let (start, cpu_start) = (Instant::now(), cpu());
-        let mut steps = Vec::new();
+        let (mut steps, mut disturbed) = (Vec::new(), 0);
         loop {
-            let before = cpu();
+            let (taken_away, cpu_before, before) = (times_taken_away(), cpu(), Instant::now());
             let more = self.turn(self.now_ns);
-            steps.push(cpu() - before);
+            let (wall, processor) = (before.elapsed(), cpu() - cpu_before);
+            let is_whole = times_taken_away() == taken_away;
+            steps.push(if is_whole { wall } else { processor });
+            disturbed += usize::from(!is_whole);
             if let (false, Some(ns)) = (more, self.disk.as_ref().unwrap().deadline_ns()) {
                 self.now_ns = ns;
             } else if !more {
                 steps.sort_unstable();
-                return Rest { wall: start.elapsed(), processor: cpu() - cpu_start, steps };
+                return Rest { wall: start.elapsed(), processor: cpu() - cpu_start, steps, disturbed };
             }
         }
     }
@@ -152,18 +156,44 @@ impl Machine {
 struct Rest {
     wall: Duration,
     processor: Duration,
-    /// Processor time of each step, the longest last.
+    /// How long each step took, the longest last.
     steps: Vec<Duration>,
+    /// In how many of them another program ran.
+    disturbed: usize,
 }
 
 impl Rest {
-    /// A virtual machine's clock of processor time runs on while its host runs others: one step in 100, or two of
-    /// all, may seem long.
+    /// The time that 99 of 100 steps do not exceed. What stops a virtual machine's processor is not counted
+    /// anywhere: of a few steps the two longest may be its host's.
+    fn p99(&self) -> Duration {
+        let above = (self.steps.len() / 100).max(2);
+        self.steps.iter().rev().nth(above).copied().unwrap_or_default()
+    }
+
+    fn longest(&self) -> Duration {
+        self.steps.last().copied().unwrap_or_default()
+    }
+
     fn assert_short_steps(&self) {
-        let forgiven = (self.steps.len() / 100).max(2);
-        let rest = &self.steps[..self.steps.len().saturating_sub(forgiven)];
-        let longest = rest.last().copied().unwrap_or_default();
-        assert!(longest < Duration::from_millis(1), "{longest:?}, of {} steps", self.steps.len());
+        let said = format!(
+            "of {} steps p99 {:?}, longest {:?}; {} by processor time",
+            self.steps.len(),
+            self.p99(),
+            self.longest(),
+            self.disturbed
+        );
+        println!("  {said}");
+        assert!(self.p99() < Duration::from_millis(1), "{said}");
+    }
+}
+
+/// How often the kernel has taken this thread's processor away for another's sake.
+fn times_taken_away() -> i64 {
+    // SAFETY: it fills the memory that it is given, which is plain numbers.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), 0);
+        usage.ru_nivcsw
     }
 }
 
@@ -269,12 +299,11 @@ fn a_reset_is_one_store_and_the_memory_comes_back_in_short_steps() {
         let back = machine.rest();
         println!(
             "disk {} GiB, {blocks} blocks {stride} apart in {} MiB of RAM: reset {reset:?}, memory back in {:?} \
-             (processor {:?}), longest step {:?}",
+             (processor {:?})",
             size / GIB,
             limit >> 20,
             back.wall,
             back.processor,
-            back.steps.last().unwrap(),
         );
         assert_eq!(machine.host.data.held_bytes(), 0);
         let meta = machine.host.meta.held_bytes();
