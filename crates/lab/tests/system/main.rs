@@ -18,5 +18,6 @@ mod orphans;
 mod reconnect;
 mod shared;
 mod slow;
+mod under_load;
 mod verify;
 mod world;
