@@ -16,6 +16,7 @@ mod guest;
 mod idle;
 mod orphans;
 mod reconnect;
+mod resets;
 mod shared;
 mod slow;
 mod under_load;

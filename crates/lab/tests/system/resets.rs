@@ -1,0 +1,137 @@
+//! After a reset nothing of what was written is left, however often: what is read is the base image.
+//!
+//! `SPILLWAY_RESETS` says how often (200; a soak takes 10,000).
+
+use crate::deaths::seed;
+use crate::world::{MIB, World, succeeds, until};
+use spillway_lab::disk::{figure, program};
+use spillway_lab::footprint::memfd_bytes;
+use spillway_lab::{Disk, Rng};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::Duration;
+
+/// Beyond the image the disk reads as zeroes.
+const IMAGE: u64 = 8 * MIB;
+const DISK: u64 = 12 * MIB;
+/// Writes in a generation, of 32 KiB in the mean: more than the RAM tier.
+const WRITES: u64 = 64;
+
+/// An NBD client that does one thing after the other.
+struct Client(UnixStream);
+
+impl Client {
+    fn connect(disk: &Disk) -> Client {
+        let mut socket = UnixStream::connect(disk.nbd()).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let mut greeting = [0; 18];
+        socket.read_exact(&mut greeting).unwrap();
+        assert_eq!(greeting[..16], *b"NBDMAGICIHAVEOPT");
+        // Fixed newstyle without zeroes; the export without a name.
+        socket.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+        let mut export = [0; 10];
+        socket.read_exact(&mut export).unwrap();
+        assert_eq!(export[..8], DISK.to_be_bytes());
+        Client(socket)
+    }
+
+    fn request(&mut self, command: u16, offset: u64, len: usize) {
+        let mut request = [0; 28];
+        request[..4].copy_from_slice(&0x2560_9513u32.to_be_bytes());
+        request[6..8].copy_from_slice(&command.to_be_bytes());
+        request[16..24].copy_from_slice(&offset.to_be_bytes());
+        request[24..].copy_from_slice(&u32::try_from(len).unwrap().to_be_bytes());
+        self.0.write_all(&request).unwrap();
+    }
+
+    fn succeeded(&mut self) {
+        let mut reply = [0; 16];
+        self.0.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[..8], *b"\x67\x44\x66\x98\0\0\0\0", "magic and error");
+    }
+
+    fn read(&mut self, offset: u64, to: &mut [u8]) {
+        self.request(0, offset, to.len());
+        self.succeeded();
+        self.0.read_exact(to).unwrap();
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8]) {
+        self.request(1, offset, from.len());
+        self.0.write_all(from).unwrap();
+        self.succeeded();
+    }
+
+    /// Says good-bye.
+    fn leave(mut self) {
+        self.request(2, 0, 0);
+        self.was_left();
+    }
+
+    /// The other side has closed.
+    fn was_left(mut self) {
+        assert!(matches!(self.0.read(&mut [0; 1]), Ok(0) | Err(_)));
+    }
+}
+
+#[test]
+fn after_each_of_many_resets_the_disk_is_the_base_image() {
+    let Some(world) = World::new(&[]) else { return };
+    let resets = std::env::var("SPILLWAY_RESETS").ok().and_then(|n| n.parse().ok()).unwrap_or(200u64);
+    let path = world.image(IMAGE);
+    let mut image = std::fs::read(&path).unwrap();
+    image.resize(DISK as usize, 0);
+    let disk = world.serve(&path, &["--size", "12M", "--ram", "1M", "--overflow", "24M"]);
+    let mut rng = Rng::new(seed());
+    let mut client = Client::connect(&disk);
+    let mut content = vec![0; MIB as usize];
+    for generation in 1..=resets {
+        let canary: Vec<u8> = generation.to_le_bytes().repeat(8192);
+        for _ in 0..WRITES {
+            // Places and lengths in sectors: many blocks are written in part, and completed from the image.
+            let len = (1 + rng.below(128)) * 512;
+            let offset = rng.below((DISK - len) / 512 + 1) * 512;
+            client.write(offset, &canary[..len as usize]);
+            let back = &mut content[..len as usize];
+            client.read(offset, back);
+            assert!(
+                back == &canary[..len as usize],
+                "generation {generation}: at {offset}, before the reset"
+            );
+        }
+        let mut reset = Command::new(program().unwrap());
+        reset.arg("reset").arg(disk.control());
+        // Either way of a machine's end.
+        if generation % 2 == 0 {
+            client.leave();
+            until("the client has gone", &disk, || disk.figure("clients").unwrap() == 0);
+            succeeds(&mut reset);
+        } else {
+            succeeds(reset.arg("--force"));
+            client.was_left();
+        }
+        client = Client::connect(&disk);
+        for (i, expected) in image.chunks(MIB as usize).enumerate() {
+            let offset = i as u64 * MIB;
+            client.read(offset, &mut content);
+            if let Some(at) = content.chunks(512).zip(expected.chunks(512)).position(|(c, e)| c != e) {
+                let found = u64::from_le_bytes(content[at * 512..][..8].try_into().unwrap());
+                panic!(
+                    "after the reset of generation {generation}, at {}: {found:#x}",
+                    offset + at as u64 * 512
+                );
+            }
+        }
+    }
+    let stats = disk.stats().unwrap();
+    assert_eq!(figure(&stats, "resets").unwrap(), resets);
+    assert_eq!(figure(&stats, "generation").unwrap(), resets + 1);
+    // Each generation was in both tiers.
+    assert!(figure(&stats, "evictions.blocks").unwrap() > 64 * resets, "{stats}");
+    assert_eq!(figure(&stats, "failed.requests").unwrap(), 0);
+    let held = || memfd_bytes(&[disk.supervisor()], "spillway-data").unwrap();
+    until("memory is back", &disk, || held() == 0);
+    drop(client);
+    disk.stop().unwrap();
+}
