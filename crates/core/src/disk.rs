@@ -62,6 +62,8 @@ pub struct Disk {
 
     pub(crate) drain: Drain,
     pub(crate) now_ns: u64,
+    /// Writes that waited for room when the last turn ended.
+    waiting: u64,
     /// Until when the stalls are accounted for.
     pub(crate) stalls_until_ns: u64,
     /// Blocks that may still be touched in this half of the turn.
@@ -135,6 +137,7 @@ impl Disk {
             runnable: VecDeque::new(),
             drain: Drain::Done,
             now_ns: 0,
+            waiting: 0,
             stalls_until_ns: 0,
             budget: TURN_BLOCKS,
             retests: RETESTS,
@@ -225,9 +228,6 @@ impl Disk {
     pub fn begin_turn(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.budget = TURN_BLOCKS;
-        if self.room_waiters.is_empty() {
-            self.stalls_until_ns = now_ns;
-        }
     }
 
     /// Takes a request. It is completed through `io`, at once or later.
@@ -373,9 +373,8 @@ impl Disk {
         }
         self.batch = [0; 2];
         self.now_ns = now_ns;
-        if !self.room_waiters.is_empty() {
-            let waited = now_ns.saturating_sub(self.stalls_until_ns);
-            add(&c.stalls_ns, waited * self.room_waiters.len() as u64);
+        if self.waiting > 0 {
+            add(&c.stalls_ns, now_ns.saturating_sub(self.stalls_until_ns) * self.waiting);
         }
         self.stalls_until_ns = now_ns;
         // Long requests go on after all others had their turn, in their order.
@@ -414,6 +413,7 @@ impl Disk {
         self.ram.populate(io, &self.meta, now_ns);
         let more = self.ram.give_back(io, &mut self.slots_scratch) | self.forget(io);
         self.watch_level(io);
+        self.waiting = self.count_waiting();
         self.publish_gauges();
         more || self.evict_again || self.can_go_on()
     }
@@ -492,6 +492,6 @@ impl Disk {
         set(&c.overflow_used_bytes, (self.log.live() + self.direct_blocks) * BLOCK);
         set(&c.overflow_file_bytes, (self.log.file_blocks() + self.direct_blocks) * BLOCK);
         set(&c.inflight, self.table.len() as u64);
-        set(&c.waiting, self.room_waiters.len() as u64);
+        set(&c.waiting, self.waiting);
     }
 }

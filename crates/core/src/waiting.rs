@@ -2,6 +2,7 @@
 //!
 //! Invariant: a waiting request is on exactly one list, and the lists are served in order of arrival.
 
+use crate::counters::add;
 use crate::disk::Disk;
 use crate::entry::Place;
 use crate::error::Errno;
@@ -201,6 +202,32 @@ impl Disk {
     /// Somebody waits for a slot, or for a segment.
     pub(crate) fn wants_room(&self) -> bool {
         !self.room_waiters.is_empty() || !self.unflushed.is_empty()
+    }
+
+    /// How many wait for a slot or a place in the log, or have blocks that found no segment; these count as stalled from here on.
+    pub(crate) fn count_waiting(&mut self) -> u64 {
+        let mut waiting = self.room_waiters.len() as u64;
+        if self.unflushed.is_empty() {
+            return waiting;
+        }
+        let mut writers = Vec::new();
+        for &part in &self.unflushed {
+            for staged in &self.parts.get(part).staged {
+                if let Source::Write(id) = staged.source
+                    && !writers.contains(&id)
+                {
+                    writers.push(id);
+                }
+            }
+        }
+        for id in writers {
+            let a = self.table.get_mut(id);
+            waiting += u64::from(a.wait != Wait::Room);
+            if !std::mem::replace(&mut a.stalled, true) {
+                add(&self.meta.counters().stalls, 1);
+            }
+        }
+        waiting
     }
 
     /// A write that needs room would find some.

@@ -131,7 +131,15 @@ fn writes_that_are_tried_again_and_again_are_told_of_once() {
     }
     let tries = get(&run.counters().overflow_write_errors);
     assert!(tries > 10, "{tries} tries");
-    assert!(run.unfinished() > 0);
+    let (unfinished, c) = (run.unfinished() as u64, run.counters());
+    assert!(unfinished > 0);
+    let (waiting, stalls, ns) = (get(&c.waiting), get(&c.stalls), get(&c.stalls_ns));
+    assert_eq!(
+        (waiting, get(&c.inflight)),
+        (20, unfinished),
+        "of each block one write, the others wait behind it"
+    );
+    assert!(stalls == waiting && ns > 0, "{stalls} stalls, {ns} ns");
     assert_eq!((run.seen(Event::Full), run.seen(Event::Room)), (1, 0));
     run.sim().no_space = false;
     run.settle();
