@@ -16,9 +16,9 @@ use seccompiler::{
 use std::collections::BTreeMap;
 use std::ffi::c_long;
 
-/// Gives up capabilities, whatever an `execve` could give back, memory dumps and every path. To be called while
-/// there is one thread. What the host cannot do goes into `notices`. Returns the version of the Landlock that holds
-/// from here on; 0 for none.
+/// Gives up capabilities, whatever an `execve` could give back, memory dumps, the runtime's handlers of faults and every
+/// path. To be called while there is one thread. What the host cannot do goes into `notices`. Returns the version of the
+/// Landlock that holds from here on; 0 for none.
 pub fn drop_rights(notices: &mut Vec<String>) -> u32 {
     let mut weaker = |what: &str, why: &dyn std::fmt::Display| {
         notices.push(format!("the sandbox is weaker: {what} ({why})"));
@@ -31,6 +31,7 @@ pub fn drop_rights(notices: &mut Vec<String>) -> u32 {
     if let Err(e) = setrlimit(Resource::Core, Rlimit { current: Some(most), maximum: Some(most) }) {
         weaker("a crash may write guests' memory to a core file", &e);
     }
+    die_of_faults();
     let none = CapabilitySet::empty();
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
     // An ambient capability goes with its permitted one.
@@ -75,6 +76,15 @@ fn no_paths() -> Result<RulesetStatus, landlock::RulesetError> {
         .create()?
         .restrict_self()?;
     Ok(status.ruleset)
+}
+
+/// Memory faults end the process. The runtime's handlers take each for one that comes again when they return, so that one
+/// that was sent would be lost; what they tell of a stack that overflowed, the supervisor tells by the signal.
+fn die_of_faults() {
+    for fault in [libc::SIGSEGV, libc::SIGBUS] {
+        // SAFETY: the default action runs no code of this process. It is valid for both, so that it cannot fail.
+        unsafe { libc::signal(fault, libc::SIG_DFL) };
+    }
 }
 
 /// Leaves every thread the system calls that the worker makes. Any other ends the process: a bug or an intruder, and
