@@ -4,6 +4,7 @@
 
 use crate::world::{MIB, World, succeeds, until};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use spillway_lab::cores::median;
 use spillway_lab::cpio::Entry;
 use spillway_lab::disk::figure;
@@ -17,7 +18,19 @@ use std::time::{Duration, Instant};
 const SHAPE: Shape =
     Shape { queues: 2, depth: 32, request_bytes: 1 << 20, deadline: Duration::from_secs(30) };
 
-fn kills() -> u32 {
+/// What a worker dies of: most often of what leaves it no instruction.
+const SIGNALS: [Signal; 8] = [
+    Signal::KILL,
+    Signal::KILL,
+    Signal::KILL,
+    Signal::ABORT,
+    Signal::TERM,
+    Signal::SEGV,
+    Signal::BUS,
+    Signal::ILL,
+];
+
+pub fn kills() -> u32 {
     std::env::var("SPILLWAY_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(25)
 }
 
@@ -30,12 +43,12 @@ pub fn seed() -> u64 {
 
 /// Who serves now. Asked without starting a program: that would share this process's sockets for a moment, and a
 /// VMM that has left would seem to be there.
-fn worker(disk: &Disk) -> u32 {
+pub fn worker(disk: &Disk) -> u32 {
     let mut control = UnixStream::connect(disk.control()).unwrap();
     control.write_all(b"{\"command\":\"ping\"}\n").unwrap();
     let mut line = String::new();
     BufReader::new(control).read_line(&mut line).unwrap();
-    let answer: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let answer: Value = serde_json::from_str(&line).unwrap();
     answer["ok"]["worker_pid"].as_u64().unwrap() as u32
 }
 
@@ -54,18 +67,63 @@ pub fn kill_worker(disk: &Disk, last: u32, longest: Duration, rng: &mut Rng) -> 
         std::thread::sleep(Duration::from_micros(rng.below(100_000)));
         kill_process(worker, Signal::CONT).unwrap();
     }
-    let signals = [Signal::KILL, Signal::KILL, Signal::ABORT, Signal::TERM];
-    kill_process(worker, signals[rng.below(signals.len() as u64) as usize]).unwrap();
+    let signal = SIGNALS[rng.below(SIGNALS.len() as u64) as usize];
+    // A process that has only begun may take a fault that was sent for one that comes again.
+    until("it dies", disk, || {
+        let _gone = kill_process(worker, signal);
+        self::worker(disk) != pid
+    });
     pid
 }
 
-/// Kills workers at random instants until it has been often enough; then `enough` is set.
-fn kill_at_random(disk: &Disk, times: u32, longest: Duration, rng: &mut Rng, enough: &AtomicBool) {
-    let mut last = 0;
-    for _ in 0..times {
+/// Kills workers at random instants until it has been often enough, or was as others found. `enough` is set then.
+/// Returns how often.
+pub fn kill_at_random(disk: &Disk, times: u32, longest: Duration, rng: &mut Rng, enough: &AtomicBool) -> u32 {
+    let (mut last, mut killed) = (0, 0);
+    while killed < times && !enough.load(Ordering::Relaxed) {
         last = kill_worker(disk, last, longest, rng);
+        killed += 1;
     }
     enough.store(true, Ordering::Relaxed);
+    killed
+}
+
+/// Set when it is dropped, so that a failure ends what goes on until then.
+pub struct Enough<'a>(pub &'a AtomicBool);
+
+impl Drop for Enough<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+pub fn nothing_failed(stats: &Value) {
+    for key in ["failed.requests", "checksum_mismatches"] {
+        assert_eq!(figure(stats, key).unwrap(), 0, "{key}: {stats}");
+    }
+}
+
+/// Else nobody died in the midst of either.
+pub fn evicted_and_collected(before: &Value, after: &Value) {
+    let [evicted, moved] = ["evictions.blocks", "collector.moved_blocks"]
+        .map(|key| figure(after, key).unwrap() - figure(before, key).unwrap());
+    println!("{evicted} blocks evicted, {moved} moved by the collector");
+    assert!(evicted > 0 && moved > 0, "{after}");
+}
+
+#[test]
+fn each_signal_ends_a_worker_that_serves() {
+    let Some(world) = World::new(&[]) else { return };
+    let disk = world.serve(&world.image(8 * MIB), &["--ram", "16M", "--overflow", "64M"]);
+    let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
+    for signal in SIGNALS {
+        driver.write_at(0, &[1; 512]).unwrap();
+        let pid = worker(&disk);
+        kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+        until(&format!("the next after {signal:?}"), &disk, || ![0, pid].contains(&worker(&disk)));
+    }
+    drop(driver);
+    disk.stop().unwrap();
 }
 
 #[test]
@@ -282,7 +340,7 @@ fn upgrades_under_load_lose_nothing() {
             let upgrade = || {
                 let mut command = std::process::Command::new(&program);
                 let answer = succeeds(command.arg("upgrade").arg(disk.control()).arg("--json"));
-                let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+                let answer: Value = serde_json::from_str(&answer).unwrap();
                 answer["pause_ms"].as_u64().unwrap()
             };
             let pauses: Vec<u64> = (0..10).map(|_| upgrade()).collect();
