@@ -13,7 +13,7 @@ use spillway_lab::{Disk, Driver, End, Load, Mixed, Oracle, Rng, Shape, skip};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const SHAPE: Shape =
     Shape { queues: 2, depth: 32, request_bytes: 1 << 20, deadline: Duration::from_secs(30) };
@@ -228,44 +228,40 @@ fn a_pause_does_not_depend_on_how_much_memory_the_dead_one_held() {
     disk.stop().unwrap();
 }
 
+/// A worker that stands still is no dead one: it goes on where it stood.
 #[test]
-fn a_handshake_goes_on_with_the_next_worker() {
+fn a_worker_that_was_stopped_lives_on() {
+    const STOPPED: Duration = Duration::from_secs(2);
     let Some(world) = World::new(&[]) else { return };
-    let image = world.image(8 * MIB);
-    let disk = world.serve(&image, &["--ram", "16M", "--overflow", "64M"]);
+    let image = world.image(32 * MIB);
+    let disk = world.serve(&image, &["--size", "64M", "--ram", "16M", "--overflow", "96M"]);
     let seed = seed();
-    let mut rng = Rng::new(seed);
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let killer = scope.spawn(|| {
-            let (mut last, mut killed) = (0, 0);
-            while !done.load(Ordering::Relaxed) {
-                last = kill_worker(&disk, last, Duration::from_millis(8), &mut rng);
-                killed += 1;
-            }
-            killed
+    let mut oracle = Oracle::with_base(64 * MIB, seed, &image).unwrap();
+    let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
+    let mixed = Mixed {
+        start_bytes: 0,
+        span_bytes: 64 * MIB,
+        largest_bytes: 256 << 10,
+        depth: 32,
+        end: End::After(STOPPED + Duration::from_secs(2)),
+        seed,
+    };
+    let measured = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            until("the load evicts", &disk, || disk.figure("evictions.blocks").unwrap() > 0);
+            let stopped = Pid::from_raw(worker(&disk) as i32).unwrap();
+            kill_process(stopped, Signal::STOP).unwrap();
+            std::thread::sleep(STOPPED);
+            kill_process(stopped, Signal::CONT).unwrap();
         });
-        let mut connected = 0;
-        let begun = Instant::now();
-        while connected < 4 * kills() && begun.elapsed() < Duration::from_secs(60) {
-            let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap_or_else(|e| {
-                done.store(true, Ordering::Relaxed);
-                panic!("{e:#}\n{}", disk.log())
-            });
-            driver.write_at(u64::from(connected) * 512, &[connected as u8 | 1; 512]).unwrap();
-            connected += 1;
-        }
-        done.store(true, Ordering::Relaxed);
-        let killed: u32 = killer.join().unwrap();
-        println!("{connected} handshakes, {killed} workers killed");
-        assert!(killed > 5 && connected >= 10, "{killed} {connected}");
-        let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
-        let mut content = vec![0; connected as usize * 512];
-        driver.read_at(0, &mut content).unwrap();
-        for (i, sector) in content.chunks(512).enumerate() {
-            assert!(sector.iter().all(|&b| b == i as u8 | 1), "sector {i}");
-        }
+        driver.run_mixed(&mixed, &mut oracle).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()))
     });
+    assert!(measured.max_ns > STOPPED.as_nanos() as u64 * 9 / 10, "{measured:?}");
+    driver.verify(&oracle).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
+    let stats = disk.stats().unwrap();
+    assert_eq!(figure(&stats, "restarts").unwrap(), 0, "{}", disk.log());
+    nothing_failed(&stats);
+    drop(driver);
     disk.stop().unwrap();
 }
 

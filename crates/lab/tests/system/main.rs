@@ -13,6 +13,7 @@ mod full;
 mod fullfs;
 mod garbage;
 mod guest;
+mod handshake;
 mod idle;
 mod orphans;
 mod reconnect;
