@@ -246,7 +246,8 @@ fn arguments(kit: &Kit, spec: &GuestSpec, initrd: &Path, console: &Path, report:
         Accelerator::Kvm => ("kvm", "host"),
         Accelerator::Tcg => ("tcg,thread=multi", "qemu64"),
     };
-    let mut append = String::from("console=ttyS0 quiet loglevel=3 no_timer_check panic=1");
+    // Errors of the kernel (level 3) go to the console, what is less does not.
+    let mut append = String::from("console=ttyS0 quiet loglevel=4 no_timer_check panic=1");
     if spec.system {
         append.push_str(" spillway.root=/dev/vda systemd.show_status=0");
     }
