@@ -398,39 +398,37 @@ fn upgrades_under_load_lose_nothing() {
 #[test]
 fn an_nbd_client_that_connects_again_sees_no_error() {
     let Some(world) = World::new(&["qemu-io"]) else { return };
-    let image = world.image(8 * MIB);
+    let image = world.blank(64 * MIB);
     let disk = world.serve(&image, &["--size", "64M", "--ram", "8M", "--overflow", "128M"]);
     let mut rng = Rng::new(seed());
-    let done = AtomicBool::new(false);
+    let enough = AtomicBool::new(false);
+    let target = format!(
+        "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.reconnect-delay=60,file.open-timeout=30",
+        disk.nbd().display()
+    );
+    let mut written = [0; 60];
     let killed = std::thread::scope(|scope| {
-        let killer = scope.spawn(|| {
-            let (mut last, mut killed) = (0, 0);
-            while !done.load(Ordering::Relaxed) {
-                last = kill_worker(&disk, last, Duration::from_millis(400), &mut rng);
-                killed += 1;
+        let killer =
+            scope.spawn(|| kill_at_random(&disk, kills(), Duration::from_millis(400), &mut rng, &enough));
+        let _enough = Enough(&enough);
+        let mut steps = 0..;
+        while !killer.is_finished() {
+            let mut qemu_io = std::process::Command::new("qemu-io");
+            qemu_io.args(["--image-opts", &target]);
+            for i in steps.by_ref().take(100) {
+                let (at, pattern) = (i * 37 % written.len(), i % 250 + 1);
+                let back = i * 23 % written.len();
+                written[at] = pattern;
+                qemu_io.args(["-c", &format!("write -P {pattern} {at}M 1M")]);
+                qemu_io.args(["-c", &format!("read -P {} {back}M 1M", written[back])]);
             }
-            killed
-        });
-        let commands: Vec<String> = (0..400u64)
-            .flat_map(|i| {
-                let (at, pattern) = (i * 37 % 60, i % 250 + 1);
-                [format!("write -P {pattern} {at}M 1M"), format!("read -P {pattern} {at}M 1M")]
-            })
-            .collect();
-        let target = format!(
-            "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.reconnect-delay=60,file.open-timeout=30",
-            disk.nbd().display()
-        );
-        let mut qemu_io = std::process::Command::new("qemu-io");
-        qemu_io.args(["--image-opts", &target]);
-        commands.iter().for_each(|command| _ = qemu_io.args(["-c", command]));
-        let text = succeeds(&mut qemu_io);
-        done.store(true, Ordering::Relaxed);
-        assert!(!text.contains("failed") && !text.contains("error"), "{text}");
+            let text = succeeds(&mut qemu_io);
+            assert!(!text.contains("failed") && !text.contains("error"), "{text}");
+        }
         killer.join().unwrap()
     });
     println!("{killed} workers killed");
-    assert!(killed >= 5, "{killed}");
+    assert_eq!(killed, kills());
     until("the last one's successor", &disk, || disk.figure("worker_pid").is_ok_and(|pid| pid != 0));
     disk.stop().unwrap();
 }
