@@ -22,7 +22,7 @@ const BLOCK: usize = 4096;
 const EIO: i32 = 5;
 
 /// A fault in the calls of I/O threads, from its beginning until its end.
-struct Fault {
+pub struct Fault {
     strace: Server,
     log: PathBuf,
 }
@@ -52,7 +52,7 @@ impl Fault {
         fault
     }
 
-    fn lines(&self, with: &str) -> usize {
+    pub fn lines(&self, with: &str) -> usize {
         let text = std::fs::read(&self.log).unwrap();
         String::from_utf8_lossy(&text).lines().filter(|line| line.contains(with)).count()
     }
@@ -63,7 +63,7 @@ impl Fault {
     }
 
     /// Calls are what they were again. Returns how many it has struck.
-    fn end(mut self) -> usize {
+    pub fn end(mut self) -> usize {
         self.strace.stop().unwrap();
         self.struck()
     }
@@ -100,17 +100,17 @@ impl Events {
 }
 
 /// A disk, what it should hold, and what it tells of.
-struct Scene<'a> {
+pub struct Scene<'a> {
     world: &'a World,
-    disk: Disk,
-    driver: Driver,
-    oracle: Oracle,
+    pub disk: Disk,
+    pub driver: Driver,
+    pub oracle: Oracle,
     events: Events,
-    seed: u64,
+    pub seed: u64,
 }
 
 impl Scene<'_> {
-    fn new<'a>(world: &'a World, options: &[&str]) -> Scene<'a> {
+    pub fn new<'a>(world: &'a World, options: &[&str]) -> Scene<'a> {
         let image = world.image(8 * MIB);
         let disk = world.serve_by("threads", &image, &[options, &["--size", "64M"]].concat());
         let driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
@@ -120,7 +120,7 @@ impl Scene<'_> {
         Scene { world, disk, driver, oracle, events, seed }
     }
 
-    fn fault(&self, call: &str, how: &str) -> Fault {
+    pub fn fault(&self, call: &str, how: &str) -> Fault {
         Fault::begin(self.world, &self.disk, 4, call, how)
     }
 
@@ -152,16 +152,16 @@ impl Scene<'_> {
         outcome.unwrap_or_else(|e| panic!("{e:#}\n{}", self.disk.log()));
     }
 
-    fn verify(&mut self) {
+    pub fn verify(&mut self) {
         self.driver.verify(&self.oracle).unwrap_or_else(|e| panic!("{e:#}\n{}", self.disk.log()));
     }
 
-    fn figure(&self, key: &str) -> u64 {
+    pub fn figure(&self, key: &str) -> u64 {
         self.disk.figure(key).unwrap()
     }
 
     /// The overflow file, by a way around the worker.
-    fn overflow_file(&self) -> File {
+    pub fn overflow_file(&self) -> File {
         let fds = format!("/proc/{}/fd", self.disk.supervisor());
         let is_it = |fd: &PathBuf| {
             read_link(fd).is_ok_and(|to| {
@@ -193,7 +193,7 @@ impl Scene<'_> {
         file.sync_all().unwrap();
     }
 
-    fn end(self) {
+    pub fn end(self) {
         drop(self.driver);
         self.disk.stop().unwrap();
     }

@@ -18,6 +18,7 @@ mod idle;
 mod orphans;
 mod reconnect;
 mod resets;
+mod points;
 mod shared;
 mod slow;
 mod under_load;
