@@ -7,6 +7,7 @@
 
 use crate::deaths::seed;
 use crate::world::{MIB, PATIENCE, World, until};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use spillway_lab::disk::figure;
 use spillway_lab::{Ask, Disk, Driver, End, Mixed, Oracle, Server, Shape};
@@ -15,6 +16,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::Duration;
 
 const SHAPE: Shape = Shape { queues: 2, depth: 32, request_bytes: PIECE, deadline: PATIENCE };
 const PIECE: usize = 256 << 10;
@@ -25,15 +27,20 @@ const EIO: i32 = 5;
 pub struct Fault {
     strace: Server,
     log: PathBuf,
+    worker: Pid,
+    tasks: Vec<PathBuf>,
 }
 
 impl Fault {
     /// From now on this call of the first `threads` I/O threads ends otherwise; `how` is strace's.
     fn begin(world: &World, disk: &Disk, threads: usize, call: &str, how: &str) -> Fault {
-        let tasks = PathBuf::from(format!("/proc/{}/task", disk.worker().unwrap()));
+        let worker = disk.worker().unwrap();
         let is_io = |task: &PathBuf| std::fs::read(task.join("comm")).unwrap().starts_with(b"io-");
-        let mut tasks: Vec<PathBuf> =
-            read_dir(tasks).unwrap().map(|task| task.unwrap().path()).filter(is_io).collect();
+        let mut tasks: Vec<PathBuf> = read_dir(format!("/proc/{worker}/task"))
+            .unwrap()
+            .map(|task| task.unwrap().path())
+            .filter(is_io)
+            .collect();
         tasks.sort();
         tasks.truncate(threads);
         assert_eq!(tasks.len(), threads);
@@ -47,7 +54,7 @@ impl Fault {
         }
         let log = world.path("strace.log");
         let strace = Server::start("strace", "strace", &arguments, None, &log).unwrap();
-        let fault = Fault { strace, log };
+        let fault = Fault { strace, log, worker: Pid::from_raw(worker as i32).unwrap(), tasks };
         until("strace has attached", disk, || fault.lines(" attached") == threads);
         fault
     }
@@ -63,10 +70,31 @@ impl Fault {
     }
 
     /// Calls are what they were again. Returns how many it has struck.
+    ///
+    /// The worker stands still meanwhile, outside of any call: strace would leave one that it has begun to replace, and
+    /// the thread number that this returns would be taken for bytes that were written.
     pub fn end(mut self) -> usize {
+        let mut lives = kill_process(self.worker, Signal::STOP).is_ok();
+        let mut still = 0;
+        while lives && still < 3 {
+            std::thread::sleep(Duration::from_millis(5));
+            let states: Vec<_> = self.tasks.iter().map(state).collect();
+            lives = !states.iter().any(|state| matches!(state, None | Some('Z' | 'X')));
+            still = if states.iter().all(|state| matches!(state, Some('t' | 'T'))) { still + 1 } else { 0 };
+        }
         self.strace.stop().unwrap();
+        if lives {
+            assert_eq!(self.lines("<detached"), 0, "a call was under way");
+            kill_process(self.worker, Signal::CONT).unwrap();
+        }
         self.struck()
     }
+}
+
+/// A thread's state, a letter. `None`: it is gone.
+fn state(task: &PathBuf) -> Option<char> {
+    // It follows the name, which ends with a parenthesis.
+    std::fs::read_to_string(task.join("stat")).ok()?.rsplit(") ").next()?.chars().next()
 }
 
 /// What a disk tells of, as it comes.
