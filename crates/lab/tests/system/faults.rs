@@ -15,7 +15,7 @@ use std::fs::{File, read_dir, read_link};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SHAPE: Shape = Shape { queues: 2, depth: 32, request_bytes: PIECE, deadline: PATIENCE };
@@ -78,7 +78,7 @@ impl Fault {
         let mut still = 0;
         while lives && still < 3 {
             std::thread::sleep(Duration::from_millis(5));
-            let states: Vec<_> = self.tasks.iter().map(state).collect();
+            let states: Vec<_> = self.tasks.iter().map(|task| state(task)).collect();
             lives = !states.iter().any(|state| matches!(state, None | Some('Z' | 'X')));
             still = if states.iter().all(|state| matches!(state, Some('t' | 'T'))) { still + 1 } else { 0 };
         }
@@ -92,7 +92,7 @@ impl Fault {
 }
 
 /// A thread's state, a letter. `None`: it is gone.
-fn state(task: &PathBuf) -> Option<char> {
+fn state(task: &Path) -> Option<char> {
     // It follows the name, which ends with a parenthesis.
     std::fs::read_to_string(task.join("stat")).ok()?.rsplit(") ").next()?.chars().next()
 }
