@@ -410,6 +410,7 @@ impl Disk {
             // Last: what the requests above have emptied must not wait for another turn.
             self.punch(io);
         }
+        self.lower_ram_ceiling();
         self.ram.populate(io, &self.meta, now_ns);
         let more = self.ram.give_back(io, &mut self.slots_scratch) | self.forget(io);
         self.watch_level(io);

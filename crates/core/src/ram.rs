@@ -44,6 +44,12 @@ impl DataMemory {
 
 pub(crate) struct RamTier {
     limit: u32,
+    /// Slots that may be in use: the limit, and more while one that has fallen is being reached.
+    ceiling: u32,
+    /// Above the limit, every other slot that comes free is for writes; the others, or all, lower the ceiling.
+    shares: bool,
+    /// The next one is.
+    for_writes: bool,
     data: DataMemory,
     /// Slots that it has.
     total: u32,
@@ -89,6 +95,9 @@ impl RamTier {
         let total = data.slots();
         RamTier {
             limit,
+            ceiling: limit,
+            shares: false,
+            for_writes: false,
             data,
             total,
             owner: vec![0; total as usize],
@@ -126,9 +135,9 @@ impl RamTier {
         self.peak = self.peak.max(u32::try_from(peak).unwrap_or(0).min(self.total));
     }
 
-    /// Slots that may be taken; none while more than the limit are in use.
+    /// Slots that may be taken.
     pub fn free(&self) -> u32 {
-        self.limit.saturating_sub(self.used)
+        self.ceiling - self.used
     }
 
     pub fn limit(&self) -> u32 {
@@ -159,10 +168,10 @@ impl RamTier {
         self.backed.len() + self.whole.len() * UNIT_SLOTS
     }
 
-    /// How many more than the limit hold memory. The last huge page may reach beyond it.
+    /// How many more than may be in use hold memory. The last huge page may reach beyond it.
     fn beyond(&self) -> u32 {
         let page = if self.huge { UNIT_SLOTS - 1 } else { 0 };
-        self.memory().saturating_sub(self.limit.saturating_add(page))
+        self.memory().saturating_sub(self.ceiling.saturating_add(page))
     }
 
     /// Asks the processor to fetch what a use of the slot will change.
@@ -181,7 +190,7 @@ impl RamTier {
     /// Takes a free slot: reserved, owned by nobody until [`RamTier::own`].
     #[inline]
     pub fn allocate<I: Io>(&mut self, io: &mut I, meta: &Meta) -> Option<Slot> {
-        if self.used >= self.limit {
+        if self.used >= self.ceiling {
             return None;
         }
         let slot = match self.backed.pop_first() {
@@ -205,7 +214,7 @@ impl RamTier {
     /// None is free and backed: one without memory, if the limit allows one more with it; else a stale one, of
     /// which there are some, as then not all that hold memory are in use.
     fn take_unbacked<I: Io>(&mut self, io: &mut I, meta: &Meta) -> Option<u32> {
-        if self.whole.len() == 0 && self.memory() < self.limit && self.extend(1, meta).is_some() {
+        if self.whole.len() == 0 && self.memory() < self.ceiling && self.extend(1, meta).is_some() {
             self.taken += 1;
         }
         if let Some(unit) = self.whole.pop_first() {
@@ -262,14 +271,28 @@ impl RamTier {
         meta.set_slots_used(self.fresh);
         self.stale = 0..self.fresh;
         self.stale_free = self.fresh - self.used;
-        self.shrinking = self.beyond() > 0;
+        self.ceiling = self.limit.max(self.used);
+        self.shrinking = self.is_shrinking();
     }
 
     /// From here on the limit is this, of at most all slots. What is in use beyond it is evicted, and what holds
-    /// memory beyond it given back, step by step.
+    /// memory beyond it given back, step by step. To be followed by [`RamTier::lower_ceiling`].
     pub fn set_limit(&mut self, limit: u32) {
         self.limit = limit;
-        self.shrinking = self.beyond() > 0;
+        self.ceiling = self.ceiling.max(limit);
+        self.shrinking = true;
+    }
+
+    /// While a limit that has fallen is being reached, at most this many slots are free for writes, and if it `shares`, every
+    /// other one that comes free until the next call: so writes neither stop nor keep the limit from being reached.
+    pub fn lower_ceiling(&mut self, free: u32, shares: bool) {
+        self.shares = shares;
+        self.ceiling = self.ceiling.min(self.used.saturating_add(free)).max(self.limit);
+        self.shrinking &= self.is_shrinking();
+    }
+
+    fn is_shrinking(&self) -> bool {
+        self.ceiling > self.limit || self.beyond() > 0
     }
 
     /// Frees a slot, owned or reserved. With `give_back`, its memory goes back to the host soon; so does what
@@ -283,6 +306,10 @@ impl RamTier {
         self.owner[i] = 0;
         self.state[i] = 0;
         self.used -= 1;
+        if self.ceiling > self.limit {
+            self.for_writes = self.shares && !give_back && !self.for_writes;
+            self.ceiling -= u32::from(!self.for_writes);
+        }
         if self.stale.contains(&slot.0) {
             self.stale_free += 1;
             return;
@@ -362,12 +389,13 @@ impl RamTier {
         (self.fresh, self.peak, self.punched) = (old.fresh, old.peak, old.punched);
         (self.stale, self.stale_free) = (0..self.fresh, self.fresh - self.punched.len());
         self.retired = (old.owner, old.state);
-        self.shrinking = self.beyond() > 0;
+        self.shrinking = self.is_shrinking();
     }
 
     /// The part of [`RamTier::check`] that costs next to nothing.
     pub fn check_step(&self) {
-        assert!(self.shrinking || self.beyond() == 0, "RAM tier over its limit");
+        assert!(self.shrinking || !self.is_shrinking(), "RAM tier over its limit");
+        assert!(self.limit <= self.ceiling && self.used <= self.ceiling, "slots in use beyond the ceiling");
         assert!(self.evicting <= self.used);
     }
 

@@ -10,11 +10,12 @@ use crate::counters::set;
 use crate::disk::Disk;
 use crate::drain::Drain;
 use crate::error::DiskError;
+use crate::io::PARTS;
 use crate::log::{COLLECTOR_OWN, Log};
 use crate::meta::Meta;
 use crate::promote::RecentReads;
 use crate::ram::DataMemory;
-use crate::spec::{DiskSpec, FullPolicy};
+use crate::spec::{DiskSpec, FullPolicy, Mode};
 use crate::units::BLOCK_BYTES;
 
 /// Segments' worth of blocks that never live: two open segments, the collector's own, and some to gain from.
@@ -158,9 +159,19 @@ impl Disk {
         self.spec = spec;
         self.meta.set_ram_limit(bytes);
         self.ram.set_limit(spec.slots());
+        self.lower_ram_ceiling();
         self.recent_reads = RecentReads::new(spec.slots());
         set(&self.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
         Ok(())
+    }
+
+    /// While a RAM limit that has fallen is being reached, writes get some of the slots that come free: as long as the
+    /// log has room for all that is beyond the limit, what they take up and what a turn's evictions free included.
+    pub(crate) fn lower_ram_ceiling(&mut self) {
+        let a_turn = u64::from(PARTS as u32 * self.spec.shape.part_blocks);
+        let spare = self.log.room().saturating_sub(self.beyond_ram(self.ram.limit())).saturating_sub(a_turn);
+        let spare = if self.spec.mode == Mode::RamOverflow { spare } else { 0 };
+        self.ram.lower_ceiling(spare.min(u64::from(self.free_target() / 2)) as u32, spare > 0);
     }
 
     /// Blocks that such a limit of the RAM tier makes leave it. What is being evicted has its place already.

@@ -270,6 +270,34 @@ fn the_ram_limit_changes_while_the_disk_serves() {
     assert!(run.sim.held_slots <= 20, "{} slots hold memory", run.sim.held_slots);
     run.read_all();
 
+    // Writes go on while it comes down, and do not keep it from that.
+    let spec = DiskSpec {
+        size_bytes: 2048 * 4096,
+        ram_limit_bytes: 128 * 4096,
+        overflow_limit_bytes: 1_000 * 8 * 4096,
+        ..run::full_spec(Mode::RamOverflow)
+    };
+    let mut run = Run::with(spec, 3);
+    (0..120).for_each(|block| run.write_block(block));
+    run.settle();
+    assert!(run.set_ram_slots(16));
+    let (mut next, mut least) = (120, u64::MAX);
+    while get(&run.counters().ram_used_bytes) > 16 * 4096 {
+        while run.unfinished() < 4 {
+            run.write_block(next);
+            next += 1;
+        }
+        run.end_operation();
+        run.turn();
+        least = least.min(get(&run.counters().guest.writes));
+        assert!(next < 400, "it does not come down");
+    }
+    let during = get(&run.counters().guest.writes) - least;
+    assert!(during >= 80, "{during} writes while 104 blocks left");
+    run.settle();
+    assert!(run.sim.held_slots <= 16, "{} slots hold memory", run.sim.held_slots);
+    run.read_all();
+
     let mut run = Run::with(DiskSpec { ram_limit_bytes: 64 * 4096, ..run::full_spec(Mode::Ram) }, 3);
     (0..40).for_each(|block| run.write_block(block));
     assert!(!run.set_ram_slots(39) && run.set_ram_slots(40));
