@@ -52,7 +52,7 @@ impl Disk {
     /// Parts of eviction that may be under way now. One more when a quarter of the reserve is left, and another when an eighth
     /// is: writers are faster than one write at a time then.
     fn write_depth(&self) -> usize {
-        let (free, reserve) = (self.ram.free(), self.free_target());
+        let (free, reserve) = (self.ram.limit().saturating_sub(self.ram.used()), self.free_target());
         WRITE_DEPTH + usize::from(free < reserve / 4) + usize::from(free < reserve / 8)
     }
 

@@ -5,7 +5,7 @@
 //!
 //! | at | what |
 //! | --- | --- |
-//! | 0 | header page: magic, layout version, spec, generation |
+//! | 0 | header page: magic, layout version, spec, generation, the disk's number |
 //! | 4096 | [`Counters`] |
 //! | `segments_at` | one byte per overflow segment: free, busy, sealed, empty |
 //! | `directories_at` | twice one byte per 2 MiB region: untouched, mapped, zero |

@@ -211,7 +211,7 @@ impl RamTier {
         Some(Slot(slot))
     }
 
-    /// None is free and backed: one without memory, if the limit allows one more with it; else a stale one, of
+    /// None is free and backed: one without memory, if the ceiling allows one more with it; else a stale one, of
     /// which there are some, as then not all that hold memory are in use.
     fn take_unbacked<I: Io>(&mut self, io: &mut I, meta: &Meta) -> Option<u32> {
         if self.whole.len() == 0 && self.memory() < self.ceiling && self.extend(1, meta).is_some() {
@@ -272,15 +272,20 @@ impl RamTier {
         self.stale = 0..self.fresh;
         self.stale_free = self.fresh - self.used;
         self.ceiling = self.limit.max(self.used);
-        self.shrinking = self.is_shrinking();
+        self.shrinking = self.is_above_limit() || self.beyond() > 0;
     }
 
     /// From here on the limit is this, of at most all slots. What is in use beyond it is evicted, and what holds
     /// memory beyond it given back, step by step. To be followed by [`RamTier::lower_ceiling`].
     pub fn set_limit(&mut self, limit: u32) {
         self.limit = limit;
-        self.ceiling = self.ceiling.max(limit);
-        self.shrinking = true;
+        self.ceiling = if self.used > limit { self.ceiling.max(limit) } else { limit };
+        self.shrinking = self.is_above_limit() || self.beyond() > 0;
+    }
+
+    /// A limit that has fallen is still being reached.
+    pub fn is_above_limit(&self) -> bool {
+        self.ceiling > self.limit
     }
 
     /// While a limit that has fallen is being reached, at most this many slots are free for writes, and if it `shares`, every
@@ -288,11 +293,6 @@ impl RamTier {
     pub fn lower_ceiling(&mut self, free: u32, shares: bool) {
         self.shares = shares;
         self.ceiling = self.ceiling.min(self.used.saturating_add(free)).max(self.limit);
-        self.shrinking &= self.is_shrinking();
-    }
-
-    fn is_shrinking(&self) -> bool {
-        self.ceiling > self.limit || self.beyond() > 0
     }
 
     /// Frees a slot, owned or reserved. With `give_back`, its memory goes back to the host soon; so does what
@@ -389,12 +389,12 @@ impl RamTier {
         (self.fresh, self.peak, self.punched) = (old.fresh, old.peak, old.punched);
         (self.stale, self.stale_free) = (0..self.fresh, self.fresh - self.punched.len());
         self.retired = (old.owner, old.state);
-        self.shrinking = self.is_shrinking();
+        self.shrinking = self.is_above_limit() || self.beyond() > 0;
     }
 
     /// The part of [`RamTier::check`] that costs next to nothing.
     pub fn check_step(&self) {
-        assert!(self.shrinking || !self.is_shrinking(), "RAM tier over its limit");
+        assert!(self.shrinking || !self.is_above_limit() && self.beyond() == 0, "RAM tier over its limit");
         assert!(self.limit <= self.ceiling && self.used <= self.ceiling, "slots in use beyond the ceiling");
         assert!(self.evicting <= self.used);
     }

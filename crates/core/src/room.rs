@@ -168,6 +168,9 @@ impl Disk {
     /// While a RAM limit that has fallen is being reached, writes get some of the slots that come free: as long as the
     /// log has room for all that is beyond the limit, what they take up and what a turn's evictions free included.
     pub(crate) fn lower_ram_ceiling(&mut self) {
+        if !self.ram.is_above_limit() {
+            return;
+        }
         let a_turn = u64::from(PARTS as u32 * self.spec.shape.part_blocks);
         let spare = self.log.room().saturating_sub(self.beyond_ram(self.ram.limit())).saturating_sub(a_turn);
         let spare = if self.spec.mode == Mode::RamOverflow { spare } else { 0 };
@@ -222,6 +225,8 @@ impl Disk {
         }
         self.spec = spec;
         self.meta.set_overflow_limit(bytes);
+        // Less room for what is beyond a RAM limit that has fallen.
+        self.lower_ram_ceiling();
         self.publish_overflow_limit();
         Ok(())
     }

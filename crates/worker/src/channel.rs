@@ -181,8 +181,7 @@ pub enum FromWorker {
     Ready {
         /// How it does I/O: a word of [`crate::worker::Kind`].
         engine: String,
-        /// Version of the Landlock that confines it; 0 for none, or one that does not say.
-        #[serde(default)]
+        /// Version of the Landlock that confines it; 0 for none.
         landlock: u32,
     },
     /// It cannot serve: why and what to do. It exits after this.

@@ -99,7 +99,7 @@ impl RamTier {
             }
         }
         let beyond = self.beyond() > 0;
-        self.shrinking &= self.is_shrinking();
+        self.shrinking &= self.is_above_limit() || beyond;
         let retired = self.retired.0.len() + self.retired.1.len() > 0;
         let spare = if self.huge { self.whole.len() } else { self.backed.len() };
         retired || !self.stale.is_empty() || self.give_back > 0 && spare > 0 || beyond && self.spare() > 0

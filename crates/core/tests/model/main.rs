@@ -298,6 +298,21 @@ fn the_ram_limit_changes_while_the_disk_serves() {
     assert!(run.sim.held_slots <= 16, "{} slots hold memory", run.sim.held_slots);
     run.read_all();
 
+    // With the overflow's limit lowered at once to what this takes, none of them takes the room that it needs.
+    let mut run = Run::with(DiskSpec { ram_limit_bytes: 2_048 * 4096, ..spec }, 3);
+    (0..1_900).for_each(|block| run.write_block(block));
+    run.settle();
+    assert!(run.set_ram_slots(1_000));
+    let least = (1..1_000).find(|segments| run.set_limit(segments * 8 * 4096));
+    assert!(least.is_some_and(|segments| segments > 900 / 7), "{least:?} segments");
+    (1_900..2_048).for_each(|block| run.write_block(block));
+    run.settle();
+    assert!(run.unfinished() > 0, "there is room for all");
+    assert!(run.sim.held_slots <= 1_000, "{} slots hold memory", run.sim.held_slots);
+    run.withdraw();
+    run.check();
+    run.read_all();
+
     let mut run = Run::with(DiskSpec { ram_limit_bytes: 64 * 4096, ..run::full_spec(Mode::Ram) }, 3);
     (0..40).for_each(|block| run.write_block(block));
     assert!(!run.set_ram_slots(39) && run.set_ram_slots(40));
