@@ -56,6 +56,27 @@ fn ready_says_all_and_the_end_leaves_nothing() {
     }
 }
 
+/// Who ignores SIGCHLD has its children's ends forgotten, and a program inherits that.
+#[test]
+fn workers_that_die_are_followed_by_others_whoever_started_it() {
+    let world = World::new();
+    let mut command = Command::new("bash");
+    let serve = controlled(&world);
+    command.args(["-c", "trap '' CHLD; exec \"$@\"", "bash"]).arg(serve.get_program()).args(serve.get_args());
+    let server = Server::start(command.stderr(Stdio::null()));
+    let mut last = server.worker_pid();
+    for _ in 0..4 {
+        rustix::process::kill_process(last, Signal::KILL).unwrap();
+        let serving = || stats(&world)["worker_pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32));
+        until("another worker", || serving().is_some_and(|pid| pid != last));
+        last = serving().unwrap();
+    }
+    let begun = Instant::now();
+    assert_eq!(server.end(Signal::TERM).0, 0);
+    assert!(begun.elapsed() < Duration::from_secs(5), "nobody said that the worker had ended");
+    assert!(!alive(last));
+}
+
 #[test]
 fn the_line_for_people_names_every_way_in() {
     let world = World::new();

@@ -1,5 +1,5 @@
 //! The disk's `meta` memory: header, counters, segment table, directory and block map, in one piece of memory
-//! that outlives the process that serves it. The only `unsafe` code of the core.
+//! that outlives the process that serves it. With `copy` the only `unsafe` code of the core.
 //!
 //! Layout (all little-endian, native words):
 //!

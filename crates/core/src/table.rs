@@ -116,7 +116,7 @@ pub(crate) struct Table {
     free: Vec<Id>,
     len: usize,
     /// Unfinished requests by hashed position: says at once that nothing overlaps, the usual case.
-    buckets: Box<[u16; BUCKETS]>,
+    buckets: Box<[u32; BUCKETS]>,
     wide: u32,
 }
 
@@ -159,11 +159,11 @@ impl Table {
         let a = self.rows[id as usize].take().expect("an id names a row until it is removed");
         self.free.push(id);
         self.len -= 1;
-        self.mark(&a, u16::MAX);
+        self.mark(&a, u32::MAX);
         a
     }
 
-    fn mark(&mut self, a: &Active, delta: u16) {
+    fn mark(&mut self, a: &Active, delta: u32) {
         if a.is_flush() {
             return;
         }

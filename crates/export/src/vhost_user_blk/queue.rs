@@ -159,9 +159,10 @@ impl Queue {
         (self.event_idx, self.indirect) = (event_idx, indirect);
         self.ring = Some(ring);
         self.started = true;
-        self.resumed = false;
-        if used != 0 || !self.resubmit.is_empty() {
-            // An earlier process may have gone between its last answer and the interrupt for it.
+        let resumed = std::mem::take(&mut self.resumed);
+        if resumed || used != 0 || !self.resubmit.is_empty() {
+            // An earlier process may have gone between its last answer and the interrupt for it, which may be the one
+            // that took the used index around to 0.
             self.signal();
         }
         self.enable_notifications();

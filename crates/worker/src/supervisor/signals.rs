@@ -1,6 +1,7 @@
 //! The signals that end a server, as a readable fd. Never handles a signal asynchronously.
 //!
-//! Invariant: a signal that this process was started to ignore (nohup, a shell's background job) stays ignored.
+//! Invariant: a signal that this process was started to ignore (nohup, a shell's background job) stays ignored; but for
+//! SIGCHLD: who ignores it is never told how a child has ended.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,6 +18,9 @@ impl Signals {
     pub fn new() -> io::Result<Signals> {
         // SAFETY: every pointer is to a live local that the call fills or reads; a new fd is owned by nobody.
         unsafe {
+            if libc::signal(libc::SIGCHLD, libc::SIG_DFL) == libc::SIG_ERR {
+                return Err(io::Error::last_os_error());
+            }
             let mut set = MaybeUninit::uninit();
             libc::sigemptyset(set.as_mut_ptr());
             for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
