@@ -150,10 +150,7 @@ fn what_this_user_may_not_do() {
         return skip("only root can act as another user");
     }
     let world = World::new();
-    // The binary may lie where nobody else can reach it.
-    let binary = world.path("spillway");
-    std::fs::copy(env!("CARGO_BIN_EXE_spillway"), &binary).unwrap();
-    std::fs::set_permissions(world.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let binary = world.program_for_all();
     let open = world.path("open");
     std::fs::create_dir(&open).unwrap();
     std::fs::set_permissions(&open, PermissionsExt::from_mode(0o777)).unwrap();

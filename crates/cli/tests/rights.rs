@@ -20,10 +20,7 @@ fn only_the_user_that_serves_and_root_choose_what_runs() {
         return skip("only root can act as another user");
     }
     let world = World::new();
-    // The binary may lie where nobody else can reach it.
-    let binary = world.path("spillway");
-    std::fs::copy(env!("CARGO_BIN_EXE_spillway"), &binary).unwrap();
-    std::fs::set_permissions(world.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let binary = world.program_for_all();
     let control = world.path("control");
     // A program that would leave a trace, were it ever started.
     let (theirs, trace) = (world.path("theirs"), world.path("trace"));
@@ -82,8 +79,7 @@ fn root_may_choose_for_a_user_that_serves() {
         return skip("only root can act as another user");
     }
     let world = World::new();
-    let binary = world.path("spillway");
-    std::fs::copy(env!("CARGO_BIN_EXE_spillway"), &binary).unwrap();
+    let binary = world.program_for_all();
     std::fs::set_permissions(world.dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
     let control = world.path("control");
     let mut serve = Command::new(&binary);

@@ -24,6 +24,7 @@ mod drain;
 mod entry;
 mod error;
 mod evict;
+mod generation;
 mod histogram;
 mod io;
 mod level;

@@ -20,6 +20,7 @@ use crate::counters::Counters;
 use crate::crash_points;
 use crate::entry::Entry;
 use crate::error::DiskError;
+use crate::generation;
 use crate::spec::{DiskSpec, FullPolicy, LogShape, Mode};
 use crate::units::{Block, REGION_BLOCKS};
 use crate::written::Written;
@@ -69,7 +70,7 @@ struct Header {
     overflow_limit_bytes: AtomicU64,
     segment_blocks: AtomicU64,
     part_blocks: AtomicU64,
-    /// [`Generation`], in one word with its check.
+    /// In one word with its check: see [`crate::generation`].
     generation: AtomicU64,
     /// The same of the generation that a reset under way is to end: an attach that finds it alive finishes that first.
     ending: AtomicU64,
@@ -81,26 +82,6 @@ struct Header {
     slots_used: AtomicU64,
     /// Which disk this is the memory of.
     disk_id: AtomicU64,
-}
-
-/// The generation as it is stored: 48 bits, and above them the complement of their three words' sum without carry. As
-/// the generation says which directory counts, one that a fault has changed must not be believed.
-struct Generation;
-
-impl Generation {
-    const BITS: u32 = 48;
-    const MASK: u64 = (1 << Generation::BITS) - 1;
-
-    fn seal(generation: u64) -> u64 {
-        let generation = generation & Generation::MASK;
-        let check = !(generation ^ generation >> 16 ^ generation >> 32) as u16;
-        u64::from(check) << Generation::BITS | generation
-    }
-
-    /// The generation of a word; `None` if it is not one that was stored.
-    fn unseal(word: u64) -> Option<u64> {
-        (word == Generation::seal(word)).then_some(word & Generation::MASK)
-    }
 }
 
 /// A store to a word of the header.
@@ -178,7 +159,7 @@ impl Layout {
 
     /// The generation that this word says; its check is not looked at.
     pub fn generation(word: u64) -> u64 {
-        word & Generation::MASK
+        generation::of(word)
     }
 
     /// Where the counters lie.
@@ -220,7 +201,7 @@ impl Meta {
                 for (field, value, _) in fields {
                     put(field, value, Ordering::Relaxed);
                 }
-                put(&h.generation, Generation::seal(1), Ordering::Relaxed);
+                put(&h.generation, generation::seal(1), Ordering::Relaxed);
                 put(&h.overflow_limit_bytes, spec.overflow_limit_bytes, Ordering::Relaxed);
                 put(&h.segments_used, 0, Ordering::Relaxed);
                 put(&h.ceiling, 0, Ordering::Relaxed);
@@ -242,7 +223,7 @@ impl Meta {
                     }
                 }
                 let generation = h.generation.load(Ordering::Relaxed);
-                if Generation::unseal(generation).is_none() {
+                if !generation::is_sealed(generation) {
                     return Err(DiskError::Damaged(format!(
                         "generation {generation:#018x} was never stored"
                     )));
@@ -354,7 +335,7 @@ impl Meta {
 
     /// From here on whoever attaches finds every block forgotten.
     pub(crate) fn begin_reset(&self) {
-        put(&self.header().ending, Generation::seal(self.generation()), Ordering::SeqCst);
+        put(&self.header().ending, generation::seal(self.generation()), Ordering::SeqCst);
     }
 
     /// Forgets every block, by one store: afterwards the disk reads as its base image. The other directory is
@@ -362,12 +343,12 @@ impl Meta {
     pub(crate) fn reset(&mut self) {
         let generation = self.generation() + 1;
         self.directory_at = self.layout.directory(generation).start;
-        put(&self.header().generation, Generation::seal(generation), Ordering::SeqCst);
+        put(&self.header().generation, generation::seal(generation), Ordering::SeqCst);
     }
 
     /// Ends a generation whose end had begun when its process died.
     pub(crate) fn finish_reset(&mut self) {
-        if self.header().ending.load(Ordering::Acquire) == Generation::seal(self.generation()) {
+        if self.header().ending.load(Ordering::Acquire) == generation::seal(self.generation()) {
             for region in 0..self.layout.regions {
                 if self.leftover(region).is_some() {
                     self.forget(region);

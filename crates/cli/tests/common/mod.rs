@@ -7,6 +7,7 @@ use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -88,6 +89,18 @@ impl World {
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    /// The program, where any user can start it: it may lie where nobody else can reach it.
+    pub fn program_for_all(&self) -> PathBuf {
+        let program = self.path("spillway");
+        // By another process: while this one had it open to write, a child of another test could inherit that, and then
+        // nobody can start it.
+        assert!(
+            Command::new("cp").arg(env!("CARGO_BIN_EXE_spillway")).arg(&program).status().unwrap().success()
+        );
+        std::fs::set_permissions(self.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        program
     }
 
     /// `serve` with image, overflow directory and an NBD socket, all in this directory.

@@ -34,6 +34,13 @@ pub fn kills() -> u32 {
     std::env::var("SPILLWAY_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(25)
 }
 
+/// A load of everything on 128 MiB.
+fn a_while(seed: u64) -> Mixed {
+    let (span_bytes, largest_bytes) = (128 * MIB, 256 << 10);
+    let end = End::After(Duration::from_millis(300));
+    Mixed { start_bytes: 0, span_bytes, largest_bytes, depth: 32, end, seed }
+}
+
 pub fn seed() -> u64 {
     let seed = std::env::var("SPILLWAY_SEED").ok().and_then(|n| n.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
@@ -146,14 +153,7 @@ fn a_driver_without_a_table_sees_no_error_and_no_wrong_byte() {
         let (mut requests, mut longest, mut round) = (0, 0, 0);
         let mut load = |driver: &mut Driver, oracle: &mut Oracle| {
             round += 1;
-            let mixed = Mixed {
-                start_bytes: 0,
-                span_bytes: 128 * MIB,
-                largest_bytes: 256 << 10,
-                depth: 32,
-                end: End::After(Duration::from_millis(300)),
-                seed: seed ^ round,
-            };
+            let mixed = a_while(seed ^ round);
             let measured =
                 driver.run_mixed(&mixed, oracle).unwrap_or_else(|e| panic!("{what}: {e:#}\n{}", disk.log()));
             requests += measured.requests;
@@ -372,14 +372,7 @@ fn upgrades_under_load_lose_nothing() {
         let mut round = 0;
         while !done.load(Ordering::Relaxed) && !upgrades.is_finished() {
             round += 1;
-            let mixed = Mixed {
-                start_bytes: 0,
-                span_bytes: 128 * MIB,
-                largest_bytes: 256 << 10,
-                depth: 32,
-                end: End::After(Duration::from_millis(300)),
-                seed: seed ^ round,
-            };
+            let mixed = a_while(seed ^ round);
             let measured =
                 driver.run_mixed(&mixed, &mut oracle).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
             slowest = slowest.max(measured.max_ns);
