@@ -75,7 +75,7 @@ pub fn meta_attach(data: &[u8]) {
     let map = layout.map_range().start as usize;
     // The segments' marks lie behind the counters; how many there are stands in the header.
     let marks = (Layout::COUNTERS_AT as usize + size_of::<Counters>()).next_multiple_of(4096);
-    memory.write(96, &[16]);
+    memory.write(64, &[16]);
     while !input.is_empty() {
         match input.u8() % 8 {
             // A map entry: block, kind, location or slot, checksum.
@@ -102,7 +102,7 @@ pub fn meta_attach(data: &[u8]) {
                 let at = usize::from(input.u16()) * 8 % marks;
                 let mut word = input.u64();
                 // The generation and the one that was to end are believed only with their check.
-                if matches!(at, 80 | 88) && word & 4 == 0 {
+                if matches!(at, 48 | 56) && word & 4 == 0 {
                     word = u64::from(!(word as u16 & 3)) << 48 | word & 3;
                 }
                 memory.write(at, &word.to_le_bytes());
@@ -113,11 +113,6 @@ pub fn meta_attach(data: &[u8]) {
                 memory.write(at, input.bytes(len));
             }
         }
-    }
-    // SAFETY: the memory is longer than a page and aligned to one.
-    if let Ok(found) = unsafe { Meta::read_spec(memory.base()) } {
-        // What the header says can be laid out, whatever it is.
-        let _bytes = Layout::of(&found).len_bytes();
     }
     if let Some(mut disk) = memory.attach(spec) {
         use_disk(&mut disk, &spec, memory.base());

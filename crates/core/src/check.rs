@@ -74,6 +74,7 @@ impl Disk {
         assert_eq!(direct, self.direct_blocks);
         let merging = |op: &&Op| matches!(op, Op::Merge(m) if matches!(m.to, MergeTo::Slot(_)));
         let reserved = self.ops().filter(merging).count() as u32;
+        assert_eq!(self.merging_slots, reserved);
         self.ram.check(&|slot| owners[slot.0 as usize], reserved);
         let pins = |segment: u32| {
             let of = |l: Location| u32::from(self.log.segment_of(l) == segment);

@@ -21,6 +21,13 @@ use crate::write::Piece;
 const BLOCK: u32 = BLOCK_BYTES as u32;
 
 impl Disk {
+    /// Gives all of the difference file back to its file system. One that cannot do it keeps what nobody reads any more.
+    pub(crate) fn empty_file<I: Io>(&mut self, io: &mut I) {
+        self.punches += 1;
+        let op = self.new_op(Op::EmptyFile);
+        io.punch_overflow(op, 0, self.spec.size_bytes.next_multiple_of(BLOCK_BYTES as u64));
+    }
+
     /// Mode `overflow`: blocks gather in a part, which is written when it is full or the turn ends.
     pub(crate) fn walk_write_log<I: Io>(&mut self, io: &mut I, a: &mut Active) {
         while a.at < a.len() {

@@ -96,6 +96,8 @@ pub struct Disk {
     pub(crate) level: Level,
     pub(crate) overflowed: bool,
     resetting: bool,
+    /// A reset in mode `direct` has given the difference file back, as far as its file system can.
+    file_emptied: bool,
     /// From which region on what an earlier generation left is still to be forgotten.
     pub(crate) forget_from: Option<usize>,
     /// Of the page of words that the walk is in, some are an earlier generation's.
@@ -103,6 +105,8 @@ pub struct Disk {
     pub(crate) punches: u32,
     /// The part that eviction copies blocks to.
     pub(crate) leaving: Option<Leaving>,
+    /// Reserved slots whose blocks' old content is on its way.
+    pub(crate) merging_slots: u32,
     /// Spare memory of its list.
     pub(crate) picked: Vec<(Block, Slot)>,
     slots_scratch: Vec<Slot>,
@@ -159,11 +163,13 @@ impl Disk {
             level: Level::Normal,
             overflowed: false,
             resetting: false,
+            file_emptied: false,
             // Whether it is clean is not known: to look is cheaper than to keep account.
             forget_from: Some(0),
             forget_words: false,
             punches: 0,
             leaving: None,
+            merging_slots: 0,
             picked: Vec::new(),
             slots_scratch: Vec::new(),
         };
@@ -456,17 +462,16 @@ impl Disk {
         if under_way || self.forget_from.is_some() {
             return false;
         }
-        if self.direct_blocks > 0 {
+        if self.spec.mode == Mode::Direct && !self.file_emptied {
             // The map is still the old one, but nobody reads: the disk is quiet, and whoever attaches after a
             // death in the middle finishes the reset.
             self.meta.begin_reset();
             self.direct_blocks = 0;
-            self.punches += 1;
-            let op = self.new_op(Op::ResetPunch);
-            io.punch_overflow(op, 0, self.spec.size_bytes.next_multiple_of(BLOCK_BYTES as u64));
+            self.file_emptied = true;
+            self.empty_file(io);
             return false;
         }
-        self.resetting = false;
+        (self.resetting, self.file_emptied) = (false, false);
         self.meta.reset();
         self.ram.reset();
         self.recent_reads = RecentReads::new(self.spec.slots());

@@ -60,11 +60,26 @@ impl Disk {
     }
 
     /// The barrier has ended.
-    pub(crate) fn drained(&mut self, result: Result<(), Errno>) {
+    pub(crate) fn drained<I: Io>(&mut self, io: &mut I, result: Result<(), Errno>) {
         if result.is_err() {
             self.drain = Drain::Wanted { from_ns: self.now_ns + RETRY_NS };
-            return;
+        } else if self.spec.mode == Mode::Direct && self.direct_blocks == 0 {
+            // What the file holds is of an earlier generation: a death has cut off the reset that was to give it back.
+            self.empty_file(io);
+        } else {
+            self.end_draining();
         }
+    }
+
+    /// The difference file was given back, as far as its file system can: for a reset, or behind the barrier.
+    pub(crate) fn file_emptied_or_not(&mut self) {
+        self.punches -= 1;
+        if self.is_draining() {
+            self.end_draining();
+        }
+    }
+
+    fn end_draining(&mut self) {
         self.drain = Drain::Done;
         self.log.drained(&self.meta);
         for id in std::mem::take(&mut self.drain_waiters) {

@@ -34,6 +34,8 @@ pub(crate) struct Leaving {
     picked: Vec<(Block, Slot)>,
     /// How many of them have been copied or passed over.
     next: usize,
+    /// A write waits for a slot.
+    urgent: bool,
 }
 
 impl Leaving {
@@ -83,9 +85,11 @@ impl Disk {
                 self.leaving = Some(leaving);
                 return;
             }
-            let part = leaving.part;
             self.picked = leaving.picked;
-            self.flush_part(io, part);
+            if self.flush_part(io, leaving.part) {
+                let c = self.counters();
+                add(if leaving.urgent { &c.evictions_urgent } else { &c.evictions_background }, 1);
+            }
             if self.evict_again {
                 return;
             }
@@ -98,7 +102,8 @@ impl Disk {
         let batch = (self.free_target() / 4).clamp(1, self.spec.shape.part_blocks);
         let high = self.ram.limit() - self.free_target();
         let staying = self.ram.used() - self.ram.evicting();
-        if staying < high + batch && !(urgent && self.ram.evicting() == 0 && staying > 0) {
+        let could_leave = staying - self.merging_slots;
+        if could_leave == 0 || staying < high + batch && !(urgent && self.ram.evicting() == 0) {
             return None;
         }
         if self.parts.in_use_by(Stream::Write) >= self.write_depth() {
@@ -114,16 +119,14 @@ impl Disk {
         picked.clear();
         self.ram.pick_cold(n, part, &mut picked);
         // The hand has gone its steps: it must be called again, or a waiting write would never move.
-        self.evict_again |= picked.len() < n;
+        self.evict_again |= picked.len() < n && picked.len() < could_leave as usize;
         if picked.is_empty() {
             self.picked = picked;
             self.parts.release(part);
             return None;
         }
         self.log.arriving += picked.len() as u64;
-        let c = self.meta.counters();
-        add(if urgent { &c.evictions_urgent } else { &c.evictions_background }, 1);
-        Some(Leaving { part, picked, next: 0 })
+        Some(Leaving { part, picked, next: 0, urgent })
     }
 
     /// Copies the next `n` picked blocks to their part, but for those that were written or discarded meanwhile.
@@ -150,7 +153,7 @@ impl Disk {
 
     /// Nothing leaves with this part: its blocks stay in RAM.
     fn let_stay(&mut self, leaving: Leaving) {
-        let Leaving { part, picked, next } = leaving;
+        let Leaving { part, picked, next, .. } = leaving;
         for &(_, slot) in &picked[next..] {
             self.log.arriving -= 1;
             if self.ram.is_evicting(slot, part) {
@@ -195,13 +198,13 @@ impl Disk {
 
     /// Appends a part's blocks to its stream's segment and starts the write. If there is no segment for them
     /// any more (one was given up after a failed write), requests' blocks wait for one and others stay where they
-    /// are.
-    pub(crate) fn flush_part<I: Io>(&mut self, io: &mut I, id: PartId) {
+    /// are. Whether a write has begun.
+    pub(crate) fn flush_part<I: Io>(&mut self, io: &mut I, id: PartId) -> bool {
         let part = self.parts.get(id);
         let (stream, n) = (part.stream, part.staged.len() as u32);
         if n == 0 {
             self.parts.release(id);
-            return;
+            return false;
         }
         if !self.log.make_ready(stream, n, &self.meta) {
             if stream == Stream::Collect {
@@ -213,7 +216,7 @@ impl Disk {
                 part.state = PartState::Writing;
                 self.unflushed.push_front(id);
             }
-            return;
+            return false;
         }
         let part = self.parts.get(id);
         let extent = self.log.append(stream, part.staged.iter().map(|s| s.block.0));
@@ -235,6 +238,7 @@ impl Disk {
         self.counters().overflow.write(u64::from(bytes));
         let op = self.new_op(Op::PartWrite { part: id });
         io.write_overflow(op, id, 0, extent.first.offset_bytes(), bytes, false);
+        true
     }
 
     /// A part's write has ended: commit those of its blocks that are still what they were.

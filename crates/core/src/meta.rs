@@ -21,7 +21,7 @@ use crate::crash_points;
 use crate::entry::Entry;
 use crate::error::DiskError;
 use crate::generation;
-use crate::spec::{DiskSpec, FullPolicy, LogShape, Mode};
+use crate::spec::DiskSpec;
 use crate::units::{Block, REGION_BLOCKS};
 use crate::written::Written;
 use std::ops::Range;
@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 const PAGE: u64 = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 /// Version of this layout; a worker refuses memory of another.
-pub const LAYOUT_VERSION: u64 = 4;
+pub const LAYOUT_VERSION: u64 = 5;
 
 /// What the directory says of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,11 +65,7 @@ struct Header {
     size_bytes: AtomicU64,
     base_bytes: AtomicU64,
     mode: AtomicU64,
-    full: AtomicU64,
-    ram_limit_bytes: AtomicU64,
-    overflow_limit_bytes: AtomicU64,
     segment_blocks: AtomicU64,
-    part_blocks: AtomicU64,
     /// In one word with its check: see [`crate::generation`].
     generation: AtomicU64,
     /// The same of the generation that a reset under way is to end: an attach that finds it alive finishes that first.
@@ -179,7 +175,7 @@ unsafe impl Send for Meta {}
 
 impl Meta {
     /// Takes memory for the disk of this number and spec. Zeroed memory is formatted; other memory must be that disk's and fit
-    /// the spec, but for the limits, the full policy and the size of a part: these are the spec's from here on. Returns whether it had been formatted
+    /// the spec in all that it records: limits, full policy and the size of a part may be others. Returns whether it had been formatted
     /// before.
     ///
     /// # Safety
@@ -202,7 +198,6 @@ impl Meta {
                     put(field, value, Ordering::Relaxed);
                 }
                 put(&h.generation, generation::seal(1), Ordering::Relaxed);
-                put(&h.overflow_limit_bytes, spec.overflow_limit_bytes, Ordering::Relaxed);
                 put(&h.segments_used, 0, Ordering::Relaxed);
                 put(&h.ceiling, 0, Ordering::Relaxed);
                 put(&h.layout_version, LAYOUT_VERSION, Ordering::Relaxed);
@@ -232,53 +227,17 @@ impl Meta {
             }
             other => return Err(DiskError::Damaged(format!("no disk here (magic {other:#018x})"))),
         };
-        meta.set_overflow_limit(spec.overflow_limit_bytes);
-        meta.set_ram_limit(spec.ram_limit_bytes);
-        put(&meta.header().part_blocks, u64::from(spec.shape.part_blocks), Ordering::Relaxed);
-        meta.set_full(spec.full);
         meta.directory_at = meta.layout.directory(meta.generation()).start;
         Ok((meta, existing))
-    }
-
-    /// Reads the spec of a formatted disk from its header page.
-    ///
-    /// # Safety
-    /// `base` is aligned to 8 and readable for 4096 bytes.
-    pub unsafe fn read_spec(base: *const u8) -> Result<DiskSpec, DiskError> {
-        // SAFETY: promised by the caller; the header is plain atomics.
-        let h = unsafe { &*base.cast::<Header>() };
-        let get = |f: &AtomicU64| f.load(Ordering::Relaxed);
-        if get(&h.magic) != MAGIC || get(&h.layout_version) != LAYOUT_VERSION {
-            return Err(DiskError::Damaged("no disk of this layout version here".into()));
-        }
-        let mode = Mode::ALL.into_iter().find(|m| *m as u64 == get(&h.mode));
-        let spec = DiskSpec {
-            size_bytes: get(&h.size_bytes),
-            base_bytes: get(&h.base_bytes),
-            mode: mode.ok_or_else(|| DiskError::Damaged("unknown mode".into()))?,
-            full: if get(&h.full) == 0 { FullPolicy::Pause } else { FullPolicy::Fail },
-            ram_limit_bytes: get(&h.ram_limit_bytes),
-            overflow_limit_bytes: get(&h.overflow_limit_bytes),
-            shape: LogShape {
-                segment_blocks: u32::try_from(get(&h.segment_blocks)).unwrap_or(u32::MAX),
-                part_blocks: u32::try_from(get(&h.part_blocks)).unwrap_or(u32::MAX),
-            },
-        };
-        spec.check()?;
-        Ok(spec)
     }
 
     /// Reads the generation of a formatted disk from its header page.
     ///
     /// # Safety
-    /// As for [`Meta::read_spec`].
+    /// `base` is aligned to 8 and readable for 4096 bytes.
     pub unsafe fn read_generation(base: *const u8) -> u64 {
         // SAFETY: promised by the caller; the header is plain atomics.
         Layout::generation(unsafe { &*base.cast::<Header>() }.generation.load(Ordering::Relaxed))
-    }
-
-    pub(crate) fn set_overflow_limit(&self, bytes: u64) {
-        put(&self.header().overflow_limit_bytes, bytes, Ordering::Relaxed);
     }
 
     /// Segments that the file may hold; at most as many as the table has.
@@ -310,16 +269,6 @@ impl Meta {
     /// The disk's generation: 1 at birth, one more after each reset.
     pub fn generation(&self) -> u64 {
         Layout::generation(self.header().generation.load(Ordering::Relaxed))
-    }
-
-    /// From here on the header says this limit of the RAM tier.
-    pub(crate) fn set_ram_limit(&self, bytes: u64) {
-        put(&self.header().ram_limit_bytes, bytes, Ordering::Relaxed);
-    }
-
-    /// From here on the header says this policy.
-    pub(crate) fn set_full(&self, full: FullPolicy) {
-        put(&self.header().full, full as u64, Ordering::Relaxed);
     }
 
     /// Slots from this one on were never used, by no process.

@@ -55,8 +55,8 @@ pub(crate) enum Op {
     Sync {
         id: Id,
     },
-    /// All of the difference file is given back: a reset waits for it.
-    ResetPunch,
+    /// All of the difference file is given back: a reset or the drain waits for it.
+    EmptyFile,
     /// The barrier behind what a dead process had begun.
     Drain,
     /// An empty segment leaves the file.
@@ -145,8 +145,8 @@ impl Disk {
                 let op = self.new_op(Op::Sync { id });
                 io.sync_overflow(op);
             }
-            Op::ResetPunch => self.punches -= 1,
-            Op::Drain => self.drained(result),
+            Op::EmptyFile => self.file_emptied_or_not(),
+            Op::Drain => self.drained(io, result),
             Op::Sync { id } => self.operation_done(io, id, result),
             Op::Punch { segment } => self.punched(segment, result),
             other => panic!("{other:?} is a read"),

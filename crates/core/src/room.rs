@@ -8,7 +8,6 @@
 
 use crate::counters::set;
 use crate::disk::Disk;
-use crate::drain::Drain;
 use crate::error::DiskError;
 use crate::io::PARTS;
 use crate::log::{COLLECTOR_OWN, Log};
@@ -119,49 +118,98 @@ impl Log {
         meta.set_ceiling(self.ceiling);
     }
 
-    /// The file may take so many segments from here on. A larger number counts at once, a smaller one as soon as
-    /// the file has shrunk to it. False, and nothing is changed: what lives here, `more` blocks that are to come, and the
-    /// reserve do not fit.
-    pub fn set_total(&mut self, total: u32, more: u64, meta: &Meta) -> bool {
-        if total < self.total && self.live() + self.arriving + more > self.capacity_of(total) {
-            return false;
-        }
+    /// The file may take so many segments from here on, in which what lives here and the reserve fit. A larger number counts
+    /// at once, a smaller one as soon as the file has shrunk to it.
+    fn set_total(&mut self, total: u32, meta: &Meta) {
         self.total = total;
         self.ceiling = self.ceiling.max(total);
         meta.set_ceiling(self.ceiling);
         self.lower_ceiling(meta);
-        true
     }
 }
 
 impl Disk {
-    /// Changes the limit of the RAM tier while the disk serves. What is in use beyond it is evicted in the turns
-    /// that follow, and goes back to the host with all other memory beyond it.
+    /// Changes the limits of the RAM tier and of the overflow while the disk serves: both, or neither.
+    ///
+    /// What is in use beyond a lower RAM limit is evicted in the turns that follow, and goes back to the host with all other
+    /// memory beyond it. A lower overflow limit counts at once for what may live there, and the file shrinks to it in the
+    /// background; for a higher one the file ([`DiskSpec::file_bytes`]) must be long enough before.
     ///
     /// # Errors
-    /// The mode has no RAM tier, the limit is none, there is no memory for it, or what is in use would find no
-    /// other place. Then nothing has changed.
-    pub fn set_ram_limit(&mut self, bytes: u64) -> Result<(), DiskError> {
-        let spec = DiskSpec { ram_limit_bytes: bytes, ..self.spec };
-        if !spec.mode.has_ram() {
-            return Err(DiskError::Spec(format!("mode {} has no RAM tier", spec.mode)));
+    /// Nothing is changed: the mode does not have what is to be limited, a limit cannot be, there is no memory for it, what is in
+    /// use and the reserve do not fit, the file system cannot take parts of a file back, or the overflow is to grow while I/O of
+    /// an earlier worker may still be under way, which passes.
+    pub fn set_limits(&mut self, ram_bytes: u64, overflow_bytes: u64) -> Result<(), DiskError> {
+        let before = self.spec;
+        let spec = DiskSpec { ram_limit_bytes: ram_bytes, overflow_limit_bytes: overflow_bytes, ..before };
+        let (ram_changes, overflow_changes) =
+            (ram_bytes != before.ram_limit_bytes, overflow_bytes != before.overflow_limit_bytes);
+        if ram_changes && !spec.mode.has_ram() {
+            return refused(format!("mode {} has no RAM tier", spec.mode));
+        }
+        if overflow_changes && !spec.mode.has_log() {
+            return refused(format!("mode {} has no overflow limit", spec.mode));
         }
         check_data(&spec, self.ram.data())?;
-        if bytes < self.spec.ram_limit_bytes && self.beyond_ram(spec.slots()) > self.log.room() {
-            let (used, room) = (self.ram.used(), self.log.room());
-            let bytes_of = |blocks: u64| blocks * BLOCK_BYTES as u64;
-            return Err(DiskError::Spec(format!(
-                "RAM limit {bytes} is too small: {} are in use, and the overflow has room for {}",
-                bytes_of(used.into()),
-                bytes_of(room)
-            )));
-        }
+        self.check_file(&spec)?;
+        self.check_fits(&spec)?;
         self.spec = spec;
-        self.meta.set_ram_limit(bytes);
-        self.ram.set_limit(spec.slots());
+        if overflow_changes {
+            self.log.set_total(spec.segments(), &self.meta);
+            self.publish_overflow_limit();
+        }
+        if ram_changes {
+            self.ram.set_limit(spec.slots());
+            self.recent_reads = RecentReads::new(spec.slots());
+            set(&self.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
+        }
+        // Less room, too, for what is beyond a RAM limit that fell before.
         self.lower_ram_ceiling();
-        self.recent_reads = RecentReads::new(spec.slots());
-        set(&self.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
+        Ok(())
+    }
+
+    /// Whether the file can become what the limit says.
+    fn check_file(&self, spec: &DiskSpec) -> Result<(), DiskError> {
+        let (bytes, before) = (spec.overflow_limit_bytes, self.spec.overflow_limit_bytes);
+        if self.is_draining() && bytes > before {
+            // The barrier punches the end of the file as it was when this process began.
+            return refused("I/O of an earlier worker may still be under way: try again".into());
+        }
+        if self.no_punching && bytes < before && self.log.in_file() > spec.segments() {
+            return refused(format!(
+                "the overflow file holds {} bytes, and its file system cannot take parts of a file back",
+                self.log.file_blocks() * BLOCK_BYTES as u64
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether a limit that falls leaves room for what is in use: in the overflow for what lives there and what leaves the RAM
+    /// tier.
+    fn check_fits(&self, spec: &DiskSpec) -> Result<(), DiskError> {
+        let (ram_bytes, overflow_bytes) = (spec.ram_limit_bytes, spec.overflow_limit_bytes);
+        let bytes_of = |blocks: u64| blocks * BLOCK_BYTES as u64;
+        let leaving = self.beyond_ram(spec.slots());
+        let living = self.log.live() + self.log.arriving;
+        let capacity = if spec.mode.has_log() { self.log.capacity_of(spec.segments()) } else { 0 };
+        if living + leaving <= capacity {
+            return Ok(());
+        }
+        if overflow_bytes < self.spec.overflow_limit_bytes {
+            let segments = (living + leaving).div_ceil(self.log.data_blocks().into());
+            return refused(format!(
+                "overflow limit {overflow_bytes} is too small: {} bytes live there or leave the RAM tier, and a twentieth, or \
+                 {MIN_RESERVE} segments, must stay free; discard, or reset, to make room",
+                segments * spec.segment_bytes()
+            ));
+        }
+        if ram_bytes < self.spec.ram_limit_bytes && leaving > 0 {
+            return refused(format!(
+                "RAM limit {ram_bytes} is too small: {} are in use, and the overflow has room for {}",
+                bytes_of(self.ram.used().into()),
+                bytes_of(capacity.saturating_sub(living))
+            ));
+        }
         Ok(())
     }
 
@@ -185,56 +233,16 @@ impl Disk {
     /// Changes what happens to writes that find no room, those that wait now included.
     pub fn set_full_policy(&mut self, full: FullPolicy) {
         self.spec.full = full;
-        self.meta.set_full(full);
-    }
-
-    /// Changes the limit of the overflow while the disk serves. More counts from the next turn on; the file
-    /// ([`DiskSpec::file_bytes`]) must be long enough before. Less counts for what may live at once, and the file
-    /// shrinks to it in the background.
-    ///
-    /// # Errors
-    /// Nothing is changed: the mode has no overflow log, the limit cannot be, what lives and the reserve do not fit
-    /// into less, the file system cannot take parts of a file back, or I/O of an earlier worker may still be
-    /// under way, which passes.
-    pub fn set_overflow_limit(&mut self, bytes: u64) -> Result<(), DiskError> {
-        let refused = |why: String| Err(DiskError::Spec(why));
-        if !self.spec.mode.has_log() {
-            return refused(format!("mode {} has no overflow limit", self.spec.mode));
-        }
-        let spec = DiskSpec { overflow_limit_bytes: bytes, ..self.spec };
-        spec.check()?;
-        if self.drain != Drain::Done && bytes > self.spec.overflow_limit_bytes {
-            // The barrier punches the end of the file as it was when this process began.
-            return refused("I/O of an earlier worker may still be under way: try again".into());
-        }
-        let must_shrink = bytes < self.spec.overflow_limit_bytes && self.log.in_file() > spec.segments();
-        if self.no_punching && must_shrink {
-            return refused(format!(
-                "the overflow file holds {} bytes, and its file system cannot take parts of a file back",
-                self.log.file_blocks() * BLOCK_BYTES as u64
-            ));
-        }
-        let leaving = self.beyond_ram(spec.slots());
-        if !self.log.set_total(spec.segments(), leaving, &self.meta) {
-            let segments = (self.log.live() + leaving).div_ceil(self.log.data_blocks().into());
-            return refused(format!(
-                "overflow limit {bytes} is too small: {} bytes live there or leave the RAM tier, and a twentieth, or {MIN_RESERVE} \
-                 segments, must stay free; discard, or reset, to make room",
-                segments * spec.segment_bytes()
-            ));
-        }
-        self.spec = spec;
-        self.meta.set_overflow_limit(bytes);
-        // Less room for what is beyond a RAM limit that has fallen.
-        self.lower_ram_ceiling();
-        self.publish_overflow_limit();
-        Ok(())
     }
 
     pub(crate) fn publish_overflow_limit(&self) {
         let bytes = u64::from(self.spec.segments()) * self.spec.segment_bytes();
         set(&self.counters().overflow_limit_bytes, bytes);
     }
+}
+
+fn refused<T>(why: String) -> Result<T, DiskError> {
+    Err(DiskError::Spec(why))
 }
 
 /// Refuses a RAM limit for which there is no memory.

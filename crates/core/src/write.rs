@@ -145,6 +145,7 @@ impl Disk {
     /// Reads the old content of a block that is written in part.
     pub(crate) fn start_merge<I: Io>(&mut self, io: &mut I, mut merge: Merge, old: Place) {
         let block = merge.block;
+        self.merging_slots += u32::from(matches!(merge.to, MergeTo::Slot(_)));
         if let Place::Overflow(location, _) = old {
             merge.location = Some(location);
             self.pin(location);
@@ -164,6 +165,7 @@ impl Disk {
     /// The old content is here: put the new over it and commit.
     pub(crate) fn merge_done<I: Io>(&mut self, io: &mut I, merge: Merge, bytes: Result<&[u8], Errno>) {
         let block = merge.block;
+        self.merging_slots -= u32::from(matches!(merge.to, MergeTo::Slot(_)));
         let checked = bytes.and_then(|bytes| {
             if merge.location.is_some() {
                 self.verify(io, block, bytes)?;

@@ -13,7 +13,7 @@ mod sim;
 
 use rng::Rng;
 use run::Run;
-use spillway_core::{DataMemory, DiskSpec, Errno, Event, LogShape, Mode, get};
+use spillway_core::{DataMemory, DiskSpec, Errno, Event, LogShape, Mode, Operation, get};
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 
@@ -235,6 +235,83 @@ fn a_limit_does_not_grow_while_a_drain_is_under_way() {
     run.rest();
     assert!(run.set_limit(larger));
     run.check();
+}
+
+/// Both limits change, or neither; also while the overflow must not grow.
+#[test]
+fn of_two_limits_none_changes_when_one_is_refused() {
+    let spec = DiskSpec { ram_limit_bytes: 64 * 4096, ..run::full_spec(Mode::RamOverflow) };
+    let mut run = Run::with(spec, 3);
+    (0..100).for_each(|block| run.write_block(block));
+    run.rest();
+    let overflow = |segments: u64| segments * 8 * 4096;
+    for (slots, segments, granted) in
+        [(129, 20, false), (15, 48, false), (20, 17, false), (20, 24, true), (60, 20, true), (60, 24, true)]
+    {
+        assert_eq!(
+            run.set_limits(slots * 4096, overflow(segments)),
+            granted,
+            "{slots} slots, {segments} segments"
+        );
+        run.rest();
+    }
+    run.attach_again();
+    assert!(!run.set_limits(129 * 4096, overflow(20)) && !run.set_limits(64 * 4096, overflow(25)));
+    run.rest();
+    assert!(run.set_limits(64 * 4096, overflow(48)), "the drain is done");
+    run.check();
+    run.read_all();
+}
+
+/// While nothing in the RAM tier can leave it, as old content is awaited for all of it, the disk sleeps.
+#[test]
+fn eviction_sleeps_while_the_whole_tier_waits_for_old_content() {
+    let spec = run::full_spec(Mode::RamOverflow);
+    let mut run = Run::with(DiskSpec { base_bytes: spec.size_bytes, ..spec }, 3);
+    (0..40).for_each(|block| run.request(Operation::Write { fua: false }, block * 8 + 1, 2));
+    assert!((0..50).any(|_| !run.turn()), "it goes on and on");
+    assert_eq!((run.unfinished(), get(&run.counters().ram_used_bytes)), (40, 32 * 4096));
+    run.settle();
+    assert_eq!(run.unfinished(), 0);
+    run.check();
+    run.read_all();
+}
+
+/// In mode `direct` a reset gives the file's room back, also when a death cuts it off, and when the file system could not the
+/// last time.
+#[test]
+fn a_reset_leaves_nothing_in_the_difference_file() {
+    let spec = DiskSpec { overflow_limit_bytes: 0, ..run::full_spec(Mode::Direct) };
+    let is_empty = |run: &mut Run| run.sim.file.iter().all(|&byte| byte == 0);
+    let write = |run: &mut Run| {
+        (0..40).for_each(|block| run.write_block(block));
+        run.rest();
+        assert_eq!((run.unfinished(), is_empty(run)), (0, false));
+    };
+    let cut_off = |seed: u64| {
+        let mut run = Run::with(spec, seed);
+        write(&mut run);
+        run.cut_off_reset();
+        run.rest();
+        assert!(is_empty(&mut run), "cut off, seed {seed}");
+        run
+    };
+    // Of some the dead process's punch lands, of some it does not.
+    let mut run = (0..16).map(cut_off).last().expect("16");
+    write(&mut run);
+    run.sim.no_punching = true;
+    run.reset();
+    run.rest();
+    assert!(!is_empty(&mut run));
+    run.sim.no_punching = false;
+    run.reset();
+    assert!(is_empty(&mut run), "the second try");
+    write(&mut run);
+    run.attach_again();
+    run.rest();
+    assert!(!is_empty(&mut run), "what lives there stays");
+    run.check();
+    run.read_all();
 }
 
 /// The RAM limit rises beyond what it began with and falls again: what was beyond it is in the overflow, the memory
@@ -485,5 +562,5 @@ fn random_operations() {
     all.iter().flat_map(|(_, tally)| tally).for_each(|(&what, n)| *sums.entry(what).or_insert(0) += n);
     let done: u64 = all.iter().map(|(done, _)| done).sum();
     println!("model: {done} operations done; {sums:?}");
-    assert!(done < 1_000_000 || sums.len() == 11 && sums["promoted"] > 0, "in a long run all of it happens");
+    assert!(done < 1_000_000 || sums.len() == 12 && sums["promoted"] > 0, "in a long run all of it happens");
 }

@@ -629,17 +629,30 @@ impl Run {
         segments * self.spec.segment_bytes() + self.rng.below(self.spec.segment_bytes())
     }
 
-    /// Asks for another limit of the overflow; the file is long enough before.
-    pub fn set_limit(&mut self, bytes: u64) -> bool {
-        let spec = DiskSpec { overflow_limit_bytes: bytes, ..self.spec };
+    /// Asks for other limits; the file is long enough before. They are both granted, or nothing changes.
+    pub fn set_limits(&mut self, ram_bytes: u64, overflow_bytes: u64) -> bool {
+        let before = self.spec;
+        let spec = DiskSpec { ram_limit_bytes: ram_bytes, overflow_limit_bytes: overflow_bytes, ..before };
         if spec.mode.has_log() {
             self.sim.lengthen(&spec);
         }
-        let changed = self.disk().0.set_overflow_limit(bytes).is_ok();
-        if changed {
-            self.sim.count("changes of the overflow limit");
+        let granted = self.disk().0.set_limits(ram_bytes, overflow_bytes).is_ok();
+        if granted {
             self.changed = self.next;
             self.spec = spec;
+            self.shrinking |= ram_bytes < before.ram_limit_bytes;
+            self.highest_limit_bytes = self.highest_limit_bytes.max(ram_bytes);
+        }
+        let spec = *self.disk().0.spec();
+        assert_eq!(spec, self.spec);
+        granted
+    }
+
+    /// The same for the overflow alone.
+    pub fn set_limit(&mut self, bytes: u64) -> bool {
+        let changed = self.set_limits(self.spec.ram_limit_bytes, bytes);
+        if changed {
+            self.sim.count("changes of the overflow limit");
         }
         changed
     }
@@ -711,6 +724,14 @@ impl Run {
         self.check();
     }
 
+    /// A reset of a disk at rest is begun, and the process dies.
+    pub fn cut_off_reset(&mut self) {
+        self.resetting = true;
+        let (disk, sim) = self.disk();
+        assert!(!disk.reset(sim), "it is done at once");
+        self.attach_again();
+    }
+
     /// Every sector once, by reads.
     pub fn read_all(&mut self) {
         let faults = std::mem::replace(&mut self.sim.faults, 0);
@@ -750,7 +771,15 @@ impl Run {
         }
         let most = self.data.bytes / BLOCK_BYTES as u64;
         let slots = if self.rng.chance(2) { self.rng.below(most + 4) } else { self.rng.below(40) };
-        self.set_ram_slots(slots);
+        if self.rng.chance(3) {
+            let overflow = self.random_limit();
+            if self.set_limits(slots * BLOCK_BYTES as u64, overflow) {
+                self.sim.count("changes of both limits");
+            }
+            self.disk().0.check();
+        } else {
+            self.set_ram_slots(slots);
+        }
         if self.rng.chance(4) {
             self.read_all();
             if !self.faulty {
@@ -764,25 +793,19 @@ impl Run {
         // The gauge is that of the last turn.
         self.turn();
         let (before, bytes) = (self.spec.ram_limit_bytes, slots * BLOCK_BYTES as u64);
-        let (disk, _) = self.disk();
-        let used = get(&disk.counters().ram_used_bytes);
-        let granted = disk.set_ram_limit(bytes).is_ok();
+        let used = get(&self.counters().ram_used_bytes);
+        let granted = self.set_limits(bytes, self.spec.overflow_limit_bytes);
         if granted {
             self.sim.count("changes of the RAM limit");
         }
-        self.spec.ram_limit_bytes = if granted { bytes } else { before };
         let possible = self.spec.mode.has_ram() && slots >= 16 && bytes <= self.data.bytes;
         assert!(
             granted || !possible || bytes < used.min(before),
             "{slots} slots were refused: {:?}",
             self.disk
         );
-        assert!(!granted || possible);
+        assert!(!granted || possible || bytes == before);
         assert!(!granted || self.spec.mode != Mode::Ram || used <= bytes, "what is in use finds no place");
-        self.shrinking |= granted && bytes < before;
-        self.highest_limit_bytes = self.highest_limit_bytes.max(self.spec.ram_limit_bytes);
-        let spec = *self.disk().0.spec();
-        assert_eq!(spec, self.spec);
         granted
     }
 

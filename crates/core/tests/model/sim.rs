@@ -67,7 +67,7 @@ pub struct Sim {
     pub completed: Vec<u64>,
     data: Vec<u8>,
     base: Vec<u8>,
-    file: Vec<u8>,
+    pub file: Vec<u8>,
     /// The file's last block when the process began, which a drain punches.
     spare_at: usize,
     /// Nothing that a dead process had begun is under way.

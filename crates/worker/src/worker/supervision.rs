@@ -113,23 +113,9 @@ impl Reactor {
     fn set_limits(&mut self, limits: Limits) -> Result<(), String> {
         let Limits { ram_bytes, overflow_bytes, full, warn_at, critical_at } = limits;
         let thresholds = Thresholds { warning_percent: warn_at, critical_percent: critical_at };
-        let before = *self.disk.spec();
         let said = |e: DiskError| e.to_string();
         thresholds.check().map_err(said)?;
-        // The overflow first: what leaves the RAM tier may need the room.
-        if overflow_bytes != before.overflow_limit_bytes {
-            self.disk.set_overflow_limit(overflow_bytes).map_err(said)?;
-        }
-        if ram_bytes != before.ram_limit_bytes
-            && let Err(e) = self.disk.set_ram_limit(ram_bytes)
-        {
-            if overflow_bytes != before.overflow_limit_bytes {
-                self.disk
-                    .set_overflow_limit(before.overflow_limit_bytes)
-                    .map_err(|back| format!("{e}; and the overflow limit cannot be put back: {back}"))?;
-            }
-            return Err(said(e));
-        }
+        self.disk.set_limits(ram_bytes, overflow_bytes).map_err(said)?;
         self.disk.set_full_policy(full);
         self.disk.set_thresholds(thresholds).map_err(said)?;
         self.start.full = full.name().into();
