@@ -14,9 +14,13 @@ use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
-/// Completions that the kernel keeps until they are fetched.
-const ENTRIES: usize = 64;
+/// Completions that the kernel keeps for certain until they are fetched. It counts them for all contexts of the host, up to
+/// `fs.aio-max-nr`, which is 65,536 where nobody changed it.
+const ENTRIES: usize = 16;
+/// How long a new process waits for room below that: the one before it may still be giving its own back.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// `IOCB_CMD_PREAD`, `IOCB_CMD_POLL`, `IOCB_FLAG_RESFD` of linux/aio_abi.h.
 const READ: u16 = 0;
 const POLL: u16 = 5;
@@ -91,13 +95,14 @@ impl Context {
     fn new() -> io::Result<Context> {
         let mut id: libc::c_ulong = 0;
         // SAFETY: the kernel writes one number, to a place of ours that holds zero as it wants it.
-        if unsafe { libc::syscall(libc::SYS_io_setup, ENTRIES, &raw mut id) } < 0 {
-            let e = io::Error::last_os_error();
-            return Err(io::Error::new(
-                e.kind(),
-                format!("io_setup: {e}; raise /proc/sys/fs/aio-max-nr, or allow it in the seccomp profile"),
-            ));
-        }
+        let setup = || match unsafe { libc::syscall(libc::SYS_io_setup, ENTRIES, &raw mut id) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        };
+        with_patience(setup).map_err(|e| {
+            let advice = "raise /proc/sys/fs/aio-max-nr, or allow it in the seccomp profile";
+            io::Error::new(e.kind(), format!("io_setup: {e}; {advice}"))
+        })?;
         Ok(Context { id })
     }
 
@@ -132,11 +137,40 @@ impl Drop for Context {
     }
 }
 
+/// Tries again for a while when the host has no room.
+fn with_patience(mut setup: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match setup() {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            other => return other,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::fs::{MemfdFlags, memfd_create};
+
+    #[test]
+    fn only_a_lack_of_room_is_worth_another_try() {
+        let fails = |errno: i32, times: u32| {
+            let mut tries = 0;
+            let result = with_patience(|| {
+                tries += 1;
+                if tries > times { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
+            });
+            (tries, result.is_ok())
+        };
+        assert_eq!(fails(libc::EAGAIN, 5), (6, true));
+        assert_eq!(fails(libc::EPERM, 5), (1, false));
+        let begun = Instant::now();
+        assert!(!fails(libc::EAGAIN, u32::MAX).1 && begun.elapsed() >= PATIENCE);
+    }
 
     /// Many more than the kernel keeps completions of.
     #[test]
