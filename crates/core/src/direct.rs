@@ -5,7 +5,7 @@
 
 use crate::copy::is_zero;
 use crate::counters::add;
-use crate::disk::{Disk, MAX_PENDING};
+use crate::disk::Disk;
 use crate::entry::{Entry, Place};
 use crate::error::Errno;
 use crate::io::{Io, PartId};
@@ -31,7 +31,7 @@ impl Disk {
     /// Mode `overflow`: blocks gather in a part, which is written when it is full or the turn ends.
     pub(crate) fn walk_write_log<I: Io>(&mut self, io: &mut I, a: &mut Active) {
         while a.at < a.len() {
-            if a.pending >= MAX_PENDING {
+            if self.has_begun_enough(a) {
                 return;
             }
             if self.budget == 0 {
@@ -188,7 +188,7 @@ impl Disk {
     /// Mode `direct`: runs of whole blocks, each to its own place.
     pub(crate) fn walk_write_direct<I: Io>(&mut self, io: &mut I, a: &mut Active) {
         while a.at < a.len() {
-            if a.pending >= MAX_PENDING {
+            if self.has_begun_enough(a) {
                 return;
             }
             let piece = self.piece(a);

@@ -3,7 +3,7 @@
 //! Invariant: discard leaves partial blocks as they are; write-zeroes zeroes exactly its range.
 
 use crate::counters::add;
-use crate::disk::{Disk, ENTRIES_PER_BLOCK, MAX_PENDING};
+use crate::disk::{Disk, ENTRIES_PER_BLOCK};
 use crate::entry::{Entry, Place};
 use crate::io::Io;
 use crate::meta::RegionState;
@@ -26,7 +26,7 @@ impl Disk {
         let exact = a.request.operation != Operation::Discard;
         let start = a.request.sector * SECTOR_BYTES;
         while a.at < a.len() {
-            if a.pending >= MAX_PENDING {
+            if self.has_begun_enough(a) {
                 return;
             }
             if *budget == 0 {

@@ -24,8 +24,6 @@ use crate::table::{Active, Id, Table, Wait};
 use crate::units::{BLOCK_BYTES, BLOCK_SECTORS, Block, SECTOR_BYTES, Slot};
 use std::collections::{HashMap, VecDeque};
 
-/// Asynchronous operations that one request may have under way.
-pub(crate) const MAX_PENDING: u32 = 64;
 /// Blocks that all requests together may touch before a turn's end, and again at its end: well below a
 /// millisecond of copying.
 pub(crate) const TURN_BLOCKS: u32 = 256;

@@ -3,10 +3,10 @@
 //! Invariant: every operation that was started ends exactly once; a second end is a bug and panics.
 
 use crate::counters::{add, set};
-use crate::disk::{Disk, MAX_PENDING, RETRY_NS};
+use crate::disk::{Disk, RETRY_NS};
 use crate::error::Errno;
 use crate::io::{Event, Io, OpId, PartId};
-use crate::table::{Id, Wait};
+use crate::table::{Active, Id, Wait};
 use crate::units::{Block, Location, Slot};
 
 /// Overflow writes that fail within this time fail for one reason.
@@ -14,6 +14,12 @@ const SAME_HICCUP_NS: u64 = 10_000_000;
 
 /// Tries in a row, each in another segment, after which the overflow counts as degraded.
 pub(crate) const WRITE_TRIES: u32 = 3;
+
+/// Asynchronous operations that one request may have under way.
+const MAX_PENDING: u32 = 64;
+/// With so many under way for all requests together each may have one: an owner that has buffers for fewer at a time
+/// is no slower for it, and they take no more memory than the requests themselves.
+const CROWD: usize = 1024;
 
 /// What an operation was for.
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +111,12 @@ impl Disk {
         }
         self.ops.push(op);
         OpId(self.ops.len() as u32 - 1)
+    }
+
+    /// Whether a request waits for those that it has begun before it begins more of them.
+    #[inline]
+    pub(crate) fn has_begun_enough(&self, a: &Active) -> bool {
+        a.pending > 0 && (a.pending >= MAX_PENDING || self.ops.len() - self.free_ops.len() >= CROWD)
     }
 
     fn take_op(&mut self, op: OpId) -> Op {

@@ -3,7 +3,7 @@
 //! Invariant: content from the overflow reaches the guest only after its checksum was found right.
 
 use crate::counters::add;
-use crate::disk::{Disk, MAX_PENDING};
+use crate::disk::Disk;
 use crate::entry::Place;
 use crate::error::Errno;
 use crate::io::{Event, Io};
@@ -30,7 +30,7 @@ impl Disk {
         let start = a.request.sector * SECTOR_BYTES;
         let mut in_ram = false;
         while a.at < a.len() {
-            if a.pending >= MAX_PENDING {
+            if self.has_begun_enough(a) {
                 return;
             }
             if *budget == 0 {

@@ -4,7 +4,7 @@
 
 use crate::copy::is_zero;
 use crate::counters::add;
-use crate::disk::{Disk, MAX_PENDING};
+use crate::disk::Disk;
 use crate::entry::{Entry, Place};
 use crate::error::Errno;
 use crate::io::Io;
@@ -39,7 +39,7 @@ impl Disk {
     pub(crate) fn walk_write<I: Io>(&mut self, io: &mut I, a: &mut Active) {
         let mut in_ram = false;
         while a.at < a.len() {
-            if a.pending >= MAX_PENDING {
+            if self.has_begun_enough(a) {
                 return;
             }
             if self.budget == 0 {
