@@ -4,6 +4,7 @@
 //! Invariant: each descriptor is copied once, before anything is concluded from it, and no walk takes more
 //! steps than its table has entries.
 
+use super::budget::Budget;
 use super::config::{Device, SERIAL_BYTES};
 use super::memory::{Memory, Segment, copy_from_guest, copy_to_guest};
 use super::queue::{Broken, Queue, Taken};
@@ -28,10 +29,16 @@ pub(super) struct Scratch {
 /// answered breaks the queue.
 #[cold]
 #[inline(never)]
-pub(super) fn take(queue: &mut Queue, head: u16, memory: &Memory, device: &Device) -> Result<Taken, Broken> {
-    let mut scratch = std::mem::take(&mut queue.chain);
-    let taken = take_with(&mut scratch, queue, head, memory, device);
-    queue.chain = scratch;
+pub(super) fn take(
+    queue: &mut Queue,
+    head: u16,
+    memory: &Memory,
+    device: &Device,
+    budget: &mut Budget,
+) -> Result<Taken, Broken> {
+    let mut scratch = std::mem::take(&mut budget.scratch);
+    let taken = take_with(&mut scratch, queue, head, memory, device, budget);
+    budget.scratch = scratch;
     taken
 }
 
@@ -41,6 +48,7 @@ fn take_with(
     head: u16,
     memory: &Memory,
     device: &Device,
+    budget: &mut Budget,
 ) -> Result<Taken, Broken> {
     scratch.collect(queue, head, memory)?;
     let status =
@@ -87,16 +95,14 @@ fn take_with(
         Kind::Out => &scratch.buffers[..scratch.readable],
         _ => &[],
     };
-    let segments = &mut queue.heads[usize::from(head)].several;
-    segments.clear();
+    scratch.segments.clear();
     for buffer in buffers {
-        if !memory.segments(&mut queue.hints.data, buffer.address, buffer.len, segments) {
-            queue.heads[usize::from(head)].release();
+        if !memory.segments(&mut queue.hints.data, buffer.address, buffer.len, &mut scratch.segments) {
             return answer(queue, Status::IoError, failed_bytes);
         }
     }
     let used_bytes = if kind == Kind::In { writable as u32 + 1 } else { failed_bytes };
-    queue.set_head(head, status, used_bytes);
+    queue.set_head(head, status, used_bytes, &scratch.segments, budget);
     Ok(Taken::Submit(submission))
 }
 

@@ -4,6 +4,7 @@
 //! Invariant: while a stop or reset waits for unfinished requests (`held`), no further message is handled, so
 //! that replies keep the order of the questions and a queue never starts over unfinished requests.
 
+use super::budget::Budget;
 use super::config::{Device, DeviceConfig};
 use super::connection::{Answer, Connection, Packet};
 use super::head::Head;
@@ -44,6 +45,7 @@ pub enum Handled {
 pub struct Frontend {
     pub(super) queues: Vec<Queue>,
     pub(super) device: Device,
+    budget: Budget,
     session: u8,
     connection: Connection,
     pub(super) features: u64,
@@ -95,6 +97,7 @@ impl Frontend {
         Ok(Frontend {
             queues: (0..config.queues).map(|queue| Queue::new(token(queue))).collect(),
             device: Device::new(&config),
+            budget: Budget::new(config.queues),
             session,
             connection: Connection::new(socket)?,
             features: 0,
@@ -231,13 +234,13 @@ impl Frontend {
     /// Takes the next request of a queue. Malformed and unsupported ones are answered on the way.
     #[inline]
     pub fn next(&mut self, queue: u16) -> Option<Request> {
-        self.queues.get_mut(usize::from(queue))?.next(&mut self.memory, &self.device)
+        self.queues.get_mut(usize::from(queue))?.next(&mut self.memory, &self.device, &mut self.budget)
     }
 
-    /// Whether [`Frontend::next`] would find something to look at.
+    /// Whether [`Frontend::next`] would find something to look at, and there is room for what it finds.
     #[inline]
     pub fn has_work(&self, queue: u16) -> bool {
-        self.queues.get(usize::from(queue)).is_some_and(Queue::has_work)
+        self.queues.get(usize::from(queue)).is_some_and(|queue| queue.has_work(&self.budget))
     }
 
     /// Gives finished requests of a queue back to the driver, and interrupts it if it wants that.
@@ -256,10 +259,11 @@ impl Frontend {
         }
     }
 
-    /// Asks the driver to kick. True: there is more meanwhile, for which it will not; look again.
+    /// Asks the driver to kick. True: there is more meanwhile, for which it will not; look again. What there is no
+    /// room for (as in [`Frontend::has_work`]) does not count: the end of a request is what brings that.
     #[inline]
     pub fn enable_notifications(&mut self, queue: u16) -> bool {
-        self.queues.get_mut(usize::from(queue)).is_some_and(Queue::enable_notifications)
+        self.queues.get_mut(usize::from(queue)).is_some_and(|queue| queue.enable_notifications(&self.budget))
     }
 
     /// Requests that were taken and are not completed.
@@ -403,7 +407,7 @@ impl GuestBuffers for Frontend {
     fn complete(&mut self, token: Token, result: Result<(), Errno>) {
         debug_assert!(self.owns(token), "a token of another session");
         if let Some(queue) = self.queues.get_mut(usize::from(Self::queue_of(token))) {
-            queue.complete(token.0 as u16, result, &mut self.memory);
+            queue.complete(token.0 as u16, result, &mut self.memory, &mut self.budget);
         }
     }
 }

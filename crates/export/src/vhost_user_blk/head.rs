@@ -11,9 +11,6 @@ use std::ops::Range;
 /// The data of a request that has none.
 pub(super) const NO_SEGMENT: Segment = Segment { at: std::ptr::null_mut(), len: 0 };
 
-/// What a head keeps room for: a request of 128 KiB in pages.
-const KEPT_SEGMENTS: usize = 32;
-
 /// Whose a head is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeadState {
@@ -38,7 +35,7 @@ pub(super) struct Head {
     pub status: *mut u8,
     /// The first segment of the data, which mostly is the only one.
     pub first: Segment,
-    /// All segments when there are several. Keeps its room for the next request, unless it is a lot.
+    /// All segments when there are several, else a list without memory.
     pub several: Vec<Segment>,
 }
 
@@ -51,15 +48,6 @@ impl Head {
             status: std::ptr::null_mut(),
             first: NO_SEGMENT,
             several: Vec::new(),
-        }
-    }
-
-    /// Its request is over. What one request with very many segments took is not kept for ever.
-    #[inline(always)]
-    pub(super) fn release(&mut self) {
-        self.state = HeadState::Free;
-        if self.several.capacity() > KEPT_SEGMENTS {
-            self.several = Vec::new();
         }
     }
 

@@ -8,7 +8,8 @@
 //! 2. in each turn, for each queue that [`Frontend::is_live`] and [`Frontend::has_work`], takes requests with
 //!    [`Frontend::next`], hands them to the disk, and then calls [`Frontend::publish`] for the queue, **also
 //!    when `next` returned nothing**: malformed requests are answered inside `next`, a bounded number of them
-//!    between two publications;
+//!    between two publications. A queue has no work while its front end's unfinished requests hold as much memory
+//!    as they may; the end of any of them is a reason to look again;
 //! 3. lends the frontend to the disk as its [`spillway_core::GuestBuffers`]; completions that come later are
 //!    published with [`Frontend::publish`] too, once per batch;
 //! 4. before it sleeps, calls [`Frontend::enable_notifications`] for each live queue, and looks again at those
@@ -31,6 +32,7 @@
 //! A request's token: bits 63..56 the tag of this export, 55..48 the session, 47..32 the queue, 15..0 the head
 //! descriptor.
 
+mod budget;
 mod chain;
 mod config;
 mod connection;

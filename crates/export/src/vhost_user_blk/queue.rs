@@ -7,10 +7,11 @@
 //! Invariant: a head is in at most one of these states, so a driver that makes a head available again before
 //! it got it back stops its queue and never confuses two requests.
 
+use super::budget::Budget;
 use super::config::Device;
 use super::head::{Head, HeadState, NO_SEGMENT};
 use super::inflight::Marks;
-use super::memory::{Hint, Memory};
+use super::memory::{Hint, Memory, Segment};
 use super::message::VringAddr;
 use super::request::{Status, Submission};
 use super::ring::{MAX_QUEUE_SIZE, Ring};
@@ -70,8 +71,9 @@ pub(super) struct Queue {
     resubmit: Vec<u16>,
     marks: Option<Marks>,
     pub unfinished: usize,
+    /// What the unfinished ones hold of the budget.
+    held_bytes: usize,
     pub hints: Hints,
-    pub chain: super::chain::Scratch,
     token_base: u64,
 
     /// Broke the rules: stays stopped until the front end sets it up anew.
@@ -109,8 +111,8 @@ impl Queue {
             resubmit: Vec::new(),
             marks: None,
             unfinished: 0,
+            held_bytes: 0,
             hints: Hints::default(),
-            chain: super::chain::Scratch::default(),
             token_base,
             broken: false,
             notice: None,
@@ -165,7 +167,7 @@ impl Queue {
             // that took the used index around to 0.
             self.signal();
         }
-        self.enable_notifications();
+        self.ask_for_kicks();
         Ok(())
     }
 
@@ -207,19 +209,26 @@ impl Queue {
         *self = Queue { error: self.error.take(), ..Queue::new(self.token_base) };
     }
 
-    /// Whether the driver, or an earlier process, left something to take.
+    /// Whether the driver, or an earlier process, left something that may be taken now.
     #[inline]
-    pub(super) fn has_work(&self) -> bool {
+    pub(super) fn has_work(&self, budget: &Budget) -> bool {
         let Some(ring) = &self.ring else { return false };
-        self.live && (ring.available_index() != self.next_available || !self.resubmit.is_empty())
+        self.live
+            && (ring.available_index() != self.next_available || !self.resubmit.is_empty())
+            && budget.has_room(self.held_bytes)
     }
 
     /// Takes the next request for the disk. Answers no more than [`MAX_REFUSED`] others between two publications,
     /// so that a driver that keeps on adding bad ones cannot hold the thread.
     #[inline]
-    pub(super) fn next(&mut self, memory: &mut Memory, device: &Device) -> Option<Request> {
+    pub(super) fn next(
+        &mut self,
+        memory: &mut Memory,
+        device: &Device,
+        budget: &mut Budget,
+    ) -> Option<Request> {
         while self.refused < MAX_REFUSED {
-            if !self.live {
+            if !self.live || !budget.has_room(self.held_bytes) {
                 return None;
             }
             let head = match self.take_head() {
@@ -233,7 +242,7 @@ impl Queue {
             let taken = super::short::take(self, head, memory, device);
             let taken = match taken {
                 Some(submission) => Ok(Taken::Submit(submission)),
-                None => super::chain::take(self, head, memory, device),
+                None => super::chain::take(self, head, memory, device, budget),
             };
             if memory.guard().poisoned() {
                 self.live = false;
@@ -245,6 +254,7 @@ impl Queue {
                     state.state = HeadState::Unfinished;
                     state.generation = memory.acquire();
                     self.unfinished += 1;
+                    budget.hold(&mut self.held_bytes, &state.several);
                     let token = Token(self.token_base | u64::from(head));
                     return Some(Request { token, operation, sector, sectors });
                 }
@@ -298,12 +308,20 @@ impl Queue {
         Ok(Some(head))
     }
 
-    /// Fills in a head by hand, for [`super::chain`]. Its segments are in `several` already.
-    pub(super) fn set_head(&mut self, head: u16, status: *mut u8, used_bytes: u32) {
+    /// Fills in a head by hand, for [`super::chain`].
+    pub(super) fn set_head(
+        &mut self,
+        head: u16,
+        status: *mut u8,
+        used_bytes: u32,
+        segments: &[Segment],
+        budget: &mut Budget,
+    ) {
         let state = &mut self.heads[usize::from(head)];
         state.status = status;
         state.used_bytes = used_bytes;
-        state.first = state.several.first().copied().unwrap_or(NO_SEGMENT);
+        state.first = segments.first().copied().unwrap_or(NO_SEGMENT);
+        state.several = if segments.len() > 1 { budget.list(segments) } else { Vec::new() };
     }
 
     /// The state of an unfinished head.
@@ -314,7 +332,13 @@ impl Queue {
 
     /// The disk has finished a request.
     #[inline]
-    pub(super) fn complete(&mut self, head: u16, result: Result<(), Errno>, memory: &mut Memory) {
+    pub(super) fn complete(
+        &mut self,
+        head: u16,
+        result: Result<(), Errno>,
+        memory: &mut Memory,
+        budget: &mut Budget,
+    ) {
         let Some(state) = self.heads.get_mut(usize::from(head)) else { return };
         let abandoned = match state.state {
             HeadState::Unfinished => false,
@@ -322,7 +346,8 @@ impl Queue {
             HeadState::Free | HeadState::Answered => return,
         };
         let (at, used_bytes, generation) = (state.status, state.used_bytes, state.generation);
-        state.release();
+        state.state = HeadState::Free;
+        budget.release(&mut self.held_bytes, &mut state.several);
         self.unfinished -= 1;
         if !abandoned && !memory.guard().poisoned() {
             match result {
@@ -406,8 +431,14 @@ impl Queue {
 
     /// Asks the driver to kick. True if it has added something meanwhile and will not kick for that.
     #[inline]
-    pub(super) fn enable_notifications(&mut self) -> bool {
-        let Some(ring) = &self.ring else { return false };
+    pub(super) fn enable_notifications(&mut self, budget: &Budget) -> bool {
+        self.ask_for_kicks();
+        self.has_work(budget)
+    }
+
+    #[inline]
+    fn ask_for_kicks(&mut self) {
+        let Some(ring) = &self.ring else { return };
         if self.event_idx {
             ring.set_available_event(self.next_available);
         } else {
@@ -415,7 +446,6 @@ impl Queue {
         }
         // The wish must be visible before the index is read: the driver does both the other way round.
         fence(Ordering::SeqCst);
-        self.has_work()
     }
 
     /// Stops the queue for good: the driver broke the rules, or its memory is gone.

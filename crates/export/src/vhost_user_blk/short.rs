@@ -67,6 +67,5 @@ pub(super) fn take(queue: &mut Queue, head: u16, memory: &Memory, device: &Devic
     state.status = status_at;
     state.first = Segment { at: data_at, len: data.len };
     state.used_bytes = if write { 1 } else { data.len + 1 };
-    state.several.clear();
     Some(submission)
 }

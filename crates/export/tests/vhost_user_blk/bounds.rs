@@ -1,6 +1,7 @@
 //! What a front end or its guest can take of memory, address space and time.
 
 use crate::vmm::*;
+use spillway_core::{Errno, GuestBuffers, Request};
 use std::os::fd::AsFd;
 
 fn region(gpa: u64, len: u64, user: u64) -> Vec<u8> {
@@ -24,7 +25,7 @@ fn address_space_is_bounded_with_what_unfinished_requests_hold() {
     let request = rig.frontend.next(0).unwrap();
     assert!(rig.try_tell(38, &nth(1), &[]));
     assert!(!rig.try_tell(37, &nth(3), &[huge.as_fd()]));
-    spillway_core::GuestBuffers::complete(&mut rig.frontend, request.token, Ok(()));
+    rig.frontend.complete(request.token, Ok(()));
     assert!(rig.try_tell(37, &nth(3), &[huge.as_fd()]));
 }
 
@@ -46,6 +47,117 @@ fn a_request_in_very_many_pieces_is_an_io_error() {
         chain.push((SCRATCH + 32, if buffers == 512 { 2 } else { 10 }, true));
         chain.push((status, 1, true));
         assert_eq!(rig.run(&chain, Some(table), status), expected, "{buffers} buffers");
+    }
+}
+
+/// Pieces that a read of 4 KiB is offered in, by [`offer_pieces`]: with header and status the longest table.
+const PIECES: u64 = 1022;
+/// What the unfinished requests of a front end may take of memory, and one that is let in at the last moment by each of
+/// 16 queues.
+const MOST_BYTES: u64 = (4 << 20) + 16 * (PIECES * 16 + 512);
+
+const TABLES: u64 = SCRATCH + 0x100000;
+const PIECES_DATA: u64 = SCRATCH + 0x200000;
+
+/// Fills the driver's queue with reads of the first eight blocks, each in very many pieces.
+fn offer_pieces(rig: &mut Rig) {
+    for n in (0..8).cycle().take(usize::from(rig.driver.size)) {
+        let (at, table, data) = (SCRATCH + n * 32, TABLES + n * 0x4000, PIECES_DATA + n * 4096);
+        rig.memory.write(at, &Rig::header(0, n * 8));
+        let mut chain = vec![(at, 16, false)];
+        chain.extend((0..PIECES).map(|i| (data + i * 4, if i + 1 < PIECES { 4 } else { 12 }, true)));
+        chain.push((at + 16, 1, true));
+        let head = rig.driver.chain(&rig.memory, &chain, Some(table));
+        rig.driver.offer(&rig.memory, head);
+    }
+}
+
+/// All requests that a queue gives, by as many publications as it takes.
+fn take_all(rig: &mut Rig, queue: u16) -> Vec<Request> {
+    let mut taken = Vec::new();
+    while rig.frontend.has_work(queue) {
+        taken.extend(std::iter::from_fn(|| rig.frontend.next(queue)));
+        rig.frontend.publish(queue);
+    }
+    assert!(rig.frontend.next(queue).is_none());
+    taken
+}
+
+#[test]
+fn what_unfinished_requests_hold_is_bounded_and_none_is_lost() {
+    let mut rig = Rig::new(256, ALL_FEATURES);
+    offer_pieces(&mut rig);
+    let mut taken = take_all(&mut rig, 0);
+    assert!(taken.len() >= 100 && taken.len() as u64 * PIECES * 16 <= MOST_BYTES, "{} taken", taken.len());
+    assert!(!rig.frontend.enable_notifications(0), "it may sleep");
+
+    // The others have a part of their own, whatever the first one holds.
+    let first = std::mem::replace(&mut rig.driver, Driver::new(256, RING_AT + 0x4000, true));
+    rig.start_queue_as(1, 0);
+    offer_pieces(&mut rig);
+    let mut of_second = take_all(&mut rig, 1);
+    assert!(!of_second.is_empty(), "one queue keeps another from being read");
+    assert!((taken.len() + of_second.len()) as u64 * PIECES * 16 <= MOST_BYTES);
+
+    // The end of any request is what brings the next.
+    let (mut drivers, mut done) = ([first, rig.driver], [0, 0]);
+    rig.driver = Driver::new(16, RING_AT, true);
+    while let Some(request) = of_second.pop().or_else(|| taken.pop()) {
+        rig.finish(&request);
+        taken.extend(take_all(&mut rig, 0));
+        of_second.extend(take_all(&mut rig, 1));
+        assert!((taken.len() + of_second.len()) as u64 * PIECES * 16 <= MOST_BYTES);
+        for (n, driver) in drivers.iter_mut().enumerate() {
+            rig.frontend.publish(n as u16);
+            done[n] += std::iter::from_fn(|| driver.take_used(&rig.memory))
+                .map(|(_, len)| assert_eq!(len, 4097))
+                .count();
+        }
+    }
+    assert_eq!(done, [256, 256], "each once");
+    assert_eq!(rig.frontend.unfinished(), 0);
+    assert_eq!(rig.memory.read(PIECES_DATA, 8 * 4096), rig.disk[..8 * 4096]);
+}
+
+#[test]
+fn a_queue_that_is_not_read_for_want_of_room_stops_and_goes_on_from_there() {
+    for dies in [false, true] {
+        let mut rig =
+            if dies { Rig::relayed(256, ALL_FEATURES) } else { Rig::unconnected(256, ALL_FEATURES) };
+        rig.negotiate();
+        rig.add_memory();
+        rig.start_queue(0);
+        offer_pieces(&mut rig);
+        let taken = take_all(&mut rig, 0);
+        assert!(taken.len() < 256);
+        if dies {
+            rig.die();
+        } else {
+            rig.tell(11, &Rig::vring(0, 0), &[]);
+            for request in &taken {
+                rig.frontend.complete(request.token, Err(Errno::CANCELED));
+            }
+            rig.frontend.finish_stops(&mut rig.changes).unwrap();
+            let (_, answer, _) = rig.vmm.reply().expect("nothing is unfinished");
+            assert_eq!(answer, Rig::vring(0, taken.len() as u32), "what was not read is not taken");
+            rig.start_queue(taken.len() as u16);
+        }
+        // What was taken comes again, then the rest, and all of it fits.
+        let mut all = Vec::new();
+        while rig.frontend.has_work(0) {
+            let again = take_all(&mut rig, 0);
+            assert!(again.len() as u64 * PIECES * 16 <= MOST_BYTES);
+            again.iter().for_each(|request| rig.finish(request));
+            rig.frontend.publish(0);
+            all.extend(again.iter().map(|request| request.token.0 as u16));
+        }
+        assert!(
+            taken.iter().zip(&all).all(|(request, head)| request.token.0 as u16 == *head),
+            "in their order"
+        );
+        all.sort_unstable();
+        assert!(all.iter().copied().eq(0..256), "each once");
+        assert_eq!(std::iter::from_fn(|| rig.driver.take_used(&rig.memory)).count(), 256);
     }
 }
 

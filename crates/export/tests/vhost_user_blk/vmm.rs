@@ -544,15 +544,20 @@ impl Rig {
 
     /// Sets the driver's queue up from its present base.
     pub fn start_queue(&mut self, base: u16) {
-        self.tell(8, &Rig::vring(0, u32::from(self.driver.size)), &[]);
-        self.tell(10, &Rig::vring(0, u32::from(base)), &[]);
-        let addresses = self.vring_address(0);
+        self.start_queue_as(0, base);
+    }
+
+    /// The same as the queue of this number.
+    pub fn start_queue_as(&mut self, index: u32, base: u16) {
+        self.tell(8, &Rig::vring(index, u32::from(self.driver.size)), &[]);
+        self.tell(10, &Rig::vring(index, u32::from(base)), &[]);
+        let addresses = self.vring_address(index);
         self.tell(9, &addresses, &[]);
         let (kick, call) = (self.driver.kick.try_clone().unwrap(), self.driver.call.try_clone().unwrap());
-        self.tell(13, &0u64.to_ne_bytes(), &[call.as_fd()]);
-        self.tell(12, &0u64.to_ne_bytes(), &[kick.as_fd()]);
+        self.tell(13, &u64::from(index).to_ne_bytes(), &[call.as_fd()]);
+        self.tell(12, &u64::from(index).to_ne_bytes(), &[kick.as_fd()]);
         if self.features & PROTOCOL_FEATURES != 0 {
-            self.tell(18, &Rig::vring(0, 1), &[]);
+            self.tell(18, &Rig::vring(index, 1), &[]);
         }
     }
 

@@ -1,0 +1,74 @@
+//! What the unfinished requests of one front end may take of our memory. Owns the account, and memory that the next
+//! request uses again; never looks into a request.
+//!
+//! Invariant: all that is held is held by unfinished requests. So a queue that is not read for want of room is read
+//! again when one of them ends, which every owner of a [`super::Frontend`] notices.
+
+use super::chain::Scratch;
+use super::memory::Segment;
+
+/// What a request takes besides its segments: at the disk a row, its places on lists, an operation and a read.
+const REQUEST_BYTES: usize = 512;
+/// What the queues may hold before each must keep to what is its own.
+const SHARED_BYTES: usize = 2 << 20;
+/// What is the queues' own, in equal parts: no queue keeps others from being read.
+const OWN_BYTES: usize = 2 << 20;
+/// Segments that a spare list has room for: a request of 128 KiB in pages.
+const SPARE_SEGMENTS: usize = 32;
+const MAX_SPARE: usize = 256;
+
+pub(super) struct Budget {
+    held_bytes: usize,
+    own_bytes: usize,
+    spare: Vec<Vec<Segment>>,
+    /// Room to take one chain apart.
+    pub scratch: Scratch,
+}
+
+impl Budget {
+    pub(super) fn new(queues: u16) -> Budget {
+        let own_bytes = OWN_BYTES / usize::from(queues);
+        Budget { held_bytes: 0, own_bytes, spare: Vec::new(), scratch: Scratch::default() }
+    }
+
+    /// Whether a queue that holds so much may take another request, of any length.
+    #[inline(always)]
+    pub(super) fn has_room(&self, queue_bytes: usize) -> bool {
+        self.held_bytes < SHARED_BYTES || queue_bytes < self.own_bytes
+    }
+
+    /// A request with this list is taken, from a queue that holds so much.
+    #[inline(always)]
+    pub(super) fn hold(&mut self, queue_bytes: &mut usize, list: &Vec<Segment>) {
+        let bytes = REQUEST_BYTES + list.capacity() * size_of::<Segment>();
+        *queue_bytes += bytes;
+        self.held_bytes += bytes;
+    }
+
+    /// It is over.
+    #[inline(always)]
+    pub(super) fn release(&mut self, queue_bytes: &mut usize, list: &mut Vec<Segment>) {
+        let bytes = REQUEST_BYTES + list.capacity() * size_of::<Segment>();
+        *queue_bytes -= bytes;
+        self.held_bytes -= bytes;
+        if list.capacity() > 0 {
+            self.keep(std::mem::take(list));
+        }
+    }
+
+    /// What very many segments took is not kept.
+    fn keep(&mut self, mut list: Vec<Segment>) {
+        if list.capacity() <= SPARE_SEGMENTS && self.spare.len() < MAX_SPARE {
+            list.clear();
+            self.spare.push(list);
+        }
+    }
+
+    /// These segments as a list that is not longer than it must be.
+    pub(super) fn list(&mut self, segments: &[Segment]) -> Vec<Segment> {
+        let spare = if segments.len() <= SPARE_SEGMENTS { self.spare.pop() } else { None };
+        let mut list = spare.unwrap_or_else(|| Vec::with_capacity(segments.len().max(SPARE_SEGMENTS)));
+        list.extend_from_slice(segments);
+        list
+    }
+}
