@@ -111,6 +111,7 @@ const BUCKET_SHIFT: u32 = 5;
 /// A request over more buckets than this counts as wide.
 const WIDE: u32 = 8;
 
+/// It never shrinks: the exports bound how many requests are unfinished, and count its rows.
 pub(crate) struct Table {
     rows: Vec<Option<Active>>,
     free: Vec<Id>,
