@@ -382,7 +382,9 @@ fn the_document_names_tests_that_are_there() {
     let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap();
     let document = read(crates.join("../docs/virtio-blk-conformance.md"));
     let here = std::fs::read_dir(crates.join("export/tests/vhost_user_blk")).unwrap();
-    let more = ["export/tests/vhost_user_blk_driver.rs", "cli/tests/serving.rs"].map(|p| crates.join(p));
+    let more =
+        ["export/tests/vhost_user_blk_driver.rs", "cli/tests/serving.rs", "lab/tests/system/hostile.rs"];
+    let more = more.map(|p| crates.join(p));
     let tests: String = here.map(|entry| entry.unwrap().path()).chain(more).map(read).collect();
     let names: Vec<_> = document
         .split('`')

@@ -14,6 +14,7 @@ mod fullfs;
 mod garbage;
 mod guest;
 mod handshake;
+mod hostile;
 mod idle;
 mod orphans;
 mod points;
