@@ -5,9 +5,11 @@
 //! when there is no supervisor.
 //!
 //! Each read asks for the rest of one message only, so file descriptors always belong to the message they came
-//! with. Invariant: a descriptor that was received is in `fds` or closed, whatever else goes wrong.
+//! with. Invariant: a descriptor that was received is known for a harmless one and in `fds` or closed, or it is among the
+//! suspects, whatever else goes wrong.
 
 use super::Disconnect;
+use super::descriptor::is_harmless;
 use super::message::{self, HEADER_BYTES, Header, MAX_FDS, MAX_PAYLOAD};
 use rustix::io::Errno;
 use rustix::net::{
@@ -15,7 +17,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// A whole message of a front end, header included.
@@ -43,6 +45,7 @@ pub struct Connection {
     buffer: [u8; HEADER_BYTES + MAX_PAYLOAD],
     filled: usize,
     fds: Vec<OwnedFd>,
+    suspects: Vec<ManuallyDrop<OwnedFd>>,
 }
 
 impl Connection {
@@ -52,12 +55,24 @@ impl Connection {
     /// The system's.
     pub fn new(socket: OwnedFd) -> std::io::Result<Connection> {
         rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Connection { socket, buffer: [0; HEADER_BYTES + MAX_PAYLOAD], filled: 0, fds: Vec::new() })
+        Ok(Connection {
+            socket,
+            buffer: [0; HEADER_BYTES + MAX_PAYLOAD],
+            filled: 0,
+            fds: Vec::new(),
+            suspects: Vec::new(),
+        })
     }
 
     /// The socket.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// The descriptors for which the front end was let go: they may be of files whose every operation waits for the front
+    /// end for ever, their closing too. What is not taken here stays open until the process ends.
+    pub fn take_suspects(&mut self) -> Vec<OwnedFd> {
+        self.suspects.drain(..).map(ManuallyDrop::into_inner).collect()
     }
 
     /// Reads on until a message is whole. `None`: there is no more now.
@@ -99,11 +114,22 @@ impl Connection {
             Err(Errno::CONNRESET) => return Err(Disconnect::Left),
             Err(e) => return Err(Disconnect::Fault(format!("reading from the front end's socket: {e}"))),
         };
+        let mut refused = None;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
-                // A socket that lingers would make us wait when it is closed. It is no socket that is wanted.
-                self.fds.extend(fds.inspect(|fd| _ = rustix::net::sockopt::set_socket_linger(fd, None)));
+                for fd in fds {
+                    match is_harmless(fd.as_fd()) {
+                        Ok(()) => self.fds.push(fd),
+                        Err(why) => {
+                            self.suspects.push(ManuallyDrop::new(fd));
+                            refused = Some(why);
+                        }
+                    }
+                }
             }
+        }
+        if let Some(why) = refused {
+            return Err(Disconnect::Fault(why));
         }
         if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
             return Err(Disconnect::Fault(format!(

@@ -37,6 +37,7 @@ mod chain;
 mod config;
 mod connection;
 mod control;
+mod descriptor;
 mod frontend;
 mod head;
 mod inflight;

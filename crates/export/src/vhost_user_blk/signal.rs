@@ -10,10 +10,12 @@
 //! Invariant: nothing that the front end does to its eventfd makes [`Signal::raise`] wait.
 
 use libc::iocb;
+use std::cell::OnceCell;
 use std::io;
 use std::mem::zeroed;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::thread::LocalKey;
 use std::time::{Duration, Instant};
 
 /// Completions that the kernel keeps for certain until they are fetched. It counts them for all contexts of the host, up to
@@ -35,16 +37,10 @@ pub(super) struct Signal {
 impl Signal {
     /// For this eventfd; anything else is an error. It keeps its own reference.
     pub(super) fn new(eventfd: impl AsFd) -> io::Result<Signal> {
-        let signal =
-            Signal { eventfd: eventfd.as_fd().try_clone_to_owned()?, context: Context::of_thread()? };
-        // The kernel looks at the eventfd first, and then stumbles over a flag that there is not.
-        let mut request = signal.request(READ);
-        request.aio_rw_flags = 1 << 30;
-        match signal.context.submit(&mut request) {
-            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(signal),
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Err(io::Error::other("it is no eventfd")),
-            Err(e) => Err(e),
-            Ok(()) => Err(io::Error::other("this kernel does not check it")),
+        let context = Context::of_thread(&CONTEXT, ENTRIES)?;
+        match context.knows(eventfd.as_fd())? {
+            true => Ok(Signal { eventfd: eventfd.as_fd().try_clone_to_owned()?, context }),
+            false => Err(io::Error::other("it is no eventfd")),
         }
     }
 
@@ -56,20 +52,25 @@ impl Signal {
 
     /// Adds one to the eventfd's counter, or leaves it where it is when it is full.
     pub(super) fn raise(&mut self) {
-        let _ = self.context.submit(&mut self.request(POLL));
+        let _ = self.context.submit(&mut request(POLL, self.eventfd.as_fd()));
     }
+}
 
-    fn request(&self, operation: u16) -> iocb {
-        let eventfd = self.eventfd.as_raw_fd() as u32;
-        // SAFETY: plain numbers, for all of which zero is valid.
-        let mut request: iocb = unsafe { zeroed() };
-        request.aio_lio_opcode = operation;
-        request.aio_fildes = eventfd;
-        request.aio_buf = (libc::POLLIN | libc::POLLOUT) as u64;
-        request.aio_flags = RAISE_EVENTFD;
-        request.aio_resfd = eventfd;
-        request
-    }
+/// Whether this is an eventfd. It never waits, whatever it is: no operation of the file's own is called.
+pub(super) fn is_eventfd(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    Context::of_thread(&QUESTIONS, 1)?.knows(fd)
+}
+
+fn request(operation: u16, eventfd: BorrowedFd<'_>) -> iocb {
+    let eventfd = eventfd.as_raw_fd() as u32;
+    // SAFETY: plain numbers, for all of which zero is valid.
+    let mut request: iocb = unsafe { zeroed() };
+    request.aio_lio_opcode = operation;
+    request.aio_fildes = eventfd;
+    request.aio_buf = (libc::POLLIN | libc::POLLOUT) as u64;
+    request.aio_flags = RAISE_EVENTFD;
+    request.aio_resfd = eventfd;
+    request
 }
 
 /// A context of Linux AIO. A thread makes one and keeps it: to destroy one takes the kernel milliseconds.
@@ -77,25 +78,29 @@ struct Context {
     id: libc::c_ulong,
 }
 
+type Cell = OnceCell<Rc<Context>>;
+
 thread_local! {
-    static CONTEXT: std::cell::OnceCell<Rc<Context>> = const { std::cell::OnceCell::new() };
+    static CONTEXT: Cell = const { OnceCell::new() };
+    /// Of a thread that raises none, and only asks: nothing ever completes there.
+    static QUESTIONS: Cell = const { OnceCell::new() };
 }
 
 impl Context {
-    fn of_thread() -> io::Result<Rc<Context>> {
-        CONTEXT.with(|cell| match cell.get() {
+    fn of_thread(place: &'static LocalKey<Cell>, entries: usize) -> io::Result<Rc<Context>> {
+        place.with(|cell| match cell.get() {
             Some(context) => Ok(Rc::clone(context)),
             None => {
-                let context = Rc::new(Context::new()?);
+                let context = Rc::new(Context::new(entries)?);
                 Ok(Rc::clone(cell.get_or_init(|| context)))
             }
         })
     }
 
-    fn new() -> io::Result<Context> {
+    fn new(entries: usize) -> io::Result<Context> {
         let mut id: libc::c_ulong = 0;
         // SAFETY: the kernel writes one number, to a place of ours that holds zero as it wants it.
-        let setup = || match unsafe { libc::syscall(libc::SYS_io_setup, ENTRIES, &raw mut id) } {
+        let setup = || match unsafe { libc::syscall(libc::SYS_io_setup, entries, &raw mut id) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         };
@@ -104,6 +109,20 @@ impl Context {
             io::Error::new(e.kind(), format!("io_setup: {e}; {advice}"))
         })?;
         Ok(Context { id })
+    }
+
+    /// Whether the kernel takes it for an eventfd.
+    fn knows(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
+        // The kernel looks at the eventfd first, and then stumbles over a flag that there is not.
+        let mut request = request(READ, fd);
+        request.aio_rw_flags = 1 << 30;
+        match self.submit(&mut request) {
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(true),
+            // Of a file that is open as a place only, the kernel says that it is not open.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EBADF)) => Ok(false),
+            Err(e) => Err(e),
+            Ok(()) => Err(io::Error::other("this kernel does not check it")),
+        }
     }
 
     fn submit(&self, request: &mut iocb) -> io::Result<()> {

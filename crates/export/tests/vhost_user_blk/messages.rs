@@ -1,18 +1,30 @@
 //! Control messages: good, odd, broken and hostile ones.
 
 use crate::vmm::*;
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::pipe;
 use spillway_core::Operation;
-use spillway_export::vhost_user_blk::{Change, Disconnect, Frontend};
+use spillway_export::vhost_user_blk::{Change, Connection, Disconnect, Frontend};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 fn u64_of(payload: &[u8]) -> u64 {
     u64::from_ne_bytes(payload.try_into().unwrap())
 }
 
-/// True once every copy of a pipe's write end is closed.
-fn closed(read_end: &OwnedFd) -> bool {
-    wait(read_end, 5) && rustix::io::read(read_end, &mut [0; 1]) == Ok(0)
+/// How often this process, with all that its threads do, has this file open.
+fn times_open(file: &OwnedFd) -> usize {
+    let which = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+    let wanted = which(rustix::fs::fstat(file).unwrap());
+    let all = std::fs::read_dir("/proc/self/fd").unwrap();
+    // Other threads close theirs meanwhile.
+    all.flatten().filter(|fd| rustix::fs::stat(fd.path()).is_ok_and(|stat| which(stat) == wanted)).count()
+}
+
+/// Shared memory of its own.
+fn some_memory() -> OwnedFd {
+    let fd = memfd_create("some", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, 1 << 20).unwrap();
+    fd
 }
 
 #[test]
@@ -201,7 +213,7 @@ fn memory_that_comes_last_starts_the_queue() {
 #[test]
 fn wrong_messages_are_refused_and_harm_nothing() {
     let mut rig = Rig::new(8, ALL_FEATURES);
-    let (reader, writer) = pipe().unwrap();
+    let (other, kick) = (some_memory(), event());
     let table = |count: u32, regions: usize| {
         let mut payload = count.to_ne_bytes().to_vec();
         payload.extend_from_slice(&[0; 4]);
@@ -217,8 +229,9 @@ fn wrong_messages_are_refused_and_harm_nothing() {
     };
     let memory = rig.memory.fd.try_clone().unwrap();
     let good: &[_] = &[memory.as_fd()];
-    let bad: &[_] = &[writer.as_fd()];
-    let both = [memory.as_fd(), writer.as_fd()];
+    let no_event: &[_] = &[other.as_fd()];
+    let no_memory: &[_] = &[kick.as_fd()];
+    let both = [memory.as_fd(), other.as_fd()];
     let two: &[_] = &both;
     let none: &[_] = &[];
     let inflight = |size: u64, queues: u16, entries: u16| {
@@ -249,8 +262,8 @@ fn wrong_messages_are_refused_and_harm_nothing() {
         ("a base of more than 16 bits", 10, Rig::vring(1, 65536), none),
         ("enable 2", 18, Rig::vring(1, 2), none),
         ("a kick without descriptor", 12, 1u64.to_ne_bytes().to_vec(), none),
-        ("a kick that is a pipe", 12, 1u64.to_ne_bytes().to_vec(), bad),
-        ("a call that is a pipe", 13, 1u64.to_ne_bytes().to_vec(), bad),
+        ("a kick that is memory", 12, 1u64.to_ne_bytes().to_vec(), no_event),
+        ("a call that is memory", 13, 1u64.to_ne_bytes().to_vec(), no_event),
         ("a kick for queue 255", 12, 255u64.to_ne_bytes().to_vec(), none),
         ("two descriptors for one region", 37, with(0, 0), two),
         ("a region without descriptor", 37, with(0, 0), none),
@@ -261,7 +274,7 @@ fn wrong_messages_are_refused_and_harm_nothing() {
         ("an offset that wraps", 37, with(3, u64::MAX - 4095), good),
         ("a guest address that wraps", 37, with(0, u64::MAX - 4095), good),
         ("a user address that wraps", 37, with(2, u64::MAX - 4095), good),
-        ("memory that is a pipe", 37, with(0, 0), bad),
+        ("memory that is an eventfd", 37, with(0, 0), no_memory),
         ("removal of what is not there", 38, with(0, 0), none),
         ("9 regions", 5, table(9, 9), none),
         ("fewer regions than announced", 5, table(2, 1), good),
@@ -271,7 +284,7 @@ fn wrong_messages_are_refused_and_harm_nothing() {
         ("an in-flight table that is too small", 32, inflight(64, 1, 8), good),
         ("an in-flight table for 17 queues", 32, inflight(1 << 20, 17, 8), good),
         ("an in-flight table beyond its file", 32, beyond, good),
-        ("an in-flight table that is a pipe", 32, inflight(4096, 1, 8), bad),
+        ("an in-flight table that is an eventfd", 32, inflight(4096, 1, 8), no_memory),
         ("a short in-flight description", 32, vec![0; 16], good),
     ];
     for (what, request, payload, fds) in cases {
@@ -280,8 +293,7 @@ fn wrong_messages_are_refused_and_harm_nothing() {
         assert!(rig.frontend.is_live(0), "{what}");
         assert_eq!(rig.simple(4, 0, None), Some((0, 1)), "{what}");
     }
-    drop(writer);
-    assert!(closed(&reader), "a descriptor of a refused message is still open");
+    assert_eq!(times_open(&other), 1, "a descriptor of a refused message is still open");
 }
 
 #[test]
@@ -328,30 +340,51 @@ fn broken_framing_ends_the_connection() {
 #[test]
 fn unexpected_descriptors_are_closed_and_too_many_end_the_connection() {
     let mut rig = Rig::new(8, ALL_FEATURES);
-    let (reader, writer) = pipe().unwrap();
+    let memory = some_memory();
     // A message that needs none; REM_MEM_REG with one is even known from real front ends.
-    rig.tell(3, &[], &[writer.as_fd(), writer.as_fd()]);
+    rig.tell(3, &[], &[memory.as_fd(), memory.as_fd()]);
     rig.ask(1, &[]);
-    drop(writer);
-    assert!(closed(&reader));
+    assert_eq!(times_open(&memory), 1);
 
     for count in [9, 10, 30] {
         let mut rig = Rig::new(8, ALL_FEATURES);
-        let (reader, writer) = pipe().unwrap();
-        rig.vmm.send(3, &[], &vec![writer.as_fd(); count]);
+        rig.vmm.send(3, &[], &vec![memory.as_fd(); count]);
         assert!(fault(rig.frontend.on_readable(&mut rig.changes)).contains("more than 8 file descriptors"));
-        drop(writer);
         drop(rig);
-        assert!(closed(&reader));
+        assert_eq!(times_open(&memory), 1);
     }
     // Few at a time, but more than 8 within one message.
     let mut rig = Rig::new(8, ALL_FEATURES);
-    let (_reader, writer) = pipe().unwrap();
     let message = Vmm::message(2, 1, &[0; 8]);
     for byte in &message[..4] {
-        rig.vmm.send_bytes(&[*byte], &[writer.as_fd(); 3]);
+        rig.vmm.send_bytes(&[*byte], &[memory.as_fd(); 3]);
     }
     assert!(fault(rig.frontend.on_readable(&mut rig.changes)).contains("more than 8 file descriptors"));
+}
+
+/// Any other file is its file system's, and that may be a program that never answers: nothing is asked of it, and it is
+/// left to be closed by whoever can wait.
+#[test]
+fn a_descriptor_that_is_neither_eventfd_nor_shared_memory_ends_the_connection() {
+    let (reader, writer) = pipe().unwrap();
+    for request in [3, 5, 12, 13, 32, 37] {
+        let (vmm, socket) = Vmm::pair();
+        let mut connection = Connection::new(socket).unwrap();
+        vmm.send(request, &[], &[reader.as_fd(), writer.as_fd()]);
+        assert!(
+            fault(connection.receive().map(drop)).contains("neither an eventfd nor shared memory"),
+            "{request}"
+        );
+        let suspects = connection.take_suspects();
+        assert_eq!((suspects.len(), connection.take_suspects().len()), (2, 0));
+        drop(connection);
+        assert_eq!(times_open(&reader), 4, "it is not closed by the way");
+    }
+    let mut rig = Rig::new(8, ALL_FEATURES);
+    rig.vmm.send(12, &0u64.to_ne_bytes(), &[writer.as_fd()]);
+    assert!(fault(rig.frontend.on_readable(&mut rig.changes)).contains("memory-backend-memfd"));
+    drop(rig);
+    assert_eq!(times_open(&writer), 3, "nobody took it: it stays open");
 }
 
 #[test]
@@ -426,7 +459,7 @@ fn raw_noise_never_panics() {
 
 #[test]
 fn file_backed_and_offset_memory_is_accepted() {
-    let file = tempfile::tempfile().unwrap();
+    let file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.set_len(MEMORY_BYTES + 3 * 4096 + 512).unwrap();
     let mut rig = Rig::unconnected(8, ALL_FEATURES);
     rig.negotiate();
