@@ -8,9 +8,11 @@
 mod bounded;
 mod client;
 mod deaths;
+mod descriptors;
 mod faults;
 mod full;
 mod fullfs;
+mod fuse;
 mod garbage;
 mod guest;
 mod handshake;

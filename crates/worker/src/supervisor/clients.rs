@@ -55,12 +55,15 @@ impl Supervisor {
         let kind = *kind;
         let accepted = listener.accept();
         let Some(socket) = self.accepted(accepted) else { return };
-        if self.clients.values().filter(|client| client.kind() == kind).count() >= MAX_CLIENTS {
+        let full = self.clients.values().filter(|client| client.kind() == kind).count() >= MAX_CLIENTS;
+        let stuck = kind == ClientKind::VhostUser && self.closer.is_stuck();
+        if full || stuck {
             if !std::mem::replace(&mut self.told_full, true) {
-                (self.log)(&format!(
-                    "{MAX_CLIENTS} {} clients are connected: more are turned away",
-                    name(kind)
-                ));
+                let why = match stuck {
+                    true => "files of VMMs that were let go cannot be closed: until they are, VMMs".into(),
+                    false => format!("{MAX_CLIENTS} {} clients are connected: more", name(kind)),
+                };
+                (self.log)(&format!("{why} are turned away"));
             }
             return;
         }
@@ -98,6 +101,7 @@ impl Supervisor {
             // Nothing can be read now, and nothing will be answered any more.
             false => Some(session.leave(&vhost_user_blk::Disconnect::Left)),
         };
+        self.closer.close(session.take_suspects());
         if let Some((message, fds)) = parcel {
             self.tell(message, fds);
         }
@@ -135,6 +139,7 @@ impl Supervisor {
         self.told_full = false;
         if let Some(client) = self.clients.remove(&id)
             && !reason.is_empty()
+            && self.life.may_say_more()
         {
             let text = format!("{} client {id}: {reason}", name(client.kind()));
             self.announce("client", &text);
@@ -254,6 +259,8 @@ impl Supervisor {
     }
 
     pub(super) fn on_reset_done(&mut self, result: Result<u64, String>) {
+        // Nobody has asked: a worker that says so is none of ours any more.
+        let Some(reset) = self.reset.take() else { return };
         let answer = match result {
             Ok(generation) => {
                 self.disk.remember_writeback(true);
@@ -262,9 +269,7 @@ impl Supervisor {
             }
             Err(why) => Answer::error("refused", why),
         };
-        if let Some(reset) = self.reset.take() {
-            self.answer(reset.by, &answer);
-        }
+        self.answer(reset.by, &answer);
     }
 
     /// A worker serves anew: a reset that its predecessor left is done by now, or is asked for again.

@@ -6,6 +6,7 @@
 //! worker's life is in [`Life`].
 
 use super::clients::{Client, Reset};
+use super::closer::Closer;
 use super::control::{Answer, Peer};
 use super::dirty::Dirty;
 use super::disk::{Disk, Options};
@@ -42,6 +43,7 @@ pub struct Supervisor {
     pub(super) next_id: u64,
     pub(super) accept_after: Option<Instant>,
     pub(super) told_full: bool,
+    pub(super) closer: Closer,
     pub(super) log: Log,
 }
 
@@ -94,6 +96,7 @@ impl Supervisor {
             next_id: 1,
             accept_after: None,
             told_full: false,
+            closer: Closer::default(),
             log,
         };
         supervisor.begin_worker()?;

@@ -55,6 +55,8 @@ pub(super) struct Life {
     start_at: Option<Instant>,
     /// Set when the worker has closed its channel: when it must have ended.
     end_by: Option<Instant>,
+    /// It was killed, for this reason; when its end is not waited for any more.
+    ending: Option<(&'static str, Instant)>,
     /// Lines of workers in the log since that time.
     lines: u32,
     lines_since: Instant,
@@ -90,6 +92,7 @@ impl Life {
             short_lives: 0,
             start_at: None,
             end_by: None,
+            ending: None,
             lines: 0,
             lines_since: Instant::now(),
         }
@@ -98,9 +101,13 @@ impl Life {
     /// When something must be looked at even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let start_by = (self.has_served && !self.serving).then_some(self.since + START_DEADLINE);
+        let start_by = start_by.filter(|_| self.worker.is_some());
+        let worker = match self.ending {
+            Some((_, by)) => Some(by),
+            None => [self.end_by, start_by].into_iter().flatten().min(),
+        };
         let dead = self.dead.iter().filter_map(|dead| dead.late).min();
-        let all = [self.start_at, self.end_by, start_by.filter(|_| self.worker.is_some()), dead];
-        all.into_iter().flatten().min()
+        [self.start_at, worker, dead].into_iter().flatten().min()
     }
 
     /// Whether another worker may begin while this one, which has died, has not ended.
@@ -120,7 +127,7 @@ impl Life {
 
     /// Whether another line of the worker goes into the log in this second. It paces itself; one that does not is no
     /// worker of ours any more.
-    fn may_say_more(&mut self) -> bool {
+    pub fn may_say_more(&mut self) -> bool {
         if self.lines_since.elapsed() > Duration::from_secs(1) {
             (self.lines_since, self.lines) = (Instant::now(), 0);
         }
@@ -146,7 +153,8 @@ impl Supervisor {
 
     /// Tells a worker all that it must know: the disk is its to serve.
     pub(super) fn introduce(&mut self, worker: Worker) -> Result<(), SupervisorError> {
-        (self.life.serving, self.life.start_at, self.life.end_by) = (false, None, None);
+        (self.life.serving, self.life.start_at) = (false, None);
+        (self.life.end_by, self.life.ending) = (None, None);
         self.life.since = Instant::now();
         // Whatever fails from here on, there is a process whose end is followed.
         let worker = self.life.worker.insert(worker);
@@ -203,8 +211,11 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The worker serves.
+    /// The worker serves. It says so once.
     pub(super) fn on_ready(&mut self, engine: String, landlock: u32) {
+        if self.life.serving {
+            return;
+        }
         (self.life.engine, self.life.landlock) = (engine, landlock);
         if self.life.has_served && self.upgrade.is_none() {
             let ms = self.life.since.elapsed().as_millis();
@@ -220,7 +231,9 @@ impl Supervisor {
     /// The worker cannot serve. The first one's reason is the supervisor's; after that another one is tried.
     pub(super) fn on_failed(&mut self, error: String) -> Result<(), SupervisorError> {
         if self.life.has_served {
-            (self.log)(&error);
+            if self.life.may_say_more() {
+                (self.log)(&error);
+            }
             return Ok(());
         }
         Err(SupervisorError::new(ErrorKind::Internal, error))
@@ -274,19 +287,47 @@ impl Supervisor {
         let Some(status) = self.life.worker.as_mut().and_then(Worker::ended) else { return Ok(()) };
         // Its last words: as many as the channel holds.
         self.hear(PollFlags::IN, usize::MAX)?;
-        self.lose_worker(&status.to_string())
+        match self.life.ending {
+            Some((how, _)) => self.lose_worker(how),
+            None => self.lose_worker(&status.to_string()),
+        }
+    }
+
+    /// Kills it; its pidfd tells when it has ended.
+    fn end_worker(&mut self, how: &'static str) {
+        self.life.worker.iter().for_each(Worker::end);
+        self.life.ending = Some((how, Instant::now() + END_DEADLINE));
+    }
+
+    /// It was killed and does not end: a system call does not return. None of its threads will run an instruction any
+    /// more, so it is like one that has died early.
+    fn leave_worker(&mut self, how: &'static str) -> Result<(), SupervisorError> {
+        if self.life.dead.len() >= MOST_DEAD {
+            // The next one could not be told of all before it.
+            self.end_worker(how);
+            return Ok(());
+        }
+        self.hear(PollFlags::IN, usize::MAX)?;
+        let worker = self.life.worker.take();
+        self.life.dead.extend(worker.map(|worker| Dead { worker, late: Some(Instant::now()) }));
+        self.lose_worker(how)
     }
 
     /// What time alone brings: a worker that does not begin or end is ended, one that is due is started.
     pub(super) fn keep_worker(&mut self) -> Result<(), SupervisorError> {
         let now = Instant::now();
         self.mention_undead(now);
-        if self.life.end_by.is_some_and(|by| now >= by) {
-            return self.lose_worker("it had closed its channel and was ended");
-        }
         let late = self.life.has_served && !self.life.serving && now >= self.life.since + START_DEADLINE;
-        if late && self.life.worker.is_some() {
-            return self.lose_worker("it did not begin to serve and was ended");
+        match self.life.ending {
+            Some((how, by)) if now >= by => return self.leave_worker(how),
+            Some(_) => {}
+            None if self.life.end_by.is_some_and(|by| now >= by) => {
+                self.end_worker("it had closed its channel and was ended");
+            }
+            None if late && self.life.worker.is_some() => {
+                self.end_worker("it did not begin to serve and was ended");
+            }
+            None => {}
         }
         if self.life.start_at.is_some_and(|at| now >= at)
             && let Err(e) = self.begin_worker()
@@ -319,7 +360,8 @@ impl Supervisor {
         let short = !self.life.serving || self.life.since.elapsed() < SHORT_LIFE;
         self.life.short_lives = if short { self.life.short_lives.saturating_add(1) } else { 0 };
         let rest = self.life.rest();
-        (self.life.serving, self.life.end_by) = (false, None);
+        self.life.serving = false;
+        (self.life.end_by, self.life.ending) = (None, None);
         self.life.start_at = Some(Instant::now() + rest);
         self.announce(
             "worker-died",
@@ -348,7 +390,11 @@ impl Supervisor {
             let by = self.life.end_by.map_or(deadline, |by| by.min(deadline));
             if hurried || Instant::now() >= by {
                 (self.log)("the worker has not stopped yet: ending it");
-                worker.kill();
+                if !worker.kill() {
+                    (self.log)(
+                        "the worker does not end: its memory and files stay until it does; is the store stuck?",
+                    );
+                }
                 return Ok(());
             }
         }

@@ -3,6 +3,7 @@
 //! It owns every fd, path and socket; the worker is given fds. Used by `spillway serve` and `spillway run`.
 
 mod clients;
+mod closer;
 mod control;
 mod dirty;
 mod disk;

@@ -7,6 +7,7 @@
 use super::error::SupervisorError;
 use crate::channel::{self, FromWorker, ToWorker};
 use crate::lifeline::Lifeline;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, Signal};
@@ -18,9 +19,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The fd that a worker finds its channel at.
 const CHANNEL_FD: i32 = 3;
+/// How long a process that was killed may take to end.
+const KILL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What is executed as worker.
 #[derive(Clone, Debug)]
@@ -178,19 +182,24 @@ impl Worker {
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Ends it at once and waits for that.
-    pub fn kill(&mut self) {
-        match rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL) {
-            Ok(()) | Err(Errno::SRCH) => {
-                let _ = self.child.wait();
+    /// Ends it at once and waits for that, for some seconds at most. False: something in the kernel keeps it, such as a
+    /// system call that does not return.
+    pub fn kill(&mut self) -> bool {
+        self.end();
+        let deadline = Instant::now() + KILL_DEADLINE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+            let mut end = [PollFd::new(&self.pidfd, PollFlags::IN)];
+            if rustix::event::poll(&mut end, Some(&timeout)) != Err(Errno::INTR) {
+                return self.ended().is_some();
             }
-            Err(_) => {}
         }
     }
 }
 
 impl Drop for Worker {
-    /// Nobody holds the disk after its supervisor has let go of it.
+    /// Nobody holds the disk after its supervisor has let go of it, but for one that the kernel keeps.
     fn drop(&mut self) {
         if self.ended().is_none() {
             self.kill();

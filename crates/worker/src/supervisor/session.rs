@@ -97,6 +97,11 @@ impl Session {
         }
     }
 
+    /// Descriptors that may never be closed: the VMM that sent them is on its way out.
+    pub fn take_suspects(&mut self) -> Vec<OwnedFd> {
+        self.connection.take_suspects()
+    }
+
     /// A worker has died. False: so many have with the same message in hand that it must be why, or the VMM is on its
     /// way out: it is let go.
     pub fn survives(&mut self) -> bool {
