@@ -11,13 +11,14 @@ use super::control::{Answer, Peer};
 use super::dirty::Dirty;
 use super::disk::{Disk, Options};
 use super::error::{ErrorKind, SupervisorError};
+use super::huge_pages::HugePages;
 use super::life::{Life, START_DEADLINE};
 use super::limits::Change;
 use super::process::Program;
 use super::socket::{Listener, Rights};
 use super::stats::{Stats, Window};
 use super::upgrade::Upgrade;
-use super::{Log, Report, memory};
+use super::{Log, Report};
 use crate::channel::ClientKind;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -44,6 +45,7 @@ pub struct Supervisor {
     pub(super) accept_after: Option<Instant>,
     pub(super) told_full: bool,
     pub(super) closer: Closer,
+    huge_pages: HugePages,
     pub(super) log: Log,
 }
 
@@ -97,6 +99,7 @@ impl Supervisor {
             accept_after: None,
             told_full: false,
             closer: Closer::default(),
+            huge_pages: HugePages::default(),
             log,
         };
         supervisor.begin_worker()?;
@@ -176,7 +179,7 @@ impl Supervisor {
         let spec = &self.disk.spec;
         let mut read = self.window.read();
         if let Some(data) = &self.disk.data {
-            read.ram.huge_bytes = memory::huge_bytes(self.life.worker_pid(), data);
+            read.ram.huge_bytes = self.huge_pages.bytes(self.life.worker_pid(), data);
         }
         Stats {
             serial: self.disk.serial().into(),

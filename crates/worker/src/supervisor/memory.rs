@@ -90,37 +90,6 @@ fn check_ram_limit_at(root: &Path, ram_limit_bytes: u64, held_bytes: u64) -> Res
     Ok(())
 }
 
-/// Bytes of the slots that a worker has mapped by huge pages. Looks closer only if the host gives any, as the kernel
-/// then visits all of the worker's memory.
-pub(super) fn huge_bytes(worker: u32, data: &OwnedFd) -> u64 {
-    let which = || Some(which_file(&rustix::fs::fstat(data).ok()?));
-    which().and_then(|which| huge_bytes_at(Path::new("/"), worker, &which)).unwrap_or(0)
-}
-
-/// Device and inode as the maps of a process show them. A VMM's memory may have any name, also that of ours.
-fn which_file(stat: &rustix::fs::Stat) -> [String; 2] {
-    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    [format!("{major:02x}:{minor:02x}"), stat.st_ino.to_string()]
-}
-
-fn huge_bytes_at(root: &Path, worker: u32, which: &[String; 2]) -> Option<u64> {
-    let switch = fs::read_to_string(root.join("sys/kernel/mm/transparent_hugepage/shmem_enabled")).ok()?;
-    if switch.contains("[never]") || switch.contains("[deny]") {
-        return None;
-    }
-    let smaps = fs::read_to_string(root.join(format!("proc/{worker}/smaps"))).ok()?;
-    let (mut is_data, mut sum) = (false, 0u64);
-    for line in smaps.lines() {
-        if let Some(size) = line.strip_prefix("ShmemPmdMapped:") {
-            sum = sum.saturating_add(if is_data { kib(size)? } else { 0 });
-        } else if line.split(' ').next().is_some_and(|word| !word.ends_with(':')) {
-            // The line that begins a mapping: addresses, rights, offset, device, inode, name.
-            is_data = line.split_ascii_whitespace().skip(3).take(2).eq(which);
-        }
-    }
-    Some(sum)
-}
-
 /// The bytes that a line of a file under `/proc` says in kB.
 fn kib_of(path: &Path, key: &str) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
@@ -129,7 +98,7 @@ fn kib_of(path: &Path, key: &str) -> Option<u64> {
 }
 
 /// Bytes of `   12 kB`.
-fn kib(text: &str) -> Option<u64> {
+pub(super) fn kib(text: &str) -> Option<u64> {
     text.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
@@ -207,10 +176,10 @@ fn mount_of<'a>(mounts: &'a str, kind: &str) -> Option<(&'a str, &'a str)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+    pub(in super::super) fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = root.path().join(path);
@@ -270,48 +239,6 @@ mod tests {
         ]);
         check_ram_limit_at(root.path(), 100 << 20, 0).unwrap();
         check_ram_limit_at(root.path(), 101 << 20, 0).unwrap_err();
-    }
-
-    /// A mapping as the kernel shows it, of so much by huge pages.
-    fn mapping(at: u64, which: &str, name: &str, huge_kib: u64) -> String {
-        format!(
-            "{at:x}-{:x} rw-s 00000000 {which} {name}\nSize: 8192 kB\nRss: 9 kB\nShmemPmdMapped: {huge_kib:8} kB\n\
-             FilePmdMapped: 8 kB\nVmFlags: rd wr sh mr mw me ms nr hg\n",
-            at + (8 << 20)
-        )
-    }
-
-    #[test]
-    fn huge_pages_of_the_slots_are_counted_where_there_can_be_some_and_no_others() {
-        let (at, ours) = (0x7f00_0000_0000, "/memfd:spillway-data (deleted)");
-        let smaps = [
-            // What a VMM has handed over, once under our name.
-            mapping(at, "00:01 41", "/memfd:guest (deleted)", 65536),
-            mapping(at + (32 << 20), "00:01 42", ours, 32768),
-            mapping(at + (64 << 20), "00:01 7", ours, 4096),
-            mapping(at + (72 << 20), "00:01 7", ours, 2048),
-            mapping(at + (96 << 20), "fe:00 7", "/some/file", 16384),
-        ];
-        let smaps = ("proc/7/smaps", smaps.concat());
-        let switch = "sys/kernel/mm/transparent_hugepage/shmem_enabled";
-        let which = ["00:01".to_string(), "7".to_string()];
-        for (setting, bytes) in [("[never] advise", None), ("never [advise]", Some(6 << 20))] {
-            let root = tree(&[(smaps.0, &smaps.1), (switch, setting)]);
-            assert_eq!(huge_bytes_at(root.path(), 7, &which), bytes);
-            assert_eq!(huge_bytes_at(root.path(), 8, &which), None, "no such process");
-        }
-    }
-
-    #[test]
-    fn a_mapping_is_found_by_what_the_kernel_says_of_its_file() {
-        let data = create_data(64 << 20).unwrap();
-        let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice, which nobody looks into.
-        unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, prot, flags, &data, 0) }.unwrap();
-        let [device, inode] = which_file(&rustix::fs::fstat(&data).unwrap());
-        let maps = fs::read_to_string("/proc/self/maps").unwrap();
-        let line = maps.lines().find(|l| l.contains(&format!(" {device} {inode} "))).unwrap();
-        assert!(line.ends_with("/memfd:spillway-data (deleted)"), "{line}");
     }
 
     #[test]

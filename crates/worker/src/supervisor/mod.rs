@@ -9,6 +9,7 @@ mod dirty;
 mod disk;
 mod error;
 mod event_loop;
+mod huge_pages;
 mod life;
 mod limits;
 mod memory;

@@ -1,0 +1,148 @@
+//! How much of the RAM tier a worker has mapped by huge pages, as the kernel says. Owns the last answer.
+//!
+//! The kernel visits all memory of the worker for it, which takes some 12 ms for each GiB that is mapped by 4 KiB: so a thread
+//! asks. Invariant: [`HugePages::bytes`] takes about as long as [`PATIENCE`] at most; then it says what was so the last time.
+
+use super::memory::kib;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// The last answer.
+#[derive(Debug, Default)]
+pub(super) struct HugePages {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    bytes: AtomicU64,
+    looking: AtomicBool,
+}
+
+impl HugePages {
+    /// Bytes of the slots that a worker has mapped by huge pages: now, or a moment ago where it takes long to look.
+    pub fn bytes(&self, worker: u32, data: &OwnedFd) -> u64 {
+        let Some(which) = which_file(data) else { return 0 };
+        self.ask(move || huge_bytes_at(Path::new("/"), worker, &which).unwrap_or(0))
+    }
+
+    fn ask(&self, look: impl FnOnce() -> u64 + Send + 'static) -> u64 {
+        if !self.shared.looking.swap(true, Ordering::Acquire) {
+            let shared = Arc::clone(&self.shared);
+            let (done, answer) = channel();
+            let thread = std::thread::Builder::new().name("huge-pages".into()).spawn(move || {
+                shared.bytes.store(look(), Ordering::Relaxed);
+                shared.looking.store(false, Ordering::Release);
+                // Nobody waits any more if it took long.
+                let _ = done.send(());
+            });
+            match thread {
+                // It comes, or it does not yet.
+                Ok(_) => drop(answer.recv_timeout(PATIENCE)),
+                Err(_) => self.shared.looking.store(false, Ordering::Release),
+            }
+        }
+        self.shared.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// Device and inode as the maps of a process show them. A VMM's memory may have any name, also that of ours.
+fn which_file(data: &OwnedFd) -> Option<[String; 2]> {
+    let stat = rustix::fs::fstat(data).ok()?;
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    Some([format!("{major:02x}:{minor:02x}"), stat.st_ino.to_string()])
+}
+
+/// Looks closer only if the host gives any.
+fn huge_bytes_at(root: &Path, worker: u32, which: &[String; 2]) -> Option<u64> {
+    let switch = fs::read_to_string(root.join("sys/kernel/mm/transparent_hugepage/shmem_enabled")).ok()?;
+    if switch.contains("[never]") || switch.contains("[deny]") {
+        return None;
+    }
+    let smaps = fs::read_to_string(root.join(format!("proc/{worker}/smaps"))).ok()?;
+    let (mut is_data, mut sum) = (false, 0u64);
+    for line in smaps.lines() {
+        if let Some(size) = line.strip_prefix("ShmemPmdMapped:") {
+            sum = sum.saturating_add(if is_data { kib(size)? } else { 0 });
+        } else if line.split(' ').next().is_some_and(|word| !word.ends_with(':')) {
+            // The line that begins a mapping: addresses, rights, offset, device, inode, name.
+            is_data = line.split_ascii_whitespace().skip(3).take(2).eq(which);
+        }
+    }
+    Some(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory::{create_data, tests::tree};
+    use super::*;
+
+    #[test]
+    fn an_answer_that_takes_long_is_not_waited_for() {
+        let pages = HugePages::default();
+        assert_eq!(pages.ask(|| 5), 5);
+        let (go, gone) = channel::<()>();
+        let slow = move || {
+            let _ = gone.recv();
+            6
+        };
+        assert_eq!(pages.ask(slow), 5, "the last one");
+        assert_eq!(pages.ask(|| 7), 5, "one question at a time");
+        drop(go);
+        while pages.shared.looking.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        assert_eq!(pages.shared.bytes.load(Ordering::Relaxed), 6);
+        assert_eq!(pages.ask(|| 8), 8);
+    }
+
+    /// A mapping as the kernel shows it, of so much by huge pages.
+    fn mapping(at: u64, which: &str, name: &str, huge_kib: u64) -> String {
+        format!(
+            "{at:x}-{:x} rw-s 00000000 {which} {name}\nSize: 8192 kB\nRss: 9 kB\nShmemPmdMapped: {huge_kib:8} kB\n\
+             FilePmdMapped: 8 kB\nVmFlags: rd wr sh mr mw me ms nr hg\n",
+            at + (8 << 20)
+        )
+    }
+
+    #[test]
+    fn huge_pages_of_the_slots_are_counted_where_there_can_be_some_and_no_others() {
+        let (at, ours) = (0x7f00_0000_0000, "/memfd:spillway-data (deleted)");
+        let smaps = [
+            // What a VMM has handed over, once under our name.
+            mapping(at, "00:01 41", "/memfd:guest (deleted)", 65536),
+            mapping(at + (32 << 20), "00:01 42", ours, 32768),
+            mapping(at + (64 << 20), "00:01 7", ours, 4096),
+            mapping(at + (72 << 20), "00:01 7", ours, 2048),
+            mapping(at + (96 << 20), "fe:00 7", "/some/file", 16384),
+        ];
+        let smaps = ("proc/7/smaps", smaps.concat());
+        let switch = "sys/kernel/mm/transparent_hugepage/shmem_enabled";
+        let which = ["00:01".to_string(), "7".to_string()];
+        for (setting, bytes) in [("[never] advise", None), ("never [advise]", Some(6 << 20))] {
+            let root = tree(&[(smaps.0, &smaps.1), (switch, setting)]);
+            assert_eq!(huge_bytes_at(root.path(), 7, &which), bytes);
+            assert_eq!(huge_bytes_at(root.path(), 8, &which), None, "no such process");
+        }
+    }
+
+    #[test]
+    fn a_mapping_is_found_by_what_the_kernel_says_of_its_file() {
+        let data = create_data(64 << 20).unwrap();
+        let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice, which nobody looks into.
+        unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, prot, flags, &data, 0) }.unwrap();
+        let [device, inode] = which_file(&data).unwrap();
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let line = maps.lines().find(|l| l.contains(&format!(" {device} {inode} "))).unwrap();
+        assert!(line.ends_with("/memfd:spillway-data (deleted)"), "{line}");
+    }
+}
