@@ -1,6 +1,6 @@
 //! What the worker is given, what is handed on to it, how it ends.
 
-use crate::world::{World, ask, connect, greeting, meanwhile};
+use crate::world::{BABBLE, World, ask, connect, greeting, meanwhile};
 use spillway_worker::supervisor::{ErrorKind, Mode, Options};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
@@ -83,6 +83,28 @@ fn the_control_socket_answers_many_at_once() {
         assert_eq!(client.read(&mut [0]).unwrap(), 0, "forced: disconnected");
         assert_eq!(ask(&mut two, r#"{"command":"stats"}"#)["ok"]["clients"], 0);
     });
+    supervisor.stop(&[]).unwrap();
+}
+
+/// A worker that was taken over says what nobody asked for, without end: the log stays short, and nothing comes of it.
+#[test]
+fn what_a_worker_says_unasked_changes_nothing_and_does_not_fill_the_log() {
+    let world = World::new();
+    let begun = Instant::now();
+    let mut supervisor = world.serving("babbles");
+    let control = world.path("control");
+    meanwhile(&mut supervisor, || {
+        while !world.logged("that was all") {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut one = connect(&control);
+        let stats = ask(&mut one, r#"{"command":"stats"}"#);
+        assert_eq!((&stats["ok"]["engine"], &stats["ok"]["landlock"]), (&"threads".into(), &0.into()));
+        assert_eq!(ask(&mut one, r#"{"command":"reset"}"#)["ok"]["generation"], 2);
+    });
+    let most = 100 * (begun.elapsed().as_secs() as usize + 2);
+    let lines = world.lines.lock().unwrap().len();
+    assert!((1..most).contains(&lines) && most < 3 * BABBLE as usize, "{lines} lines, {most} may be");
     supervisor.stop(&[]).unwrap();
 }
 

@@ -16,6 +16,8 @@ use std::time::Duration;
 const ROLE: &str = "SPILLWAY_STAND_IN";
 /// How long a stand-in that is late takes.
 pub const LATE: Duration = Duration::from_millis(500);
+/// How often one that babbles says all that nobody asked for.
+pub const BABBLE: u64 = 5_000;
 
 /// Not a test of its own: what the stand-in executes.
 #[test]
@@ -84,6 +86,19 @@ fn pretend(role: &str, channel: OwnedFd) {
     let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
     say(FromWorker::Event { kind: "notice".into(), text: format!("group {group} fds {}", open - fds.len()) });
     say(FromWorker::Ready { engine: "threads".into(), landlock: 0 });
+    if role == "babbles" {
+        for id in 0..BABBLE {
+            say(FromWorker::Failed { error: "babble".into() });
+            say(FromWorker::Event { kind: "notice".into(), text: "babble".into() });
+            say(FromWorker::ClientGone { id, reason: "babble".into() });
+            say(FromWorker::Ready { engine: "babble".into(), landlock: 77 });
+            say(FromWorker::ResetDone { result: Ok(77) });
+            say(FromWorker::SetDone { result: Ok(()) });
+        }
+        // Beyond the second whose lines it has used up.
+        std::thread::sleep(Duration::from_millis(1_100));
+        say(FromWorker::Event { kind: "notice".into(), text: "that was all".into() });
+    }
     // A counter, as a worker would keep it.
     std::fs::File::from(fds[0].try_clone().unwrap()).write_at(&7u64.to_ne_bytes(), 4096).unwrap();
     let mut clients: Vec<(u64, OwnedFd)> = Vec::new();
