@@ -20,6 +20,8 @@ pub enum Tag {
     Op(u32),
     /// The punch before a drain's fdatasync, by the number of the operation.
     Barrier(u32),
+    /// Some watches have found something.
+    Polls,
     /// Nobody waits for it.
     Ignore,
 }
@@ -33,6 +35,7 @@ impl Tag {
             Tag::Write(n) => 3 << 32 | u64::from(n),
             Tag::Op(n) => 4 << 32 | u64::from(n),
             Tag::Barrier(n) => 5 << 32 | u64::from(n),
+            Tag::Polls => 6 << 32,
         }
     }
 
@@ -44,6 +47,7 @@ impl Tag {
             3 => Tag::Write(n),
             4 => Tag::Op(n),
             5 => Tag::Barrier(n),
+            6 => Tag::Polls,
             _ => Tag::Ignore,
         }
     }
@@ -99,7 +103,7 @@ pub enum Engine {
 /// The two engines by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// One ring for everything.
+    /// A ring for files, and for the epoll instance that watches the rest.
     IoUring,
     /// Threads for files, epoll for the rest.
     Threads,

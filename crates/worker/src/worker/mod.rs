@@ -9,6 +9,7 @@ mod clients;
 mod engine;
 mod io;
 mod memory;
+mod polls;
 mod reactor;
 pub mod sandbox;
 mod spin;

@@ -246,7 +246,7 @@ impl Reactor {
                     self.watch_fired(serial, d)?;
                     None
                 }
-                Tag::Ignore => None,
+                Tag::Polls | Tag::Ignore => None,
             };
             if let Some(answer) = answer {
                 self.doer.deliver(&mut self.disk, answer);

@@ -197,6 +197,8 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_pread64,
     libc::SYS_preadv2,
     // Sockets and eventfds that it was given.
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
     libc::SYS_getsockopt,
     libc::SYS_ppoll,
     libc::SYS_read,
@@ -209,6 +211,8 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_shutdown,
     libc::SYS_write,
     libc::SYS_writev,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_poll,
     // The in-flight table of a VMM.
@@ -245,11 +249,4 @@ const ALLOWED: &[c_long] = &[
 
 const OF_IO_URING: &[c_long] = &[libc::SYS_io_uring_enter];
 
-const OF_THREADS: &[c_long] = &[
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_pwait,
-    libc::SYS_fdatasync,
-    libc::SYS_pwritev2,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_epoll_wait,
-];
+const OF_THREADS: &[c_long] = &[libc::SYS_fdatasync, libc::SYS_pwritev2];

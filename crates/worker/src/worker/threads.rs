@@ -1,16 +1,16 @@
 //! The engine of hosts without io_uring: files are read and written by a few threads with plain calls, watches and
-//! sleep are epoll's. Owns the threads and the fds of the watches; never interprets results.
+//! sleep are epoll's. Owns the threads; never interprets results.
 //!
 //! The reactor is woken by an eventfd, and only if it said that it sleeps. Invariant: the queue to the threads is
 //! bounded; what finds it full waits in `backlog`, and each completion is followed by another look at that.
 
 use super::engine::{Done, File, Files, Operation, Tag};
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use super::polls::Polls;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::Errno;
-use std::collections::{HashMap, VecDeque};
-use std::mem::MaybeUninit;
+use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
@@ -48,9 +48,7 @@ pub struct Threads {
     backlog: VecDeque<Job>,
     alarm: Arc<Alarm>,
     threads: Vec<JoinHandle<()>>,
-    epoll: OwnedFd,
-    /// By tag: the fd, a duplicate, so that whoever owns the original may close it first; and whether it goes on.
-    watches: HashMap<u64, (OwnedFd, bool)>,
+    polls: Polls,
     /// Found while something else was looked for.
     ready: Vec<Done>,
     turns: u32,
@@ -61,10 +59,11 @@ pub struct Threads {
 impl Threads {
     /// Without its threads yet.
     pub fn new() -> Result<Threads, String> {
-        let said = |e: Errno| format!("cannot make the fds of the engine `threads`: {e}");
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(said)?;
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(said)?;
-        epoll::add(&epoll, &wake, EventData::new_u64(Tag::Ignore.pack()), EventFlags::IN).map_err(said)?;
+        let said = |e: io::Error| format!("cannot make the fds of the engine `threads`: {e}");
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = eventfd(0, flags).map_err(|e| said(e.into()))?;
+        let polls = Polls::new().map_err(said)?;
+        polls.add_alarm(&wake).map_err(said)?;
         let (jobs, jobs_in) = sync_channel(QUEUE);
         let (done_out, done) = channel();
         Ok(Threads {
@@ -73,8 +72,7 @@ impl Threads {
             backlog: VecDeque::new(),
             alarm: Arc::new(Alarm { eventfd: wake, asleep: AtomicBool::new(false) }),
             threads: Vec::new(),
-            epoll,
-            watches: HashMap::new(),
+            polls,
             ready: Vec::new(),
             turns: 0,
             unstarted: Some((jobs_in, done_out)),
@@ -123,29 +121,12 @@ impl Threads {
 
     /// Watches an fd once, or each change (`multi`).
     pub fn watch(&mut self, fd: RawFd, flags: i16, multi: bool, tag: Tag) {
-        // A hung-up peer shows whether it is asked for or not, as a poll in an io_uring has it.
-        let mode = if multi { EventFlags::ET } else { EventFlags::ONESHOT };
-        let wanted = EventFlags::from_bits_retain(u32::from(flags as u16)) | EventFlags::RDHUP | mode;
-        // SAFETY: the caller has it open during this call.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        let added =
-            fd.try_clone_to_owned().map_err(|e| e.raw_os_error().unwrap_or(libc::EIO)).and_then(|own| {
-                epoll::add(&self.epoll, &own, EventData::new_u64(tag.pack()), wanted)
-                    .map_err(Errno::raw_os_error)?;
-                Ok(own)
-            });
-        match added {
-            Ok(own) => _ = self.watches.insert(tag.pack(), (own, multi)),
-            Err(errno) => self.ready.push(Done { tag, result: -errno, more: false }),
-        }
+        self.polls.watch(fd, flags, multi, tag);
     }
 
-    /// Ends a watch. What it has found already may still come.
+    /// Ends a watch.
     pub fn unwatch(&mut self, tag: Tag) {
-        if let Some((fd, _)) = self.watches.remove(&tag.pack()) {
-            // Closing does not do it: others may hold the file. It is there, so that it cannot fail.
-            let _ = epoll::delete(&self.epoll, fd);
-        }
+        self.polls.unwatch(tag);
     }
 
     /// Sleeps until something completes or `timeout_ns` have passed.
@@ -155,7 +136,8 @@ impl Threads {
         // A thread puts its completion down and then asks whether we sleep; we say so and then look.
         fence(Ordering::SeqCst);
         self.ready.extend(self.done.try_iter());
-        let slept = if self.ready.is_empty() { self.look(timeout_ns) } else { Ok(()) };
+        let found = !self.ready.is_empty() || self.polls.has_found();
+        let slept = if found { Ok(()) } else { self.look(timeout_ns) };
         self.alarm.asleep.store(false, Ordering::Relaxed);
         slept
     }
@@ -169,32 +151,15 @@ impl Threads {
             self.look(Some(0))?;
         }
         out.append(&mut self.ready);
+        self.polls.take(out);
         Ok(())
     }
 
-    /// Asks epoll what the watches have found.
+    /// Asks what the watches have found.
     fn look(&mut self, timeout_ns: Option<u64>) -> Result<(), String> {
-        let timeout = timeout_ns
-            .map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
-        let mut space = [MaybeUninit::<Event>::uninit(); 64];
-        let events = match epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
-            Ok((events, _)) => events,
-            Err(Errno::INTR) => return Ok(()),
-            Err(e) => return Err(format!("epoll_wait: {e}")),
-        };
-        for event in events {
-            let (flags, data) = (event.flags, event.data.u64());
-            let tag = Tag::unpack(data);
-            if tag == Tag::Ignore {
-                // Completions made before this are in the queue by now, later ones raise it anew.
-                let _empty_already = rustix::io::read(&self.alarm.eventfd, &mut [0; 8]);
-                continue;
-            }
-            let Some(&(_, more)) = self.watches.get(&data) else { continue };
-            if !more {
-                self.unwatch(tag);
-            }
-            self.ready.push(Done { tag, result: (flags.bits() & 0xffff) as i32, more });
+        if self.polls.look(timeout_ns)? {
+            // Completions made before this are in the queue by now, later ones raise it anew.
+            let _empty_already = rustix::io::read(&self.alarm.eventfd, &mut [0; 8]);
         }
         self.ready.extend(self.done.try_iter());
         Ok(())
@@ -264,6 +229,6 @@ fn raw(fd: BorrowedFd<'_>) -> RawFd {
 fn transferred(n: isize) -> Result<i32, Errno> {
     match i32::try_from(n) {
         Ok(n) if n >= 0 => Ok(n),
-        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }

@@ -1,21 +1,24 @@
-//! The io_uring of the worker: submits operations and polls, reaps completions, sleeps. Owns the ring and what
+//! The engine that does I/O by an io_uring: submits operations, reaps completions, sleeps. Owns the ring and what
 //! waits for room in it; never interprets results.
 //!
 //! The ring can do what the worker does and nothing else: it is made disabled, restricted to a handful of
-//! operations, and enabled; no system call of the sandbox undoes that. Invariant: every pushed entry is submitted; one
+//! operations on the three files that it was given, and enabled; no system call of the sandbox undoes that. Sockets and eventfds
+//! are watched by epoll, and the ring watches the epoll instance. Invariant: every pushed entry is submitted; one
 //! that finds the submission queue full waits in `backlog`.
 
 use super::engine::{Done, File, Files, Operation, Tag};
+use super::polls::Polls;
 use io_uring::register::Restriction;
 use io_uring::squeue::{Entry, Flags};
 use io_uring::{Builder, IoUring, opcode, types};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 
 /// The ring.
 pub struct Uring {
     ring: IoUring,
+    polls: Polls,
     /// It takes nothing before it is enabled.
     disabled: bool,
     backlog: VecDeque<Entry>,
@@ -26,14 +29,14 @@ const ENTRIES: u32 = 256;
 /// Places of the files in the ring's table.
 const BASE: types::Fixed = types::Fixed(0);
 const OVERFLOW: types::Fixed = types::Fixed(1);
+const POLLS: types::Fixed = types::Fixed(2);
 /// All that the worker asks of its ring.
-const OPERATIONS: [u8; 6] = [
+const OPERATIONS: [u8; 5] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
     opcode::Fallocate::CODE,
     opcode::Fsync::CODE,
     opcode::PollAdd::CODE,
-    opcode::PollRemove::CODE,
 ];
 
 impl Uring {
@@ -50,17 +53,20 @@ impl Uring {
                 .or_else(|_| builder(Builder::setup_r_disabled))
                 .map(|ring| (ring, true))
                 .or_else(|_| builder(|b| b).map(|ring| (ring, false)))?;
-        Ok(Uring { ring, disabled, backlog: VecDeque::new(), unsubmitted: false })
+        let polls = Polls::new()?;
+        Ok(Uring { ring, polls, disabled, backlog: VecDeque::new(), unsubmitted: false })
     }
 
     /// Takes the files in, restricts the ring and enables it.
     pub fn start(&mut self, files: Files, notices: &mut Vec<String>) -> Result<(), String> {
         let said = |e| format!("io_uring_register: {e}");
         let submitter = self.ring.submitter();
-        submitter.register_files(&[files.base, files.overflow.unwrap_or(-1)]).map_err(said)?;
+        let own = [files.base, files.overflow.unwrap_or(-1), self.polls.fd().as_raw_fd()];
+        submitter.register_files(&own).map_err(said)?;
         let mut allowed = Vec::from(OPERATIONS.map(Restriction::sqe_op));
-        // Polls are on sockets that come and go, so that the flag cannot be required of every entry.
+        // Files of its table and no others, and no other flag.
         allowed.push(Restriction::sqe_flags_allowed(Flags::FIXED_FILE.bits()));
+        allowed.push(Restriction::sqe_flags_required(Flags::FIXED_FILE.bits()));
         let restricted = if self.disabled {
             submitter.register_restrictions(&mut allowed)
         } else {
@@ -69,7 +75,11 @@ impl Uring {
         if let Err(e) = restricted {
             notices.push(format!("the sandbox is weaker: this kernel cannot restrict an io_uring ({e})"));
         }
-        if self.disabled { submitter.register_enable_rings().map_err(said) } else { Ok(()) }
+        if self.disabled {
+            submitter.register_enable_rings().map_err(said)?;
+        }
+        self.watch_polls();
+        Ok(())
     }
 
     /// Queues an operation; it is submitted with the next [`Uring::submit`] or [`Uring::wait`].
@@ -96,18 +106,21 @@ impl Uring {
         unsafe { self.push_entry(entry, tag) };
     }
 
-    /// Watches an fd once, or until it is told to stop (`multi`).
+    /// Watches an fd once, or each change (`multi`).
     pub fn watch(&mut self, fd: RawFd, flags: i16, multi: bool, tag: Tag) {
-        let entry = opcode::PollAdd::new(types::Fd(fd), flags as u16 as u32).multi(multi).build();
-        // SAFETY: a poll touches no memory of ours and holds its own reference to the file.
-        unsafe { self.push_entry(entry, tag) };
+        self.polls.watch(fd, flags, multi, tag);
     }
 
     /// Ends a watch.
     pub fn unwatch(&mut self, tag: Tag) {
-        let entry = opcode::PollRemove::new(tag.pack()).build();
-        // SAFETY: touches no memory of ours.
-        unsafe { self.push_entry(entry, Tag::Ignore) };
+        self.polls.unwatch(tag);
+    }
+
+    /// From here on the ring tells when a watch has found something.
+    fn watch_polls(&mut self) {
+        let entry = opcode::PollAdd::new(POLLS, libc::POLLIN as u32).multi(true).build();
+        // SAFETY: a poll touches no memory of ours.
+        unsafe { self.push_entry(entry, Tag::Polls) };
     }
 
     /// Queues an entry.
@@ -149,6 +162,9 @@ impl Uring {
     /// Sleeps until something completes or `timeout_ns` have passed.
     pub fn wait(&mut self, timeout_ns: Option<u64>) -> Result<(), String> {
         self.submit()?;
+        if self.polls.has_found() {
+            return Ok(());
+        }
         let slept = match timeout_ns {
             None => self.ring.submitter().submit_and_wait(1).map(drop),
             Some(ns) => {
@@ -174,10 +190,22 @@ impl Uring {
                 Err(e) => return Err(format!("io_uring_enter: {e}")),
             }
         }
+        let (mut found, mut goes_on) = (false, true);
         for cqe in self.ring.completion() {
-            let more = io_uring::cqueue::more(cqe.flags());
-            out.push(Done { tag: Tag::unpack(cqe.user_data()), result: cqe.result(), more });
+            let tag = Tag::unpack(cqe.user_data());
+            if tag == Tag::Polls {
+                (found, goes_on) = (true, goes_on && io_uring::cqueue::more(cqe.flags()));
+                continue;
+            }
+            out.push(Done { tag, result: cqe.result(), more: false });
         }
+        if found {
+            self.polls.look(Some(0))?;
+            if !goes_on {
+                self.watch_polls();
+            }
+        }
+        self.polls.take(out);
         Ok(())
     }
 }
@@ -198,6 +226,41 @@ mod tests {
         done[0].result
     }
 
+    /// Watches of both kinds, more than one look fetches, beside an operation.
+    #[test]
+    fn watches_are_told_by_the_ring() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let mut ring = Uring::new().unwrap();
+        ring.start(Files { base: null.as_raw_fd(), overflow: None }, &mut Vec::new()).unwrap();
+        let pairs: Vec<_> = (0..100).map(|_| std::os::unix::net::UnixStream::pair().unwrap()).collect();
+        for (n, (here, _)) in (0..).zip(&pairs) {
+            ring.watch(here.as_raw_fd(), libc::POLLIN, n % 2 == 0, Tag::Watch(n));
+        }
+        let mut done = Vec::new();
+        ring.reap(&mut done).unwrap();
+        assert_eq!(done.len(), 0);
+        for round in 1..=3 {
+            pairs.iter().for_each(|(_, there)| _ = rustix::io::write(there, b"x").unwrap());
+            let expected = if round == 1 { 100 } else { 50 };
+            while done.len() < expected {
+                ring.wait(None).unwrap();
+                ring.reap(&mut done).unwrap();
+            }
+            assert_eq!(done.len(), expected, "round {round}");
+            for d in done.drain(..) {
+                let Tag::Watch(n) = d.tag else { panic!("{d:?}") };
+                assert_eq!((d.more, d.result & i32::from(libc::POLLIN)), (n % 2 == 0, 1), "{d:?}");
+            }
+        }
+        ring.unwatch(Tag::Watch(0));
+        rustix::io::write(&pairs[0].1, b"x").unwrap();
+        ring.watch(null.as_raw_fd(), libc::POLLIN, false, Tag::Watch(200));
+        ring.wait(Some(10_000_000)).unwrap();
+        ring.reap(&mut done).unwrap();
+        let left: Vec<_> = done.iter().map(|d| (d.tag, d.result, d.more)).collect();
+        assert_eq!(left, [(Tag::Watch(200), -libc::EPERM, false)], "what cannot be watched says so");
+    }
+
     #[test]
     fn the_ring_does_what_the_worker_does_and_nothing_else() {
         let null = std::fs::File::open("/dev/null").unwrap();
@@ -212,10 +275,7 @@ mod tests {
         );
         let sockets = std::os::unix::net::UnixStream::pair().unwrap();
         let socket = types::Fd(sockets.0.as_raw_fd());
-        assert_eq!(
-            completes(&mut ring, opcode::PollAdd::new(socket, libc::POLLOUT as u32).build()),
-            i32::from(libc::POLLOUT)
-        );
+        let file = types::Fd(null.as_raw_fd());
 
         let path = c"/dev/null".as_ptr();
         let refused = [
@@ -225,8 +285,14 @@ mod tests {
             opcode::UnlinkAt::new(types::Fd(libc::AT_FDCWD), path).build(),
             opcode::Close::new(socket).build(),
             opcode::Nop::new().build(),
-            // An operation that is allowed, with a flag that is not.
-            opcode::PollAdd::new(socket, libc::POLLOUT as u32).build().flags(Flags::IO_LINK),
+            // Operations that are allowed, on what is not in its table, be it a file that is.
+            opcode::Read::new(socket, std::ptr::null_mut(), 0).build(),
+            opcode::Read::new(file, std::ptr::null_mut(), 0).build(),
+            opcode::Write::new(file, std::ptr::null(), 0).build(),
+            opcode::Fsync::new(file).build(),
+            opcode::PollAdd::new(socket, libc::POLLOUT as u32).build(),
+            // One with a flag that is not.
+            opcode::Fsync::new(BASE).build().flags(Flags::IO_LINK),
         ];
         for (i, entry) in refused.into_iter().enumerate() {
             assert_eq!(completes(&mut ring, entry), -libc::EACCES, "number {i}");

@@ -1,0 +1,108 @@
+//! The watches of both engines, on epoll. Owns the fds that are watched, as duplicates; never touches what they carry.
+//!
+//! Invariant: a watch that is not `multi` is over with the first thing it finds, as one that could not be set up is.
+
+use super::engine::{Done, Tag};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+
+/// Events that one call fetches.
+const EVENTS: usize = 64;
+
+pub(super) struct Polls {
+    epoll: OwnedFd,
+    /// By tag: the fd, a duplicate, so that whoever owns the original may close it first; and whether it goes on.
+    watches: HashMap<u64, (OwnedFd, bool)>,
+    /// Found, and not yet taken.
+    ready: Vec<Done>,
+}
+
+impl Polls {
+    pub fn new() -> io::Result<Polls> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        Ok(Polls { epoll, watches: HashMap::new(), ready: Vec::new() })
+    }
+
+    /// Readable while there is something to [`Polls::look`] for.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Takes in an eventfd that is no watch: [`Polls::look`] says when it is raised.
+    pub fn add_alarm(&self, eventfd: impl AsFd) -> io::Result<()> {
+        let tag = EventData::new_u64(Tag::Ignore.pack());
+        Ok(epoll::add(&self.epoll, eventfd, tag, EventFlags::IN)?)
+    }
+
+    /// Watches an fd once, or each change (`multi`).
+    pub fn watch(&mut self, fd: RawFd, flags: i16, multi: bool, tag: Tag) {
+        // A hung-up peer shows whether it is asked for or not.
+        let mode = if multi { EventFlags::ET } else { EventFlags::ONESHOT };
+        let wanted = EventFlags::from_bits_retain(u32::from(flags as u16)) | EventFlags::RDHUP | mode;
+        // SAFETY: the caller has it open during this call.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let added =
+            fd.try_clone_to_owned().map_err(|e| e.raw_os_error().unwrap_or(libc::EIO)).and_then(|own| {
+                epoll::add(&self.epoll, &own, EventData::new_u64(tag.pack()), wanted)
+                    .map_err(Errno::raw_os_error)?;
+                Ok(own)
+            });
+        match added {
+            Ok(own) => _ = self.watches.insert(tag.pack(), (own, multi)),
+            Err(errno) => self.ready.push(Done { tag, result: -errno, more: false }),
+        }
+    }
+
+    /// Ends a watch. What it has found already may still come.
+    pub fn unwatch(&mut self, tag: Tag) {
+        if let Some((fd, _)) = self.watches.remove(&tag.pack()) {
+            // Closing does not do it: others may hold the file. It is there, so that it cannot fail.
+            let _ = epoll::delete(&self.epoll, fd);
+        }
+    }
+
+    /// Whether something was found that was not taken.
+    pub fn has_found(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Gives out what was found.
+    pub fn take(&mut self, out: &mut Vec<Done>) {
+        out.append(&mut self.ready);
+    }
+
+    /// Asks epoll what there is, and waits for it so long (`None`: for ever). Whether the alarm is raised.
+    pub fn look(&mut self, timeout_ns: Option<u64>) -> Result<bool, String> {
+        let mut timeout = timeout_ns
+            .map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
+        let mut alarm = false;
+        loop {
+            let mut space = [MaybeUninit::<Event>::uninit(); EVENTS];
+            let events = match epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
+                Ok((events, _)) => events,
+                Err(Errno::INTR) => return Ok(alarm),
+                Err(e) => return Err(format!("epoll_wait: {e}")),
+            };
+            let all = events.len() < EVENTS;
+            for event in events {
+                let (flags, data) = (event.flags, event.data.u64());
+                let tag = Tag::unpack(data);
+                alarm |= tag == Tag::Ignore;
+                let Some(&(_, more)) = self.watches.get(&data) else { continue };
+                if !more {
+                    self.unwatch(tag);
+                }
+                self.ready.push(Done { tag, result: (flags.bits() & 0xffff) as i32, more });
+            }
+            if all {
+                return Ok(alarm);
+            }
+            timeout = Some(Timespec { tv_sec: 0, tv_nsec: 0 });
+        }
+    }
+}
