@@ -136,6 +136,8 @@ fn a_control_socket_that_nobody_serves_says_so() {
         refuses(spillway().arg(command).arg(&path), 69, &["no such socket", "--control"]);
     }
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    // What another test starts holds it too, until it executes its program.
+    while std::os::unix::net::UnixStream::connect(&path).is_ok() {}
     for command in ["stats", "reset"] {
         refuses(spillway().arg(command).arg(&path), 69, &["nobody serves it"]);
     }

@@ -50,9 +50,18 @@ pub(super) struct Reset {
 }
 
 impl Supervisor {
+    /// Whether who connects must wait: a VMM, until the worker knows that the one before it has left.
+    pub(super) fn must_wait(&self, kind: ClientKind) -> bool {
+        let is_leaving = |client: &Client| matches!(client, Client::Vmm(session) if session.is_leaving());
+        kind == ClientKind::VhostUser && self.clients.values().any(is_leaving)
+    }
+
     pub(super) fn on_export(&mut self, index: usize) {
         let (kind, listener) = &self.exports[index];
         let kind = *kind;
+        if self.must_wait(kind) {
+            return;
+        }
         let accepted = listener.accept();
         let Some(socket) = self.accepted(accepted) else { return };
         let full = self.clients.values().filter(|client| client.kind() == kind).count() >= MAX_CLIENTS;
@@ -96,6 +105,9 @@ impl Supervisor {
     /// A VMM has sent something, or hung up.
     pub(super) fn on_vmm(&mut self, id: u64, flags: PollFlags) {
         let Some(Client::Vmm(session)) = self.clients.get_mut(&id) else { return };
+        if flags.contains(PollFlags::HUP) {
+            session.hung_up();
+        }
         let parcel = match flags.contains(PollFlags::IN) {
             true => session.next(),
             // Nothing can be read now, and nothing will be answered any more.

@@ -271,17 +271,13 @@ impl Supervisor {
                 sources.push((Source::WorkerDeath, worker.lifeline().death(), PollFlags::IN));
             }
             sources.push((Source::WorkerEnd, worker.pidfd(), PollFlags::IN));
-            if self.life.end_by().is_none() {
+            if self.life.listens() {
                 let unsent = if worker.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
                 sources.push((Source::Channel, worker.channel(), PollFlags::IN | unsent));
             }
         }
         sources.extend(self.life.dead.iter().map(|dead| (Source::Dead, dead.pidfd(), PollFlags::IN)));
         sources.extend(self.newcomer().map(|(fd, flags)| (Source::Newcomer, fd, flags)));
-        if self.life.serving && self.accept_after.is_none() {
-            let exports = self.exports.iter().enumerate();
-            sources.extend(exports.map(|(i, (_, l))| (Source::Export(i), l.as_fd(), PollFlags::IN)));
-        }
         if self.life.has_served && self.accept_after.is_none() {
             sources.extend(self.control.iter().map(|l| (Source::Control, l.as_fd(), PollFlags::IN)));
         }
@@ -291,6 +287,12 @@ impl Supervisor {
             {
                 sources.push((Source::Vmm(id), session.fd(), interest));
             }
+        }
+        // After those who may leave in this round, or a VMM that connects anew is one too many.
+        if self.life.serving && self.accept_after.is_none() {
+            let exports = self.exports.iter().enumerate();
+            let open = exports.filter(|(_, (kind, _))| !self.must_wait(*kind));
+            sources.extend(open.map(|(i, (_, l))| (Source::Export(i), l.as_fd(), PollFlags::IN)));
         }
         sources
             .extend(self.peers.iter().map(|(id, peer)| (Source::Peer(*id), peer.as_fd(), peer.interest())));

@@ -25,6 +25,8 @@ const SHORT_LIFE: Duration = Duration::from_secs(1);
 const MESSAGES_PER_ROUND: usize = 64;
 /// Lines of a worker in the log in a second at most.
 const LINES_PER_SECOND: u32 = 100;
+/// Messages of a dead worker that are heard: more than its channel holds.
+const LAST_WORDS: usize = 10_000;
 /// Dead workers that may still be there when the next one begins: so many pidfds fit in a message.
 const MOST_DEAD: usize = 3;
 /// How many short lives are followed by the next one at once.
@@ -55,8 +57,8 @@ pub(super) struct Life {
     start_at: Option<Instant>,
     /// Set when the worker has closed its channel: when it must have ended.
     end_by: Option<Instant>,
-    /// It was killed, for this reason; when its end is not waited for any more.
-    ending: Option<(&'static str, Instant)>,
+    /// It was killed, for this reason; when to say that it does not end, unless it was said.
+    ending: Option<(&'static str, Option<Instant>)>,
     /// Lines of workers in the log since that time.
     lines: u32,
     lines_since: Instant,
@@ -103,7 +105,7 @@ impl Life {
         let start_by = (self.has_served && !self.serving).then_some(self.since + START_DEADLINE);
         let start_by = start_by.filter(|_| self.worker.is_some());
         let worker = match self.ending {
-            Some((_, by)) => Some(by),
+            Some((_, late)) => late,
             None => [self.end_by, start_by].into_iter().flatten().min(),
         };
         let dead = self.dead.iter().filter_map(|dead| dead.late).min();
@@ -115,9 +117,9 @@ impl Life {
         self.serving && !self.stopping && self.dead.len() < MOST_DEAD
     }
 
-    /// When a worker that closed its channel must have ended.
-    pub fn end_by(&self) -> Option<Instant> {
-        self.end_by
+    /// Whether the worker has more to say, and is asked.
+    pub fn listens(&self) -> bool {
+        self.end_by.is_none() && self.ending.is_none()
     }
 
     /// The process that serves, or is about to; 0 between two of them.
@@ -174,9 +176,16 @@ impl Supervisor {
     pub(super) fn tell(&mut self, message: ToWorker, fds: Vec<OwnedFd>) {
         let Some(worker) = &mut self.life.worker else { return };
         if let Err(e) = worker.send(message, fds) {
-            (self.log)(&e.to_string());
-            worker.end();
+            self.give_up_worker(&e);
         }
+    }
+
+    /// There is no speaking with it: it is ended.
+    fn give_up_worker(&mut self, error: &SupervisorError) {
+        if self.life.may_say_more() {
+            (self.log)(&error.to_string());
+        }
+        self.end_worker("it was not understood and was ended");
     }
 
     /// Hears what the worker says, some of it at a time: it must not keep others waiting.
@@ -189,8 +198,7 @@ impl Supervisor {
             && let Some(worker) = &mut self.life.worker
             && let Err(e) = worker.send_waiting()
         {
-            (self.log)(&e.to_string());
-            worker.end();
+            self.give_up_worker(&e);
         }
         for _ in 0..most {
             let Some(worker) = &mut self.life.worker else { break };
@@ -201,11 +209,8 @@ impl Supervisor {
                     self.life.end_by.get_or_insert(Instant::now() + END_DEADLINE);
                     break;
                 }
-                Err(e) => {
-                    (self.log)(&e.to_string());
-                    worker.end();
-                    break;
-                }
+                // What it said after that may be plain.
+                Err(e) => self.give_up_worker(&e),
             }
         }
         Ok(())
@@ -247,7 +252,7 @@ impl Supervisor {
         }
         // Should other threads of it not know yet, or it only say so.
         self.life.worker.iter().for_each(Worker::end);
-        self.hear(PollFlags::IN, usize::MAX)?;
+        self.hear(PollFlags::IN, LAST_WORDS)?;
         if let Some(worker) = self.life.worker.take() {
             self.life.dead.push(Dead { worker, late: Some(Instant::now() + END_DEADLINE) });
         }
@@ -285,32 +290,18 @@ impl Supervisor {
     /// Its process has ended, if it has.
     pub(super) fn on_worker_end(&mut self) -> Result<(), SupervisorError> {
         let Some(status) = self.life.worker.as_mut().and_then(Worker::ended) else { return Ok(()) };
-        // Its last words: as many as the channel holds.
-        self.hear(PollFlags::IN, usize::MAX)?;
+        self.hear(PollFlags::IN, LAST_WORDS)?;
         match self.life.ending {
             Some((how, _)) => self.lose_worker(how),
             None => self.lose_worker(&status.to_string()),
         }
     }
 
-    /// Kills it; its pidfd tells when it has ended.
-    fn end_worker(&mut self, how: &'static str) {
+    /// Kills it; its pidfd tells when it has ended, or its lifeline that it has died. Before that there is no other: a
+    /// system call of its own could still take memory from the map or the slots.
+    pub(super) fn end_worker(&mut self, how: &'static str) {
         self.life.worker.iter().for_each(Worker::end);
-        self.life.ending = Some((how, Instant::now() + END_DEADLINE));
-    }
-
-    /// It was killed and does not end: a system call does not return. None of its threads will run an instruction any
-    /// more, so it is like one that has died early.
-    fn leave_worker(&mut self, how: &'static str) -> Result<(), SupervisorError> {
-        if self.life.dead.len() >= MOST_DEAD {
-            // The next one could not be told of all before it.
-            self.end_worker(how);
-            return Ok(());
-        }
-        self.hear(PollFlags::IN, usize::MAX)?;
-        let worker = self.life.worker.take();
-        self.life.dead.extend(worker.map(|worker| Dead { worker, late: Some(Instant::now()) }));
-        self.lose_worker(how)
+        self.life.ending.get_or_insert((how, Some(Instant::now() + END_DEADLINE)));
     }
 
     /// What time alone brings: a worker that does not begin or end is ended, one that is due is started.
@@ -318,16 +309,17 @@ impl Supervisor {
         let now = Instant::now();
         self.mention_undead(now);
         let late = self.life.has_served && !self.life.serving && now >= self.life.since + START_DEADLINE;
-        match self.life.ending {
-            Some((how, by)) if now >= by => return self.leave_worker(how),
-            Some(_) => {}
-            None if self.life.end_by.is_some_and(|by| now >= by) => {
-                self.end_worker("it had closed its channel and was ended");
-            }
-            None if late && self.life.worker.is_some() => {
-                self.end_worker("it did not begin to serve and was ended");
-            }
-            None => {}
+        let undead = self.life.ending.as_mut().and_then(|(_, late)| late.take_if(|late| now >= *late));
+        if undead.is_some() {
+            let pid = self.life.worker_pid();
+            let text =
+                format!("process {pid}, the worker, was killed and does not end: the disk waits for it");
+            self.announce("notice", &text);
+        }
+        if self.life.end_by.is_some_and(|by| now >= by) {
+            self.end_worker("it had closed its channel and was ended");
+        } else if late && self.life.worker.is_some() {
+            self.end_worker("it did not begin to serve and was ended");
         }
         if self.life.start_at.is_some_and(|at| now >= at)
             && let Err(e) = self.begin_worker()

@@ -29,6 +29,8 @@ pub(super) struct Session {
     asked: Option<Packet>,
     /// Workers that died with it.
     deaths: u32,
+    /// Its end of the connection is closed; what it said before may still be here.
+    hung_up: bool,
     /// It is on its way out, and the worker, if there is one, knows.
     left: bool,
 }
@@ -43,6 +45,7 @@ impl Session {
             record: Record::default(),
             asked: None,
             deaths: 0,
+            hung_up: false,
             left: false,
         })
     }
@@ -59,6 +62,16 @@ impl Session {
 
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.connection.fd()
+    }
+
+    /// Poll says that the VMM has closed its end.
+    pub fn hung_up(&mut self) {
+        self.hung_up = true;
+    }
+
+    /// Whether the VMM has left without the worker knowing: another one must not reach the worker before it does.
+    pub fn is_leaving(&self) -> bool {
+        self.hung_up && !self.left
     }
 
     /// Tells a worker all about the session.

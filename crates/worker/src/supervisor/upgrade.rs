@@ -137,7 +137,7 @@ impl Supervisor {
                 if let Err(e) = self.introduce(worker) {
                     // It knows half of it: as if it had died.
                     (self.log)(&e.to_string());
-                    self.life.worker.iter().for_each(Worker::end);
+                    self.end_worker("it could not be told all of the disk and was ended");
                 }
                 Ok(true)
             }
@@ -183,7 +183,7 @@ impl Supervisor {
             Some(Stage::Stopping(_) | Stage::Adopted(_)) => {
                 // What the old one has not completed is done again by the new one; what the new one never began to
                 // serve is the old program's again. Its end comes by its pidfd.
-                self.life.worker.iter().for_each(Worker::end);
+                self.end_worker("it took too long in an upgrade and was ended");
                 if let Some(upgrade) = &mut self.upgrade {
                     upgrade.deadline += SERVE_DEADLINE;
                 }

@@ -131,6 +131,37 @@ fn a_vmm_that_leaves_between_two_workers_makes_room_for_the_next() {
     assert_eq!(world.left(), ["base.raw"]);
 }
 
+/// One VMM has left, and said more than was read yet, when the next one connects.
+#[test]
+fn a_vmm_that_connects_anew_at_once_is_not_one_too_many() {
+    let world = World::new();
+    let mut supervisor = world.serving("serves");
+    let vhost = world.path("vhost");
+    let mut vmm = meanwhile(&mut supervisor, || {
+        drop(connect(&vhost));
+        // The stand-in refuses a second while there is one with an even number.
+        let vmm = connect(&vhost);
+        assert_eq!(greeting(&vmm), "VhostUser 2\n");
+        vmm
+    });
+    for said in [0, 1, 20] {
+        // SET_OWNER, while nobody reads.
+        (0..said).for_each(|_| vmm.write_all(&[3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap());
+        drop(vmm);
+        vmm = connect(&vhost);
+        meanwhile(&mut supervisor, || {
+            let line = greeting(&vmm);
+            assert!(line.starts_with("VhostUser"), "after {said} messages: {line:?}");
+        });
+        // The next number is even again.
+        drop(vmm);
+        vmm = connect(&vhost);
+        meanwhile(&mut supervisor, || assert!(greeting(&vmm).starts_with("VhostUser")));
+    }
+    drop(vmm);
+    supervisor.stop(&[]).unwrap();
+}
+
 #[test]
 fn a_stop_between_two_workers_leaves_nothing() {
     let world = World::new();

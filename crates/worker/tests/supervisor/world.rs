@@ -130,7 +130,14 @@ fn pretend(role: &str, channel: OwnedFd) {
             ToWorker::Stop => break,
             ToWorker::Start(_) => panic!("started twice"),
             ToWorker::Set(_) => say(FromWorker::SetDone { result: Ok(()) }),
-            ToWorker::Message { .. } | ToWorker::Replay { .. } | ToWorker::Left { .. } => {}
+            ToWorker::Left { id, reason } => {
+                clients.retain(|(other, _)| *other != id);
+                say(FromWorker::ClientGone { id, reason });
+            }
+            ToWorker::Message { id, .. } => {
+                say(FromWorker::Answered { id, accepted: true, answer: None, writeback: true });
+            }
+            ToWorker::Replay { .. } => {}
         }
     }
     std::process::exit(0);
