@@ -10,7 +10,7 @@ use crate::entry::{Entry, Place};
 use crate::error::Errno;
 use crate::io::{Io, PartId};
 use crate::log::Stream;
-use crate::ops::{Merge, MergeTo, Op};
+use crate::ops::{MAX_PENDING, Merge, MergeTo, Op};
 use crate::part::{PartState, Source, Staged};
 use crate::request::Operation;
 use crate::spec::Mode;
@@ -31,7 +31,7 @@ impl Disk {
     /// Mode `overflow`: blocks gather in a part, which is written when it is full or the turn ends.
     pub(crate) fn walk_write_log<I: Io>(&mut self, io: &mut I, a: &mut Active) {
         while a.at < a.len() {
-            if self.has_begun_enough(a) {
+            if a.pending >= MAX_PENDING {
                 return;
             }
             if self.budget == 0 {
@@ -116,7 +116,7 @@ impl Disk {
     }
 
     /// Starts the merge of a block that is written (or, without `at`, zeroed) in part, into a page of its own.
-    /// An error leaves the request waiting for one.
+    /// An error leaves the request waiting for one, or for what it has begun.
     pub(crate) fn merge_to_page<I: Io>(
         &mut self,
         io: &mut I,
@@ -125,6 +125,10 @@ impl Disk {
         old: Place,
         at: Option<u32>,
     ) -> Result<(), ()> {
+        if self.has_begun_enough(a) {
+            // Its wait is for its own operations.
+            return Err(());
+        }
         let to = if self.spec.mode == Mode::Direct { self.direct_page() } else { self.merge_part() };
         let Some((part, page)) = to else {
             a.wait = Wait::Part;
@@ -188,7 +192,7 @@ impl Disk {
     /// Mode `direct`: runs of whole blocks, each to its own place.
     pub(crate) fn walk_write_direct<I: Io>(&mut self, io: &mut I, a: &mut Active) {
         while a.at < a.len() {
-            if self.has_begun_enough(a) {
+            if a.pending >= MAX_PENDING {
                 return;
             }
             let piece = self.piece(a);

@@ -64,7 +64,7 @@ impl Disk {
         if result.is_err() {
             self.drain = Drain::Wanted { from_ns: self.now_ns + RETRY_NS };
         } else if self.spec.mode == Mode::Direct && self.direct_blocks == 0 {
-            // What the file holds is of an earlier generation: a death has cut off the reset that was to give it back.
+            // What the file may hold is of an earlier generation, whose reset a death has cut off. Most often it holds nothing.
             self.empty_file(io);
         } else {
             self.end_draining();

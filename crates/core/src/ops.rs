@@ -16,9 +16,10 @@ const SAME_HICCUP_NS: u64 = 10_000_000;
 pub(crate) const WRITE_TRIES: u32 = 3;
 
 /// Asynchronous operations that one request may have under way.
-const MAX_PENDING: u32 = 64;
-/// With so many under way for all requests together each may have one: an owner that has buffers for fewer at a time
-/// is no slower for it, and they take no more memory than the requests themselves.
+pub(crate) const MAX_PENDING: u32 = 64;
+/// With so many under way for all requests together each may have one that reads: an owner that has buffers for fewer at a
+/// time is no slower for it, and they take no more memory than the requests themselves. Writes have parts, of which there are
+/// few.
 const CROWD: usize = 1024;
 
 /// What an operation was for.
@@ -113,7 +114,7 @@ impl Disk {
         OpId(self.ops.len() as u32 - 1)
     }
 
-    /// Whether a request waits for those that it has begun before it begins more of them.
+    /// Whether a request waits for those that it has begun before it begins one more that reads.
     #[inline]
     pub(crate) fn has_begun_enough(&self, a: &Active) -> bool {
         a.pending > 0 && (a.pending >= MAX_PENDING || self.ops.len() - self.free_ops.len() >= CROWD)

@@ -11,30 +11,25 @@ use super::memory::Segment;
 const REQUEST_BYTES: usize = 512;
 /// What the queues may hold before each must keep to what is its own.
 const SHARED_BYTES: usize = 2 << 20;
-/// What is the queues' own, in equal parts: no queue keeps others from being read.
-const OWN_BYTES: usize = 2 << 20;
+/// What is each queue's own: no queue keeps others from being read. Some 56 writes of 1 MiB in pages.
+const OWN_BYTES: usize = 256 << 10;
 /// Segments that a spare list has room for: a request of 128 KiB in pages.
 const SPARE_SEGMENTS: usize = 32;
 const MAX_SPARE: usize = 256;
 
+#[derive(Default)]
 pub(super) struct Budget {
     held_bytes: usize,
-    own_bytes: usize,
     spare: Vec<Vec<Segment>>,
     /// Room to take one chain apart.
     pub scratch: Scratch,
 }
 
 impl Budget {
-    pub(super) fn new(queues: u16) -> Budget {
-        let own_bytes = OWN_BYTES / usize::from(queues);
-        Budget { held_bytes: 0, own_bytes, spare: Vec::new(), scratch: Scratch::default() }
-    }
-
     /// Whether a queue that holds so much may take another request, of any length.
     #[inline(always)]
     pub(super) fn has_room(&self, queue_bytes: usize) -> bool {
-        self.held_bytes < SHARED_BYTES || queue_bytes < self.own_bytes
+        self.held_bytes < SHARED_BYTES || queue_bytes < OWN_BYTES
     }
 
     /// A request with this list is taken, from a queue that holds so much.

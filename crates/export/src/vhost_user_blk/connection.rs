@@ -29,6 +29,9 @@ pub struct Packet {
     pub fds: Vec<OwnedFd>,
 }
 
+/// Descriptors that one message can bring, by the kernel's rule.
+const SCM_MAX_FD: usize = 253;
+
 /// A whole reply.
 #[derive(Debug, Default)]
 pub struct Answer {
@@ -102,8 +105,8 @@ impl Connection {
 
     /// Reads at most up to `wanted` bytes of the message. False if nothing is there.
     fn fill(&mut self, wanted: usize) -> Result<bool, Disconnect> {
-        // One more than is allowed, so that too many can be told from just enough.
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS + 1))];
+        // As many as can be sent: what there is no room for the kernel closes, here and now.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut slices = [IoSliceMut::new(&mut self.buffer[self.filled..wanted])];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -118,12 +121,12 @@ impl Connection {
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
                 for fd in fds {
-                    match is_harmless(fd.as_fd()) {
-                        Ok(()) => self.fds.push(fd),
-                        Err(why) => {
-                            self.suspects.push(ManuallyDrop::new(fd));
-                            refused = Some(why);
-                        }
+                    // After the first one the others are not asked for.
+                    let why = if refused.is_some() { None } else { is_harmless(fd.as_fd()).err() };
+                    refused = refused.or(why);
+                    match refused {
+                        None => self.fds.push(fd),
+                        Some(_) => self.suspects.push(ManuallyDrop::new(fd)),
                     }
                 }
             }

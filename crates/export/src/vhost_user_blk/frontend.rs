@@ -97,7 +97,7 @@ impl Frontend {
         Ok(Frontend {
             queues: (0..config.queues).map(|queue| Queue::new(token(queue))).collect(),
             device: Device::new(&config),
-            budget: Budget::new(config.queues),
+            budget: Budget::default(),
             session,
             connection: Connection::new(socket)?,
             features: 0,

@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 /// Completions that the kernel keeps for certain until they are fetched. It counts them for all contexts of the host, up to
 /// `fs.aio-max-nr`, which is 65,536 where nobody changed it.
 const ENTRIES: usize = 16;
-/// How long a new process waits for room below that: the one before it may still be giving its own back.
+/// How long a thread that is to raise eventfds waits for room below that, once: the process before may still be giving its own
+/// back.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// `IOCB_CMD_PREAD`, `IOCB_CMD_POLL`, `IOCB_FLAG_RESFD` of linux/aio_abi.h.
 const READ: u16 = 0;
@@ -37,7 +38,8 @@ pub(super) struct Signal {
 impl Signal {
     /// For this eventfd; anything else is an error. It keeps its own reference.
     pub(super) fn new(eventfd: impl AsFd) -> io::Result<Signal> {
-        let context = Context::of_thread(&CONTEXT, ENTRIES)?;
+        let patience = if WAITED.replace(true) { Duration::ZERO } else { PATIENCE };
+        let context = Context::of_thread(&CONTEXT, ENTRIES, patience)?;
         match context.knows(eventfd.as_fd())? {
             true => Ok(Signal { eventfd: eventfd.as_fd().try_clone_to_owned()?, context }),
             false => Err(io::Error::other("it is no eventfd")),
@@ -58,7 +60,7 @@ impl Signal {
 
 /// Whether this is an eventfd. It never waits, whatever it is: no operation of the file's own is called.
 pub(super) fn is_eventfd(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    Context::of_thread(&QUESTIONS, 1)?.knows(fd)
+    Context::of_thread(&QUESTIONS, 1, Duration::ZERO)?.knows(fd)
 }
 
 fn request(operation: u16, eventfd: BorrowedFd<'_>) -> iocb {
@@ -82,29 +84,34 @@ type Cell = OnceCell<Rc<Context>>;
 
 thread_local! {
     static CONTEXT: Cell = const { OnceCell::new() };
-    /// Of a thread that raises none, and only asks: nothing ever completes there.
+    /// To ask what a descriptor is: nothing ever completes there.
     static QUESTIONS: Cell = const { OnceCell::new() };
+    static WAITED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 impl Context {
-    fn of_thread(place: &'static LocalKey<Cell>, entries: usize) -> io::Result<Rc<Context>> {
+    fn of_thread(
+        place: &'static LocalKey<Cell>,
+        entries: usize,
+        patience: Duration,
+    ) -> io::Result<Rc<Context>> {
         place.with(|cell| match cell.get() {
             Some(context) => Ok(Rc::clone(context)),
             None => {
-                let context = Rc::new(Context::new(entries)?);
+                let context = Rc::new(Context::new(entries, patience)?);
                 Ok(Rc::clone(cell.get_or_init(|| context)))
             }
         })
     }
 
-    fn new(entries: usize) -> io::Result<Context> {
+    fn new(entries: usize, patience: Duration) -> io::Result<Context> {
         let mut id: libc::c_ulong = 0;
         // SAFETY: the kernel writes one number, to a place of ours that holds zero as it wants it.
         let setup = || match unsafe { libc::syscall(libc::SYS_io_setup, entries, &raw mut id) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         };
-        with_patience(setup).map_err(|e| {
+        with_patience(patience, setup).map_err(|e| {
             let advice = "raise /proc/sys/fs/aio-max-nr, or allow it in the seccomp profile";
             io::Error::new(e.kind(), format!("io_setup: {e}; {advice}"))
         })?;
@@ -157,8 +164,8 @@ impl Drop for Context {
 }
 
 /// Tries again for a while when the host has no room.
-fn with_patience(mut setup: impl FnMut() -> io::Result<()>) -> io::Result<()> {
-    let until = Instant::now() + PATIENCE;
+fn with_patience(patience: Duration, mut setup: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let until = Instant::now() + patience;
     loop {
         match setup() {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
@@ -179,7 +186,7 @@ mod tests {
     fn only_a_lack_of_room_is_worth_another_try() {
         let fails = |errno: i32, times: u32| {
             let mut tries = 0;
-            let result = with_patience(|| {
+            let result = with_patience(PATIENCE, || {
                 tries += 1;
                 if tries > times { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
             });

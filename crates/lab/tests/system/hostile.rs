@@ -42,9 +42,9 @@ const USER: u64 = 1 << 40;
 const RAM: u64 = 16 * MIB;
 /// Where on the disk the tables' blocks begin.
 const BLOCKS_AT: u64 = 32 * MIB;
-/// What the worker may take for all that: 4 MiB for the heads of its queues, 4 MiB for requests, and one of them that is
-/// let in at the last moment for each queue.
-const MOST_BYTES: u64 = 10 * MIB;
+/// What the worker may take for all that: 4 MiB for the heads of its queues, 2 MiB for requests and 256 KiB for those of each
+/// queue, and one that is let in at the last moment for each queue.
+const MOST_BYTES: u64 = 24 * MIB;
 
 struct Hostile {
     socket: UnixStream,

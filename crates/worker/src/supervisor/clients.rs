@@ -65,14 +65,18 @@ impl Supervisor {
         let accepted = listener.accept();
         let Some(socket) = self.accepted(accepted) else { return };
         let full = self.clients.values().filter(|client| client.kind() == kind).count() >= MAX_CLIENTS;
-        let stuck = kind == ClientKind::VhostUser && self.closer.is_stuck();
-        if full || stuck {
-            if !std::mem::replace(&mut self.told_full, true) {
-                let why = match stuck {
-                    true => "files of VMMs that were let go cannot be closed: until they are, VMMs".into(),
-                    false => format!("{MAX_CLIENTS} {} clients are connected: more", name(kind)),
-                };
-                (self.log)(&format!("{why} are turned away"));
+        let why = if kind == ClientKind::VhostUser && self.closer.is_stuck() {
+            Some(
+                "files of VMMs that were let go cannot be closed: until they are, VMMs are turned away"
+                    .into(),
+            )
+        } else {
+            full.then(|| format!("{MAX_CLIENTS} {} clients are connected: more are turned away", name(kind)))
+        };
+        if let Some(why) = why {
+            if self.told_full.as_ref() != Some(&why) {
+                (self.log)(&why);
+                self.told_full = Some(why);
             }
             return;
         }
@@ -148,7 +152,7 @@ impl Supervisor {
     }
 
     pub(super) fn on_client_gone(&mut self, id: u64, reason: &str) {
-        self.told_full = false;
+        self.told_full = None;
         if let Some(client) = self.clients.remove(&id)
             && !reason.is_empty()
             && self.life.may_say_more()

@@ -1,5 +1,5 @@
-//! The supervisor: the disk, its worker, its sockets and its clients, on one thread that sleeps in poll(2); another
-//! one sleeps on the worker's lifeline and does nothing else.
+//! The supervisor: the disk, its worker, its sockets and its clients, on one thread that sleeps in poll(2); others
+//! sleep on the worker's lifeline, close what may never close, and ask how much is in huge pages.
 //! Never touches guest data, never waits for a client.
 //!
 //! Invariant: everything that must outlive a worker is in [`Disk`] and in the client table; what belongs to one
@@ -43,7 +43,8 @@ pub struct Supervisor {
     pub(super) change: Option<Change>,
     pub(super) next_id: u64,
     pub(super) accept_after: Option<Instant>,
-    pub(super) told_full: bool,
+    /// Why clients are turned away, as the log has it.
+    pub(super) told_full: Option<String>,
     pub(super) closer: Closer,
     huge_pages: HugePages,
     pub(super) log: Log,
@@ -97,7 +98,7 @@ impl Supervisor {
             change: None,
             next_id: 1,
             accept_after: None,
-            told_full: false,
+            told_full: None,
             closer: Closer::default(),
             huge_pages: HugePages::default(),
             log,

@@ -7,51 +7,72 @@ use super::memory::kib;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long an answer is waited for.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// The last answer.
+/// What is known of the worker that was asked about last.
 #[derive(Debug, Default)]
 pub(super) struct HugePages {
-    shared: Arc<Shared>,
+    known: Arc<Mutex<Known>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    bytes: AtomicU64,
-    looking: AtomicBool,
+struct Known {
+    worker: u32,
+    bytes: u64,
+    /// A thread is looking.
+    looking: bool,
 }
 
 impl HugePages {
     /// Bytes of the slots that a worker has mapped by huge pages: now, or a moment ago where it takes long to look.
     pub fn bytes(&self, worker: u32, data: &OwnedFd) -> u64 {
         let Some(which) = which_file(data) else { return 0 };
-        self.ask(move || huge_bytes_at(Path::new("/"), worker, &which).unwrap_or(0))
+        self.ask(worker, PATIENCE, move || huge_bytes_at(Path::new("/"), worker, &which).unwrap_or(0))
     }
 
-    fn ask(&self, look: impl FnOnce() -> u64 + Send + 'static) -> u64 {
-        if !self.shared.looking.swap(true, Ordering::Acquire) {
-            let shared = Arc::clone(&self.shared);
+    fn ask(&self, worker: u32, patience: Duration, look: impl FnOnce() -> u64 + Send + 'static) -> u64 {
+        let mut known = lock(&self.known);
+        if known.worker != worker {
+            *known = Known { worker, ..Known::default() };
+        }
+        if !std::mem::replace(&mut known.looking, true) {
+            drop(known);
+            let shared = Arc::clone(&self.known);
             let (done, answer) = channel();
             let thread = std::thread::Builder::new().name("huge-pages".into()).spawn(move || {
-                shared.bytes.store(look(), Ordering::Relaxed);
-                shared.looking.store(false, Ordering::Release);
+                let bytes = look();
+                let mut known = lock(&shared);
+                if known.worker == worker {
+                    (known.bytes, known.looking) = (bytes, false);
+                }
+                drop(known);
                 // Nobody waits any more if it took long.
                 let _ = done.send(());
             });
-            match thread {
-                // It comes, or it does not yet.
-                Ok(_) => drop(answer.recv_timeout(PATIENCE)),
-                Err(_) => self.shared.looking.store(false, Ordering::Release),
-            }
+            known = match thread {
+                Ok(_) => {
+                    // It comes, or it does not yet.
+                    let _late = answer.recv_timeout(patience);
+                    lock(&self.known)
+                }
+                Err(_) => {
+                    let mut known = lock(&self.known);
+                    known.looking = false;
+                    known
+                }
+            };
         }
-        self.shared.bytes.load(Ordering::Relaxed)
+        known.bytes
     }
+}
+
+fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Device and inode as the maps of a process show them. A VMM's memory may have any name, also that of ours.
@@ -87,21 +108,18 @@ mod tests {
 
     #[test]
     fn an_answer_that_takes_long_is_not_waited_for() {
-        let pages = HugePages::default();
-        assert_eq!(pages.ask(|| 5), 5);
+        let (pages, long, none) = (HugePages::default(), Duration::from_secs(60), Duration::ZERO);
+        assert_eq!(pages.ask(1, long, || 5), 5);
         let (go, gone) = channel::<()>();
         let slow = move || {
             let _ = gone.recv();
             6
         };
-        assert_eq!(pages.ask(slow), 5, "the last one");
-        assert_eq!(pages.ask(|| 7), 5, "one question at a time");
+        assert_eq!(pages.ask(1, none, slow), 5, "the last one");
+        assert_eq!(pages.ask(1, long, || 7), 5, "one question at a time");
+        assert_eq!(pages.ask(2, long, || 8), 8, "another worker");
         drop(go);
-        while pages.shared.looking.load(Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-        assert_eq!(pages.shared.bytes.load(Ordering::Relaxed), 6);
-        assert_eq!(pages.ask(|| 8), 8);
+        assert_eq!(pages.ask(2, long, || 9), 9, "of the first one nothing is said any more");
     }
 
     /// A mapping as the kernel shows it, of so much by huge pages.

@@ -19,6 +19,8 @@ const SILENCE_NS: u64 = 10_000_000_000;
 const MAX_NBD: usize = 16;
 /// Events told to the supervisor in one second at most.
 const EVENTS_PER_SECOND: u32 = 20;
+/// VMMs that have left and still have requests at the store, beside the one that serves: each may hold what one may.
+const MOST_LEAVING: usize = 2;
 
 /// What keeps the log from being flooded.
 pub struct Pace {
@@ -203,6 +205,9 @@ impl Reactor {
                 return Err("a VMM is connected already: a disk serves one at a time".into());
             }
             self.end_vmm(i, String::new());
+        }
+        if self.doer.clients.vmms.len() > MOST_LEAVING {
+            return Err("requests of VMMs that have left are still at the store: connect again later".into());
         }
         let config = DeviceConfig {
             size_bytes: self.start.size_bytes,
