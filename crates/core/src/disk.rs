@@ -456,7 +456,7 @@ impl Disk {
         assert!(self.table.is_empty(), "a reset needs a quiet disk");
         self.resetting = true;
         let under_way =
-            self.parts.in_use() > 0 || self.victim.is_some() || self.punches > 0 || self.is_draining();
+            self.parts.in_use() > 0 || self.victim.is_some() || self.punches > 0 || self.holds_requests();
         if under_way || self.forget_from.is_some() {
             return false;
         }

@@ -37,7 +37,7 @@ impl Disk {
         matches!(self.drain, Drain::Wanted { from_ns } if from_ns > self.now_ns)
     }
 
-    /// Whether requests must wait for the barrier.
+    /// Whether requests, and a reset, must wait for the barrier.
     #[inline]
     pub(crate) fn holds_requests(&self) -> bool {
         self.is_draining() && self.spec.mode == Mode::Direct

@@ -334,15 +334,19 @@ impl Log {
         }
     }
 
-    /// Forgets every block. No append, read, punch, collection or drain is under way.
+    /// Forgets every block. No append, read, punch or collection is under way; what waits for a drain goes on waiting.
     pub fn reset(&mut self, meta: &Meta) {
         self.open = [None, None];
         self.kept_owners.clear();
         for segment in 0..self.segments.len() {
-            if self.segments.get(segment).status != Status::Free {
-                self.segments.change(segment, |s| *s = Segment::FREE);
-                meta.set_segment(segment, SegmentMark::Empty);
-                self.empty.push(segment);
+            match self.segments.get(segment).status {
+                Status::Free => {}
+                Status::Draining => _ = self.segments.change(segment, |s| s.live = 0),
+                Status::Open | Status::Closed | Status::Stuck => {
+                    self.segments.change(segment, |s| *s = Segment::FREE);
+                    meta.set_segment(segment, SegmentMark::Empty);
+                    self.empty.push(segment);
+                }
             }
         }
         (self.live, self.arriving) = (0, 0);

@@ -277,6 +277,35 @@ fn eviction_sleeps_while_the_whole_tier_waits_for_old_content() {
     run.read_all();
 }
 
+/// Right after a death a reset does not wait for what the dead process has begun: the segments where that may land do.
+#[test]
+fn a_reset_does_not_wait_for_the_barrier() {
+    for mode in [Mode::RamOverflow, Mode::Overflow] {
+        let lands = |seed: u64| {
+            let mut run = Run::with(run::full_spec(mode), seed);
+            (0..60).for_each(|block| run.write_block(block));
+            run.rest();
+            (60..90).for_each(|block| run.write_block(block));
+            run.turn();
+            run.attach_again();
+            let lands = run.reset_before_drain();
+            run.check();
+            // What lands from here on lands in none of these.
+            (0..100).for_each(|block| run.write_block(block));
+            run.rest();
+            assert_eq!(run.unfinished(), 0);
+            run.check();
+            run.read_all();
+            run.reset();
+            run.rest();
+            assert_eq!(get(&run.counters().overflow_used_bytes), 0);
+            lands
+        };
+        let of_20 = (0..20).filter(|&seed| lands(seed)).count();
+        assert!(of_20 > 4, "{mode}: of 20 dead processes {of_20} have I/O under way");
+    }
+}
+
 /// In mode `direct` a reset gives the file's room back, also when a death cuts it off, and when the file system could not the
 /// last time.
 #[test]

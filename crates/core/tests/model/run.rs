@@ -724,6 +724,23 @@ impl Run {
         self.check();
     }
 
+    /// A reset that has nothing to wait for, before the barrier behind a dead process's I/O. Whether some may still land.
+    pub fn reset_before_drain(&mut self) -> bool {
+        // Some turns, in which memory is looked through, but no operation ends.
+        self.resetting = true;
+        let done = (0..10).any(|_| {
+            let (disk, sim) = self.disk();
+            let done = disk.reset(sim);
+            if !done {
+                self.turn();
+            }
+            done
+        });
+        assert!(done && !self.sim.drained, "it waits");
+        self.begin_generation();
+        !self.sim.dead.is_empty()
+    }
+
     /// A reset of a disk at rest is begun, and the process dies.
     pub fn cut_off_reset(&mut self) {
         self.resetting = true;

@@ -52,7 +52,7 @@ struct UnderWay {
 }
 
 /// What a dead process had begun and has not landed yet: from this place on, these bytes, or a hole.
-struct Dead {
+pub struct Dead {
     offset: u64,
     len: u64,
     bytes: Option<Vec<u8>>,
@@ -75,7 +75,7 @@ pub struct Sim {
     parts: Vec<Vec<u8>>,
     pending: Vec<UnderWay>,
     /// I/O of dead processes: it lands, or vanishes, at any moment until a drain has ended.
-    dead: Vec<Dead>,
+    pub dead: Vec<Dead>,
     pub rng: Rng,
     /// Faults per 65,536 operations.
     pub faults: u32,
