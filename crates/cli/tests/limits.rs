@@ -94,7 +94,7 @@ fn what_cannot_be_is_refused_and_nothing_changes() {
     let before = set(&world, &["--full", "pause"]);
     for (options, code, words) in [
         (&["--overflow", "16M", "--ram", "8M"][..], 75, &["overflow"][..]),
-        (&["--ram", "4K"], 75, &["too small", "64K"]),
+        (&["--ram", "4K"], 75, &["too small", "64 KiB"]),
         (&["--ram", "4T"], 75, &["RAM limit", "available"]),
         (&["--ram", "8M", "--overflow", "5T"], 75, &["4 TiB"]),
         (&["--warn-at", "95"], 75, &["warning", "95%", "90%"]),
@@ -121,9 +121,8 @@ fn what_cannot_be_is_refused_and_nothing_changes() {
     let before = figures();
     assert_eq!(before, [24 * MIB, 16 * MIB, 0]);
     // 15 MiB would have to leave, and 8 of 16 segments of 255 blocks are the collector's reserve.
-    let room =
-        format!("too small: {} are in use, and the overflow has room for {}", 16 * MIB, 8 * 255 * 4096);
-    refuses(&mut control(&small, "set", &["--ram", "1M"]), 75, &["RAM limit 1048576 is ", &room]);
+    let room = "RAM limit 1.0 MiB is too small: 16.0 MiB are in use, and the overflow has room for 8.0 MiB";
+    refuses(&mut control(&small, "set", &["--ram", "1M"]), 75, &[room]);
     assert_eq!(figures(), before);
     assert_eq!(set(&small, &["--full", "pause"])["ram_bytes"], 24 * MIB);
     succeeds(begin(&small, &["read -P 6 0 16M"]));

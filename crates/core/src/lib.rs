@@ -61,6 +61,6 @@ pub use request::{Operation, Request, Token};
 pub use spec::{DiskSpec, FullPolicy, LogShape, MIN_SEGMENTS, Mode};
 pub use units::{
     BLOCK_BYTES, BLOCK_SECTORS, Block, Location, MAX_DISK_BYTES, REGION_BLOCKS, REGION_BYTES, SECTOR_BYTES,
-    Slot,
+    Slot, bytes_in_words,
 };
 pub use written::Written;

@@ -15,7 +15,7 @@ use crate::meta::Meta;
 use crate::promote::RecentReads;
 use crate::ram::DataMemory;
 use crate::spec::{DiskSpec, FullPolicy, Mode};
-use crate::units::BLOCK_BYTES;
+use crate::units::{BLOCK_BYTES, bytes_in_words};
 
 /// Segments' worth of blocks that never live: two open segments, the collector's own, and some to gain from.
 const MIN_RESERVE: u32 = 8;
@@ -177,8 +177,8 @@ impl Disk {
         }
         if self.no_punching && bytes < before && self.log.in_file() > spec.segments() {
             return refused(format!(
-                "the overflow file holds {} bytes, and its file system cannot take parts of a file back",
-                self.log.file_blocks() * BLOCK_BYTES as u64
+                "the overflow file holds {}, and its file system cannot take parts of a file back",
+                bytes_in_words(self.log.file_blocks() * BLOCK_BYTES as u64)
             ));
         }
         Ok(())
@@ -187,27 +187,28 @@ impl Disk {
     /// Whether a limit that falls leaves room for what is in use: in the overflow for what lives there and what leaves the RAM
     /// tier.
     fn check_fits(&self, spec: &DiskSpec) -> Result<(), DiskError> {
-        let (ram_bytes, overflow_bytes) = (spec.ram_limit_bytes, spec.overflow_limit_bytes);
-        let bytes_of = |blocks: u64| blocks * BLOCK_BYTES as u64;
+        let (ram, overflow) =
+            (bytes_in_words(spec.ram_limit_bytes), bytes_in_words(spec.overflow_limit_bytes));
+        let words = |blocks: u64| bytes_in_words(blocks * BLOCK_BYTES as u64);
         let leaving = self.beyond_ram(spec.slots());
         let living = self.log.live() + self.log.arriving;
         let capacity = if spec.mode.has_log() { self.log.capacity_of(spec.segments()) } else { 0 };
         if living + leaving <= capacity {
             return Ok(());
         }
-        if overflow_bytes < self.spec.overflow_limit_bytes {
+        if spec.overflow_limit_bytes < self.spec.overflow_limit_bytes {
             let segments = (living + leaving).div_ceil(self.log.data_blocks().into());
             return refused(format!(
-                "overflow limit {overflow_bytes} is too small: {} bytes live there or leave the RAM tier, and a twentieth, or \
+                "overflow limit {overflow} is too small: {} live there or leave the RAM tier, and a twentieth, or \
                  {MIN_RESERVE} segments, must stay free; discard, or reset, to make room",
-                segments * spec.segment_bytes()
+                bytes_in_words(segments * spec.segment_bytes())
             ));
         }
-        if ram_bytes < self.spec.ram_limit_bytes && leaving > 0 {
+        if spec.ram_limit_bytes < self.spec.ram_limit_bytes && leaving > 0 {
             return refused(format!(
-                "RAM limit {ram_bytes} is too small: {} are in use, and the overflow has room for {}",
-                bytes_of(self.ram.used().into()),
-                bytes_of(capacity.saturating_sub(living))
+                "RAM limit {ram} is too small: {} are in use, and the overflow has room for {}",
+                words(self.ram.used().into()),
+                words(capacity.saturating_sub(living))
             ));
         }
         Ok(())
@@ -249,7 +250,7 @@ fn refused<T>(why: String) -> Result<T, DiskError> {
 pub(crate) fn check_data(spec: &DiskSpec, data: DataMemory) -> Result<(), DiskError> {
     spec.check()?;
     if spec.slots() > data.slots() && spec.mode.has_ram() {
-        let (limit, most) = (spec.ram_limit_bytes, data.bytes);
+        let (limit, most) = (bytes_in_words(spec.ram_limit_bytes), bytes_in_words(data.bytes));
         return Err(DiskError::Spec(format!("RAM limit {limit} is more than the {most} that there can be")));
     }
     Ok(())

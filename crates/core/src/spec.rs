@@ -1,7 +1,7 @@
 //! What a disk is asked to be. Pure data; checked once, by [`DiskSpec::check`].
 
 use crate::error::DiskError;
-use crate::units::{BLOCK_BYTES, MAX_DISK_BYTES, SECTOR_BYTES};
+use crate::units::{BLOCK_BYTES, MAX_DISK_BYTES, SECTOR_BYTES, bytes_in_words};
 use std::fmt;
 use std::str::FromStr;
 
@@ -206,28 +206,28 @@ impl DiskSpec {
                  the most are {MAX_SEGMENT_BLOCKS} in parts of {MAX_PART_BLOCKS}, the least 2"
             ));
         }
+        let (ram, overflow) =
+            (bytes_in_words(self.ram_limit_bytes), bytes_in_words(self.overflow_limit_bytes));
         if self.mode.has_ram() && self.ram_limit_bytes < 16 * BLOCK_BYTES as u64 {
-            return spec(format!("RAM limit {} is too small: the least is 64K", self.ram_limit_bytes));
+            return spec(format!("RAM limit {ram} is too small: the least is 64 KiB"));
         }
         if self.mode.has_ram() && self.ram_limit_bytes / BLOCK_BYTES as u64 > u64::from(u32::MAX / 2) {
-            return spec(format!("RAM limit {} is too large: the most is 8 TiB", self.ram_limit_bytes));
+            return spec(format!("RAM limit {ram} is too large: the most is 8 TiB"));
         }
         if self.mode.has_log() {
             let least = MIN_SEGMENTS * self.segment_bytes();
             if self.overflow_limit_bytes < least {
                 return spec(format!(
-                    "overflow limit {} is too small: the least is {} MiB",
-                    self.overflow_limit_bytes,
-                    least >> 20
+                    "overflow limit {overflow} is too small: the least is {}",
+                    bytes_in_words(least)
                 ));
             }
             if self.overflow_limit_bytes > MAX_DISK_BYTES {
-                return spec(format!("overflow limit {} is more than 4 TiB", self.overflow_limit_bytes));
+                return spec(format!("overflow limit {overflow} is more than 4 TiB"));
             }
             if self.overflow_limit_bytes / self.segment_bytes() > MAX_SEGMENTS {
                 return spec(format!(
-                    "overflow limit {} is more than {MAX_SEGMENTS} segments of {segment_blocks} blocks",
-                    self.overflow_limit_bytes
+                    "overflow limit {overflow} is more than {MAX_SEGMENTS} segments of {segment_blocks} blocks"
                 ));
             }
         }

@@ -57,3 +57,13 @@ impl Location {
         u64::from(self.0) * BLOCK_BYTES as u64
     }
 }
+
+/// Bytes in words: `512 B`, `4.0 GiB`.
+pub fn bytes_in_words(n: u64) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if n < 1024 {
+        return format!("{n} B");
+    }
+    let power = (63 - n.leading_zeros()) / 10;
+    format!("{:.1} {}", n as f64 / (1u64 << (10 * power)) as f64, units[power as usize - 1])
+}

@@ -30,7 +30,7 @@ pub use event_loop::Supervisor;
 pub use limits::Wish;
 pub use process::{Program, channel_from_supervisor, default_signals, end_with_parent};
 pub use signals::Signals;
-pub use spillway_core::{FullPolicy, Mode};
+pub use spillway_core::{FullPolicy, Mode, bytes_in_words as bytes};
 pub use stats::{
     BasePlane, Collector, Discards, Evictions, Failed, Latencies, Latency, Map, Merges, Overflow, Plane,
     Planes, Promotions, Ram, SCHEMA, Stalls, Stats,
@@ -60,14 +60,4 @@ pub struct Report {
     pub vhost_user: Option<String>,
     pub nbd: Option<String>,
     pub control: Option<String>,
-}
-
-/// Bytes in words: `512 B`, `4.0 GiB`.
-pub fn bytes(n: u64) -> String {
-    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if n < 1024 {
-        return format!("{n} B");
-    }
-    let power = (63 - n.leading_zeros()) / 10;
-    format!("{:.1} {}", n as f64 / (1u64 << (10 * power)) as f64, units[power as usize - 1])
 }
