@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where a step fails")]
 
+mod below;
 mod bounded;
 mod client;
 mod deaths;
@@ -22,6 +23,7 @@ mod orphans;
 mod points;
 mod reconnect;
 mod resets;
+mod scene;
 mod shared;
 mod slow;
 mod under_load;

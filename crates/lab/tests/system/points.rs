@@ -5,7 +5,7 @@
 //! nothing else: whatever is written to the file is eviction's or the collector's, and what is read the collector's.
 
 use crate::deaths::{evicted_and_collected, nothing_failed, worker};
-use crate::faults::Scene;
+use crate::scene::Scene;
 use crate::world::{MIB, PATIENCE, World, until};
 use spillway_lab::disk::figure;
 use spillway_lab::{Ask, Rng};

@@ -1,123 +1,37 @@
 //! A disk below the overflow that takes half a second for everything, while workers are killed.
 //!
-//! The slowness is below the kernel's block layer, so that what a dead worker had begun lands long after its successor
-//! has attached: ext4 on a loop device, on a file of nbdfuse, on nbdkit, whose every pread and pwrite strace holds
-//! up. (dm-delay would do; many kernels lack it. strace on the worker would hold up calls that have not begun, which
-//! die with it.) It can be begun and ended at any time, and a worker that is new need not be caught first.
+//! What a dead worker had begun lands long after its successor has attached (`below.rs`).
 //!
 //! What it shows is that nothing fails and nothing is wrong. That a dead worker's place is not used too early it does not show:
 //! on a disk this slow that place is hardly ever wanted again in time. The core's model and crash tests show that.
 
-use crate::deaths::{kill_worker, seed};
-use crate::world::{MIB, PATIENCE, World, succeeds, until};
-use rustix::process::geteuid;
+use crate::below::{self, Below};
+use crate::deaths::{kill_worker, kills, seed};
+use crate::world::{MIB, World, until};
 use spillway_lab::disk::figure;
-use spillway_lab::process::wait_until;
-use spillway_lab::{Driver, End, Mixed, Oracle, Rng, Server, Shape, skip};
-use std::path::PathBuf;
-use std::process::Command;
+use spillway_lab::{Driver, End, Mixed, Oracle, Rng, Server, Shape};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// In each of two rounds.
-const KILLS: u32 = 4;
 const SPAN: u64 = 32 * MIB;
 const DELAY: Duration = Duration::from_millis(500);
 
-/// A file system whose disk can be made slow.
-struct SlowDisk {
-    /// Where it is mounted; nowhere once it has been hidden.
-    dir: Option<PathBuf>,
-    strace_log: PathBuf,
-    nbdfuse: Server,
-    nbdkit: Server,
+/// How many workers die of each way to be slow: 4 of 25. Each takes seconds.
+fn deaths() -> u32 {
+    (kills() / 6).clamp(4, 33)
 }
 
-impl SlowDisk {
-    /// None: it cannot be had here, which has been said.
-    fn new(world: &World, bytes: u64) -> Option<SlowDisk> {
-        if !geteuid().is_root() {
-            skip("only root can mount a slow disk");
-            return None;
-        }
-        if !PathBuf::from("/dev/fuse").exists() || !PathBuf::from("/dev/loop-control").exists() {
-            skip("a slow disk needs FUSE and loop devices, which this kernel lacks");
-            return None;
-        }
-        let [image, socket, file, dir] = ["disk.img", "disk.sock", "disk", "slow"].map(|n| world.path(n));
-        std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
-        std::fs::File::create(&file).unwrap();
-        std::fs::create_dir(&dir).unwrap();
-        // Nothing that the kernel would go on writing by itself.
-        let options = ["-q", "-F", "-b", "4096", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
-        succeeds(Command::new("mkfs.ext4").args(options).arg(&image));
-
-        let text = |path: &PathBuf| path.display().to_string();
-        let start = |name: &str, arguments: &[String]| {
-            Server::start(name, name, arguments, None, &world.path(&format!("{name}.log"))).unwrap()
-        };
-        let serve = ["-f", "-t", "8", "-U", &text(&socket), "file", &text(&image)].map(String::from);
-        let mut nbdkit = start("nbdkit", &serve);
-        nbdkit.wait_for(&socket, PATIENCE).unwrap();
-        let uri = format!("nbd+unix:///?socket={}", socket.display());
-        let nbdfuse = start("nbdfuse", &["-C".into(), "16".into(), text(&file), uri]);
-        let disk = SlowDisk { dir: Some(dir.clone()), strace_log: world.path("strace.log"), nbdfuse, nbdkit };
-        let there = wait_until(PATIENCE, || (file.metadata().ok()?.len() == bytes).then_some(()));
-        assert!(there.is_some(), "{}", disk.nbdfuse.tail());
-
-        let mut losetup = Command::new("losetup");
-        let device = succeeds(losetup.args(["--find", "--show", "--direct-io=on"]).arg(&file));
-        let mounted =
-            Command::new("mount").args(["-t", "ext4", "-o", "noatime", device.trim()]).arg(&dir).status();
-        // Its last user takes the device along, and that one the file.
-        succeeds(Command::new("losetup").args(["--detach", device.trim()]));
-        succeeds(Command::new("umount").arg("--lazy").arg(&file));
-        assert!(mounted.unwrap().success());
-        Some(disk)
-    }
-
-    fn dir(&self) -> &str {
-        self.dir.as_ref().unwrap().to_str().unwrap()
-    }
-
-    /// Nobody finds it any more; it goes with who uses it now, however that ends.
-    fn hide(&mut self) {
-        if let Some(dir) = self.dir.take() {
-            succeeds(Command::new("umount").arg("--lazy").arg(dir));
-        }
-    }
-
-    /// Reads and writes take [`DELAY`] longer until the value is dropped: each, or one of so many of each of nbdkit's
-    /// threads, so that those that come later overtake them.
-    fn slow_down(&self, one_of: u32) -> Server {
-        let calls = "pread64,pwrite64";
-        let arguments = [
-            "-f".to_string(),
-            format!("--attach={}", self.nbdkit.pid()),
-            format!("--trace={calls}"),
-            format!("--inject={calls}:delay_enter={}:when=1+{one_of}", DELAY.as_micros()),
-        ];
-        let strace = Server::start("strace", "strace", &arguments, None, &self.strace_log).unwrap();
-        let attached = wait_until(PATIENCE, || {
-            std::fs::read_to_string(&self.strace_log).is_ok_and(|log| log.contains(" attached")).then_some(())
-        });
-        assert!(attached.is_some(), "{}", strace.tail());
-        strace
-    }
-}
-
-impl Drop for SlowDisk {
-    fn drop(&mut self) {
-        self.hide();
-        // It ends when the last user has gone.
-        let _ = self.nbdfuse.wait(PATIENCE);
-    }
+/// Reads and writes take [`DELAY`] longer until the value is dropped: each, or one of so many of each of nbdkit's
+/// threads, so that those that come later overtake them.
+fn slow_down(world: &World, below: &Below, one_of: u32) -> Server {
+    let how = format!("delay_enter={}:when=1+{one_of}", DELAY.as_micros());
+    below.inject("pread64,pwrite64", &how, &world.path("strace.log"))
 }
 
 #[test]
 fn workers_are_killed_while_the_overflow_takes_half_a_second() {
-    let Some(world) = World::new(&["strace", "nbdkit", "nbdfuse", "mkfs.ext4"]) else { return };
-    let Some(mut slow) = SlowDisk::new(&world, 256 * MIB) else { return };
+    let Some(world) = World::new(&below::PROGRAMS) else { return };
+    let Some(mut slow) = Below::new(&world, 256 * MIB, true) else { return };
     let image = world.image(8 * MIB);
     let options = ["--size", "32M", "--ram", "8M", "--overflow", "128M", "--overflow-dir", slow.dir()];
     let disk = world.serve(&image, &options);
@@ -140,11 +54,11 @@ fn workers_are_killed_while_the_overflow_takes_half_a_second() {
 
     let (mut last, mut slowest_ns) = (0, 0);
     for one_of in [1, 2] {
-        let delay = slow.slow_down(one_of);
+        let delay = slow_down(&world, &slow, one_of);
         let enough = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for _ in 0..KILLS {
+                for _ in 0..deaths() {
                     last = kill_worker(&disk, last, 5 * DELAY, &mut rng);
                 }
                 enough.store(true, Ordering::Relaxed);
@@ -172,7 +86,7 @@ fn workers_are_killed_while_the_overflow_takes_half_a_second() {
     );
     assert!(slowest_ns > DELAY.as_nanos() as u64, "it was slow");
     assert!(grown("planes.overflow.writes") > 10, "{stats}");
-    assert!(grown("restarts") > u64::from(KILLS), "{stats}");
+    assert!(grown("restarts") > u64::from(deaths()), "{stats}");
     for key in ["failed.requests", "checksum_mismatches", "overflow.write_errors", "overflow.read_errors"] {
         assert_eq!(disk.figure(key).unwrap(), 0, "{key}");
     }
