@@ -2,14 +2,13 @@
 //!
 //! `SPILLWAY_KILLS` says how often a worker is killed in each test (25; a soak takes 200 and more).
 
+use crate::machine::{self, Machine, Work};
 use crate::world::{MIB, World, succeeds, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use spillway_lab::cores::median;
-use spillway_lab::cpio::Entry;
 use spillway_lab::disk::figure;
-use spillway_lab::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
-use spillway_lab::{Disk, Driver, End, Load, Mixed, Oracle, Rng, Shape, skip};
+use spillway_lab::{Disk, Driver, End, Load, Mixed, Oracle, Rng, Shape};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -112,10 +111,15 @@ pub fn nothing_failed(stats: &Value) {
 
 /// Else nobody died in the midst of either.
 pub fn evicted_and_collected(before: &Value, after: &Value) {
-    let [evicted, moved] = ["evictions.blocks", "collector.moved_blocks"]
-        .map(|key| figure(after, key).unwrap() - figure(before, key).unwrap());
+    let [evicted, moved] =
+        ["evictions.blocks", "collector.moved_blocks"].map(|key| grown(before, after, key));
     println!("{evicted} blocks evicted, {moved} moved by the collector");
     assert!(evicted > 0 && moved > 0, "{after}");
+}
+
+/// By how much a figure has grown.
+pub fn grown(before: &Value, after: &Value, key: &str) -> u64 {
+    figure(after, key).unwrap() - figure(before, key).unwrap()
 }
 
 #[test]
@@ -265,84 +269,34 @@ fn a_worker_that_was_stopped_lives_on() {
     disk.stop().unwrap();
 }
 
-/// ext4 and fio with verification in a real machine that boots from the disk, its workers being killed from the
-/// firmware's first look at the disk on; the work is done `ROUNDS` times.
-const WORK: &str = "#!/bin/sh
-exec >/dev/ttyS1 2>&1
-set -e
-echo begun
-cd /root
-n=0
-while [ $n -lt ROUNDS ]; do
-    fio --name=v --filename=/root/file --size=48M --bsrange=4k-128k --rw=randwrite --randseed=$n --ioengine=libaio \\
-        --direct=1 --iodepth=16 --verify=crc32c --verify_fatal=1 --do_verify=1 --eta=never --output=/run/fio.log || { cat /run/fio.log; exit 1; }
-    # From the disk, not from memory.
-    echo 3 >/proc/sys/vm/drop_caches
-    md5sum /usr/bin/* >/run/sums
-    [ $n -gt 0 ] || cp /run/sums /run/first
-    cmp /run/first /run/sums
-    n=$((n + 1))
-    echo round $n
-done
-# Of the boot too.
-dmesg >/run/dmesg
-if grep -E 'I/O error|JBD2: |EXT4-fs (error|warning)' /run/dmesg; then exit 1; fi
-";
-
+/// From the firmware's first look at the disk on.
 #[test]
 fn a_machine_boots_and_works_while_its_workers_are_killed() {
-    let Some(world) = World::new(&["qemu-system-x86_64", "nbdcopy", "e2fsck"]) else { return };
-    let Some(kit) = Kit::find() else { return skip("guest: not built, run 'make image'") };
+    let Some(world) = World::new(&machine::PROGRAMS) else { return };
+    let Some(kit) = machine::kit() else { return };
     // Room for what lives and little more, so that the collector has work: journal and logs grow with the rounds.
     let overflow = format!("{}M", 55 + kills() / 25);
     let disk = world.serve(&kit.golden(), &["--ram", "16M", "--overflow", &overflow]);
     // A dozen kills or so in each round, a dozen and more in the boot.
-    let work = WORK.replace("ROUNDS", &(kills() / 10).to_string());
     let patience = Duration::from_secs(240 + 2 * u64::from(kills()));
+    let work = Work { rounds: kills() / 10, file_mib: 48, patience };
     let seed = seed();
-    let service = "[Service]\nType=oneshot\nExecStart=/bin/sh -c '/run/payload/work; echo WORK-EXIT $? >/dev/ttyS1; \
-                   sync; systemctl poweroff --force'\n[Install]\nWantedBy=multi-user.target\n";
-    let spec = GuestSpec {
-        dir: world.dir().into(),
-        disks: vec![GuestDisk::VhostUser(disk.vhost())],
-        system: true,
-        payload: vec![
-            Entry::file("payload/work", 0o755, work),
-            Entry::directory("payload/systemd"),
-            Entry::file("payload/systemd/work.service", 0o644, service),
-            Entry::directory("payload/systemd/multi-user.target.wants"),
-            Entry::link("payload/systemd/multi-user.target.wants/work.service", "../work.service"),
-        ],
-        memory_mib: 512,
-        vcpus: 2,
-        accelerator: Accelerator::Tcg,
-        reboots: false,
-    };
     let before = disk.stats().unwrap();
-    let mut guest = Guest::start(&kit, &spec).unwrap();
+    let mut machine = Machine::boot(&kit, &world, &disk, &work);
     let mut rng = Rng::new(seed);
     let (mut last, mut killed) = (0, 0);
-    // Until it has powered off: rare enough that it gets on.
-    while guest.ended().unwrap().is_none() {
-        assert!(guest.started().elapsed() < patience, "{}\n{}", guest.tail(), disk.log());
+    // Rare enough that it gets on.
+    while machine.works() {
         last = kill_worker(&disk, last, Duration::from_millis(900), &mut rng);
         killed += 1;
     }
-    let reports = guest.reports();
-    assert!(reports.iter().any(|l| l == "WORK-EXIT 0"), "{reports:?}\n{}\n{}", guest.tail(), disk.log());
-    let console = guest.console().join("\n");
-    for word in ["I/O error", "EXT4-fs error", "Remounting filesystem read-only"] {
-        assert!(!console.contains(word), "{console}");
-    }
+    println!("{killed} workers killed");
+    until("the last one's successor", &disk, || ![0, last].contains(&worker(&disk)));
+    machine.ended_well();
     let stats = disk.stats().unwrap();
     nothing_failed(&stats);
     evicted_and_collected(&before, &stats);
-    println!("{killed} workers killed, {reports:?}");
-    until("the last one's successor", &disk, || ![0, last].contains(&worker(&disk)));
     assert!(killed >= kills(), "{killed}");
-    let copy = world.path("copy.raw");
-    succeeds(std::process::Command::new("nbdcopy").arg(disk.nbd_uri()).arg(&copy));
-    succeeds(std::process::Command::new("e2fsck").arg("-fn").arg(&copy));
     disk.stop().unwrap();
 }
 

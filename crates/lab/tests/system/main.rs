@@ -19,6 +19,7 @@ mod guest;
 mod handshake;
 mod hostile;
 mod idle;
+mod machine;
 mod orphans;
 mod points;
 mod reconnect;

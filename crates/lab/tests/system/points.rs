@@ -4,13 +4,15 @@
 //! strace kills them, as `faults` makes its faults. What is asked of the disk until then is writes of whole blocks and
 //! nothing else: whatever is written to the file is eviction's or the collector's, and what is read the collector's.
 
-use crate::deaths::{evicted_and_collected, nothing_failed, worker};
-use crate::scene::Scene;
+use crate::deaths::{evicted_and_collected, kills, nothing_failed, worker};
+use crate::machine::{self, Machine, Work};
+use crate::scene::{Fault, Scene};
 use crate::world::{MIB, PATIENCE, World, until};
 use spillway_lab::disk::figure;
-use spillway_lab::{Ask, Rng};
+use spillway_lab::process::wait_until;
+use spillway_lab::{Ask, Disk, Rng};
 use std::os::unix::fs::MetadataExt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const BLOCK: usize = 4096;
 const SPAN: u64 = 44 * MIB;
@@ -42,12 +44,20 @@ fn overwrite(s: &mut Scene, rng: &mut Rng, what: &str, came: impl Fn(&Scene) -> 
 /// Kills the worker at a thread's `n`th such call, to which `meanwhile` brings it: no other death is this one.
 fn die_at(s: &mut Scene, call: &str, n: u64, meanwhile: impl FnOnce(&mut Scene, u32)) {
     let pid = worker(&s.disk);
-    let fault = s.fault(call, &format!("signal=KILL:when={n}"));
+    let fault = s.fault(call, &death(n));
     meanwhile(s, pid);
-    until("the next worker", &s.disk, || ![0, pid].contains(&worker(&s.disk)));
-    until("strace says that it killed it", &s.disk, || fault.lines("killed by SIGKILL") > 0);
-    fault.end();
+    it_died(&s.disk, pid, fault);
     s.verify();
+}
+
+fn death(n: u64) -> String {
+    format!("signal=KILL:when={n}")
+}
+
+fn it_died(disk: &Disk, pid: u32, fault: Fault) {
+    until("the next worker", disk, || ![0, pid].contains(&worker(disk)));
+    until("strace says that it killed it", disk, || fault.lines("killed by SIGKILL") > 0);
+    fault.end();
 }
 
 #[test]
@@ -92,4 +102,45 @@ fn the_next_worker_gives_back_what_the_dead_one_was_about_to() {
     assert_eq!(figure(&stats, "overflow.file_bytes").unwrap(), 0);
     nothing_failed(&stats);
     s.end();
+}
+
+/// What is read may be the machine's own too: overflowed blocks, and what the host's cache lacks of the image.
+#[test]
+fn a_machine_works_on_wherever_eviction_or_collection_ended() {
+    let Some(world) = World::new(&[&["strace"], &machine::PROGRAMS[..]].concat()) else { return };
+    let Some(kit) = machine::kit() else { return };
+    // A few of them in CI.
+    let step = if kills() < 100 { 4 } else { 1 };
+    let points: Vec<(&str, u64)> =
+        (1..=POINTS).step_by(step).flat_map(|n| [("pwritev2", n), ("pread64", n)]).collect();
+    let options = ["--ram", "16M", "--overflow", "56M"];
+    let disk = world.serve_by("threads", &kit.golden(), &options);
+    let before = disk.stats().unwrap();
+    let rounds = if step == 1 { 10 } else { 3 };
+    let work = Work { rounds, file_mib: 48, patience: Duration::from_secs(100 * u64::from(rounds)) };
+    let mut machine = Machine::boot(&kit, &world, &disk, &work);
+    let mut died = 0;
+    // The boot writes little; the first waits until something is evicted.
+    for (call, n) in points.iter().cycle() {
+        let pid = worker(&disk);
+        let fault = Fault::in_threads(&world, &disk, 4, call, &death(*n));
+        let ended = wait_until(work.patience, || match worker(&disk) == pid {
+            true => (!machine.works()).then_some(true),
+            false => Some(false),
+        });
+        if ended == Some(true) {
+            fault.end();
+            break;
+        }
+        it_died(&disk, pid, fault);
+        died += 1;
+    }
+    println!("{died} deaths at {} points", points.len());
+    machine.ended_well();
+    let stats = disk.stats().unwrap();
+    assert_eq!((figure(&stats, "restarts").unwrap(), &stats["engine"]), (died as u64, &"threads".into()));
+    assert!(died >= points.len(), "{died} deaths at {points:?}");
+    nothing_failed(&stats);
+    evicted_and_collected(&before, &stats);
+    disk.stop().unwrap();
 }

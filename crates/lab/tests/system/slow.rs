@@ -6,7 +6,8 @@
 //! on a disk this slow that place is hardly ever wanted again in time. The core's model and crash tests show that.
 
 use crate::below::{self, Below};
-use crate::deaths::{kill_worker, kills, seed};
+use crate::deaths::{grown, kill_worker, kills, nothing_failed, seed, worker};
+use crate::machine::{self, Machine, Work};
 use crate::world::{MIB, World, until};
 use spillway_lab::disk::figure;
 use spillway_lab::{Driver, End, Mixed, Oracle, Rng, Server, Shape};
@@ -76,7 +77,7 @@ fn workers_are_killed_while_the_overflow_takes_half_a_second() {
     until("the last one's successor", &disk, || disk.worker().is_ok_and(|pid| pid != last));
     let stats = disk.stats().unwrap();
 
-    let grown = |key: &str| figure(&stats, key).unwrap() - figure(&before, key).unwrap();
+    let grown = |key: &str| grown(&before, &stats, key);
     println!(
         "the slowest request {} ms; {} overflow reads, {} writes; {} restarts",
         slowest_ns / 1_000_000,
@@ -91,5 +92,44 @@ fn workers_are_killed_while_the_overflow_takes_half_a_second() {
         assert_eq!(disk.figure(key).unwrap(), 0, "{key}");
     }
     drop(driver);
+    disk.stop().unwrap();
+}
+
+/// The machine's own patience with its disk has no end; a task of it that got nothing for two minutes would be a fault.
+#[test]
+fn a_machine_works_while_its_workers_are_killed_and_the_overflow_takes_half_a_second() {
+    let Some(world) = World::new(&[&below::PROGRAMS[..], &machine::PROGRAMS].concat()) else { return };
+    let Some(kit) = machine::kit() else { return };
+    let Some(mut slow) = Below::new(&world, 256 * MIB, true) else { return };
+    let disk =
+        world.serve(&kit.golden(), &["--ram", "16M", "--overflow", "128M", "--overflow-dir", slow.dir()]);
+    slow.hide();
+    let mut rng = Rng::new(seed());
+    let rounds = deaths() / 4;
+    let work = Work { rounds, file_mib: 18, patience: Duration::from_secs(120 + 180 * u64::from(rounds)) };
+    let mut machine = Machine::boot(&kit, &world, &disk, &work);
+    machine.has_booted();
+    let before = disk.stats().unwrap();
+    let delay = slow_down(&world, &slow, 1);
+    let (mut last, mut killed) = (0, 0);
+    while machine.works() {
+        last = kill_worker(&disk, last, 5 * DELAY, &mut rng);
+        killed += 1;
+    }
+    drop(delay);
+    until("the last one's successor", &disk, || ![0, last].contains(&worker(&disk)));
+    println!("{killed} workers killed");
+    machine.ended_well();
+    let stats = disk.stats().unwrap();
+    nothing_failed(&stats);
+    for (key, longest) in [
+        ("planes.overflow.reads", "latency.overflow_read.max_ns"),
+        ("planes.overflow.writes", "latency.overflow_write.max_ns"),
+    ] {
+        println!("{} {key}", grown(&before, &stats, key));
+        assert!(grown(&before, &stats, key) > 10, "{key}: {stats}");
+        assert!(figure(&stats, longest).unwrap() > DELAY.as_nanos() as u64, "it was slow: {stats}");
+    }
+    assert!(killed >= deaths(), "{killed}");
     disk.stop().unwrap();
 }
