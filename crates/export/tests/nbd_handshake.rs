@@ -6,7 +6,7 @@ mod common;
 
 use common::wire::*;
 use common::{Bench, DESCRIPTION, NAME, Rng};
-use spillway_export::nbd::{Disconnect, ExportInfo, HANDSHAKE_DEADLINE};
+use spillway_export::nbd::{Budget, Connection, Disconnect, ExportInfo, HANDSHAKE_DEADLINE};
 
 const SIZE: usize = 1 << 20;
 
@@ -27,7 +27,7 @@ fn replies(bench: &mut Bench, number: u32, data: &[u8]) -> Vec<OptionReply> {
     assert!(replies.iter().all(|reply| reply.option == number));
     for reply in &replies {
         if reply.kind & 0x8000_0000 != 0 {
-            assert!(std::str::from_utf8(&reply.data).is_ok_and(|text| !text.is_empty()));
+            assert!(!reply.data.is_empty(), "no words");
         }
     }
     replies
@@ -126,6 +126,60 @@ fn go_and_info_describe_the_export() {
     let mut bench = haggling();
     let replies = replies(&mut bench, OPT_GO, &go("", &[]));
     assert_eq!(infos(&replies).iter().map(|info| info.0).collect::<Vec<_>>(), [0, 3]);
+}
+
+/// Their form is checked by what takes the replies apart.
+#[test]
+fn names_and_descriptions_have_any_length_there_can_be() {
+    let longest = "\u{e9}".repeat(2048);
+    for (name, description) in [("", ""), ("", "d"), ("n", ""), (&longest, &longest)] {
+        let texts = (name.to_string(), description.to_string());
+        let info = ExportInfo { size_bytes: SIZE as u64, name: texts.0, description: texts.1 };
+        let mut bench = Bench::with(info);
+        bench.exchange(&client_flags(3));
+        let listed = &replies(&mut bench, OPT_LIST, &[])[0].data;
+        assert_eq!(*listed, [string(name), description.as_bytes().to_vec()].concat());
+        let mut told = infos(&replies(&mut bench, OPT_GO, &go("", &[1, 2])));
+        told.retain(|(kind, _)| [1, 2].contains(kind));
+        // A name without bytes is told, a description without bytes is none.
+        let name = Some((1, name.as_bytes().to_vec()));
+        let description = (!description.is_empty()).then(|| (2, description.as_bytes().to_vec()));
+        assert_eq!(told, name.into_iter().chain(description).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn an_export_whose_strings_cannot_be_said_is_refused() {
+    for text in ["\0", "before\0after", &"x".repeat(4097), &format!("{}\u{e9}", "x".repeat(4095))] {
+        for (name, description) in [(text, ""), ("", text)] {
+            let texts = (name.to_string(), description.to_string());
+            let info = ExportInfo { size_bytes: SIZE as u64, name: texts.0, description: texts.1 };
+            let (server, _client) = std::os::unix::net::UnixStream::pair().unwrap();
+            let error = Connection::new(server.into(), info, 0, &Budget::new()).err().unwrap();
+            assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{error}");
+        }
+    }
+}
+
+#[test]
+fn names_with_nul_are_nobodys() {
+    let mut bench = haggling();
+    assert_eq!(kinds(&mut bench, OPT_STRUCTURED_REPLY, &[]), [ACK]);
+    for name in ["\0", &format!("{NAME}\0"), &format!("\0{NAME}")] {
+        for number in [OPT_INFO, OPT_GO] {
+            assert_eq!(kinds(&mut bench, number, &go(name, &[])), [ERR_UNKNOWN]);
+        }
+        for number in [OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT] {
+            let query = context_query(name, &["base:allocation"]);
+            assert_eq!(kinds(&mut bench, number, &query), [ERR_UNKNOWN]);
+        }
+    }
+    for query in ["base:allocation\0", "base:\0", "\0base:allocation"] {
+        for number in [OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT] {
+            assert_eq!(kinds(&mut bench, number, &context_query(NAME, &[query])), [ACK]);
+        }
+    }
+    alive(&mut bench);
 }
 
 #[test]

@@ -35,9 +35,9 @@ const TURN_REQUEST_BYTES: usize = 1 << 10;
 pub struct ExportInfo {
     /// Size of the disk; a multiple of 512.
     pub size_bytes: u64,
-    /// Name of the export, at most 4096 bytes. The default export, `""`, is served under any name.
+    /// Name of the export, at most 4096 bytes, no NUL. The default export, `""`, is served under any name.
     pub name: String,
-    /// For people, at most 4096 bytes; may be empty.
+    /// For people, at most 4096 bytes, no NUL; may be empty.
     pub description: String,
 }
 
@@ -130,10 +130,11 @@ impl Connection {
                 format!("an NBD export of {} bytes: the size has to be a multiple of 512", info.size_bytes),
             ));
         }
-        if info.name.len().max(info.description.len()) > super::protocol::MAX_STRING_BYTES {
+        let unsayable = |text: &String| text.len() > super::protocol::MAX_STRING_BYTES || text.contains('\0');
+        if [&info.name, &info.description].into_iter().any(unsayable) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "an NBD export's name and description can have at most 4096 bytes each",
+                "an NBD export's name and description can have at most 4096 bytes each, and no NUL",
             ));
         }
         fcntl_setfl(&socket, fcntl_getfl(&socket)? | OFlags::NONBLOCK)?;

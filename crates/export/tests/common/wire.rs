@@ -116,10 +116,38 @@ pub fn option_replies(mut bytes: &[u8]) -> Vec<OptionReply> {
         assert_eq!(u64_at(bytes, 0), 0x0003_e889_0455_65a9);
         let len = u32_at(bytes, 16) as usize;
         let data = bytes[20..20 + len].to_vec();
+        check_form(u32_at(bytes, 12), &data);
         replies.push(OptionReply { option: u32_at(bytes, 8), kind: u32_at(bytes, 12), data });
         bytes = &bytes[20 + len..];
     }
     replies
+}
+
+/// The lengths and strings that a reply of that kind may have.
+fn check_form(kind: u32, data: &[u8]) {
+    match kind {
+        ACK => assert_eq!(data, [0; 0]),
+        SERVER => {
+            let (name, description) = data[4..].split_at(u32_at(data, 0) as usize);
+            (check_string(name), check_string(description));
+        }
+        INFO => match (u16_at(data, 0), data.len()) {
+            (0, 12) | (3, 14) => {}
+            (1 | 2, 2..) => check_string(&data[2..]),
+            (kind, len) => panic!("information {kind} of {len} bytes"),
+        },
+        META_CONTEXT => check_string(&data[4..]),
+        error => {
+            assert!(error & 0x8000_0000 != 0, "reply {error}");
+            check_string(data);
+        }
+    }
+}
+
+/// UTF-8 without NUL, at most 4096 bytes: what every string is.
+fn check_string(bytes: &[u8]) {
+    assert!(bytes.len() <= 4096, "a string of {} bytes", bytes.len());
+    assert!(std::str::from_utf8(bytes).is_ok_and(|text| !text.contains('\0')), "{bytes:?}");
 }
 
 /// The whole answer to one command.
@@ -206,8 +234,8 @@ impl Answers {
                 }
                 0x8001 => {
                     let text = u16_at(data, 4) as usize;
-                    assert!(text <= 4096 && data.len() == 6 + text);
-                    assert!(std::str::from_utf8(&data[6..]).is_ok());
+                    assert_eq!(data.len(), 6 + text);
+                    check_string(&data[6..]);
                     assert_eq!(answer.error, 0, "one error chunk");
                     answer.error = u32_at(data, 0);
                     assert_ne!(answer.error, 0);
