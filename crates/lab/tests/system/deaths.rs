@@ -123,21 +123,6 @@ pub fn grown(before: &Value, after: &Value, key: &str) -> u64 {
 }
 
 #[test]
-fn each_signal_ends_a_worker_that_serves() {
-    let Some(world) = World::new(&[]) else { return };
-    let disk = world.serve(&world.image(8 * MIB), &["--ram", "16M", "--overflow", "64M"]);
-    let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
-    for signal in SIGNALS {
-        driver.write_at(0, &[1; 512]).unwrap();
-        let pid = worker(&disk);
-        kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
-        until(&format!("the next after {signal:?}"), &disk, || ![0, pid].contains(&worker(&disk)));
-    }
-    drop(driver);
-    disk.stop().unwrap();
-}
-
-#[test]
 fn a_driver_without_a_table_sees_no_error_and_no_wrong_byte() {
     let Some(world) = World::new(&[]) else { return };
     let image = world.image(32 * MIB);

@@ -26,6 +26,7 @@ mod reconnect;
 mod resets;
 mod scene;
 mod shared;
+mod signals;
 mod slow;
 mod under_load;
 mod verify;

@@ -29,6 +29,7 @@ use std::os::fd::{AsFd, OwnedFd};
 pub fn main(channel: OwnedFd) -> i32 {
     // What `ps` and `top` show; a name cannot fail to be set.
     let _ = rustix::thread::set_name(c"spillway-worker");
+    die_of_panics();
     let served = start(&channel).and_then(|mut reactor| {
         let served = reactor.run();
         // The kernel takes the memory apart after it has told of the end (`lifeline`): nobody waits for that.
@@ -44,6 +45,16 @@ pub fn main(channel: OwnedFd) -> i32 {
             1
         }
     }
+}
+
+/// A panic in any thread ends the process, also in builds that unwind: else nobody would do what that thread had to do,
+/// and whoever waits for it would wait for ever. The next worker goes on.
+fn die_of_panics() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tell(panic);
+        std::process::abort();
+    }));
 }
 
 fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {

@@ -1,7 +1,7 @@
 //! A worker dies, or makes way for another program.
 
-use crate::world::{LATE, World, ask, connect, greeting, meanwhile};
-use std::io::{Read, Write};
+use crate::world::{LATE, POISON, QUESTION, World, ask, connect, greeting, meanwhile};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -34,6 +34,51 @@ fn a_worker_that_dies_is_followed_by_another() {
         assert_eq!(ask(&mut one, r#"{"command":"stats"}"#)["ok"]["clients"], 1);
     });
     assert!(world.logged("SIGKILL") && world.logged("1 NBD client(s) lost the connection"));
+    supervisor.stop(&[]).unwrap();
+    assert_eq!(world.left(), ["base.raw"]);
+}
+
+/// The most workers that die with one message of a VMM in hand, as `docs/design/011` has it.
+const MOST_DEATHS: usize = 50;
+
+/// It takes a minute: after so many short lives the next one begins after a second's rest.
+#[test]
+fn a_vmm_whose_message_kills_every_worker_is_let_go_and_the_others_outlive_more_deaths_than_that() {
+    let world = World::new();
+    let mut supervisor = world.serving("poisoned");
+    let (nbd, vhost) = (world.path("nbd"), world.path("vhost"));
+    meanwhile(&mut supervisor, || {
+        // Each worker greets each VMM once, this one first.
+        let mut innocent = BufReader::new(connect(&vhost));
+        let mut guilty = BufReader::new(connect(&vhost));
+        let greeted = |vmm: &mut BufReader<_>| {
+            let mut line = String::new();
+            vmm.read_line(&mut line).unwrap();
+            line
+        };
+        assert_eq!(greeted(&mut guilty), "VhostUser 2\n");
+        guilty.get_mut().write_all(&POISON).unwrap();
+        let others = std::iter::from_fn(|| Some(greeted(&mut guilty))).take_while(|line| !line.is_empty());
+        assert_eq!(1 + others.count(), MOST_DEATHS, "workers until it was let go");
+        // That one's successor, and those of as many deaths again as make more than any one message may bring.
+        for _ in 0..=MOST_DEATHS {
+            assert_eq!(greeted(&mut innocent), "VhostUser 1\n");
+        }
+        for _ in 0..12 {
+            // Its message is answered, so that no death is this one's fault.
+            innocent.get_mut().write_all(&QUESTION).unwrap();
+            let mut answer = [0; QUESTION.len()];
+            innocent.read_exact(&mut answer).unwrap();
+            assert_eq!(answer, QUESTION);
+            kill(&world);
+            assert_eq!(greeted(&mut innocent), "VhostUser 1\n");
+        }
+        let nbd = connect(&nbd);
+        assert!(greeting(&nbd).starts_with("Nbd"));
+        let mut control = connect(&world.path("control"));
+        assert_eq!(ask(&mut control, r#"{"command":"stats"}"#)["ok"]["clients"], 2);
+    });
+    assert!(world.logged("vhost-user client 2: let go") && !world.logged("vhost-user client 1: let go"));
     supervisor.stop(&[]).unwrap();
     assert_eq!(world.left(), ["base.raw"]);
 }

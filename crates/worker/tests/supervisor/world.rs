@@ -16,8 +16,16 @@ use std::time::Duration;
 const ROLE: &str = "SPILLWAY_STAND_IN";
 /// How long a stand-in that is late takes.
 pub const LATE: Duration = Duration::from_millis(500);
+/// Messages of a VMM: one that kills every stand-in which is `poisoned` by it, and one that it answers with an echo.
+pub const POISON: [u8; 12] = message(3);
+pub const QUESTION: [u8; 12] = message(1);
 /// How often one that babbles says all that nobody asked for.
 pub const BABBLE: u64 = 5_000;
+
+/// SET_OWNER or GET_FEATURES: a header without a payload.
+const fn message(code: u8) -> [u8; 12] {
+    [code, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+}
 
 /// Not a test of its own: what the stand-in executes.
 #[test]
@@ -134,8 +142,10 @@ fn pretend(role: &str, channel: OwnedFd) {
                 clients.retain(|(other, _)| *other != id);
                 say(FromWorker::ClientGone { id, reason });
             }
-            ToWorker::Message { id, .. } => {
-                say(FromWorker::Answered { id, accepted: true, answer: None, writeback: true });
+            ToWorker::Message { bytes, .. } if role == "poisoned" && bytes == POISON => std::process::exit(9),
+            ToWorker::Message { id, bytes } => {
+                let answer = (role == "poisoned").then_some(bytes);
+                say(FromWorker::Answered { id, accepted: true, answer, writeback: true });
             }
             ToWorker::Replay { .. } => {}
         }

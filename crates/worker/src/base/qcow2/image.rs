@@ -105,12 +105,6 @@ impl Image {
         self.tables.source.take_traffic()
     }
 
-    /// Forgets what it keeps of the file.
-    pub fn forget(&mut self) {
-        self.tables.pages.forget();
-        self.clusters.forget();
-    }
-
     /// Fills `out` with the image's content from `offset` on. The range lies inside the image, else EINVAL.
     pub fn read(&mut self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let end = offset.checked_add(out.len() as u64);

@@ -14,7 +14,6 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -169,22 +168,13 @@ fn serve(mut image: Image, jobs: &Receiver<Job>, done: &Sender<Finished>, shared
 
 fn read(image: &mut Image, job: Job) -> Finished {
     let Job { job, offset, len, mut buffer } = job;
-    // The decoders do not panic on any input that is known. Should one, it is this read that fails (in builds
-    // that unwind; a release build aborts, and the supervisor starts the next worker).
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
-        if len > MAX_JOB_BYTES {
-            return (Err(libc::EINVAL), Vec::new());
-        }
+    let result = if len > MAX_JOB_BYTES {
+        Err(libc::EINVAL)
+    } else {
         buffer.resize(len as usize, 0);
-        match image.read(offset, &mut buffer) {
-            Ok(()) => (Ok(()), image.extents(offset)),
-            Err(error) => (Err(error.raw_os_error().unwrap_or(libc::EIO)), Vec::new()),
-        }
-    }));
-    let (result, extents) = outcome.unwrap_or_else(|_| {
-        image.forget();
-        (Err(libc::EIO), Vec::new())
-    });
+        image.read(offset, &mut buffer).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))
+    };
+    let extents = if result.is_ok() { image.extents(offset) } else { Vec::new() };
     let traffic = image.take_traffic();
     Finished { job, buffer, result, store_bytes: traffic.bytes, store_reads: traffic.reads, extents }
 }
