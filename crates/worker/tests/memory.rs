@@ -1,7 +1,9 @@
 //! The memory of a disk on real memfds: how long a reset takes, and that all of it comes back, in short steps.
 //!
-//! What is asserted is processor time: on a busy machine one step in a hundred was seen to take more than a millisecond
-//! by the wall clock, also among those that were never taken off the processor. Both are printed.
+//! Resets and memory that comes back are timed by the wall clock, as who waits for them does, with bounds for a machine
+//! with two cores that are busy with other things: of five resets the middle one has what is asked, 10 ms, and none takes
+//! 100 ms; a GiB is back in 2 s each time. Steps are timed by the processor, and each by the shortest of five lives
+//! that do the same: so the longest of them all is the work's own, whatever the kernel or the host put in between.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -128,59 +130,45 @@ impl Machine {
 
     /// Turns until nothing moves, now and a second later.
     fn rest(&mut self) -> Rest {
-        let (start, cpu_start) = (Instant::now(), cpu());
-        let (mut steps, mut by_wall_clock) = (Vec::new(), Vec::new());
+        let (start, mut steps) = (Instant::now(), Vec::new());
         loop {
-            let (cpu_before, before) = (cpu(), Instant::now());
+            let before = cpu();
             let more = self.turn(self.now_ns);
-            by_wall_clock.push(before.elapsed());
-            steps.push(cpu() - cpu_before);
+            steps.push(cpu() - before);
             if let (false, Some(ns)) = (more, self.disk.as_ref().unwrap().deadline_ns()) {
                 self.now_ns = ns;
             } else if !more {
-                steps.sort_unstable();
-                by_wall_clock.sort_unstable();
-                return Rest { wall: start.elapsed(), processor: cpu() - cpu_start, steps, by_wall_clock };
+                return Rest { wall: start.elapsed(), steps };
             }
         }
     }
 
     fn reset(&mut self) -> Duration {
-        let before = cpu();
+        let before = Instant::now();
         assert!(self.disk.as_mut().unwrap().reset(&mut self.host));
-        cpu() - before
+        before.elapsed()
     }
 }
 
 /// How long it took until nothing moved.
 struct Rest {
     wall: Duration,
-    processor: Duration,
-    /// Processor time of each step, the longest last.
+    /// Processor time of each step, in their order.
     steps: Vec<Duration>,
-    /// The same by the wall clock.
-    by_wall_clock: Vec<Duration>,
 }
 
-impl Rest {
-    fn assert_short_steps(&self) {
-        let longest = |steps: &[Duration]| steps.last().copied().unwrap_or_default();
-        let (processor, wall) = (p99(&self.steps), p99(&self.by_wall_clock));
-        let said = format!(
-            "{} steps: processor p99 {processor:?}, longest {:?}; wall clock p99 {wall:?}, longest {:?}",
-            self.steps.len(),
-            longest(&self.steps),
-            longest(&self.by_wall_clock),
-        );
-        println!("  {said}");
-        assert!(processor < Duration::from_millis(1), "{said}");
+/// The longest step of lives that did the same, each by the life in which it was shortest; and the longest that was seen.
+fn longest_step<'a>(lives: impl Iterator<Item = &'a [Duration]>) -> (Duration, Duration) {
+    let (mut shortest, mut seen) = (Vec::new(), Duration::ZERO);
+    for steps in lives {
+        seen = seen.max(steps.iter().copied().max().unwrap_or_default());
+        if shortest.is_empty() {
+            shortest = steps.to_vec();
+        }
+        assert_eq!(shortest.len(), steps.len(), "they do the same");
+        shortest.iter_mut().zip(steps).for_each(|(least, &step)| *least = step.min(*least));
     }
-}
-
-/// The time that 99 of 100 sorted steps do not exceed. A virtual machine's clock of processor time runs on while its
-/// host runs others: of a few steps the two longest may be that.
-fn p99(steps: &[Duration]) -> Duration {
-    steps.iter().rev().nth((steps.len() / 100).max(2)).copied().unwrap_or_default()
+    (shortest.into_iter().max().unwrap_or_default(), seen)
 }
 
 /// Processor time of this thread.
@@ -271,48 +259,71 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+const LIVES: usize = 5;
+const MOST_RESET: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(100)];
+const MOST_BACK_PER_GIB: Duration = Duration::from_secs(2);
+const MOST_STEP: Duration = Duration::from_millis(1);
+
 #[test]
 fn a_reset_is_one_store_and_the_memory_comes_back_in_short_steps() {
     let _alone = alone();
     // Disk, RAM limit, blocks written and how far apart.
     for (size, limit, blocks, stride) in [
         (4 * GIB, GIB / 4, GIB / 4 / 4096, 1),
+        (4 * GIB, GIB, GIB / 4096, 1),
         (4 * GIB, 3 * GIB, 3 * GIB / 4096, 1),
         // One block in every region, in every second one, and in the first of every 4,096.
         (4096 * GIB, 9 * GIB, 4096 * GIB / REGION_BYTES / 16, 512),
         (4096 * GIB, 9 * GIB, 4096 * GIB / REGION_BYTES / 32, 1024),
         (4096 * GIB, 9 * GIB, 512, 512 * 4096),
     ] {
-        // The host may take the processor away in the one short moment that counts: then once more.
-        let reset = (0..3).map(|_| a_life(size, limit, blocks, stride)).find(|reset| reset.as_millis() < 10);
-        assert!(reset.is_some(), "three resets of 10 ms and more");
+        let lives: Vec<Life> = (0..LIVES).map(|_| a_life(size, limit, blocks, stride)).collect();
+        let mut resets: Vec<Duration> = lives.iter().map(|life| life.reset).collect();
+        resets.sort_unstable();
+        let back = lives.iter().map(|life| life.back.wall).max().unwrap();
+        let steps = [
+            longest_step(lives.iter().map(|life| &life.filled.steps[..])),
+            longest_step(lives.iter().map(|life| &life.back.steps[..])),
+        ];
+        let said = format!(
+            "disk {} GiB, {blocks} blocks {stride} apart in {} MiB of RAM: resets {resets:?}; memory back in {back:?} \
+             at most; {} and {} steps, the longest (and longest seen) {steps:?}",
+            size / GIB,
+            limit >> 20,
+            lives[0].filled.steps.len(),
+            lives[0].back.steps.len(),
+        );
+        println!("{said}");
+        assert!(resets[LIVES / 2] < MOST_RESET[0] && resets[LIVES - 1] < MOST_RESET[1], "{said}");
+        let held = (blocks * 4096).max(GIB);
+        assert!(back.as_secs_f64() < MOST_BACK_PER_GIB.as_secs_f64() * held as f64 / GIB as f64, "{said}");
+        assert!(steps.iter().all(|(longest, _)| *longest < MOST_STEP), "{said}");
     }
 }
 
-/// A disk is written to and reset. How long the reset took.
-fn a_life(size: u64, limit: u64, blocks: u64, stride: u64) -> Duration {
+/// What a life took.
+struct Life {
+    /// The rest after it was written to.
+    filled: Rest,
+    reset: Duration,
+    /// Until its memory was back.
+    back: Rest,
+}
+
+/// A disk is written to and reset.
+fn a_life(size: u64, limit: u64, blocks: u64, stride: u64) -> Life {
     let mut machine = Machine::new(size, limit);
     machine.rest();
     let empty = machine.host.meta.held_bytes();
     machine.write(blocks, stride);
-    machine.rest().assert_short_steps();
+    let filled = machine.rest();
     assert_eq!(machine.host.data.held_bytes() / 4096, blocks);
     let reset = machine.reset();
     let back = machine.rest();
-    println!(
-        "disk {} GiB, {blocks} blocks {stride} apart in {} MiB of RAM: reset {reset:?}, memory back in {:?} \
-         (processor {:?})",
-        size / GIB,
-        limit >> 20,
-        back.wall,
-        back.processor,
-    );
     assert_eq!(machine.host.data.held_bytes(), 0);
     let meta = machine.host.meta.held_bytes();
     assert!(meta <= empty + (2 << 20), "{meta} bytes of `meta` are held, {empty} at first");
-    assert!(back.processor < Duration::from_secs(2), "{:?}", back.processor);
-    back.assert_short_steps();
-    reset
+    Life { filled, reset, back }
 }
 
 #[test]

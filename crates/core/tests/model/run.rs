@@ -724,21 +724,19 @@ impl Run {
         self.check();
     }
 
-    /// A reset that has nothing to wait for, before the barrier behind a dead process's I/O. Whether some may still land.
-    pub fn reset_before_drain(&mut self) -> bool {
-        // Some turns, in which memory is looked through, but no operation ends.
+    /// A reset of a disk without requests, during which no operation ends. Whether I/O of a dead process may land still.
+    pub fn reset_meanwhile(&mut self) -> bool {
         self.resetting = true;
-        let done = (0..10).any(|_| {
+        for _ in 0..100 {
             let (disk, sim) = self.disk();
-            let done = disk.reset(sim);
-            if !done {
-                self.turn();
+            if disk.reset(sim) {
+                self.begin_generation();
+                self.check();
+                return self.sim.is_haunted();
             }
-            done
-        });
-        assert!(done && !self.sim.drained, "it waits");
-        self.begin_generation();
-        !self.sim.dead.is_empty()
+            self.turn();
+        }
+        panic!("the reset waits for what is under way: {:?}", self.disk);
     }
 
     /// A reset of a disk at rest is begun, and the process dies.

@@ -52,7 +52,7 @@ struct UnderWay {
 }
 
 /// What a dead process had begun and has not landed yet: from this place on, these bytes, or a hole.
-pub struct Dead {
+struct Dead {
     offset: u64,
     len: u64,
     bytes: Option<Vec<u8>>,
@@ -75,7 +75,7 @@ pub struct Sim {
     parts: Vec<Vec<u8>>,
     pending: Vec<UnderWay>,
     /// I/O of dead processes: it lands, or vanishes, at any moment until a drain has ended.
-    pub dead: Vec<Dead>,
+    dead: Vec<Dead>,
     pub rng: Rng,
     /// Faults per 65,536 operations.
     pub faults: u32,
@@ -323,6 +323,11 @@ impl Sim {
     pub fn lengthen(&mut self, spec: &DiskSpec) {
         let bytes = self.file.len().max(spec.file_bytes() as usize);
         self.file.resize(bytes, 0xFF);
+    }
+
+    /// Something that a dead process had begun may still land.
+    pub fn is_haunted(&self) -> bool {
+        !self.dead.is_empty()
     }
 
     /// Nothing that a dead process had begun can land in this range.
