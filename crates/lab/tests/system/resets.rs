@@ -2,15 +2,18 @@
 //!
 //! `SPILLWAY_RESETS` says how often (200; a soak takes 10,000).
 
-use crate::deaths::seed;
+use crate::deaths::{seed, worker};
 use crate::world::{MIB, World, succeeds, until};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use spillway_lab::cores::median;
 use spillway_lab::disk::{figure, program};
 use spillway_lab::footprint::memfd_bytes;
-use spillway_lab::{Disk, Rng};
-use std::io::{Read, Write};
+use spillway_lab::{Disk, Driver, Load, Rng, Shape};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Beyond the image the disk reads as zeroes.
 const IMAGE: u64 = 8 * MIB;
@@ -133,5 +136,51 @@ fn after_each_of_many_resets_the_disk_is_the_base_image() {
     let held = || memfd_bytes(&[disk.supervisor()], "spillway-data").unwrap();
     until("memory is back", &disk, || held() == 0);
     drop(client);
+    disk.stop().unwrap();
+}
+
+/// Asks for a reset by force, and how long the answer takes.
+fn reset_by_force(disk: &Disk) -> (u64, f64) {
+    let mut control = UnixStream::connect(disk.control()).unwrap();
+    let begun = Instant::now();
+    control.write_all(b"{\"command\":\"reset\",\"force\":true}\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(control).read_line(&mut line).unwrap();
+    let ms = begun.elapsed().as_secs_f64() * 1e3;
+    let answer: Value = serde_json::from_str(&line).unwrap();
+    (answer["ok"]["generation"].as_u64().unwrap_or_else(|| panic!("{line}{}", disk.log())), ms)
+}
+
+/// The kernel takes a while to take a dead worker's memory apart, and what it had begun to write to the overflow may land
+/// until then: who resets the disk waits for neither, but for the next worker.
+#[test]
+fn a_reset_right_after_a_death_waits_for_the_next_worker_alone() {
+    const FILLED: u64 = 1280 * MIB;
+    let Some(world) = World::new(&[]) else { return };
+    let image = world.image(16 * MIB);
+    let disk = world.serve(&image, &["--size", "1280M", "--ram", "1G", "--overflow", "1G"]);
+    let mut times = [Vec::new(), Vec::new()];
+    for generation in 2..8 {
+        let (queues, depth) = (1, 16);
+        let shape = Shape { queues, depth, request_bytes: 1 << 20, deadline: Duration::from_secs(30) };
+        let mut driver = Driver::connect_with(&disk.vhost(), shape).unwrap();
+        driver.run(&Load::fill(FILLED, 1 << 20)).unwrap();
+        assert!(disk.figure("overflow.used_bytes").unwrap() > 0, "a segment is open");
+        // Every second one.
+        let dies = generation % 2;
+        if dies == 1 {
+            kill_process(Pid::from_raw(worker(&disk) as i32).unwrap(), Signal::KILL).unwrap();
+        }
+        let (now, ms) = reset_by_force(&disk);
+        assert_eq!(now, generation);
+        times[dies as usize].push(ms);
+        drop(driver);
+        until("memory is back", &disk, || memfd_bytes(&[disk.supervisor()], "spillway-data").unwrap() == 0);
+    }
+    assert_eq!(disk.figure("restarts").unwrap(), 3);
+    let [lives, died] = &mut times;
+    println!("resets with a worker that lives: {lives:.1?} ms; right after a death: {died:.1?} ms");
+    assert!(lives.iter().chain(died.iter()).all(|&ms| ms < 1000.0), "{lives:?}, {died:?}");
+    assert!(median(lives) < 50.0 && median(died) < 75.0, "{lives:?}, {died:?}");
     disk.stop().unwrap();
 }
