@@ -129,7 +129,8 @@ fn check_form(kind: u32, data: &[u8]) {
         ACK => assert_eq!(data, [0; 0]),
         SERVER => {
             let (name, description) = data[4..].split_at(u32_at(data, 0) as usize);
-            (check_string(name), check_string(description));
+            check_string(name);
+            check_string(description);
         }
         INFO => match (u16_at(data, 0), data.len()) {
             (0, 12) | (3, 14) => {}
