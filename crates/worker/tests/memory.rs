@@ -4,6 +4,8 @@
 //! with two cores that are busy with other things: of five resets the middle one has what is asked, 10 ms, and none takes
 //! 100 ms; a GiB is back in 2 s each time. Steps are timed by the processor, and each by the shortest of five lives
 //! that do the same: so the longest of them all is the work's own, whatever the kernel or the host put in between.
+//! Arrays come fresh from the kernel, as those of a worker, which has one disk and no past; `lab/tests/system/resets.rs`
+//! times the worker itself.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -267,6 +269,10 @@ const MOST_STEP: Duration = Duration::from_millis(1);
 #[test]
 fn a_reset_is_one_store_and_the_memory_comes_back_in_short_steps() {
     let _alone = alone();
+    // Else the arrays of the last disk that was dropped decide what glibc takes from its heap and zeroes at once.
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it changes a number of the allocator's, to what it is in a process that has just begun.
+    assert_eq!(unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10) }, 1);
     // Disk, RAM limit, blocks written and how far apart.
     for (size, limit, blocks, stride) in [
         (4 * GIB, GIB / 4, GIB / 4 / 4096, 1),
