@@ -4,6 +4,7 @@
 
 use crate::counters::add;
 use crate::disk::Disk;
+use crate::drain::Drain;
 use crate::entry::Place;
 use crate::error::Errno;
 use crate::io::{Event, Io};
@@ -279,8 +280,12 @@ impl Disk {
 
     /// Nothing that is under way, or can be, will make room for a write.
     fn no_room_in_sight(&self) -> bool {
-        let log_is_at_rest = (!self.is_draining() || self.drain_rests())
-            && self.victim.is_none()
+        (!self.is_draining() || self.drain_rests()) && self.no_room_without_drain()
+    }
+
+    /// The same, but that a drain under way may yet.
+    fn no_room_without_drain(&self) -> bool {
+        let log_is_at_rest = self.victim.is_none()
             && self.punches == 0
             && !self.evict_again
             && self.parts.in_use() == self.unflushed.len();
@@ -302,9 +307,20 @@ impl Disk {
     /// Nothing is being carried out, and nothing that is under way makes room: what is unfinished waits for room
     /// that somebody else must make, or behind something that does.
     pub fn only_waits_for_room(&self) -> bool {
-        let none_is_moving =
-            self.ops.len() == self.free_ops.len() && self.runnable.is_empty() && self.turn_waiters.is_empty();
-        self.table.is_empty() || none_is_moving && self.no_room_in_sight()
+        self.table.is_empty() || self.moves_only(0) && self.no_room_in_sight()
+    }
+
+    /// The same, or room that a drain may make: for a reset, which does not wait for one.
+    pub fn only_waits_for_room_or_drain(&self) -> bool {
+        let drains = usize::from(self.drain == Drain::UnderWay && !self.holds_requests());
+        self.table.is_empty() || self.moves_only(drains) && self.no_room_without_drain()
+    }
+
+    /// No request can go on, and no more than so many operations are under way.
+    fn moves_only(&self, operations: usize) -> bool {
+        self.ops.len() - self.free_ops.len() <= operations
+            && self.runnable.is_empty()
+            && self.turn_waiters.is_empty()
     }
 
     /// Withdraws those requests that `which` names: parked ones complete with `errno`, which for a client that

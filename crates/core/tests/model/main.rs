@@ -271,6 +271,29 @@ fn a_reset_after_a_death_does_not_wait_for_the_barrier() {
     assert!(haunted > 100, "{haunted}");
 }
 
+/// The same while writes wait for room, which is why a disk is reset most often; they fail.
+#[test]
+fn nor_does_one_by_force_of_a_full_disk() {
+    let mut before = 0;
+    for seed in 0..40 {
+        let mut run = Run::with(run::full_spec(Mode::RamOverflow), seed);
+        (0..250).for_each(|block| run.write_block(block));
+        run.rest();
+        assert!(run.unfinished() > 0, "it is not full");
+        // Its VMM has them done again.
+        run.die();
+        run.attach();
+        run.redo();
+        before += u64::from(run.reset_by_force());
+        (0..100).for_each(|block| run.write_block(block));
+        run.rest();
+        assert_eq!(run.unfinished(), 0, "seed {seed}");
+        run.read_all();
+        run.check();
+    }
+    assert!(before > 30, "{before} of 40");
+}
+
 /// Both limits change, or neither; also while the overflow must not grow.
 #[test]
 fn of_two_limits_none_changes_when_one_is_refused() {

@@ -739,6 +739,28 @@ impl Run {
         panic!("the reset waits for what is under way: {:?}", self.disk);
     }
 
+    /// What a reset by force does of a disk whose requests wait for room. Whether it was done before a barrier's end.
+    pub fn reset_by_force(&mut self) -> bool {
+        self.turn();
+        for _ in 0..1_000 {
+            let (disk, sim) = self.disk();
+            if disk.only_waits_for_room_or_drain() {
+                disk.cancel(sim, Errno::CANCELED, |_| true);
+                self.reap();
+                assert!(self.sent.is_empty(), "requests outlive it");
+                self.resetting = true;
+                let (disk, sim) = self.disk();
+                if disk.reset(sim) {
+                    self.begin_generation();
+                    return !self.sim.drained;
+                }
+            }
+            self.end_operation();
+            self.turn();
+        }
+        panic!("the reset does not end");
+    }
+
     /// A reset of a disk at rest is begun, and the process dies.
     pub fn cut_off_reset(&mut self) {
         self.resetting = true;

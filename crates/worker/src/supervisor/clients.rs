@@ -59,7 +59,8 @@ impl Supervisor {
     pub(super) fn on_export(&mut self, index: usize) {
         let (kind, listener) = &self.exports[index];
         let kind = *kind;
-        if self.must_wait(kind) {
+        // The worker may have died in this round: an NBD client that no worker has heard of would wait for ever.
+        if !self.life.serving() || self.must_wait(kind) {
             return;
         }
         let accepted = listener.accept();

@@ -4,6 +4,7 @@
 //! Owns what waits to be closed; never holds up who hands it over. Invariant: as long as [`MOST`] or more wait, nobody is
 //! to be let in who could add to them: what a hostile client can have held here has a bound.
 
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,23 +17,24 @@ const MOST: usize = 64;
 pub(super) struct Closer {
     /// To the thread, once there was a use for it.
     way: Option<Sender<OwnedFd>>,
+    kept: Vec<ManuallyDrop<OwnedFd>>,
     waiting: Arc<AtomicUsize>,
 }
 
 impl Closer {
     /// They are closed when that is possible.
     pub fn close(&mut self, fds: Vec<OwnedFd>) {
-        for fd in fds {
-            self.waiting.fetch_add(1, Ordering::Relaxed);
-            if self.way.is_none() {
-                self.way = self.start();
+        self.waiting.fetch_add(fds.len(), Ordering::Relaxed);
+        self.kept.extend(fds.into_iter().map(ManuallyDrop::new));
+        if self.way.is_none() && !self.kept.is_empty() {
+            self.way = self.start();
+        }
+        // Without a thread they are kept, for when there is one.
+        let Some(way) = &self.way else { return };
+        for fd in self.kept.drain(..) {
+            if let Err(unsent) = way.send(ManuallyDrop::into_inner(fd)) {
+                std::mem::forget(unsent);
             }
-            let unsent = match &self.way {
-                Some(way) => way.send(fd).err().map(|e| e.0),
-                None => Some(fd),
-            };
-            // Without a thread it stays open, and counts.
-            unsent.into_iter().for_each(std::mem::forget);
         }
     }
 

@@ -1,8 +1,8 @@
 //! The worker's life: how it begins, how its death is noticed, how the next one goes on. Owns the worker's process;
 //! what is served belongs to all workers and is elsewhere.
 //!
-//! Invariant: once a worker has served, there is one, or one is about to be started, until the supervisor stops;
-//! what a dead one has said is heard before the next one begins.
+//! Invariant: once a worker has served, there is one, or one is about to be started, until the supervisor stops, but
+//! while the kernel keeps one that was killed; what a dead one has said is heard before the next one begins.
 
 use super::clients::Client;
 use super::error::{ErrorKind, SupervisorError};
@@ -100,8 +100,11 @@ impl Life {
         }
     }
 
-    /// When something must be looked at even if nothing happens.
+    /// When something must be looked at even if nothing happens. While it stops, that is for [`Supervisor::stop_worker`].
     pub fn deadline(&self) -> Option<Instant> {
+        if self.stopping {
+            return None;
+        }
         let start_by = (self.has_served && !self.serving).then_some(self.since + START_DEADLINE);
         let start_by = start_by.filter(|_| self.worker.is_some());
         let worker = match self.ending {
@@ -115,6 +118,16 @@ impl Life {
     /// Whether another worker may begin while this one, which has died, has not ended.
     pub fn may_die_early(&self) -> bool {
         self.serving && !self.stopping && self.dead.len() < MOST_DEAD
+    }
+
+    /// Whether the worker serves.
+    pub fn serving(&self) -> bool {
+        self.serving
+    }
+
+    /// Whether the worker was killed, and has not ended.
+    pub fn is_ending(&self) -> bool {
+        self.ending.is_some()
     }
 
     /// Whether the worker has more to say, and is asked.
@@ -218,7 +231,7 @@ impl Supervisor {
 
     /// The worker serves. It says so once.
     pub(super) fn on_ready(&mut self, engine: String, landlock: u32) {
-        if self.life.serving {
+        if self.life.serving || self.life.ending.is_some() {
             return;
         }
         (self.life.engine, self.life.landlock) = (engine, landlock);

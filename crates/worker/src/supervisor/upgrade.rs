@@ -180,6 +180,11 @@ impl Supervisor {
             return;
         }
         match self.upgrade.as_ref().map(|u| &u.stage) {
+            Some(Stage::Stopping(_) | Stage::Adopted(_)) if self.life.is_ending() => {
+                let what = "a worker was killed and does not end";
+                self.back_out_of_upgrade(what);
+                self.end_upgrade(format!("{what}: the old program goes on when it does"));
+            }
             Some(Stage::Stopping(_) | Stage::Adopted(_)) => {
                 // What the old one has not completed is done again by the new one; what the new one never began to
                 // serve is the old program's again. Its end comes by its pidfd.

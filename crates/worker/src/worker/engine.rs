@@ -144,9 +144,9 @@ impl Engine {
     }
 
     /// From here on it takes operations, on these files and no others.
-    pub fn start(&mut self, files: Files, notices: &mut Vec<String>) -> Result<(), String> {
+    pub fn start(&mut self, files: Files) -> Result<(), String> {
         match self {
-            Engine::Uring(ring) => ring.start(files, notices),
+            Engine::Uring(ring) => ring.start(files),
             Engine::Threads(threads) => threads.start(files),
         }
     }

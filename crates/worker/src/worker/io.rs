@@ -86,19 +86,14 @@ pub struct Held {
 }
 
 impl Doer {
-    pub fn new(
-        mut engine: Engine,
-        held: Held,
-        base: BaseImage,
-        notices: &mut Vec<String>,
-    ) -> Result<Doer, String> {
+    pub fn new(mut engine: Engine, held: Held, base: BaseImage) -> Result<Doer, String> {
         let Held { slots, meta, file, file_bytes, predecessors } = held;
         let image = match &base {
             BaseImage::Raw(image) => image,
             BaseImage::Qcow2(reader) => reader.file(),
         };
         let overflow = file.as_ref().map(AsRawFd::as_raw_fd);
-        engine.start(Files { base: image.fd().as_raw_fd(), overflow }, notices)?;
+        engine.start(Files { base: image.fd().as_raw_fd(), overflow })?;
         let spare_block_at = match &file {
             Some(fd) => {
                 let have =

@@ -22,6 +22,7 @@ mod watches;
 
 use crate::channel::{self, FromWorker, Start, ToWorker};
 pub use engine::Kind;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, OwnedFd};
 
 /// Serves the disk that the supervisor describes on `channel`, until it says stop. Returns the exit code that this process
@@ -52,7 +53,12 @@ pub fn main(channel: OwnedFd) -> i32 {
 fn die_of_panics() {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        tell(panic);
+        // Should nobody read what is said, it is not said.
+        let stderr = std::io::stderr();
+        let mut room = [PollFd::new(&stderr, PollFlags::OUT)];
+        if poll(&mut room, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1) {
+            tell(panic);
+        }
         std::process::abort();
     }));
 }
@@ -79,7 +85,7 @@ fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {
     {
         notices.push(format!("the next worker would start late: this kernel has no robust futexes ({e})"));
     }
-    let reactor = reactor::Reactor::new(own, &start, fds, engine, &mut notices)?;
+    let reactor = reactor::Reactor::new(own, &start, fds, engine)?;
     sandbox::filter_calls(kind, &mut notices);
     for text in notices {
         // Nobody who listens: that is found out by `ready`.

@@ -20,12 +20,14 @@ pub(super) struct Polls {
     watches: HashMap<u64, (OwnedFd, bool)>,
     /// Found, and not yet taken.
     ready: Vec<Done>,
+    /// The last look has not seen all.
+    more: bool,
 }
 
 impl Polls {
     pub fn new() -> io::Result<Polls> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        Ok(Polls { epoll, watches: HashMap::new(), ready: Vec::new() })
+        Ok(Polls { epoll, watches: HashMap::new(), ready: Vec::new(), more: false })
     }
 
     /// Readable while there is something to [`Polls::look`] for.
@@ -66,9 +68,14 @@ impl Polls {
         }
     }
 
-    /// Whether something was found that was not taken.
+    /// Whether something was found that was not taken, or is there to be found.
     pub fn has_found(&self) -> bool {
-        !self.ready.is_empty()
+        self.more || !self.ready.is_empty()
+    }
+
+    /// Whether there is more than the last look has seen.
+    pub fn has_more(&self) -> bool {
+        self.more
     }
 
     /// Gives out what was found.
@@ -76,33 +83,29 @@ impl Polls {
         out.append(&mut self.ready);
     }
 
-    /// Asks epoll what there is, and waits for it so long (`None`: for ever). Whether the alarm is raised.
+    /// Asks epoll what there is, and waits for it so long (`None`: for ever). Whether the alarm is raised. It sees a bounded
+    /// number of events, as whoever shares a kick may raise it without end.
     pub fn look(&mut self, timeout_ns: Option<u64>) -> Result<bool, String> {
-        let mut timeout = timeout_ns
+        let timeout = timeout_ns
             .map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let mut alarm = false;
-        loop {
-            let mut space = [MaybeUninit::<Event>::uninit(); EVENTS];
-            let events = match epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
-                Ok((events, _)) => events,
-                Err(Errno::INTR) => return Ok(alarm),
-                Err(e) => return Err(format!("epoll_wait: {e}")),
-            };
-            let all = events.len() < EVENTS;
-            for event in events {
-                let (flags, data) = (event.flags, event.data.u64());
-                let tag = Tag::unpack(data);
-                alarm |= tag == Tag::Ignore;
-                let Some(&(_, more)) = self.watches.get(&data) else { continue };
-                if !more {
-                    self.unwatch(tag);
-                }
-                self.ready.push(Done { tag, result: (flags.bits() & 0xffff) as i32, more });
+        let mut space = [MaybeUninit::<Event>::uninit(); EVENTS];
+        let events = match epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => return Ok(false),
+            Err(e) => return Err(format!("epoll_wait: {e}")),
+        };
+        self.more = events.len() == EVENTS;
+        for event in events {
+            let (flags, data) = (event.flags, event.data.u64());
+            let tag = Tag::unpack(data);
+            alarm |= tag == Tag::Ignore;
+            let Some(&(_, more)) = self.watches.get(&data) else { continue };
+            if !more {
+                self.unwatch(tag);
             }
-            if all {
-                return Ok(alarm);
-            }
-            timeout = Some(Timespec { tv_sec: 0, tv_nsec: 0 });
+            self.ready.push(Done { tag, result: (flags.bits() & 0xffff) as i32, more });
         }
+        Ok(alarm)
     }
 }

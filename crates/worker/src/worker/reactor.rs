@@ -69,13 +69,7 @@ pub fn now_ns() -> u64 {
 }
 
 impl Reactor {
-    pub(super) fn new(
-        channel: OwnedFd,
-        start: &Start,
-        fds: Fds,
-        engine: Engine,
-        notices: &mut Vec<String>,
-    ) -> Result<Reactor, String> {
+    pub(super) fn new(channel: OwnedFd, start: &Start, fds: Fds, engine: Engine) -> Result<Reactor, String> {
         let spec = DiskSpec {
             size_bytes: start.size_bytes,
             base_bytes: start.base_bytes,
@@ -116,7 +110,7 @@ impl Reactor {
         }
         let (file_bytes, predecessors) = (spec.file_bytes(), fds.predecessors);
         let held = Held { slots, meta: meta_file, file: fds.file, file_bytes, predecessors };
-        let doer = Doer::new(engine, held, base, notices)?;
+        let doer = Doer::new(engine, held, base)?;
         channel_nonblocking(&channel)?;
         let mut reactor = Reactor {
             doer,

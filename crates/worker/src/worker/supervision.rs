@@ -206,7 +206,8 @@ impl Reactor {
             }
             self.end_vmm(i, String::new());
         }
-        if self.doer.clients.vmms.len() > MOST_LEAVING {
+        let leaving = self.doer.clients.vmms.iter().filter(|v| v.frontend.unfinished() > 0).count();
+        if leaving > MOST_LEAVING {
             return Err("requests of VMMs that have left are still at the store: connect again later".into());
         }
         let config = DeviceConfig {
@@ -318,7 +319,7 @@ impl Reactor {
     /// Carries a reset on: what was accepted completes, what waits for room fails, clients are let go. True:
     /// it is done, the loop goes on at once.
     pub(super) fn advance_reset(&mut self) -> bool {
-        if !self.resetting || !self.disk.only_waits_for_room() {
+        if !self.resetting || !self.disk.only_waits_for_room_or_drain() {
             return false;
         }
         self.disk.cancel(&mut self.doer, Errno::IO, |_| true);

@@ -147,7 +147,7 @@ impl Threads {
     pub fn reap(&mut self, out: &mut Vec<Done>) -> Result<(), String> {
         out.extend(self.done.try_iter());
         self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(LOOK_EVERY) && self.ready.is_empty() {
+        if self.polls.has_more() || self.turns.is_multiple_of(LOOK_EVERY) && self.ready.is_empty() {
             self.look(Some(0))?;
         }
         out.append(&mut self.ready);

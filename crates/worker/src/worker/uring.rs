@@ -19,8 +19,6 @@ use std::os::fd::{AsRawFd, RawFd};
 pub struct Uring {
     ring: IoUring,
     polls: Polls,
-    /// It takes nothing before it is enabled.
-    disabled: bool,
     backlog: VecDeque<Entry>,
     unsubmitted: bool,
 }
@@ -40,7 +38,8 @@ const OPERATIONS: [u8; 5] = [
 ];
 
 impl Uring {
-    /// A ring for this thread alone, not yet enabled. Older kernels get one without the newer flags.
+    /// A ring for this thread alone, not yet enabled. Kernels before 5.19 get one without the newer flags; those before 5.13,
+    /// which cannot poll more than once, none.
     pub fn new() -> io::Result<Uring> {
         let builder = |set: fn(&mut Builder) -> &mut Builder| {
             let mut builder = IoUring::builder();
@@ -48,17 +47,20 @@ impl Uring {
             set(&mut builder);
             builder.build(ENTRIES)
         };
-        let (ring, disabled) =
+        let ring =
             builder(|b| b.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_r_disabled())
-                .or_else(|_| builder(Builder::setup_r_disabled))
-                .map(|ring| (ring, true))
-                .or_else(|_| builder(|b| b).map(|ring| (ring, false)))?;
-        let polls = Polls::new()?;
-        Ok(Uring { ring, polls, disabled, backlog: VecDeque::new(), unsubmitted: false })
+                .or_else(|_| builder(Builder::setup_r_disabled))?;
+        if !ring.params().is_feature_resource_tagging() {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "this kernel's is older than Linux 5.13's",
+            ));
+        }
+        Ok(Uring { ring, polls: Polls::new()?, backlog: VecDeque::new(), unsubmitted: false })
     }
 
     /// Takes the files in, restricts the ring and enables it.
-    pub fn start(&mut self, files: Files, notices: &mut Vec<String>) -> Result<(), String> {
+    pub fn start(&mut self, files: Files) -> Result<(), String> {
         let said = |e| format!("io_uring_register: {e}");
         let submitter = self.ring.submitter();
         let own = [files.base, files.overflow.unwrap_or(-1), self.polls.fd().as_raw_fd()];
@@ -67,17 +69,8 @@ impl Uring {
         // Files of its table and no others, and no other flag.
         allowed.push(Restriction::sqe_flags_allowed(Flags::FIXED_FILE.bits()));
         allowed.push(Restriction::sqe_flags_required(Flags::FIXED_FILE.bits()));
-        let restricted = if self.disabled {
-            submitter.register_restrictions(&mut allowed)
-        } else {
-            Err(io::Error::from_raw_os_error(libc::ENOSYS))
-        };
-        if let Err(e) = restricted {
-            notices.push(format!("the sandbox is weaker: this kernel cannot restrict an io_uring ({e})"));
-        }
-        if self.disabled {
-            submitter.register_enable_rings().map_err(said)?;
-        }
+        submitter.register_restrictions(&mut allowed).map_err(said)?;
+        submitter.register_enable_rings().map_err(said)?;
         self.watch_polls();
         Ok(())
     }
@@ -190,10 +183,14 @@ impl Uring {
                 Err(e) => return Err(format!("io_uring_enter: {e}")),
             }
         }
-        let (mut found, mut goes_on) = (false, true);
+        let (mut found, mut goes_on) = (self.polls.has_more(), true);
         for cqe in self.ring.completion() {
             let tag = Tag::unpack(cqe.user_data());
             if tag == Tag::Polls {
+                if cqe.result() < 0 {
+                    let e = io::Error::from_raw_os_error(-cqe.result());
+                    return Err(format!("the io_uring cannot poll: {e}"));
+                }
                 (found, goes_on) = (true, goes_on && io_uring::cqueue::more(cqe.flags()));
                 continue;
             }
@@ -231,7 +228,7 @@ mod tests {
     fn watches_are_told_by_the_ring() {
         let null = std::fs::File::open("/dev/null").unwrap();
         let mut ring = Uring::new().unwrap();
-        ring.start(Files { base: null.as_raw_fd(), overflow: None }, &mut Vec::new()).unwrap();
+        ring.start(Files { base: null.as_raw_fd(), overflow: None }).unwrap();
         let pairs: Vec<_> = (0..100).map(|_| std::os::unix::net::UnixStream::pair().unwrap()).collect();
         for (n, (here, _)) in (0..).zip(&pairs) {
             ring.watch(here.as_raw_fd(), libc::POLLIN, n % 2 == 0, Tag::Watch(n));
@@ -264,10 +261,8 @@ mod tests {
     #[test]
     fn the_ring_does_what_the_worker_does_and_nothing_else() {
         let null = std::fs::File::open("/dev/null").unwrap();
-        let mut notices = Vec::new();
         let mut ring = Uring::new().unwrap();
-        ring.start(Files { base: null.as_raw_fd(), overflow: None }, &mut notices).unwrap();
-        assert_eq!(notices, [""; 0]);
+        ring.start(Files { base: null.as_raw_fd(), overflow: None }).unwrap();
         assert_eq!(
             completes(&mut ring, opcode::Fsync::new(BASE).build()),
             -libc::EINVAL,

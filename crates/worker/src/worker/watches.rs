@@ -90,7 +90,7 @@ impl Reactor {
                 if !done.more
                     && let Some((_, fd)) = kick.take_if(|(watch, _)| *watch == serial)
                 {
-                    if done.result < 0 && done.result != -libc::ECANCELED {
+                    if done.result < 0 {
                         // It cannot be watched: what the driver does can be seen only by looking.
                         vmm.polled |= 1 << queue;
                     } else {
@@ -105,9 +105,14 @@ impl Reactor {
                     if !done.more {
                         client.watch = None;
                     }
+                    if done.result < 0 {
+                        let e = std::io::Error::from_raw_os_error(-done.result);
+                        client.ended.get_or_insert(format!("its socket cannot be watched: {e}"));
+                        return Ok(());
+                    }
                     client.active = true;
                     client.touched = true;
-                    let flags = if done.result < 0 { 0 } else { done.result as i16 };
+                    let flags = done.result as i16;
                     client.hung_up |= flags & HUNG_UP != 0;
                     let c = &mut client.connection;
                     let mut outcome = Ok(());
