@@ -93,9 +93,9 @@ pub struct Disk {
     pub(crate) thresholds: Thresholds,
     pub(crate) level: Level,
     pub(crate) overflowed: bool,
-    resetting: bool,
+    pub(crate) resetting: bool,
     /// A reset in mode `direct` has given the difference file back, as far as its file system can.
-    file_emptied: bool,
+    pub(crate) file_emptied: bool,
     /// From which region on what an earlier generation left is still to be forgotten.
     pub(crate) forget_from: Option<usize>,
     /// Of the page of words that the walk is in, some are an earlier generation's.
@@ -449,46 +449,7 @@ impl Disk {
         self.full
     }
 
-    /// Throws away everything written since the image, by one store; the memory goes back to the host in the
-    /// turns that follow. Returns false while operations are under way, or an earlier reset's memory is not back:
-    /// call again after each [`Disk::end_turn`] until it is true. No request may be unfinished or arrive meanwhile.
-    pub fn reset<I: Io>(&mut self, io: &mut I) -> bool {
-        assert!(self.table.is_empty(), "a reset needs a quiet disk");
-        self.resetting = true;
-        let under_way =
-            self.parts.in_use() > 0 || self.victim.is_some() || self.punches > 0 || self.holds_requests();
-        if under_way || self.forget_from.is_some() {
-            return false;
-        }
-        if self.spec.mode == Mode::Direct && !self.file_emptied {
-            // The map is still the old one, but nobody reads: the disk is quiet, and whoever attaches after a
-            // death in the middle finishes the reset.
-            self.meta.begin_reset();
-            self.direct_blocks = 0;
-            self.file_emptied = true;
-            self.empty_file(io);
-            return false;
-        }
-        (self.resetting, self.file_emptied) = (false, false);
-        self.meta.reset();
-        self.ram.reset();
-        self.recent_reads = RecentReads::new(self.spec.slots());
-        self.log.reset(&self.meta);
-        (self.full, self.overflowed) = (false, false);
-        self.forget_from = Some(0);
-        let c = self.meta.counters();
-        set(&c.map_bytes, 0);
-        add(&c.resets, 1);
-        self.publish_gauges();
-        true
-    }
-
-    /// Eviction and collection stand still: a reset waits for what is under way.
-    pub(crate) fn is_resetting(&self) -> bool {
-        self.resetting
-    }
-
-    fn publish_gauges(&self) {
+    pub(crate) fn publish_gauges(&self) {
         let c = self.meta.counters();
         const BLOCK: u64 = BLOCK_BYTES as u64;
         set(&c.ram_used_bytes, u64::from(self.ram.used()) * BLOCK);

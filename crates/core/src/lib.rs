@@ -37,6 +37,7 @@ mod promote;
 mod ram;
 mod read;
 mod request;
+mod reset;
 mod room;
 mod segments;
 mod slots;

@@ -4,7 +4,6 @@
 //! Invariant: all that is held is held by unfinished requests. So a queue that is not read for want of room is read
 //! again when one of them ends, which every owner of a [`super::Frontend`] notices.
 
-use super::chain::Scratch;
 use super::memory::Segment;
 
 /// What a request takes besides its segments: at the disk a row, its places on lists, an operation and a read.
@@ -21,8 +20,6 @@ const MAX_SPARE: usize = 256;
 pub(super) struct Budget {
     held_bytes: usize,
     spare: Vec<Vec<Segment>>,
-    /// Room to take one chain apart.
-    pub scratch: Scratch,
 }
 
 impl Budget {

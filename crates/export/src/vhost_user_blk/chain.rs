@@ -35,20 +35,7 @@ pub(super) fn take(
     memory: &Memory,
     device: &Device,
     budget: &mut Budget,
-) -> Result<Taken, Broken> {
-    let mut scratch = std::mem::take(&mut budget.scratch);
-    let taken = take_with(&mut scratch, queue, head, memory, device, budget);
-    budget.scratch = scratch;
-    taken
-}
-
-fn take_with(
     scratch: &mut Scratch,
-    queue: &mut Queue,
-    head: u16,
-    memory: &Memory,
-    device: &Device,
-    budget: &mut Budget,
 ) -> Result<Taken, Broken> {
     scratch.collect(queue, head, memory)?;
     let status =

@@ -5,6 +5,7 @@
 //! that replies keep the order of the questions and a queue never starts over unfinished requests.
 
 use super::budget::Budget;
+use super::chain::Scratch;
 use super::config::{Device, DeviceConfig};
 use super::connection::{Answer, Connection, Packet};
 use super::head::Head;
@@ -46,6 +47,8 @@ pub struct Frontend {
     pub(super) queues: Vec<Queue>,
     pub(super) device: Device,
     budget: Budget,
+    /// Room to take one chain apart.
+    scratch: Scratch,
     session: u8,
     connection: Connection,
     pub(super) features: u64,
@@ -98,6 +101,7 @@ impl Frontend {
             queues: (0..config.queues).map(|queue| Queue::new(token(queue))).collect(),
             device: Device::new(&config),
             budget: Budget::default(),
+            scratch: Scratch::default(),
             session,
             connection: Connection::new(socket)?,
             features: 0,
@@ -234,7 +238,8 @@ impl Frontend {
     /// Takes the next request of a queue. Malformed and unsupported ones are answered on the way.
     #[inline]
     pub fn next(&mut self, queue: u16) -> Option<Request> {
-        self.queues.get_mut(usize::from(queue))?.next(&mut self.memory, &self.device, &mut self.budget)
+        let queue = self.queues.get_mut(usize::from(queue))?;
+        queue.next(&mut self.memory, &self.device, &mut self.budget, &mut self.scratch)
     }
 
     /// Whether [`Frontend::next`] would find something to look at, and there is room for what it finds.

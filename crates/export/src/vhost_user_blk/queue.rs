@@ -8,6 +8,7 @@
 //! it got it back stops its queue and never confuses two requests.
 
 use super::budget::Budget;
+use super::chain::Scratch;
 use super::config::Device;
 use super::head::{Head, HeadState, NO_SEGMENT};
 use super::inflight::Marks;
@@ -226,6 +227,7 @@ impl Queue {
         memory: &mut Memory,
         device: &Device,
         budget: &mut Budget,
+        scratch: &mut Scratch,
     ) -> Option<Request> {
         while self.refused < MAX_REFUSED {
             if !self.live || !budget.has_room(self.held_bytes) {
@@ -242,7 +244,7 @@ impl Queue {
             let taken = super::short::take(self, head, memory, device);
             let taken = match taken {
                 Some(submission) => Ok(Taken::Submit(submission)),
-                None => super::chain::take(self, head, memory, device, budget),
+                None => super::chain::take(self, head, memory, device, budget, scratch),
             };
             if memory.guard().poisoned() {
                 self.live = false;

@@ -75,9 +75,9 @@ impl Supervisor {
             full.then(|| format!("{MAX_CLIENTS} {} clients are connected: more are turned away", name(kind)))
         };
         if let Some(why) = why {
-            if self.told_full.as_ref() != Some(&why) {
+            if !self.told_full.contains(&why) {
                 (self.log)(&why);
-                self.told_full = Some(why);
+                self.told_full.push(why);
             }
             return;
         }
@@ -153,7 +153,7 @@ impl Supervisor {
     }
 
     pub(super) fn on_client_gone(&mut self, id: u64, reason: &str) {
-        self.told_full = None;
+        self.told_full.clear();
         if let Some(client) = self.clients.remove(&id)
             && !reason.is_empty()
             && self.life.may_say_more()

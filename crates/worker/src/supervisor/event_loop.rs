@@ -43,8 +43,8 @@ pub struct Supervisor {
     pub(super) change: Option<Change>,
     pub(super) next_id: u64,
     pub(super) accept_after: Option<Instant>,
-    /// Why clients are turned away, as the log has it.
-    pub(super) told_full: Option<String>,
+    /// Why clients are turned away, as far as the log has it.
+    pub(super) told_full: Vec<String>,
     pub(super) closer: Closer,
     huge_pages: HugePages,
     pub(super) log: Log,
@@ -98,7 +98,7 @@ impl Supervisor {
             change: None,
             next_id: 1,
             accept_after: None,
-            told_full: None,
+            told_full: Vec::new(),
             closer: Closer::default(),
             huge_pages: HugePages::default(),
             log,

@@ -31,8 +31,9 @@ struct Known {
 impl HugePages {
     /// Bytes of the slots that a worker has mapped by huge pages: now, or a moment ago where it takes long to look.
     pub fn bytes(&self, worker: u32, data: &OwnedFd) -> u64 {
-        let Some(which) = which_file(data) else { return 0 };
-        self.ask(worker, PATIENCE, move || huge_bytes_at(Path::new("/"), worker, &which).unwrap_or(0))
+        let root = Path::new("/");
+        let Some(which) = which_file(data).filter(|_| are_given(root)) else { return 0 };
+        self.ask(worker, PATIENCE, move || huge_bytes_at(root, worker, &which).unwrap_or(0))
     }
 
     fn ask(&self, worker: u32, patience: Duration, look: impl FnOnce() -> u64 + Send + 'static) -> u64 {
@@ -82,12 +83,13 @@ fn which_file(data: &OwnedFd) -> Option<[String; 2]> {
     Some([format!("{major:02x}:{minor:02x}"), stat.st_ino.to_string()])
 }
 
-/// Looks closer only if the host gives any.
+/// Whether the host gives shared memory any.
+fn are_given(root: &Path) -> bool {
+    fs::read_to_string(root.join("sys/kernel/mm/transparent_hugepage/shmem_enabled"))
+        .is_ok_and(|switch| !switch.contains("[never]") && !switch.contains("[deny]"))
+}
+
 fn huge_bytes_at(root: &Path, worker: u32, which: &[String; 2]) -> Option<u64> {
-    let switch = fs::read_to_string(root.join("sys/kernel/mm/transparent_hugepage/shmem_enabled")).ok()?;
-    if switch.contains("[never]") || switch.contains("[deny]") {
-        return None;
-    }
     let smaps = fs::read_to_string(root.join(format!("proc/{worker}/smaps"))).ok()?;
     let (mut is_data, mut sum) = (false, 0u64);
     for line in smaps.lines() {
@@ -145,9 +147,11 @@ mod tests {
         let smaps = ("proc/7/smaps", smaps.concat());
         let switch = "sys/kernel/mm/transparent_hugepage/shmem_enabled";
         let which = ["00:01".to_string(), "7".to_string()];
-        for (setting, bytes) in [("[never] advise", None), ("never [advise]", Some(6 << 20))] {
+        for (setting, given) in [("[never] advise", false), ("never [deny]", false), ("never [advise]", true)]
+        {
             let root = tree(&[(smaps.0, &smaps.1), (switch, setting)]);
-            assert_eq!(huge_bytes_at(root.path(), 7, &which), bytes);
+            assert_eq!(are_given(root.path()), given, "{setting}");
+            assert_eq!(huge_bytes_at(root.path(), 7, &which), Some(6 << 20));
             assert_eq!(huge_bytes_at(root.path(), 8, &which), None, "no such process");
         }
     }

@@ -38,7 +38,7 @@ const OPERATIONS: [u8; 5] = [
 ];
 
 impl Uring {
-    /// A ring for this thread alone, not yet enabled. Kernels before 5.19 get one without the newer flags; those before 5.13,
+    /// A ring for this thread alone, not yet enabled. Kernels before 6.0 get one without the newer flags; those before 5.13,
     /// which cannot poll more than once, none.
     pub fn new() -> io::Result<Uring> {
         let builder = |set: fn(&mut Builder) -> &mut Builder| {

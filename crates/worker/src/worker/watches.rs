@@ -1,4 +1,4 @@
-//! What the loop is woken by: completions of polls on sockets and eventfds, and what they lead to. Owns the numbers
+//! What the loop is woken by: what the watches find on sockets and eventfds, and what they lead to. Owns the numbers
 //! of the watches; takes no requests.
 //!
 //! Invariant: before the loop sleeps every connection has a watch for what it waits for, and none that would wake
@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 
 pub(super) const POLLIN: i16 = libc::POLLIN;
 const POLLOUT: i16 = libc::POLLOUT;
-/// What a poll reports whether it is asked for or not, and for ever.
+/// What a watch reports whether it is asked for or not.
 const HUNG_UP: i16 = libc::POLLHUP | libc::POLLRDHUP;
 
 /// What a watch is on.
