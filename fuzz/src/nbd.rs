@@ -168,7 +168,6 @@ pub fn nbd_handshake(data: &[u8]) {
     rig.turn();
     assert_eq!(rig.received, wire::GREETING);
     rig.send(&wire::client_flags(if input.u8() & 1 == 0 { 3 } else { input.u32() }));
-    rig.received.clear();
     for _ in 0..STEPS {
         if input.is_empty() || rig.ended {
             break;
@@ -185,7 +184,12 @@ pub fn nbd_handshake(data: &[u8]) {
             }
             _ => input.bytes(len).to_vec(),
         };
+        rig.received.clear();
         rig.send(&bytes);
+        // What leads to the transmission phase may be no option reply: EXPORT_NAME, and replies to commands.
+        if rig.connection.handshake_deadline().is_some() {
+            wire::option_replies(&rig.received);
+        }
         rig.finish(usize::from(kind));
     }
     rig.end();

@@ -123,7 +123,7 @@ pub struct Disk {
     /// Socket for NBD clients
     #[arg(long, value_name = "SOCK")]
     pub nbd: Option<PathBuf>,
-    /// Socket for 'spillway stats' and 'spillway reset'
+    /// Socket for 'spillway stats', 'reset', 'set', 'events' and 'upgrade'
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
     /// Rights of the sockets [default: 0600]

@@ -77,7 +77,9 @@ impl From<clap::Error> for Failure {
     /// Folds clap's paragraphs into one line; the usage below them is left to `--help`.
     fn from(error: clap::Error) -> Failure {
         if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-            return Failure::usage("no command: say serve, run, stats, reset or attach: see --help");
+            return Failure::usage(
+                "no command: say serve, run, stats, reset, set, events, upgrade, attach or completion: see --help",
+            );
         }
         let text = error.to_string();
         let text = text.split("\n\nUsage:").next().unwrap_or(&text);

@@ -3,6 +3,7 @@
 //! Invariant: nothing here panics, whatever has become of standard output.
 
 use crate::error::{Exit, Failure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, Write};
 
 /// Writes text to standard output. `false`: nobody reads it any more.
@@ -23,7 +24,14 @@ pub fn complain(severity: &str, message: &str) {
     let _ = writeln!(io::stderr(), "spillway: {severity}: {message}");
 }
 
-/// Where a supervisor's log lines go.
+/// Where a supervisor's log lines go. A line that nobody takes is dropped: a pipe that is not read, or a terminal that was
+/// stopped, must not keep a disk from its next worker.
 pub fn log() -> spillway_worker::supervisor::Log {
-    Box::new(|line| complain("notice", line))
+    Box::new(|line| {
+        let stderr = io::stderr();
+        let mut out = [PollFd::new(&stderr, PollFlags::OUT)];
+        if matches!(poll(&mut out, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..)) {
+            complain("notice", line);
+        }
+    })
 }

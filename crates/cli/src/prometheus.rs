@@ -113,6 +113,7 @@ pub fn text(stats: &Stats) -> String {
         ("overflow_file_bytes", "Bytes that the overflow file holds.", s.overflow.file_bytes),
         ("overflow_limit_bytes", "Limit of the overflow file; 0 for none.", s.overflow.limit_bytes),
         ("fill_level", "How full the write cache is: 0 normal, 1 warning, 2 critical.", s.level),
+        ("full", "1 while the write cache is full: writes that need room wait or fail.", s.is_full),
         ("degraded", "1 while overflow writes fail again and again.", s.degraded),
         ("map_bytes", "Memory of the block map.", s.map.bytes),
         ("landlock_version", "Landlock that confines the worker; 0 for none.", s.landlock.into()),

@@ -273,7 +273,30 @@ fn it_ends_with_requests_that_wait_for_room() {
     assert_eq!(code, 0, "{text}");
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}: {text}", begun.elapsed());
     assert_eq!(world.left(), ["base.raw"]);
-    writer.wait().unwrap();
+    assert!(!writer.wait().unwrap().success(), "what waits is not said to be written");
+}
+
+/// Its log goes into a pipe that is full and that nobody reads.
+#[test]
+fn a_log_that_nobody_reads_keeps_no_disk_from_its_next_worker() {
+    use rustix::pipe::{PipeFlags, pipe_with};
+    let world = World::new();
+    let (_unread, log) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+    while rustix::io::write(&log, &[b'.'; 4096]).is_ok() {}
+    while rustix::io::write(&log, b".").is_ok() {}
+    // As a shell would make it.
+    rustix::fs::fcntl_setfl(&log, rustix::fs::OFlags::empty()).unwrap();
+    let mut child =
+        controlled(&world).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+    let control = world.path("control");
+    until("it serves", || finishes(spillway().arg("stats").arg(&control)).0 == 0);
+    for restarts in 1..4 {
+        let pid = stats(&world)["worker_pid"].as_i64().unwrap() as i32;
+        rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+        until("another worker serves", || stats(&world)["restarts"].as_u64() == Some(restarts));
+    }
+    rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 #[test]

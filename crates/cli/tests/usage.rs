@@ -75,7 +75,7 @@ fn help_teaches() {
     let (code, out, err) = finishes(spillway().arg("--help"));
     assert_eq!((code, err.as_str()), (0, ""));
     assert!(out.contains("Examples:") && out.contains("Exit codes:"), "{out}");
-    for command in ["serve", "run", "stats", "reset", "attach", "completion"] {
+    for command in ["serve", "run", "stats", "reset", "set", "events", "upgrade", "attach", "completion"] {
         assert!(out.contains(&format!("\n  {command} ")), "{command} is not in: {out}");
         let (code, help, _) = finishes(spillway().args([command, "--help"]));
         assert!(code == 0 && help.contains("Example") && help.contains("spillway "), "{command}: {help}");
@@ -132,13 +132,19 @@ fn a_reader_that_goes_is_no_failure_and_a_full_disk_is() {
 fn a_control_socket_that_nobody_serves_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("c");
-    for command in ["stats", "reset"] {
-        refuses(spillway().arg(command).arg(&path), 69, &["no such socket", "--control"]);
+    let asks = |command| {
+        let mut spillway = spillway();
+        spillway.arg(command).arg(&path).args(if command == "set" { &["--ram", "1G"][..] } else { &[] });
+        spillway
+    };
+    let commands = ["stats", "reset", "set", "events", "upgrade"];
+    for command in commands {
+        refuses(&mut asks(command), 69, &["no such socket", "--control"]);
     }
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     // What another test starts holds it too, until it executes its program.
     while std::os::unix::net::UnixStream::connect(&path).is_ok() {}
-    for command in ["stats", "reset"] {
-        refuses(spillway().arg(command).arg(&path), 69, &["nobody serves it"]);
+    for command in commands {
+        refuses(&mut asks(command), 69, &["nobody serves it"]);
     }
 }

@@ -96,7 +96,8 @@ impl Disk {
             self.log.check(&|segment| live[segment as usize], &pins, &self.meta);
         }
         let mapped = (0..self.meta.regions()).filter(|&r| self.meta.region(r) == RegionState::Mapped).count();
-        assert_eq!(get(&self.counters().map_bytes), (mapped * BLOCK_BYTES) as u64, "map bytes");
+        let pages = mapped + self.word_pages.count();
+        assert_eq!(get(&self.counters().map_bytes), (pages * BLOCK_BYTES) as u64, "map bytes");
         if self.table.is_empty() {
             self.check_counters();
         }

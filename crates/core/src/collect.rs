@@ -41,7 +41,7 @@ impl Disk {
             // Less may live now than did, and the file may have shrunk.
             self.log.lower_ceiling(&self.meta);
             let useful = self.log.wants_collection() && self.log.can_collect();
-            if self.is_resetting() || self.now_ns < self.rest_until_ns || !useful {
+            if self.stands_still() || self.now_ns < self.rest_until_ns || !useful {
                 return;
             }
             let Some(segment) = self.log.emptiest() else {

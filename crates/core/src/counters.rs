@@ -199,6 +199,8 @@ pub struct Counters {
     pub degraded: AtomicU64,
     /// Gauge: how full the write cache is, as [`crate::Level`].
     pub level: AtomicU64,
+    /// Gauge: 1 from [`crate::Event::Full`] to [`crate::Event::Room`], else 0.
+    pub is_full: AtomicU64,
     /// Workers attached to this memory after the first.
     pub restarts: AtomicU64,
 

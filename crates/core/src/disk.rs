@@ -22,6 +22,7 @@ use crate::request::{Operation, Request};
 use crate::spec::{DiskSpec, Mode};
 use crate::table::{Active, Id, Table, Wait};
 use crate::units::{BLOCK_BYTES, BLOCK_SECTORS, Block, SECTOR_BYTES, Slot};
+use crate::written::WordPages;
 use std::collections::{HashMap, VecDeque};
 
 /// Blocks that all requests together may touch before a turn's end, and again at its end: well below a
@@ -94,12 +95,15 @@ pub struct Disk {
     pub(crate) level: Level,
     pub(crate) overflowed: bool,
     pub(crate) resetting: bool,
+    /// No more requests come.
+    pub(crate) winding_down: bool,
     /// A reset in mode `direct` has given the difference file back, as far as its file system can.
     pub(crate) file_emptied: bool,
     /// From which region on what an earlier generation left is still to be forgotten.
     pub(crate) forget_from: Option<usize>,
     /// Of the page of words that the walk is in, some are an earlier generation's.
     pub(crate) forget_words: bool,
+    pub(crate) word_pages: WordPages,
     pub(crate) punches: u32,
     /// The part that eviction copies blocks to.
     pub(crate) leaving: Option<Leaving>,
@@ -118,6 +122,7 @@ impl Disk {
     pub fn attach(meta: Meta, existing: bool, spec: DiskSpec, data: DataMemory) -> Result<Disk, DiskError> {
         crate::room::check_data(&spec, data)?;
         let data = if spec.mode.has_ram() { data } else { DataMemory { bytes: 0, huge_pages: false } };
+        let word_pages = WordPages::none(meta.regions());
         let mut disk = Disk {
             spec,
             ram: RamTier::new(spec.slots(), data),
@@ -161,10 +166,12 @@ impl Disk {
             level: Level::Normal,
             overflowed: false,
             resetting: false,
+            winding_down: false,
             file_emptied: false,
             // Whether it is clean is not known: to look is cheaper than to keep account.
             forget_from: Some(0),
             forget_words: false,
+            word_pages,
             punches: 0,
             leaving: None,
             merging_slots: 0,
@@ -179,10 +186,12 @@ impl Disk {
         disk.ram.remember_peak(peak);
         set(&disk.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
         disk.publish_overflow_limit();
-        disk.set_degraded(false);
-        // What an earlier worker has told of is not told again.
-        set(&disk.counters().level, Level::Normal as u64);
-        disk.level_changes();
+        // What an earlier worker has told of is not told again, but that it is over.
+        let c = disk.meta.counters();
+        disk.level = Level::of(get(&c.level));
+        disk.degraded = get(&c.degraded) != 0;
+        disk.told_full = get(&c.is_full) != 0;
+        disk.full = disk.told_full;
         disk.publish_gauges();
         Ok(disk)
     }
@@ -334,7 +343,10 @@ impl Disk {
                 c.guest.write(bytes);
                 let end = a.request.sector + u64::from(a.request.sectors);
                 let blocks = a.request.sector / BLOCK_SECTORS..end.div_ceil(BLOCK_SECTORS);
-                self.meta.count_written(blocks.start as u32..blocks.end as u32);
+                let blocks = blocks.start as u32..blocks.end as u32;
+                if self.meta.count_written(blocks.clone()) {
+                    self.written_first(Block(blocks.start).region()..=Block(blocks.end - 1).region());
+                }
             }
             (Operation::Read, Err(_)) => add(&c.failed_read_bytes, a.moved_bytes),
             (Operation::Write { .. }, Err(_)) => add(&c.failed_written_bytes, a.moved_bytes),
@@ -342,6 +354,7 @@ impl Disk {
             (Operation::Discard, _) => add(&c.discards, 1),
             (Operation::WriteZeroes { .. }, _) => add(&c.write_zeroes, 1),
         }
+        let c = self.meta.counters();
         if result.is_err() {
             add(&c.failed, 1);
         }
@@ -442,6 +455,17 @@ impl Disk {
         let ram = self.ram.deadline_ns();
         let all = [self.rest_until_ns, self.collect_again_ns, self.punch_after_ns, waiting, drain, ram];
         all.into_iter().filter(|&ns| ns > self.now_ns).min()
+    }
+
+    /// No more requests come: from here on blocks leave the RAM tier, and segments are collected, only while something waits
+    /// for room.
+    pub fn wind_down(&mut self) {
+        self.winding_down = true;
+    }
+
+    /// Eviction and collection begin nothing: a reset, or the end, waits for what is under way.
+    pub(crate) fn stands_still(&self) -> bool {
+        self.resetting || self.winding_down && !self.wants_room()
     }
 
     /// Writes that need room wait or fail.

@@ -64,7 +64,7 @@ impl Disk {
         if self.spec.mode != Mode::RamOverflow {
             return;
         }
-        if self.is_resetting() || self.now_ns < self.rest_until_ns {
+        if self.stands_still() || self.now_ns < self.rest_until_ns {
             if let Some(leaving) = self.leaving.take() {
                 self.let_stay(leaving);
             }
@@ -256,6 +256,7 @@ impl Disk {
             }
             Err(errno) => {
                 self.overflow_write_failed(io, errno);
+                self.log.doubt(extent.segment);
                 self.log.abandon(stream, extent.segment, &self.meta);
                 let part = self.parts.get(id);
                 part.failures += 1;
@@ -339,7 +340,7 @@ impl Disk {
     pub(crate) fn punch<I: Io>(&mut self, io: &mut I) {
         let all = self.log.live() == 0 && self.log.arriving == 0;
         let over = self.log.must_punch();
-        if self.is_resetting() || self.no_punching || !(over || self.log.has_to_punch(all)) {
+        if self.stands_still() || self.no_punching || !(over || self.log.has_to_punch(all)) {
             self.punch_after_ns = 0;
             return;
         }

@@ -67,6 +67,17 @@ impl Thresholds {
     }
 }
 
+impl Level {
+    /// As it was counted; what cannot be is normal.
+    pub(crate) fn of(gauge: u64) -> Level {
+        match gauge {
+            1 => Level::Warning,
+            2 => Level::Critical,
+            _ => Level::Normal,
+        }
+    }
+}
+
 impl Disk {
     /// Says from what on the level is told of.
     ///
@@ -90,23 +101,14 @@ impl Disk {
         }
     }
 
-    /// Looks at the level. Returns whether it is another one now.
-    pub(crate) fn level_changes(&mut self) -> bool {
-        let (used, total) = self.fill();
-        let level = self.thresholds.level(used, total, self.level);
-        let changes = level != self.level;
-        self.level = level;
-        if changes {
-            set(&self.counters().level, level as u64);
-        }
-        changes
-    }
-
     /// Tells of another level.
     pub(crate) fn watch_level<I: Io>(&mut self, io: &mut I) {
-        if self.level_changes() {
-            let (used, total) = self.fill();
-            io.event(Event::Level(self.level, (used * 100 / total.max(1)).min(100) as u8));
+        let (used, total) = self.fill();
+        let level = self.thresholds.level(used, total, self.level);
+        if level != self.level {
+            self.level = level;
+            set(&self.counters().level, level as u64);
+            io.event(Event::Level(level, (used * 100 / total.max(1)).min(100) as u8));
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::meta::{Meta, SegmentMark};
 use crate::segments::{Segment, Segments, Status};
 use crate::spec::LogShape;
 use crate::units::Location;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Who appends: each stream has an open segment of its own, so that cold survivors do not mix with newcomers
 /// and the collector never waits for room that eviction has taken.
@@ -52,6 +52,10 @@ pub(crate) struct Log {
     pub(crate) empty: Vec<u32>,
     /// Free ones that have left it.
     pub(crate) punched: Vec<u32>,
+    /// Free ones that the file holds and of which a write has failed, the last to be opened: the spot may be bad.
+    pub(crate) doubtful: VecDeque<u32>,
+    /// Those that become so when they are free.
+    doubted: HashSet<u32>,
     pub(crate) punching: u32,
     /// Those that wait for a drain.
     draining: Vec<u32>,
@@ -74,6 +78,8 @@ impl Log {
             segments: Segments::new(shape.segment_blocks - 1),
             empty: Vec::new(),
             punched: Vec::new(),
+            doubtful: VecDeque::new(),
+            doubted: HashSet::new(),
             punching: 0,
             draining: Vec::new(),
             adopted: Vec::new(),
@@ -113,13 +119,7 @@ impl Log {
             if self.free_segments() <= own {
                 return 0;
             }
-            let segment = if let Some(s) = self.empty.pop().or_else(|| self.punched.pop()) {
-                s
-            } else {
-                self.segments.grow(self.segments.len() + 1);
-                meta.set_segments_used(self.segments.len());
-                self.segments.len() - 1
-            };
+            let segment = self.choose(meta);
             self.segments.change(segment, |s| s.status = Status::Open);
             meta.set_segment(segment, SegmentMark::Busy);
             let owners = Vec::with_capacity(self.data_blocks() as usize);
@@ -129,6 +129,22 @@ impl Log {
         let left = self.data_blocks() - open.owners.len() as u32;
         // The last part of a segment carries the summary too, so it must leave a block for it.
         if left < self.shape.part_blocks { left } else { (self.shape.part_blocks).min(left - 1).max(1) }
+    }
+
+    /// A free segment, which there is, to be opened.
+    fn choose(&mut self, meta: &Meta) -> u32 {
+        if let Some(segment) = self.empty.pop() {
+            return segment;
+        }
+        if self.in_file() < self.ceiling {
+            if let Some(segment) = self.punched.pop() {
+                return segment;
+            }
+            self.segments.grow(self.segments.len() + 1);
+            meta.set_segments_used(self.segments.len());
+            return self.segments.len() - 1;
+        }
+        self.doubtful.pop_front().expect("some segment is free")
     }
 
     /// Whether eviction and writes could append now.
@@ -168,6 +184,11 @@ impl Log {
         let open = self.open[stream as usize].take().expect("an extent that seals has an open segment");
         self.segments.change(open.segment, |s| s.status = Status::Closed);
         open.owners
+    }
+
+    /// A write of the segment has failed: once it is free, others are opened before it.
+    pub fn doubt(&mut self, segment: u32) {
+        self.doubted.insert(segment);
     }
 
     /// The open segment takes no more: its tail was lost to a failed write. Its owners are kept in memory.
@@ -220,6 +241,14 @@ impl Log {
             self.segments.change(segment, |s| s.status = Status::Free);
             meta.set_segment(segment, SegmentMark::Empty);
             self.kept_owners.remove(&segment);
+            self.put_empty(segment);
+        }
+    }
+
+    fn put_empty(&mut self, segment: u32) {
+        if self.doubted.remove(&segment) {
+            self.doubtful.push_back(segment);
+        } else {
             self.empty.push(segment);
         }
     }
@@ -250,10 +279,14 @@ impl Log {
         }
     }
 
-    /// An empty segment, to be punched out.
+    /// An empty segment, to be punched out. One whose write has failed is as good as any then: the file system may
+    /// put it somewhere else.
     pub fn next_to_punch(&mut self, meta: &Meta) -> u32 {
         self.punching += 1;
-        let segment = self.empty.swap_remove(0);
+        let segment = match self.empty.is_empty() {
+            false => self.empty.swap_remove(0),
+            true => self.doubtful.pop_front().expect("some segment is empty"),
+        };
         meta.set_segment(segment, SegmentMark::Busy);
         segment
     }
@@ -345,7 +378,7 @@ impl Log {
                 Status::Open | Status::Closed | Status::Stuck => {
                     self.segments.change(segment, |s| *s = Segment::FREE);
                     meta.set_segment(segment, SegmentMark::Empty);
-                    self.empty.push(segment);
+                    self.put_empty(segment);
                 }
             }
         }
@@ -374,11 +407,12 @@ impl Log {
         }
         assert_eq!(live, self.live, "live blocks");
         self.segments.check();
-        for (segments, mark) in [(&self.empty, SegmentMark::Empty), (&self.punched, SegmentMark::Free)] {
-            assert!(segments.iter().all(|&s| meta.segment(s) == mark), "marks of free segments");
-        }
+        let mut empty = self.empty.iter().chain(&self.doubtful);
+        assert!(empty.all(|&s| meta.segment(s) == SegmentMark::Empty), "marks of empty segments");
+        let mut punched = self.punched.iter();
+        assert!(punched.all(|&s| meta.segment(s) == SegmentMark::Free), "marks of punched segments");
         let count = |status| self.segments.iter().filter(|(_, s)| s.status == status).count();
-        let free = self.empty.len() + self.punched.len() + self.punching as usize;
+        let free = self.empties() as usize + self.punched.len() + self.punching as usize;
         assert_eq!(count(Status::Free), free, "free segments");
         assert_eq!(count(Status::Draining), self.draining.len(), "segments that wait for a drain");
         assert_eq!(self.segments.len(), meta.segments_used());

@@ -11,10 +11,9 @@ use crate::io::Io;
 use crate::meta::RegionState;
 use crate::spec::Mode;
 use crate::units::{BLOCK_BYTES, Block, Location, REGION_BLOCKS, REGION_BYTES};
-use std::ops::Range;
+use crate::written::WORDS_PER_PAGE;
+use std::ops::{Range, RangeInclusive};
 
-/// Regions whose words of [`crate::Written`] fill a page.
-const WORDS_PER_PAGE: usize = 512;
 /// What one step of [`Disk::forget`] may cost, in regions looked at: well below a millisecond.
 const FORGET_COST: u32 = 8 * 1024;
 /// What a page given back costs, and a call that gives some.
@@ -31,9 +30,15 @@ impl Disk {
             if self.meta.region_byte(region) > RegionState::Zero as u8 {
                 return damaged(format!("directory byte of region {region}"));
             }
-            if self.meta.region(region) != RegionState::Mapped {
-                continue;
-            }
+            // Whether its page of words is there cannot be seen without making it.
+            match self.meta.region(region) {
+                RegionState::Untouched => continue,
+                RegionState::Zero => {
+                    self.word_pages.insert(region);
+                    continue;
+                }
+                RegionState::Mapped => self.word_pages.insert(region),
+            };
             mapped += 1;
             let first = (region * REGION_BLOCKS) as u32;
             for block in first..(first + REGION_BLOCKS as u32) {
@@ -59,7 +64,7 @@ impl Disk {
         self.ram.finish_adopting(&self.meta);
         self.log.finish_adopting(&self.meta);
         self.overflowed = self.log.live() > 0;
-        set(&self.counters().map_bytes, mapped * BLOCK_BYTES as u64);
+        set(&self.counters().map_bytes, (mapped + self.word_pages.count() as u64) * BLOCK_BYTES as u64);
         self.counters().write_off();
         Ok(())
     }
@@ -140,6 +145,23 @@ impl Disk {
         add(&self.counters().map_bytes, BLOCK_BYTES as u64);
     }
 
+    /// The first write since the reset to some of these regions was counted.
+    #[cold]
+    pub(crate) fn written_first(&mut self, regions: RangeInclusive<usize>) {
+        for region in regions {
+            if self.word_pages.insert(region) {
+                add(&self.counters().map_bytes, BLOCK_BYTES as u64);
+            }
+            // Zeroes were written where there were zeroes: it looks as before, and is known to have been written.
+            if self.meta.region(region) == RegionState::Untouched {
+                match region as u64 * REGION_BYTES >= self.spec.base_bytes {
+                    true => self.meta.set_region(region, RegionState::Zero),
+                    false => self.map_region(region, Entry::BASE),
+                }
+            }
+        }
+    }
+
     /// Bytes of a block that lie on the disk: all, but for a partial last one.
     #[inline]
     pub(crate) fn block_len(&self, block: Block) -> u32 {
@@ -217,6 +239,9 @@ impl Disk {
         let regions = (end - 1) / WORDS_PER_PAGE * WORDS_PER_PAGE..end;
         if self.meta.forget_written(regions.clone()) {
             io.release_meta(self.meta.layout().written_page(&regions));
+            if self.word_pages.remove(regions.start) {
+                add(&self.counters().map_bytes, (BLOCK_BYTES as u64).wrapping_neg());
+            }
         }
         WORDS_PER_PAGE as u32 + CALL_COST
     }

@@ -38,14 +38,10 @@ impl Disk {
         (self.full, self.overflowed) = (false, false);
         self.forget_from = Some(0);
         let c = self.meta.counters();
+        self.word_pages.clear();
         set(&c.map_bytes, 0);
         add(&c.resets, 1);
         self.publish_gauges();
         true
-    }
-
-    /// Eviction and collection stand still: a reset waits for what is under way.
-    pub(crate) fn is_resetting(&self) -> bool {
-        self.resetting
     }
 }

@@ -63,9 +63,14 @@ impl Log {
         u64::from(self.ceiling) * u64::from(self.shape.segment_blocks)
     }
 
+    /// Free segments that the file holds.
+    pub fn empties(&self) -> u32 {
+        (self.empty.len() + self.doubtful.len()) as u32
+    }
+
     /// Segments that can be opened.
     pub fn free_segments(&self) -> u32 {
-        self.empty.len() as u32 + (self.ceiling - self.in_file())
+        self.empties() + (self.ceiling - self.in_file())
     }
 
     /// Free segments below which the collector works.
@@ -92,13 +97,13 @@ impl Log {
 
     /// The file must shrink, and there is an empty segment to spare.
     pub fn must_punch(&self) -> bool {
-        self.ceiling > self.target() && !self.empty.is_empty() && self.free_segments() > self.enough_free()
+        self.ceiling > self.target() && self.empties() > 0 && self.free_segments() > self.enough_free()
     }
 
     /// Empty segments beyond those that are kept for reuse (`all`: those too).
     pub fn has_to_punch(&self, all: bool) -> bool {
-        const KEEP_EMPTY: usize = 4;
-        self.empty.len() > if all { 0 } else { KEEP_EMPTY }
+        const KEEP_EMPTY: u32 = 4;
+        self.empties() > if all { 0 } else { KEEP_EMPTY }
     }
 
     /// Lowers the ceiling to the limit, as far as the file allows.

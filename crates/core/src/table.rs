@@ -111,7 +111,8 @@ const BUCKET_SHIFT: u32 = 5;
 /// A request over more buckets than this counts as wide.
 const WIDE: u32 = 8;
 
-/// It never shrinks: the exports bound how many requests are unfinished, and count its rows.
+/// The exports bound how many requests are unfinished, and count its rows. Behind the last that is in use there are none,
+/// so that after a crowd nobody looks at its empty ones.
 pub(crate) struct Table {
     rows: Vec<Option<Active>>,
     free: Vec<Id>,
@@ -144,9 +145,12 @@ impl Table {
 
     /// Gives the request a row. Its id stays the same until it is removed.
     pub fn insert(&mut self, a: &mut Active) -> Id {
-        let id = self.free.pop().unwrap_or_else(|| {
+        let rows = self.rows.len() as Id;
+        // Those of rows that are gone are gone too.
+        let free = std::iter::from_fn(|| self.free.pop()).find(|&id| id < rows);
+        let id = free.unwrap_or_else(|| {
             self.rows.push(None);
-            self.rows.len() as Id - 1
+            rows
         });
         a.id = Some(id);
         self.rows[id as usize] = Some(*a);
@@ -159,6 +163,9 @@ impl Table {
     pub fn remove(&mut self, id: Id) -> Active {
         let a = self.rows[id as usize].take().expect("an id names a row until it is removed");
         self.free.push(id);
+        while let Some(None) = self.rows.last() {
+            self.rows.pop();
+        }
         self.len -= 1;
         self.mark(&a, u32::MAX);
         a
@@ -219,12 +226,12 @@ impl Table {
     }
 
     pub fn exists(&self, id: Id) -> bool {
-        self.rows[id as usize].is_some()
+        self.rows.get(id as usize).is_some_and(Option::is_some)
     }
 
     /// The row, if it is still this request's.
     pub fn find(&self, id: Id, sequence: u64) -> Option<&Active> {
-        self.rows[id as usize].as_ref().filter(|a| a.sequence == sequence)
+        self.rows.get(id as usize)?.as_ref().filter(|a| a.sequence == sequence)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a waiting request is on exactly one list, and the lists are served in order of arrival.
 
-use crate::counters::add;
+use crate::counters::{add, set};
 use crate::disk::Disk;
 use crate::drain::Drain;
 use crate::entry::Place;
@@ -109,13 +109,13 @@ impl Disk {
         // Without a RAM tier a write that only tries the overflow again has found no room yet.
         let on_trial = !self.spec.mode.has_ram() && self.rest_until_ns != 0;
         if self.told_full && !self.full && !on_trial {
-            self.told_full = false;
+            self.set_told_full(false);
             io.event(Event::Room);
         }
         if waiting && !moved && self.no_room_in_sight() {
             self.full = true;
             if !self.told_full {
-                self.told_full = true;
+                self.set_told_full(true);
                 io.event(Event::Full);
             }
             if self.spec.full == FullPolicy::Fail {
@@ -198,6 +198,11 @@ impl Disk {
             a.wait = Wait::Room;
         }
         room
+    }
+
+    fn set_told_full(&mut self, full: bool) {
+        self.told_full = full;
+        set(&self.counters().is_full, full.into());
     }
 
     /// Somebody waits for a slot, or for a segment.

@@ -1,7 +1,8 @@
 //! Where the guest wrote since the last reset: for each 2 MiB region the number of blocks written. Counts what was
 //! written, again and again for the same block; never says what is still there (the block map does).
 //!
-//! Invariant: a word counts for the generation that it names; in any other it is nothing. So a reset touches none.
+//! Invariant: a word counts for the generation that it names; in any other it is nothing. So a reset touches none. A region
+//! whose word counts is not untouched: that is how the forgetting finds it.
 //! A word is cleared while its generation is forgotten, long before the 16 bits of generation in it come round.
 
 use crate::crash_points;
@@ -48,19 +49,62 @@ impl Written {
     }
 }
 
+/// Regions whose words fill a page.
+pub(crate) const WORDS_PER_PAGE: usize = 512;
+
+/// Which pages of words hold memory, as far as this process knows: a bit for each.
+pub(crate) struct WordPages(Vec<u64>);
+
+impl WordPages {
+    /// None, for so many regions.
+    pub fn none(regions: usize) -> WordPages {
+        WordPages(vec![0; regions.div_ceil(WORDS_PER_PAGE * 64)])
+    }
+
+    /// The page with this region's word is there. True: it is new.
+    pub fn insert(&mut self, region: usize) -> bool {
+        let page = region / WORDS_PER_PAGE;
+        let (word, bit) = (&mut self.0[page / 64], 1 << (page % 64));
+        let new = *word & bit == 0;
+        *word |= bit;
+        new
+    }
+
+    /// It was given back. True: it was there.
+    pub fn remove(&mut self, region: usize) -> bool {
+        let there = !self.insert(region);
+        let page = region / WORDS_PER_PAGE;
+        self.0[page / 64] &= !(1 << (page % 64));
+        there
+    }
+
+    /// All that there are belong to another generation.
+    pub fn clear(&mut self) {
+        self.0.fill(0);
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+}
+
 impl Meta {
-    /// Counts a completed write, which touched these blocks: one load and one store for each region.
+    /// Counts a completed write, which touched these blocks: one load and one store for each region. Returns
+    /// whether it was the first in one of them since the reset.
     #[inline]
-    pub(crate) fn count_written(&self, blocks: Range<u32>) {
-        let mut at = blocks.start;
+    pub(crate) fn count_written(&self, blocks: Range<u32>) -> bool {
+        let (mut at, mut first) = (blocks.start, false);
         while at < blocks.end {
             let region = Block(at).region();
             let stop = blocks.end.min(((region + 1) * REGION_BLOCKS) as u32);
             let word = self.written(region);
-            let sum = Written::from_bits(word.load(Relaxed)).plus(stop - at, self.generation());
-            word.store(sum.bits(), Relaxed);
+            let before = Written::from_bits(word.load(Relaxed));
+            first |= before.blocks(self.generation()) == 0;
+            word.store(before.plus(stop - at, self.generation()).bits(), Relaxed);
             at = stop;
         }
+        first
     }
 
     /// Clears the words of these regions that an earlier generation left, or they would count again when the 16 bits

@@ -72,9 +72,7 @@ fn one_connection(structured: bool) {
             // A client that does not read.
             bench.send_until_stuck(&reads);
             let (_, peak) = grown(before);
-            // A long read is gathered for a client of the old kind, and is let in as a whole.
-            let most = if structured || len < MIB { 3 * MIB } else { len + 3 * MIB };
-            assert!(peak < most, "reads of {len}, structured: {structured}: {peak}");
+            assert!(peak < 3 * MIB, "reads of {len}, structured: {structured}: {peak}");
             bench.settle();
             bench.received.clear();
             grown(before);
@@ -133,13 +131,12 @@ fn many_connections() {
             0 => bench.send_until_stuck(&read),
             _ => bench.send_until_stuck(&write),
         };
-        // Only a long read that is gathered waits for others.
-        assert!(!bench.disk.waiting.is_empty() || n % 6 == 3, "{n} cannot go on");
+        assert!(!bench.disk.waiting.is_empty(), "{n} cannot go on");
     }
     let (live, peak) = grown(before);
-    let most = 36 * MIB + 12 * 256 * KIB + 12 * 64 * KIB;
+    let most = 4 * MIB + 12 * 512 * KIB + 12 * 64 * KIB;
     assert!(peak - idle < most, "{}", peak - idle);
-    assert!(live - idle > 4 * MIB && budget.used_bytes() <= 36 * MIB + 12 * 256 * KIB);
+    assert!(live - idle > 4 * MIB && budget.used_bytes() <= 4 * MIB + 12 * 512 * KIB);
     drop(benches);
     assert_eq!((budget.used_bytes(), budget.kept_bytes()), (0, 0));
 }

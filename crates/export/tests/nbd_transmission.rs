@@ -5,9 +5,9 @@
 mod common;
 
 use common::wire::*;
-use common::{Bench, Disk, Pace, Rng};
-use spillway_core::{Errno, GuestBuffers, Operation};
-use spillway_export::nbd::{Disconnect, ExtentKind, TOKEN_TAG, Work, token_connection};
+use common::{Bench, Disk, Pace, Rng, info};
+use spillway_core::{Errno, GuestBuffers, Operation, Request};
+use spillway_export::nbd::{Budget, Disconnect, ExtentKind, TOKEN_TAG, Work, token_connection};
 use std::collections::HashMap;
 
 const KIB: usize = 1 << 10;
@@ -51,33 +51,39 @@ fn simple_replies_for_a_client_without_structured_ones() {
 }
 
 #[test]
-fn a_long_simple_read_knows_its_error_before_its_header() {
+fn a_long_simple_read_tells_an_error_of_its_first_piece_and_ends_at_a_later_one() {
     for (len, pace) in [(MIB + 512, Pace::AtOnce), (32 * MIB, Pace::AtOnce), (7 * MIB, Pace::Later)] {
         let mut bench = Bench::agreed(SIZE, false, false);
         bench.disk.bytes = pattern(SIZE, 2);
         bench.disk.pace = pace;
         let ask = request(0, READ, 1, 512, len as u32);
-        bench.received.clear();
-        bench.send(&ask);
-        let mut rng = Rng::new(3);
-        while bench.disk.complete_one(&mut bench.connection, &mut rng) {
-            bench.turn();
-            assert!(!bench.receive() || bench.disk.waiting.is_empty(), "nothing before the last piece");
-        }
-        bench.settle();
-        let expected = [simple_reply(0, 1), bench.disk.bytes[512..512 + len].to_vec()].concat();
-        assert!(std::mem::take(&mut bench.received) == expected);
-        // The last sector cannot be read: an error, no data, and the connection goes on.
-        let last = (512 + len) as u64 / 512 - 1;
-        bench.disk.fault = Some((last..last + 1, Errno::IO));
-        bench.send(&ask);
-        while bench.disk.complete_one(&mut bench.connection, &mut rng) {
-            bench.turn();
-        }
-        bench.settle();
+        let read = |bench: &mut Bench| {
+            bench.received.clear();
+            bench.send(&ask);
+            while bench.disk.complete_one(&mut bench.connection, &mut Rng::new(3)) {
+                bench.turn();
+                bench.receive();
+                assert!(bench.disk.waiting.len() <= 1, "one piece at a time");
+            }
+            bench.settle();
+        };
+        read(&mut bench);
+        let data = bench.disk.bytes[512..512 + len].to_vec();
+        assert!(bench.received == [simple_reply(0, 1), data].concat());
+        // A sector of the first piece cannot be read: an error, no data, and the connection goes on.
+        bench.disk.fault = Some((8..9, Errno::IO));
+        read(&mut bench);
         assert_eq!(bench.received, simple_reply(EIO, 1));
         bench.disk.pace = Pace::AtOnce;
         assert_eq!(bench.exchange(&request(0, READ, 2, 0, 512)).len(), 16 + 512);
+        // The last sector: what is there of the reply cannot be taken for the whole.
+        bench.disk.pace = pace;
+        let last = (512 + len) as u64 / 512 - 1;
+        bench.disk.fault = Some((last..last + 1, Errno::IO));
+        read(&mut bench);
+        assert!(bench.received.len() < 16 + len);
+        assert!(matches!(bench.ended, Some(Disconnect::LateError)), "{:?}", bench.ended);
+        assert_eq!(bench.connection.unfinished(), 0);
     }
 }
 
@@ -215,7 +221,7 @@ fn four_gigabytes_less_a_sector_are_discarded_in_one_request() {
     // No byte array: only what is handed out is looked at.
     let mut bench = Bench::agreed(4096, true, false);
     let (server, client) = std::os::unix::net::UnixStream::pair().unwrap();
-    let info = spillway_export::nbd::ExportInfo { size_bytes: 1 << 42, ..common::info(512) };
+    let info = spillway_export::nbd::ExportInfo { size_bytes: 1 << 42, ..info(512) };
     bench.connection =
         spillway_export::nbd::Connection::new(server.into(), info, 0xfffe, &Default::default()).unwrap();
     bench.client = client;
@@ -487,12 +493,17 @@ fn withdrawn_requests_are_not_answered() {
         let mut bench = Bench::agreed(SIZE, structured, false);
         bench.disk.pace = Pace::Later;
         bench.send(&[request(0, READ, 1, 0, (PIECE + 512) as u32), write(0, 2, 0, &[1; 512])].concat());
-        let waiting = std::mem::take(&mut bench.disk.waiting);
-        assert_eq!(waiting.len(), 3);
-        for request in waiting {
-            bench.connection.complete(request.token, Err(Errno::CANCELED));
+        // A long read with simple replies goes piece by piece: its rest is not even begun.
+        let expected = if structured { vec![3] } else { vec![1, 1] };
+        for requests in expected {
+            let waiting = std::mem::take(&mut bench.disk.waiting);
+            assert_eq!(waiting.len(), requests);
+            for request in waiting {
+                bench.connection.complete(request.token, Err(Errno::CANCELED));
+            }
+            bench.disk.completed = true;
+            assert_eq!(bench.exchange(&[]), []);
         }
-        assert_eq!(bench.exchange(&[]), []);
         assert_eq!(bench.connection.unfinished(), 0);
     }
 }
@@ -649,22 +660,60 @@ fn long_commands_of_both_kinds_pass_each_other_through_small_buffers() {
 }
 
 #[test]
-fn a_long_simple_read_passes_writes_that_wait_but_no_other_such_read() {
+fn a_long_simple_read_passes_writes_that_wait_and_no_reply_comes_between() {
     let mut bench = Bench::agreed(SIZE, false, false);
+    bench.disk.bytes = pattern(SIZE, 5);
     bench.connection.set_disk_full(true);
     bench.disk.pace = Pace::Later;
-    let writes = write(0, 1, 0, &vec![1; MIB]).repeat(2);
-    let read = request(0, READ, 2, 0, 32 * MIB as u32);
-    let bytes = [&writes[..], &read, &read].concat();
+    let writes: Vec<u8> = (1..=3).flat_map(|n| write(0, n, 0, &vec![1; MIB])).collect();
+    let (read, trim) = (request(0, READ, 8, 4 * MIB as u64, 2 * MIB as u32), request(0, TRIM, 9, 0, 4096));
+    let bytes = [writes, read, trim].concat();
     assert_eq!(bench.send_until_stuck(&bytes), bytes.len());
-    assert_eq!(held(&bench.disk), 34 * MIB);
-    assert!(!bench.connection.wants_read());
-    bench.disk.pace = Pace::AtOnce;
+    let is_read = |request: &Request| request.operation == Operation::Read;
+    for piece in 0..2 * MIB / PIECE {
+        let reads: Vec<_> = bench.disk.waiting.iter().filter(|request| is_read(request)).collect();
+        assert_eq!(reads.len(), 1);
+        let at = bench.disk.waiting.iter().position(is_read).unwrap();
+        bench.disk.complete_at(&mut bench.connection, at);
+        // The first write comes back while the read streams.
+        if piece == 3 {
+            for _ in 0..MIB / PIECE {
+                bench.disk.complete_at(&mut bench.connection, 0);
+            }
+        }
+        bench.settle();
+    }
+    let data = pattern(SIZE, 5)[4 * MIB..6 * MIB].to_vec();
+    let received = std::mem::take(&mut bench.received);
+    assert!(received.starts_with(&[simple_reply(0, 8), data].concat()));
+    assert!(bench.disk.waiting.iter().any(|request| request.operation == Operation::Discard));
     bench.disk.complete_all(&mut bench.connection);
     bench.settle();
-    let first = [simple_reply(0, 1).repeat(2), simple_reply(0, 2)].concat();
-    assert!(bench.received.starts_with(&first));
-    assert_eq!(bench.received.len(), first.len() + simple_reply(0, 2).len() + 64 * MIB);
+    let replies = [&received[16 + 2 * MIB..], &bench.received].concat();
+    assert_eq!(replies.len(), 4 * 16);
+    assert!([1, 2, 3, 9].iter().all(|&n| replies.chunks(16).any(|reply| reply == simple_reply(0, n))));
+}
+
+#[test]
+fn a_client_that_reads_no_reply_does_not_stop_the_others() {
+    for structured in [false, true] {
+        let budget = Budget::new();
+        let mut silent: Vec<Bench> = (0..4).map(|_| Bench::sharing(info(SIZE), &budget)).collect();
+        for (n, bench) in silent.iter_mut().enumerate() {
+            bench.agree(n % 2 == 0, false);
+            bench.shrink_socket();
+            bench.send_until_stuck(&request(0, READ, 1, 0, 32 * MIB as u32).repeat(4));
+        }
+        assert!(budget.used_bytes() > 1 << 20);
+        let mut bench = Bench::sharing(info(SIZE), &budget);
+        bench.agree(structured, false);
+        for len in [512, 4096, MIB, 32 * MIB] {
+            let read = bench.exchange(&request(0, READ, 2, 0, len as u32));
+            assert!(bench.ended.is_none() && read.len() > len);
+            let written = bench.exchange(&write(0, 3, 0, &vec![1; len]));
+            assert!(bench.ended.is_none() && !written.is_empty());
+        }
+    }
 }
 
 /// A model client: random commands, right and wrong, in random portions, against a disk that completes in random

@@ -254,7 +254,7 @@ trait Content {
 }
 
 /// Buffers that were filled with random bytes once. A write puts where it goes and its number into each
-/// sector, so that no two are the same and none is zero.
+/// 4 KiB, so that no two are the same and none is zero.
 struct Cheap {
     sequence: u64,
 }

@@ -160,7 +160,7 @@ pub enum ToWorker {
     },
     /// Other limits from here on: all of them, or none. Answered by `SetDone`.
     Set(Limits),
-    /// Complete what was accepted, fail what waits for room, and exit with 0.
+    /// Complete what was accepted, leave what waits for room unanswered, and exit with 0.
     Stop,
 }
 

@@ -13,7 +13,7 @@ mod sim;
 
 use rng::Rng;
 use run::Run;
-use spillway_core::{DataMemory, DiskSpec, Errno, Event, LogShape, Mode, Operation, get};
+use spillway_core::{DataMemory, DiskSpec, Errno, Event, Level, LogShape, Mode, Operation, get};
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 
@@ -117,6 +117,101 @@ fn a_file_that_cannot_be_written_degrades_the_disk_until_it_can() {
     assert_eq!(get(&run.counters().degraded), 0);
     run.check();
     run.read_all();
+}
+
+/// Who stops waits for no background eviction; a write that waits for a slot still gets one.
+#[test]
+fn a_disk_that_winds_down_evicts_for_those_alone_who_wait() {
+    for winds_down in [false, true] {
+        let mut run = Run::with(run::full_spec(Mode::RamOverflow), 3);
+        (0..32).for_each(|block| run.write_block(block));
+        if winds_down {
+            run.wind_down();
+        }
+        run.settle();
+        assert_eq!(run.overflow_writes() == 0, winds_down);
+        (32..50).for_each(|block| run.write_block(block));
+        run.settle();
+        assert_eq!((run.unfinished(), get(&run.counters().evictions_blocks) >= 18), (0, true));
+        run.check();
+        run.read_all();
+    }
+}
+
+/// What an earlier process has told of is not told again, and what it has told of and is over is told.
+#[test]
+fn states_are_told_once_whatever_dies() {
+    let mut run = Run::with(run::full_spec(Mode::Ram), 3);
+    let again = |run: &mut Run| {
+        run.attach_again();
+        run.set_thresholds(50, 95);
+        run.settle();
+    };
+    run.set_thresholds(50, 95);
+    (0..18).for_each(|block| run.write_block(block));
+    run.settle();
+    assert_eq!(run.levels(), [Level::Warning]);
+    (0..3).for_each(|_| again(&mut run));
+    run.discard(0, 3);
+    run.settle();
+    again(&mut run);
+    assert_eq!(run.levels(), [Level::Warning], "47% is within the hysteresis of 50%");
+    (18..40).for_each(|block| run.write_block(block));
+    run.settle();
+    assert_eq!((run.levels().len(), run.seen(Event::Full), run.seen(Event::Room)), (2, 1, 0));
+    again(&mut run);
+    assert_eq!((run.levels().len(), run.seen(Event::Full), run.seen(Event::Room)), (2, 1, 0));
+    run.discard(0, 40);
+    run.settle();
+    assert_eq!(run.levels(), [Level::Warning, Level::Critical, Level::Normal]);
+    assert_eq!((run.seen(Event::Full), run.seen(Event::Room)), (1, 1));
+    run.check();
+
+    let mut run = Run::with(run::full_spec(Mode::RamOverflow), 3);
+    run.sim().failing_writes = u32::MAX;
+    (0..40).for_each(|block| run.write_block(block));
+    run.settle();
+    run.attach_again();
+    run.settle();
+    let degraded = Event::Degraded(Errno::IO);
+    assert_eq!((run.seen(degraded), get(&run.counters().degraded)), (1, 1));
+    run.sim().failing_writes = 0;
+    (40..60).for_each(|block| run.write_block(block));
+    run.settle();
+    assert_eq!((run.seen(degraded), run.seen(Event::Recovered), get(&run.counters().degraded)), (1, 1, 0));
+    run.check();
+}
+
+/// What fails at one place of the file is written at another, again and again.
+#[test]
+fn a_bad_spot_of_the_file_costs_a_segment_and_no_more() {
+    for mode in [Mode::RamOverflow, Mode::Overflow] {
+        for bad_segment in [0, 1, 5] {
+            let mut run = Run::with(run::full_spec(mode), 3);
+            let segment_bytes = 8 * 4096;
+            let start = bad_segment * segment_bytes + 4096;
+            run.sim().bad_spot = start..start + 512;
+            for round in 0..40 {
+                for block in 0..90 {
+                    run.write_block((block * 7 + round) % 90);
+                    run.turn();
+                }
+                run.settle();
+                assert_eq!(run.unfinished(), 0, "{mode}: all goes on");
+            }
+            let c = run.counters();
+            let (errors, failed, segments) = (
+                get(&c.overflow_write_errors),
+                get(&c.failed),
+                get(&c.overflow.written_bytes) / segment_bytes,
+            );
+            assert!(segments > 300, "{segments} segments were written");
+            assert!((1..10).contains(&errors), "{mode}: {errors} tries at the bad spot");
+            assert_eq!((failed, run.seen(Event::Degraded(Errno::IO))), (0, 0));
+            run.check();
+            run.read_all();
+        }
+    }
 }
 
 /// While all writes of mode `overflow` fail, they wait, and are tried now and then: that they wait is said once, and once

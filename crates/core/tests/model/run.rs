@@ -6,7 +6,7 @@ use crate::rng::Rng;
 use crate::sim::{Client, Ended, Sim};
 use spillway_core::{
     BLOCK_BYTES, BLOCK_SECTORS, Counters, DataMemory, Disk, DiskSpec, Errno, Event, FullPolicy, Layout,
-    LogShape, Meta, Mode, Operation, Request, SECTOR_BYTES, Token, Written, get,
+    Level, LogShape, Meta, Mode, Operation, Request, SECTOR_BYTES, Thresholds, Token, Written, get,
 };
 use std::collections::{HashMap, VecDeque};
 
@@ -423,6 +423,22 @@ impl Run {
     pub fn sim(&mut self) -> &mut Sim {
         self.faulty = true;
         &mut self.sim
+    }
+
+    /// No more requests are to come.
+    pub fn wind_down(&mut self) {
+        self.disk().0.wind_down();
+    }
+
+    /// Says from what on the level is told of.
+    pub fn set_thresholds(&mut self, warning_percent: u8, critical_percent: u8) {
+        self.disk().0.set_thresholds(Thresholds { warning_percent, critical_percent }).expect("they can be");
+    }
+
+    /// The levels that were told of, one after the other.
+    pub fn levels(&self) -> Vec<Level> {
+        let level = |event: &Event| if let Event::Level(level, _) = event { Some(*level) } else { None };
+        self.sim.events.iter().filter_map(level).collect()
     }
 
     /// How often this event was seen.

@@ -84,6 +84,8 @@ pub struct Sim {
     pub failing_reads: u32,
     /// So many of the next reads of the file bring something else.
     pub damaged_reads: u32,
+    /// Writes that touch this range of the file fail.
+    pub bad_spot: std::ops::Range<u64>,
     /// The file system is full: writes fail.
     pub no_space: bool,
     /// The file system cannot punch.
@@ -139,6 +141,7 @@ impl Sim {
             failing_writes: 0,
             failing_reads: 0,
             damaged_reads: 0,
+            bad_spot: 0..0,
             no_space: false,
             no_punching: false,
             landed: 0,
@@ -224,7 +227,8 @@ impl Sim {
             Pending::WriteFile { part, at, offset, len, early, sync } => {
                 let now = || self.parts[part.0 as usize][at..at + len as usize].to_vec();
                 let bytes = early.unwrap_or_else(now);
-                let fault = fault || self.no_space;
+                let bad = self.bad_spot.start < offset + u64::from(len) && offset < self.bad_spot.end;
+                let fault = fault || self.no_space || bad;
                 if self.no_space {
                     self.count("writes to a full file system");
                 }

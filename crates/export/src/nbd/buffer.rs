@@ -4,7 +4,7 @@
 //! Invariant: a buffer is as large as the power of two above its request; a pool keeps at most [`KEPT_BYTES`], all
 //! of a budget at most [`KEPT_BYTES_TOGETHER`]; what a pool has charged goes back to the budget with it.
 
-use super::protocol::{PIECE_BYTES, REQUEST_COST_BYTES, SHARED_BYTES, SHARED_BYTES_GATHERED};
+use super::protocol::{PIECE_BYTES, REQUEST_COST_BYTES, SHARED_BYTES};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -96,16 +96,12 @@ impl Pool {
         }
     }
 
-    /// Whether there is room in the budget for so much. A connection that has nothing yet may always have one
+    /// Whether there is room in the budget for so much, at most [`PIECE_BYTES`]. A connection that has nothing yet may always have one
     /// piece, so that each of them goes on whatever the others hold.
     pub fn has_room(&self, bytes: usize, disk_full: bool) -> bool {
-        let most = match bytes {
-            _ if bytes > LARGEST => SHARED_BYTES_GATHERED,
-            _ if disk_full => SHARED_BYTES,
-            // What waits when the disk fills must not take all of it: a discard behind it is to be read.
-            _ => SHARED_BYTES / 2,
-        };
-        self.budget.used_bytes() + bytes <= most || (self.charged == 0 && bytes <= LARGEST)
+        // What waits when the disk fills must not take all of it: a discard behind it is to be read.
+        let most = if disk_full { SHARED_BYTES } else { SHARED_BYTES / 2 };
+        self.budget.used_bytes() + bytes <= most || self.charged == 0
     }
 
     /// A request begins: what it costs beside its buffer.
@@ -194,10 +190,10 @@ mod tests {
         }
         assert_eq!(budget.used_bytes(), SHARED_BYTES);
         assert!(!pools[0].has_room(512, false));
-        // The first piece of each is beyond it; all of a gathered read has room of its own, once.
-        assert!(pools[1].has_room(LARGEST, true) && pools[1].has_room(32 << 20, true));
+        // The first piece of each is beyond it.
+        assert!(pools[1].has_room(LARGEST, true));
         let first = pools[1].take(LARGEST);
-        assert!(!pools[1].has_room(512, true) && !pools[1].has_room(32 << 20, true));
+        assert!(!pools[1].has_room(512, true));
         pools[1].give(first);
         for (n, buffer) in out.into_iter().enumerate() {
             let given = &mut pools[n % 100];

@@ -59,6 +59,8 @@ pub enum Disconnect {
     Protocol(&'static str),
     /// The socket failed.
     Socket(io::Error),
+    /// A read failed when its reply had begun, which only the end of the connection can tell.
+    LateError,
 }
 
 impl Disconnect {
@@ -72,6 +74,7 @@ impl Disconnect {
             Disconnect::Finished => Disconnect::Finished,
             Disconnect::Closed => Disconnect::Closed,
             Disconnect::Protocol(what) => Disconnect::Protocol(what),
+            Disconnect::LateError => Disconnect::LateError,
             Disconnect::Socket(error) => Disconnect::Socket(match error.raw_os_error() {
                 Some(code) => io::Error::from_raw_os_error(code),
                 None => error.kind().into(),
@@ -87,6 +90,10 @@ impl fmt::Display for Disconnect {
             Disconnect::Closed => f.write_str("the NBD client closed its connection"),
             Disconnect::Protocol(what) => write!(f, "the NBD client broke the protocol: {what}"),
             Disconnect::Socket(error) => write!(f, "the NBD client's socket failed: {error}"),
+            Disconnect::LateError => f.write_str(
+                "a read failed when the first part of it was sent, and the NBD client did not agree on \
+                 structured replies, which could have said so",
+            ),
         }
     }
 }
@@ -97,7 +104,7 @@ enum Phase {
     Handshake(Handshake),
     /// The client gave up: only its answer is still to be sent.
     Aborting,
-    Transmission(Transmission),
+    Transmission(Box<Transmission>),
 }
 
 /// One NBD client.
@@ -209,8 +216,8 @@ impl Connection {
                 Phase::Handshake(handshake) => {
                     match handshake.advance(&mut self.input, &mut self.output, &self.info) {
                         Ok(Progress::Transmission(agreed)) => {
-                            self.phase =
-                                Phase::Transmission(Transmission::new(agreed, self.id, self.disk_full));
+                            let transmission = Transmission::new(agreed, self.id, self.disk_full);
+                            self.phase = Phase::Transmission(Box::new(transmission));
                             continue;
                         }
                         Ok(Progress::Aborted) => {
@@ -445,7 +452,10 @@ impl GuestBuffers for Connection {
     #[inline]
     fn complete(&mut self, token: Token, result: Result<(), Errno>) {
         if let Phase::Transmission(transmission) = &mut self.phase {
-            transmission.complete(token, result, &mut self.output, &mut self.pool);
+            let outcome = transmission.complete(token, result, &mut self.output, &mut self.pool);
+            if let Err(reason) = outcome {
+                self.end(reason);
+            }
         }
     }
 }

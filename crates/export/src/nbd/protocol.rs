@@ -128,8 +128,6 @@ pub const UNSENT_SMALL_BYTES: usize = 64 << 10;
 /// What requests and replies of all connections of a disk hold together, beyond the first piece of each: what a
 /// full disk lets one of them park.
 pub const SHARED_BYTES: usize = HELD_BYTES_DISK_FULL;
-/// The same when a read is let in that is gathered as a whole.
-pub const SHARED_BYTES_GATHERED: usize = SHARED_BYTES + MAX_PAYLOAD_BYTES as usize;
 /// What an unfinished request takes of that beside its buffer: its place in our tables and in the disk's.
 pub const REQUEST_COST_BYTES: usize = 512;
 /// The same during the handshake.

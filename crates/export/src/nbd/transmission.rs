@@ -2,7 +2,7 @@
 //! unfinished commands and requests; touches no socket.
 //!
 //! Invariant: a command is answered once, when all of it was issued and nothing of it is outstanding. `held` is
-//! the memory that unfinished requests and gathered reads stand for.
+//! the memory that unfinished requests stand for. While a read streams, nothing is queued between its parts.
 
 mod completion;
 
@@ -14,7 +14,7 @@ use super::protocol::*;
 use super::reply;
 use super::request::{Agreed, Header, Kind, Verdict, check};
 use super::slab::Slab;
-use spillway_core::{Operation, Request, SECTOR_BYTES, Token};
+use spillway_core::{Errno, Operation, Request, SECTOR_BYTES, Token};
 use std::collections::VecDeque;
 use std::mem;
 
@@ -74,13 +74,6 @@ struct Command {
     flush_follows: bool,
     /// Withdrawn: no answer.
     dropped: bool,
-    /// Data of a read longer than one piece for a client without structured replies, by piece. Its header says
-    /// whether it failed, and data cannot be taken back: only when the last piece has come is that known. The
-    /// alternative, header after the first piece and the connection cut on a later error, would take a
-    /// machine's disk away for one unreadable sector. Clients of this kind (the Linux kernel) read 128 KiB at
-    /// a time unless told otherwise, so hardly any memory is at stake. All buffers are taken when the command is;
-    /// one is away while the disk fills it.
-    gathered: Vec<Option<Buffer>>,
 }
 
 impl Command {
@@ -141,6 +134,14 @@ pub struct Transmission {
     phase: Phase,
     /// Commands whose second half is due.
     flushes_due: VecDeque<u32>,
+    /// A read longer than one piece for a client without structured replies. Its one header comes before all of
+    /// its data, so its pieces are read and sent one after the other, and no other reply may come between them.
+    /// An error after the first can only end the connection: the protocol has no other way to take back the
+    /// header. To have all data before the header would let a client that reads slowly hold 32 MiB. Clients of
+    /// this kind (the Linux kernel) read 128 KiB at a time unless told otherwise, which is one piece.
+    streaming: Option<u32>,
+    /// What the disk completed of other commands while one streams. Still in `pieces`.
+    later: Vec<(Token, Result<(), Errno>)>,
     held: usize,
     disk_full: bool,
     disconnecting: bool,
@@ -157,6 +158,8 @@ impl Transmission {
             pieces: Slab::new(),
             phase: Phase::Header,
             flushes_due: VecDeque::new(),
+            streaming: None,
+            later: Vec::new(),
             held: 0,
             disk_full,
             disconnecting: false,
@@ -165,7 +168,7 @@ impl Transmission {
     }
 
     pub fn unfinished(&self) -> usize {
-        self.pieces.len()
+        self.pieces.len() - self.later.len()
     }
 
     pub fn set_disk_full(&mut self, full: bool) {
@@ -217,13 +220,16 @@ impl Transmission {
     }
 
     fn has_room(&self, output: &Output, pool: &Pool, bytes: usize) -> bool {
-        // A gathered read does not wait for writes that may wait for ever.
-        let gathered = if bytes > PIECE_BYTES as usize { MAX_PAYLOAD_BYTES as usize } else { 0 };
-        let most = HELD_BYTES_DISK_FULL + gathered;
-        output.bytes() < UNSENT_BYTES
-            && output.small_bytes() < UNSENT_SMALL_BYTES
-            && pool.has_room(bytes, self.disk_full)
-            && if self.disk_full { self.held + bytes <= most } else { self.held < HELD_BYTES }
+        // What streams does not wait for writes that may wait for ever: one piece is always let in.
+        (self.streaming.is_some() && output.is_empty())
+            || (output.bytes() < UNSENT_BYTES
+                && output.small_bytes() < UNSENT_SMALL_BYTES
+                && pool.has_room(bytes, self.disk_full)
+                && if self.disk_full {
+                    self.held + bytes <= HELD_BYTES_DISK_FULL
+                } else {
+                    self.held < HELD_BYTES
+                })
     }
 
     /// The next work, if the input holds it and there is room for it.
@@ -235,6 +241,11 @@ impl Transmission {
     ) -> Result<Option<Work>, Disconnect> {
         self.room_awaited = None;
         loop {
+            if self.streaming.is_none() {
+                for (token, result) in mem::take(&mut self.later) {
+                    self.complete(token, result, output, pool)?;
+                }
+            }
             if let Some(command) = self.flushes_due.pop_front() {
                 return Ok(Some(self.request(command, Operation::Flush, 0, 0, None)));
             }
@@ -257,7 +268,7 @@ impl Transmission {
                     } else {
                         let command = *command;
                         self.phase = Phase::Header;
-                        self.give_up_rest(command, output, pool);
+                        self.give_up_rest(command, output);
                         Step::Goes
                     }
                 }
@@ -276,7 +287,7 @@ impl Transmission {
         output: &mut Output,
         pool: &mut Pool,
     ) -> Result<Step, Disconnect> {
-        if self.disconnecting {
+        if self.disconnecting || self.streaming.is_some() {
             return Ok(Step::Waits);
         }
         let Some(bytes) = input.peek() else { return Ok(Step::Waits) };
@@ -284,12 +295,8 @@ impl Transmission {
             return Err(Disconnect::Protocol("a request did not start with its magic number"));
         };
         let verdict = check(&header, &self.agreed);
-        let gathers =
-            verdict == Verdict::Accept(Kind::Read) && !self.agreed.structured && header.len > PIECE_BYTES;
-        // A gathered read is let in as a whole, so that it cannot wait for room that it holds itself.
-        let bytes = if gathers { header.len as usize } else { REQUEST_CHARGE_BYTES };
-        if !self.has_room(output, pool, bytes) {
-            self.room_awaited = Some(bytes);
+        if !self.has_room(output, pool, REQUEST_CHARGE_BYTES) {
+            self.room_awaited = Some(REQUEST_CHARGE_BYTES);
             return Ok(Step::Waits);
         }
         input.consume(REQUEST_BYTES);
@@ -304,7 +311,6 @@ impl Transmission {
             error: None,
             flush_follows: false,
             dropped: false,
-            gathered: Vec::new(),
         };
         match verdict {
             Verdict::TooLong => return Err(Disconnect::Protocol("a write of more than 32 MiB")),
@@ -323,13 +329,11 @@ impl Transmission {
                 command.kind = kind;
                 let operation = match kind {
                     Kind::Read | Kind::Write { .. } => {
-                        if gathers {
-                            let pieces = (0..len).step_by(PIECE_BYTES as usize);
-                            let pieces = pieces.map(|at| (len - at).min(PIECE_BYTES));
-                            self.held += pieces.clone().map(charge).sum::<usize>();
-                            command.gathered = pieces.map(|len| Some(pool.take(len as usize))).collect();
+                        let command = self.commands.insert(command);
+                        if kind == Kind::Read && len > PIECE_BYTES && !self.agreed.structured {
+                            self.streaming = Some(command);
                         }
-                        self.phase = Phase::Cutting(self.commands.insert(command));
+                        self.phase = Phase::Cutting(command);
                         return Ok(Step::Goes);
                     }
                     Kind::BlockStatus { one } => {
@@ -356,12 +360,11 @@ impl Transmission {
         let command = self.commands.get_mut(index).expect("a command being cut is unfinished");
         let (kind, at, rest) = (command.kind, command.issued, command.len - command.issued);
         let len = rest.min(PIECE_BYTES);
-        let failed = command.error.is_some();
-        let gathered = match command.gathered.get_mut((at / PIECE_BYTES) as usize) {
-            Some(slot) if !failed => slot.take(),
-            _ => None,
-        };
-        if !failed && gathered.is_none() && !self.has_room(output, pool, charge(len)) {
+        let failed = command.error.is_some() || command.dropped;
+        if self.streaming == Some(index) && command.outstanding > 0 {
+            return Step::Waits;
+        }
+        if !failed && !self.has_room(output, pool, charge(len)) {
             self.room_awaited = Some(charge(len));
             return Step::Waits;
         }
@@ -369,7 +372,7 @@ impl Transmission {
             Kind::Write { .. } if failed => self.phase = Phase::Skipping { command: index, remaining: rest },
             _ if failed => {
                 self.phase = Phase::Header;
-                self.give_up_rest(index, output, pool);
+                self.give_up_rest(index, output);
             }
             Kind::Write { .. } => {
                 self.held += charge(len);
@@ -381,7 +384,7 @@ impl Transmission {
                     // This may complete it.
                     self.phase = Phase::Header;
                 }
-                let buffer = gathered.unwrap_or_else(|| pool.take(len as usize));
+                let buffer = pool.take(len as usize);
                 return Step::Work(self.request(index, Operation::Read, at, len, Some(buffer)));
             }
         }
@@ -429,8 +432,6 @@ impl Transmission {
     fn hand_out(&mut self, command: u32, at: u32, len: u32, buffer: Option<Buffer>) -> u32 {
         let entry = self.commands.get_mut(command).expect("requests come from unfinished commands");
         let charge = match &buffer {
-            // Counted with the command.
-            Some(_) if !entry.gathered.is_empty() => 0,
             Some(_) => charge(len),
             None => charge(0),
         };
@@ -442,11 +443,11 @@ impl Transmission {
     }
 
     /// The command has failed, nothing more of it is handed out.
-    fn give_up_rest(&mut self, index: u32, output: &mut Output, pool: &mut Pool) {
+    fn give_up_rest(&mut self, index: u32, output: &mut Output) {
         let command = self.commands.get_mut(index).expect("a failed command is unfinished");
         command.issued = command.len;
         if command.outstanding == 0 {
-            self.finish(index, output, pool);
+            self.finish(index, output);
         }
     }
 

@@ -52,9 +52,8 @@ fn a_request_in_very_many_pieces_is_an_io_error() {
 
 /// Pieces that a read of 4 KiB is offered in, by [`offer_pieces`]: with header and status the longest table.
 const PIECES: u64 = 1022;
-/// What the unfinished requests of a front end may take of memory, and one that is let in at the last moment by each of
-/// 16 queues.
-const MOST_BYTES: u64 = (4 << 20) + 16 * (PIECES * 16 + 512);
+/// What the unfinished requests of two queues may take of memory, and one of each that is let in at the last moment.
+const MOST_BYTES: u64 = (2 << 20) + 2 * (256 << 10) + 2 * (PIECES * 16 + 512);
 
 const TABLES: u64 = SCRATCH + 0x100000;
 const PIECES_DATA: u64 = SCRATCH + 0x200000;

@@ -9,6 +9,7 @@ mod eventfds;
 mod messages;
 mod recovery;
 mod resuming;
+mod rewriting;
 mod shrinking;
 mod stopping;
 mod vmm;

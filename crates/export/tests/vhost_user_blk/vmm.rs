@@ -36,12 +36,12 @@ pub const VERSION_1: u64 = 1 << 32;
 pub const ALL_FEATURES: u64 = EVENT_IDX | INDIRECT | PROTOCOL_FEATURES | FLUSH | CONFIG_WCE | VERSION_1;
 pub const REPLY_ACK: u64 = 1 << 3;
 
-/// A seed from the environment, or the clock's; printed, so that a failure can be run again.
+/// `SPILLWAY_SEED`, or the clock's; printed, so that a failure can be run again.
 pub fn seed(name: &str) -> u64 {
     let clock =
         || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
-    let seed = std::env::var("SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(clock);
-    println!("{name}: SEED={seed}");
+    let seed = std::env::var("SPILLWAY_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(clock);
+    println!("{name}: SPILLWAY_SEED={seed}");
     seed
 }
 

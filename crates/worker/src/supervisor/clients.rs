@@ -7,6 +7,7 @@
 use super::control::{Answer, Peer, Request};
 use super::event_loop::Supervisor;
 use super::session::Session;
+use super::upgrade::Upgrade;
 use crate::channel::{ClientKind, ToWorker};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -47,13 +48,17 @@ pub(super) struct Reset {
     force: bool,
     /// The generation that it is to end.
     generation: u64,
+    /// The worker that there is was told of it.
+    asked: bool,
 }
 
 impl Supervisor {
-    /// Whether who connects must wait: a VMM, until the worker knows that the one before it has left.
+    /// Whether who connects must wait: while the worker would turn everybody away, and a VMM until it knows that the one
+    /// before it has left.
     pub(super) fn must_wait(&self, kind: ClientKind) -> bool {
         let is_leaving = |client: &Client| matches!(client, Client::Vmm(session) if session.is_leaving());
-        kind == ClientKind::VhostUser && self.clients.values().any(is_leaving)
+        let between = self.reset.is_some() || self.upgrade.as_ref().is_some_and(Upgrade::is_between);
+        between || kind == ClientKind::VhostUser && self.clients.values().any(is_leaving)
     }
 
     pub(super) fn on_export(&mut self, index: usize) {
@@ -261,8 +266,8 @@ impl Supervisor {
                 },
                 Request::Reset { force } => {
                     let generation = self.window.generation();
-                    self.reset = Some(Reset { by: id, force, generation });
-                    self.tell(ToWorker::Reset { force }, Vec::new());
+                    self.reset = Some(Reset { by: id, force, generation, asked: false });
+                    self.ask_reset();
                     return;
                 }
             };
@@ -289,12 +294,27 @@ impl Supervisor {
         self.answer(reset.by, &answer);
     }
 
+    /// Asks the worker for the reset, once. One that does not serve yet is asked when it does.
+    fn ask_reset(&mut self) {
+        let Some(reset) = self.reset.as_mut().filter(|reset| self.life.serving && !reset.asked) else {
+            return;
+        };
+        reset.asked = true;
+        let force = reset.force;
+        self.tell(ToWorker::Reset { force }, Vec::new());
+    }
+
+    /// Another worker is there, which was asked for nothing yet.
+    pub(super) fn forget_asking(&mut self) {
+        self.reset.iter_mut().for_each(|reset| reset.asked = false);
+    }
+
     /// A worker serves anew: a reset that its predecessor left is done by now, or is asked for again.
     pub(super) fn resume_reset(&mut self) {
         let Some(reset) = &self.reset else { return };
-        let (force, generation) = (reset.force, self.window.generation());
+        let generation = self.window.generation();
         if generation == reset.generation {
-            self.tell(ToWorker::Reset { force }, Vec::new());
+            self.ask_reset();
         } else {
             self.on_reset_done(Ok(generation));
         }

@@ -59,9 +59,31 @@ pub(super) struct Life {
     end_by: Option<Instant>,
     /// It was killed, for this reason; when to say that it does not end, unless it was said.
     ending: Option<(&'static str, Option<Instant>)>,
-    /// Lines of workers in the log since that time.
-    lines: u32,
-    lines_since: Instant,
+    /// Events that workers told of, and other lines because of them: neither takes the other's place.
+    events: Lines,
+    lines: Lines,
+}
+
+/// Lines in the log since some time.
+#[derive(Debug)]
+struct Lines {
+    count: u32,
+    since: Instant,
+}
+
+impl Lines {
+    fn none() -> Lines {
+        Lines { count: 0, since: Instant::now() }
+    }
+
+    /// Whether one more goes into the log in this second.
+    fn may_be_more(&mut self) -> bool {
+        if self.since.elapsed() > Duration::from_secs(1) {
+            *self = Lines::none();
+        }
+        self.count += 1;
+        self.count <= LINES_PER_SECOND
+    }
 }
 
 /// A worker that has died and not ended.
@@ -95,8 +117,8 @@ impl Life {
             start_at: None,
             end_by: None,
             ending: None,
-            lines: 0,
-            lines_since: Instant::now(),
+            events: Lines::none(),
+            lines: Lines::none(),
         }
     }
 
@@ -140,14 +162,9 @@ impl Life {
         self.worker.as_ref().map_or(0, Worker::pid)
     }
 
-    /// Whether another line of the worker goes into the log in this second. It paces itself; one that does not is no
-    /// worker of ours any more.
+    /// Whether another line because of the worker goes into the log in this second.
     pub fn may_say_more(&mut self) -> bool {
-        if self.lines_since.elapsed() > Duration::from_secs(1) {
-            (self.lines_since, self.lines) = (Instant::now(), 0);
-        }
-        self.lines += 1;
-        self.lines <= LINES_PER_SECOND
+        self.lines.may_be_more()
     }
 
     fn rest(&self) -> Duration {
@@ -171,6 +188,7 @@ impl Supervisor {
         (self.life.serving, self.life.start_at) = (false, None);
         (self.life.end_by, self.life.ending) = (None, None);
         self.life.since = Instant::now();
+        self.forget_asking();
         // Whatever fails from here on, there is a process whose end is followed.
         let worker = self.life.worker.insert(worker);
         let dead: Vec<_> = self.life.dead.iter().map(Dead::pidfd).collect();
@@ -338,8 +356,12 @@ impl Supervisor {
             && let Err(e) = self.begin_worker()
         {
             (self.log)(&e.to_string());
-            self.life.worker = None;
-            self.life.start_at = Some(now + LONGEST_REST);
+            if self.life.worker.is_some() {
+                // It knows half of the disk: as if it had died.
+                self.end_worker("it could not be told all of the disk and was ended");
+            } else {
+                self.life.start_at = Some(now + LONGEST_REST);
+            }
         }
         Ok(())
     }
@@ -426,7 +448,8 @@ impl Supervisor {
             FromWorker::ResetDone { result } => self.on_reset_done(result),
             FromWorker::SetDone { result } => self.on_change_done(result),
             FromWorker::Event { kind, text } => {
-                if self.life.may_say_more() {
+                // It paces itself; one that does not is no worker of ours any more.
+                if self.life.events.may_be_more() {
                     self.announce(&kind, &text);
                 }
             }

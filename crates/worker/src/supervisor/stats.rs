@@ -48,6 +48,7 @@ pub struct Stats {
     pub checksum_mismatches: u64,
     pub degraded: u64,
     pub level: u64,
+    pub is_full: u64,
 }
 
 macro_rules! keys {
@@ -216,6 +217,7 @@ impl Window {
             checksum_mismatches: get(&c.checksum_mismatches),
             degraded: get(&c.degraded),
             level: get(&c.level),
+            is_full: get(&c.is_full),
             ..Stats::default()
         }
     }

@@ -24,9 +24,9 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 enum Stage {
     /// The new one has been asked what it is.
     Asked(Worker),
-    /// It fits; the old one has been told to stop.
-    Stopping(Worker),
-    /// The old one has gone at this time, the new one is about to serve.
+    /// It fits; the old one was told to stop at this time: the guest waits from here on.
+    Stopping(Worker, Instant),
+    /// The old one, told to stop at this time, has gone; the new one is about to serve.
     Adopted(Instant),
 }
 
@@ -43,6 +43,11 @@ pub(super) struct Upgrade {
 }
 
 impl Upgrade {
+    /// The old worker takes no more, and the new one does not serve yet.
+    pub fn is_between(&self) -> bool {
+        !matches!(self.stage, Stage::Asked(_))
+    }
+
     /// When the stage must have ended.
     pub fn deadline(&self) -> Instant {
         self.deadline
@@ -52,7 +57,7 @@ impl Upgrade {
     pub fn channel(&self) -> Option<BorrowedFd<'_>> {
         match &self.stage {
             Stage::Asked(worker) => Some(worker.channel()),
-            Stage::Stopping(_) | Stage::Adopted(_) => None,
+            Stage::Stopping(..) | Stage::Adopted(_) => None,
         }
     }
 }
@@ -113,7 +118,7 @@ impl Supervisor {
     fn stop_for_upgrade(&mut self, version: String) -> Result<(), SupervisorError> {
         let Some(mut upgrade) = self.upgrade.take() else { return Ok(()) };
         if let Stage::Asked(worker) = upgrade.stage {
-            upgrade.stage = Stage::Stopping(worker);
+            upgrade.stage = Stage::Stopping(worker, Instant::now());
         }
         upgrade.version = version;
         upgrade.deadline = Instant::now() + STOP_DEADLINE;
@@ -129,10 +134,9 @@ impl Supervisor {
     /// The old worker has gone: the new one takes the disk. False: there is none.
     pub(super) fn adopt_newcomer(&mut self) -> Result<bool, SupervisorError> {
         match self.upgrade.take() {
-            Some(Upgrade { by, other, version, stage: Stage::Stopping(worker), .. }) => {
+            Some(Upgrade { by, other, version, stage: Stage::Stopping(worker, since), .. }) => {
                 let other = std::mem::replace(&mut self.life.program, other);
-                let now = Instant::now();
-                let (stage, deadline) = (Stage::Adopted(now), now + SERVE_DEADLINE);
+                let (stage, deadline) = (Stage::Adopted(since), Instant::now() + SERVE_DEADLINE);
                 self.upgrade = Some(Upgrade { by, other, version, stage, deadline });
                 if let Err(e) = self.introduce(worker) {
                     // It knows half of it: as if it had died.
@@ -180,12 +184,12 @@ impl Supervisor {
             return;
         }
         match self.upgrade.as_ref().map(|u| &u.stage) {
-            Some(Stage::Stopping(_) | Stage::Adopted(_)) if self.life.is_ending() => {
+            Some(Stage::Stopping(..) | Stage::Adopted(_)) if self.life.is_ending() => {
                 let what = "a worker was killed and does not end";
                 self.back_out_of_upgrade(what);
                 self.end_upgrade(format!("{what}: the old program goes on when it does"));
             }
-            Some(Stage::Stopping(_) | Stage::Adopted(_)) => {
+            Some(Stage::Stopping(..) | Stage::Adopted(_)) => {
                 // What the old one has not completed is done again by the new one; what the new one never began to
                 // serve is the old program's again. Its end comes by its pidfd.
                 self.end_worker("it took too long in an upgrade and was ended");

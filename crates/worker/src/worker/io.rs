@@ -6,6 +6,7 @@
 use super::calibrate::past_caches_is_faster;
 use super::clients::Clients;
 use super::engine::{Engine, File, Files, Operation, Tag};
+use super::events::state_of;
 use super::memory::Shared;
 use super::staging::{Buffer, Staging};
 use super::transfers::{Read, Write};
@@ -438,7 +439,7 @@ impl Io for Doer {
     }
 
     fn event(&mut self, event: Event) {
-        if self.events.len() < 64 {
+        if self.events.len() < 64 || state_of(&event).is_some() {
             self.events.push(event);
         }
     }

@@ -7,6 +7,7 @@
 mod calibrate;
 mod clients;
 mod engine;
+mod events;
 mod io;
 mod memory;
 mod polls;

@@ -8,10 +8,11 @@
 
 use super::Fds;
 use super::engine::{Done, Engine, Tag};
+use super::events::{Pace, States};
 use super::io::{Answer, Doer, Held};
 use super::memory::Shared;
 use super::spin::Spin;
-use super::supervision::{Pace, channel_nonblocking};
+use super::supervision::channel_nonblocking;
 use super::watches::{POLLIN, Target, nbd_ended};
 use crate::base::{BaseImage, Qcow2Reader, RawImage};
 use crate::channel::{BaseCache, ImageFormat, Start};
@@ -58,6 +59,7 @@ pub struct Reactor {
     /// What all NBD clients together hold.
     pub(super) nbd_budget: nbd::Budget,
     pub(super) pace: Pace,
+    pub(super) states: States,
     pub(super) disk_full: bool,
     /// The guest's choice of write-back or write-through outlives its VMM's connection.
     pub(super) writeback: bool,
@@ -100,9 +102,11 @@ impl Reactor {
             ImageFormat::Raw => BaseImage::Raw(RawImage::new(fds.base, start.base_bytes, direct)),
             ImageFormat::Qcow2 => BaseImage::Qcow2(Qcow2Reader::start(fds.base, start.base_bytes, direct)?),
         };
-        if let BaseImage::Raw(image) = &base
-            && image.dio_align() as usize > spillway_core::BLOCK_BYTES
-        {
+        let image = match &base {
+            BaseImage::Raw(image) => image,
+            BaseImage::Qcow2(reader) => reader.file(),
+        };
+        if image.dio_align() as usize > spillway_core::BLOCK_BYTES {
             return Err(format!(
                 "the base image's store wants O_DIRECT reads aligned to {} bytes, more than a block: use --base-cache host",
                 image.dio_align()
@@ -132,6 +136,7 @@ impl Reactor {
             quiet_since_ns: 0,
             nbd_budget: nbd::Budget::new(),
             pace: Pace::new(),
+            states: States::new(),
             disk_full: false,
             writeback: start.writeback,
         };
@@ -209,7 +214,8 @@ impl Reactor {
         let silent = clients.vmms.iter().filter(|v| v.ended.is_none() && !v.frontend.has_spoken());
         let shaking = clients.nbd.iter().flatten().filter(|c| c.connection.handshake_deadline().is_some());
         let handshakes = silent.map(|v| v.deadline_ns).chain(shaking.map(|c| c.deadline_ns));
-        let deadline = handshakes.chain(self.disk.deadline_ns()).chain(spare).min();
+        let deadline =
+            handshakes.chain(self.disk.deadline_ns()).chain(spare).chain(self.states.deadline_ns()).min();
         self.spin().was_in_vain();
         if let Some(ns) = deadline
             && ns <= now

@@ -5,10 +5,11 @@
 //! `Answered` unless its client goes first, each reset by one `ResetDone`.
 
 use super::clients::{NbdClient, Vmm};
+use super::events::{describe, state_of};
 use super::reactor::{Reactor, now_ns};
-use crate::channel::{self, ClientKind, FromWorker, Limits, Start, ToWorker};
+use crate::channel::{self, ClientKind, FromWorker, Limits, ToWorker};
 use rustix::event::{PollFd, PollFlags, poll};
-use spillway_core::{DiskError, Errno, Event, Level, Thresholds, Token};
+use spillway_core::{DiskError, Errno, Thresholds, Token};
 use spillway_export::nbd;
 use spillway_export::vhost_user_blk::{self, Answer, DeviceConfig, Frontend, Handled, Packet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,32 +18,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 const SILENCE_NS: u64 = 10_000_000_000;
 /// NBD clients at a time.
 const MAX_NBD: usize = 16;
-/// Events told to the supervisor in one second at most.
-const EVENTS_PER_SECOND: u32 = 20;
 /// VMMs that have left and still have requests at the store, beside the one that serves: each may hold what one may.
 const MOST_LEAVING: usize = 2;
-
-/// What keeps the log from being flooded.
-pub struct Pace {
-    left: u32,
-    since_ns: u64,
-}
-
-impl Pace {
-    /// Nothing said yet.
-    pub fn new() -> Pace {
-        Pace { left: EVENTS_PER_SECOND, since_ns: 0 }
-    }
-
-    fn allows(&mut self, now_ns: u64) -> bool {
-        if now_ns.saturating_sub(self.since_ns) > 1_000_000_000 {
-            *self = Pace { left: EVENTS_PER_SECOND, since_ns: now_ns };
-        }
-        let allowed = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        allowed
-    }
-}
 
 impl Reactor {
     pub(super) fn take_messages(&mut self) -> Result<(), String> {
@@ -106,7 +83,10 @@ impl Reactor {
                 let result = self.set_limits(limits);
                 self.send(&FromWorker::SetDone { result }, &[]);
             }
-            ToWorker::Stop => self.stopping = true,
+            ToWorker::Stop => {
+                self.stopping = true;
+                self.disk.wind_down();
+            }
             ToWorker::Start(_) => self.tell("a second `start` was ignored"),
         }
     }
@@ -365,14 +345,17 @@ impl Reactor {
                 client.active = true;
             }
         }
-        if self.doer.events.is_empty() {
+        if self.doer.events.is_empty() && !self.states.wait() {
             return;
         }
-        for event in std::mem::take(&mut self.doer.events) {
-            if self.pace.allows(now) {
-                let (kind, text) = describe(event, &self.start);
-                self.send(&FromWorker::Event { kind: kind.into(), text }, &[]);
-            }
+        let (states, others): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.doer.events).into_iter().partition(|event| state_of(event).is_some());
+        self.states.extend(states);
+        let mut told = self.states.take(now);
+        told.extend(others.into_iter().filter(|_| self.pace.allows(now)));
+        for event in told {
+            let (kind, text) = describe(event, &self.start);
+            self.send(&FromWorker::Event { kind: kind.into(), text }, &[]);
         }
     }
 
@@ -394,71 +377,6 @@ impl Reactor {
             let mut room = [PollFd::new(&self.channel, PollFlags::OUT)];
             let _ = poll(&mut room, None);
         }
-    }
-}
-
-/// A word for programs, a line for people.
-fn describe(event: Event, start: &Start) -> (&'static str, String) {
-    match event {
-        Event::FirstOverflow => {
-            let why = if start.mode == "overflow" { "the guest writes" } else { "the RAM tier is full" };
-            ("first-overflow", format!("{why}: blocks go to the overflow from here on"))
-        }
-        Event::Level(Level::Normal, percent) => {
-            ("normal", format!("the write cache is back to normal: {percent}% of it is used"))
-        }
-        Event::Level(Level::Warning, percent) => {
-            ("warning", format!("warning: {percent}% of the write cache is used"))
-        }
-        Event::Level(Level::Critical, percent) => {
-            let then = if start.full == "fail" { "fail with ENOSPC" } else { "wait" };
-            (
-                "critical",
-                format!("critical: {percent}% of the write cache is used; when it is full, writes {then}"),
-            )
-        }
-        Event::Full => {
-            let then = match start.full.as_str() {
-                "fail" => "fail with ENOSPC",
-                _ => "wait; discard, reset, or raise a limit with 'spillway set' to make room",
-            };
-            ("full", format!("the write cache is full: writes that need room {then}"))
-        }
-        Event::Room => ("room", "the write cache has room again".into()),
-        Event::ChecksumMismatch => (
-            "checksum-mismatch",
-            "a block read back from the overflow does not match its checksum: the guest got an I/O error"
-                .into(),
-        ),
-        Event::OverflowWriteFailed(errno) => {
-            let then = match (start.mode.as_str(), start.full.as_str()) {
-                ("ram+overflow", _) => "the blocks stay in RAM, it is tried again",
-                ("overflow", "pause") if errno == Errno::NO_SPACE => "the writes wait, it is tried again",
-                ("overflow", _) if errno != Errno::NO_SPACE => "it is tried elsewhere in the file",
-                _ => "the guest got an I/O error",
-            };
-            ("overflow-write-failed", format!("a write to the overflow file failed: {errno}; {then}"))
-        }
-        Event::OverflowReadFailed(errno) => (
-            "overflow-read-failed",
-            format!("a read of the overflow file failed: {errno}; who needed it gets an I/O error"),
-        ),
-        Event::Degraded(errno) => {
-            let then = match (start.mode.as_str(), start.full.as_str()) {
-                ("ram+overflow", _) => "what is not written stays in RAM",
-                ("overflow", "pause") if errno == Errno::NO_SPACE => "writes wait",
-                _ => "writes fail",
-            };
-            let why = format!("writes to the overflow file go on failing: {errno}");
-            ("degraded", format!("degraded: {why}; {then}; check that disk"))
-        }
-        Event::Recovered => {
-            ("recovered", "no longer degraded: the overflow file can be written again".into())
-        }
-        Event::SummaryUnusable => (
-            "summary-unusable",
-            "a segment's summary cannot be read: its room comes back when its blocks are overwritten".into(),
-        ),
     }
 }
 

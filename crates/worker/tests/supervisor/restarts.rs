@@ -253,6 +253,51 @@ fn an_upgrade_bears_another_one_and_the_death_of_the_old_worker() {
 }
 
 #[test]
+fn who_connects_during_an_upgrade_waits_for_it_and_the_pause_begins_with_the_stop() {
+    let world = World::new();
+    let mut supervisor = world.serving("lingers");
+    let (nbd, vhost) = (world.path("nbd"), world.path("vhost"));
+    meanwhile(&mut supervisor, || {
+        std::thread::scope(|scope| {
+            let old = worker(&world);
+            let upgrade = scope.spawn(|| upgrade(&world, "serves"));
+            std::thread::sleep(LATE / 2);
+            assert_eq!(worker(&world), old, "it lingers");
+            let (nbd, vmm) = (connect(&nbd), connect(&vhost));
+            assert!(greeting(&nbd).starts_with("Nbd"));
+            assert!(greeting(&vmm).starts_with("VhostUser"));
+            let answer = upgrade.join().unwrap();
+            assert!(answer["ok"]["pause_ms"].as_u64().unwrap() >= LATE.as_millis() as u64, "{answer}");
+        });
+        let mut control = connect(&world.path("control"));
+        assert_eq!(ask(&mut control, r#"{"command":"stats"}"#)["ok"]["clients"], 2);
+    });
+    supervisor.stop(&[]).unwrap();
+    assert_eq!(world.left(), ["base.raw"]);
+}
+
+#[test]
+fn a_reset_that_is_asked_for_before_the_next_worker_serves_is_done_once() {
+    let world = World::new();
+    let mut supervisor = world.serving("late");
+    meanwhile(&mut supervisor, || {
+        let mut control = connect(&world.path("control"));
+        let dead = kill(&world);
+        while [0, dead].contains(&worker(&world)) {}
+        let answer = ask(&mut control, r#"{"command":"reset","force":true}"#);
+        assert_eq!(answer["ok"]["generation"], 2, "{answer}");
+        // Whatever else it was told comes before that.
+        assert_eq!(
+            ask(&mut control, r#"{"command":"set","overflow_bytes":134217728}"#)["error"],
+            serde_json::Value::Null
+        );
+    });
+    supervisor.stop(&[]).unwrap();
+    let asked = world.lines.lock().unwrap().iter().filter(|line| line.contains("asked for a reset")).count();
+    assert_eq!(asked, 1);
+}
+
+#[test]
 fn a_stop_during_an_upgrade_leaves_nothing() {
     let world = World::new();
     let mut supervisor = world.serving("serves");

@@ -127,6 +127,7 @@ fn pretend(role: &str, channel: OwnedFd) {
                 clients.push((id, fd));
             }
             ToWorker::Reset { force } => {
+                say(FromWorker::Event { kind: "notice".into(), text: "asked for a reset".into() });
                 let result =
                     if force || clients.is_empty() { Ok(2) } else { Err("a client is connected".into()) };
                 for (id, _) in clients.drain(..if force { clients.len() } else { 0 }) {
@@ -135,7 +136,12 @@ fn pretend(role: &str, channel: OwnedFd) {
                 say(FromWorker::ResetDone { result });
             }
             ToWorker::Stop if role == "hangs" => {}
-            ToWorker::Stop => break,
+            ToWorker::Stop => {
+                if role == "lingers" {
+                    std::thread::sleep(LATE);
+                }
+                break;
+            }
             ToWorker::Start(_) => panic!("started twice"),
             ToWorker::Set(_) => say(FromWorker::SetDone { result: Ok(()) }),
             ToWorker::Left { id, reason } => {

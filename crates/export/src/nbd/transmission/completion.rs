@@ -3,8 +3,9 @@
 //! Invariant: a command's last reply is queued when its last request has come back, and its buffers then belong
 //! to the output or the pool.
 
-use super::{BlockStatusId, ExtentKind, Transmission, charge};
+use super::{BlockStatusId, ExtentKind, Transmission};
 use crate::nbd::buffer::Pool;
+use crate::nbd::connection::Disconnect;
 use crate::nbd::output::Output;
 use crate::nbd::protocol::*;
 use crate::nbd::reply;
@@ -12,28 +13,30 @@ use crate::nbd::request::Kind;
 use spillway_core::{Errno, Token};
 
 impl Transmission {
-    /// The disk has finished a request.
+    /// The disk has finished a request. `Err`: there is no way to tell the client of its error but to leave it.
     pub fn complete(
         &mut self,
         token: Token,
         result: Result<(), Errno>,
         output: &mut Output,
         pool: &mut Pool,
-    ) {
-        let Some(piece) = self.pieces.remove(token.0 as u32) else {
+    ) -> Result<(), Disconnect> {
+        let Some(piece) = self.pieces.get(token.0 as u32) else {
             debug_assert!(false, "completed twice: {token:?}");
-            return;
+            return Ok(());
         };
+        if self.streaming.is_some_and(|streaming| streaming != piece.command) {
+            self.later.push((token, result));
+            return Ok(());
+        }
+        let Some(piece) = self.pieces.remove(token.0 as u32) else { return Ok(()) };
         pool.uncharge_request();
         self.held -= piece.charge;
         let index = piece.command;
         let command = self.commands.get_mut(index).expect("a request's command is unfinished");
         command.outstanding -= 1;
         let mut left = piece.buffer;
-        let gathers = !command.gathered.is_empty();
-        if gathers {
-            command.gathered[(piece.at / PIECE_BYTES) as usize] = left.take();
-        }
+        let mut outcome = Ok(());
         match result {
             Ok(()) if command.kind == Kind::Read => {
                 let (cookie, len) = (command.cookie, piece.len as usize);
@@ -41,7 +44,7 @@ impl Transmission {
                     let last = command.is_over() && command.error.is_none();
                     let offset = command.offset + u64::from(piece.at);
                     reply::offset_data(output, cookie, last, offset, piece.len);
-                } else if !gathers {
+                } else if piece.at == 0 {
                     reply::simple(output, cookie, 0);
                 }
                 if let Some(buffer) = left.take() {
@@ -51,10 +54,14 @@ impl Transmission {
             Ok(()) if command.flush_follows => {
                 command.flush_follows = false;
                 self.flushes_due.push_back(index);
-                return;
+                return Ok(());
             }
             Ok(()) => {}
             Err(Errno::CANCELED) => command.dropped = true,
+            Err(_) if piece.at > 0 && command.kind == Kind::Read && !self.agreed.structured => {
+                command.dropped = true;
+                outcome = Err(Disconnect::LateError);
+            }
             Err(errno) => {
                 let error = wire_error(errno, command.kind);
                 command.error.get_or_insert(error);
@@ -64,34 +71,17 @@ impl Transmission {
             pool.give(buffer);
         }
         if command.is_over() {
-            self.finish(index, output, pool);
+            self.finish(index, output);
         }
+        outcome
     }
 
     /// Answers a command of which nothing is outstanding any more.
-    pub(super) fn finish(&mut self, index: u32, output: &mut Output, pool: &mut Pool) {
+    pub(super) fn finish(&mut self, index: u32, output: &mut Output) {
         let Some(command) = self.commands.remove(index) else { return };
-        let gathers = !command.gathered.is_empty();
-        let answer = !command.dropped && command.error.is_none();
-        if gathers && answer {
-            reply::simple(output, command.cookie, 0);
-        }
-        let mut rest = command.len;
-        for slot in command.gathered {
-            let len = rest.min(PIECE_BYTES);
-            rest -= len;
-            let Some(buffer) = slot else { continue };
-            self.held -= charge(len);
-            if answer {
-                output.data(buffer, len as usize);
-            } else {
-                pool.give(buffer);
-            }
-        }
-        if command.dropped {
-            return;
-        }
+        self.streaming.take_if(|streaming| *streaming == index);
         match command.error {
+            _ if command.dropped => {}
             Some(error) => self.reply_error(output, command.cookie, error),
             // Its last chunk or its data said so.
             None if command.kind == Kind::Read => {}

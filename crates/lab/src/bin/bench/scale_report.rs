@@ -172,7 +172,7 @@ fn checks(sizes: &[Size]) -> Vec<Check> {
     let at_most = |size: &Size, words: &str, most: f64, figure: fn(&Life) -> f64| {
         let found = (!size.lives.is_empty()).then(|| {
             let worst = size.lives.iter().map(figure).fold(0.0, f64::max);
-            (size.middle(figure), format!("at worst {worst:.2}"))
+            (worst, format!("median {:.2}", size.middle(figure)))
         });
         check(format!("{}: {words} at most {most}", size.name()), Asked::AtMost(most), found)
     };
