@@ -344,9 +344,11 @@ impl Disk {
                 let end = a.request.sector + u64::from(a.request.sectors);
                 let blocks = a.request.sector / BLOCK_SECTORS..end.div_ceil(BLOCK_SECTORS);
                 let blocks = blocks.start as u32..blocks.end as u32;
-                if self.meta.count_written(blocks.clone()) {
-                    self.written_first(Block(blocks.start).region()..=Block(blocks.end - 1).region());
+                let regions = Block(blocks.start).region()..=Block(blocks.end - 1).region();
+                if regions.clone().any(|region| self.meta.is_unwritten(region)) {
+                    self.written_first(regions);
                 }
+                self.meta.count_written(blocks);
             }
             (Operation::Read, Err(_)) => add(&c.failed_read_bytes, a.moved_bytes),
             (Operation::Write { .. }, Err(_)) => add(&c.failed_written_bytes, a.moved_bytes),

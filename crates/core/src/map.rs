@@ -145,7 +145,7 @@ impl Disk {
         add(&self.counters().map_bytes, BLOCK_BYTES as u64);
     }
 
-    /// The first write since the reset to some of these regions was counted.
+    /// The first write since the reset to some of these regions is about to be counted.
     #[cold]
     pub(crate) fn written_first(&mut self, regions: RangeInclusive<usize>) {
         for region in regions {

@@ -90,21 +90,24 @@ impl WordPages {
 }
 
 impl Meta {
-    /// Counts a completed write, which touched these blocks: one load and one store for each region. Returns
-    /// whether it was the first in one of them since the reset.
+    /// Counts a completed write, which touched these blocks: one load and one store for each region.
     #[inline]
-    pub(crate) fn count_written(&self, blocks: Range<u32>) -> bool {
-        let (mut at, mut first) = (blocks.start, false);
+    pub(crate) fn count_written(&self, blocks: Range<u32>) {
+        let mut at = blocks.start;
         while at < blocks.end {
             let region = Block(at).region();
             let stop = blocks.end.min(((region + 1) * REGION_BLOCKS) as u32);
             let word = self.written(region);
-            let before = Written::from_bits(word.load(Relaxed));
-            first |= before.blocks(self.generation()) == 0;
-            word.store(before.plus(stop - at, self.generation()).bits(), Relaxed);
+            let sum = Written::from_bits(word.load(Relaxed)).plus(stop - at, self.generation());
+            word.store(sum.bits(), Relaxed);
             at = stop;
         }
-        first
+    }
+
+    /// Whether nothing was written to the region since the reset.
+    #[inline]
+    pub(crate) fn is_unwritten(&self, region: usize) -> bool {
+        Written::from_bits(self.written(region).load(Relaxed)).blocks(self.generation()) == 0
     }
 
     /// Clears the words of these regions that an earlier generation left, or they would count again when the 16 bits
