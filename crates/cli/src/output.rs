@@ -31,7 +31,9 @@ pub fn log() -> spillway_worker::supervisor::Log {
         let stderr = io::stderr();
         let mut out = [PollFd::new(&stderr, PollFlags::OUT)];
         if matches!(poll(&mut out, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..)) {
-            complain("notice", line);
+            // As much as a pipe that has room takes at once.
+            let line: String = line.chars().take(1000).collect();
+            complain("notice", &line);
         }
     })
 }

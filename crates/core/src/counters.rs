@@ -154,7 +154,7 @@ pub struct Counters {
     pub overflow_file_bytes: AtomicU64,
     /// Gauge: limit of the overflow file; 0 means none of its own.
     pub overflow_limit_bytes: AtomicU64,
-    /// Gauge: memory of the block map: 4 KiB per mapped region.
+    /// Gauge: memory of the block map: 4 KiB per mapped region, and per page of [`crate::Written`] words.
     pub map_bytes: AtomicU64,
     /// Gauge: unfinished requests.
     pub inflight: AtomicU64,

@@ -192,6 +192,10 @@ impl Disk {
         disk.degraded = get(&c.degraded) != 0;
         disk.told_full = get(&c.is_full) != 0;
         disk.full = disk.told_full;
+        if disk.told_full && disk.spec.mode == Mode::Overflow {
+            // Whether the file system has room shows when a write has succeeded.
+            disk.rest_until_ns = 1;
+        }
         disk.publish_gauges();
         Ok(disk)
     }
@@ -339,6 +343,7 @@ impl Disk {
         let result = a.errno.map_or(Ok(()), Err);
         match (a.request.operation, result) {
             (Operation::Read, Ok(())) => c.guest.read(bytes),
+            (Operation::Write { .. }, Ok(())) if bytes == 0 => c.guest.write(bytes),
             (Operation::Write { .. }, Ok(())) => {
                 c.guest.write(bytes);
                 let end = a.request.sector + u64::from(a.request.sectors);

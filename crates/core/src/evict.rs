@@ -256,7 +256,10 @@ impl Disk {
             }
             Err(errno) => {
                 self.overflow_write_failed(io, errno);
-                self.log.doubt(extent.segment);
+                // A full file system says nothing of the place.
+                if errno != Errno::NO_SPACE {
+                    self.log.doubt(extent.segment);
+                }
                 self.log.abandon(stream, extent.segment, &self.meta);
                 let part = self.parts.get(id);
                 part.failures += 1;

@@ -119,7 +119,7 @@ impl Log {
             if self.free_segments() <= own {
                 return 0;
             }
-            let segment = self.choose(meta);
+            let segment = self.choose(own, meta);
             self.segments.change(segment, |s| s.status = Status::Open);
             meta.set_segment(segment, SegmentMark::Busy);
             let owners = Vec::with_capacity(self.data_blocks() as usize);
@@ -131,20 +131,20 @@ impl Log {
         if left < self.shape.part_blocks { left } else { (self.shape.part_blocks).min(left - 1).max(1) }
     }
 
-    /// A free segment, which there is, to be opened.
-    fn choose(&mut self, meta: &Meta) -> u32 {
-        if let Some(segment) = self.empty.pop() {
+    /// A segment to be opened; more than `spare` are free. So many good ones stay, as long as there is another.
+    fn choose(&mut self, spare: u32, meta: &Meta) -> u32 {
+        let good = self.free_segments() - self.doubtful.len() as u32;
+        if good <= spare
+            && let Some(segment) = self.doubtful.pop_front()
+        {
             return segment;
         }
-        if self.in_file() < self.ceiling {
-            if let Some(segment) = self.punched.pop() {
-                return segment;
-            }
-            self.segments.grow(self.segments.len() + 1);
-            meta.set_segments_used(self.segments.len());
-            return self.segments.len() - 1;
+        if let Some(segment) = self.empty.pop().or_else(|| self.punched.pop()) {
+            return segment;
         }
-        self.doubtful.pop_front().expect("some segment is free")
+        self.segments.grow(self.segments.len() + 1);
+        meta.set_segments_used(self.segments.len());
+        self.segments.len() - 1
     }
 
     /// Whether eviction and writes could append now.
@@ -283,9 +283,12 @@ impl Log {
     /// put it somewhere else.
     pub fn next_to_punch(&mut self, meta: &Meta) -> u32 {
         self.punching += 1;
-        let segment = match self.empty.is_empty() {
-            false => self.empty.swap_remove(0),
-            true => self.doubtful.pop_front().expect("some segment is empty"),
+        let segment = match self.doubtful.pop_front() {
+            Some(segment) => {
+                self.doubted.insert(segment);
+                segment
+            }
+            None => self.empty.swap_remove(0),
         };
         meta.set_segment(segment, SegmentMark::Busy);
         segment
@@ -294,12 +297,14 @@ impl Log {
     /// A punch is done. One that failed leaves the segment as it was, free and in the file.
     pub fn punched(&mut self, segment: u32, ok: bool, meta: &Meta) {
         self.punching -= 1;
-        let (list, mark) = match ok {
-            true => (&mut self.punched, SegmentMark::Free),
-            false => (&mut self.empty, SegmentMark::Empty),
-        };
-        list.push(segment);
-        meta.set_segment(segment, mark);
+        if ok {
+            self.doubted.remove(&segment);
+            self.punched.push(segment);
+            meta.set_segment(segment, SegmentMark::Free);
+        } else {
+            self.put_empty(segment);
+            meta.set_segment(segment, SegmentMark::Empty);
+        }
     }
 
     /// Takes the location that the map names for a block, when attaching. False: out of range or taken.

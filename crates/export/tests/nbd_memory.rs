@@ -72,7 +72,9 @@ fn one_connection(structured: bool) {
             // A client that does not read.
             bench.send_until_stuck(&reads);
             let (_, peak) = grown(before);
-            assert!(peak < 3 * MIB, "reads of {len}, structured: {structured}: {peak}");
+            // Long reads of clients of the old kind are gathered, up to 4 MiB of them.
+            let most = if structured || len < MIB { 3 * MIB } else { 7 * MIB };
+            assert!(peak < most, "reads of {len}, structured: {structured}: {peak}");
             bench.settle();
             bench.received.clear();
             grown(before);
@@ -134,7 +136,7 @@ fn many_connections() {
         assert!(!bench.disk.waiting.is_empty(), "{n} cannot go on");
     }
     let (live, peak) = grown(before);
-    let most = 4 * MIB + 12 * 512 * KIB + 12 * 64 * KIB;
+    let most = 12 * MIB + 12 * 512 * KIB + 12 * 64 * KIB;
     assert!(peak - idle < most, "{}", peak - idle);
     assert!(live - idle > 4 * MIB && budget.used_bytes() <= 4 * MIB + 12 * 512 * KIB);
     drop(benches);

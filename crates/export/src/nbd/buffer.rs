@@ -4,24 +4,28 @@
 //! Invariant: a buffer is as large as the power of two above its request; a pool keeps at most [`KEPT_BYTES`], all
 //! of a budget at most [`KEPT_BYTES_TOGETHER`]; what a pool has charged goes back to the budget with it.
 
-use super::protocol::{PIECE_BYTES, REQUEST_COST_BYTES, SHARED_BYTES};
+use super::protocol::{PIECE_BYTES, REQUEST_COST_BYTES, SHARED_BYTES, SHARED_BYTES_GATHERED};
 use std::cell::Cell;
 use std::rc::Rc;
 
 /// Memory for one request's data.
-pub struct Buffer(Box<[u8]>);
+pub struct Buffer {
+    bytes: Box<[u8]>,
+    /// It was taken with others for one reply.
+    gathered: bool,
+}
 
 impl Buffer {
     /// The first `len` bytes.
     #[inline]
     pub fn bytes(&self, len: usize) -> &[u8] {
-        &self.0[..len]
+        &self.bytes[..len]
     }
 
     /// The first `len` bytes.
     #[inline]
     pub fn bytes_mut(&mut self, len: usize) -> &mut [u8] {
-        &mut self.0[..len]
+        &mut self.bytes[..len]
     }
 }
 
@@ -40,6 +44,7 @@ pub struct Budget(Rc<Shared>);
 #[derive(Default)]
 struct Shared {
     used: Cell<usize>,
+    gathered: Cell<usize>,
     kept: Cell<usize>,
 }
 
@@ -49,9 +54,14 @@ impl Budget {
         Budget::default()
     }
 
-    /// What unfinished requests and unsent replies hold.
+    /// What unfinished requests and unsent replies hold, but for gathered reads.
     pub fn used_bytes(&self) -> usize {
         self.0.used.get()
+    }
+
+    /// What gathered reads hold.
+    pub fn gathered_bytes(&self) -> usize {
+        self.0.gathered.get()
     }
 
     /// What is kept for the next requests.
@@ -65,12 +75,13 @@ pub struct Pool {
     free: [Vec<Buffer>; CLASSES],
     kept: usize,
     charged: usize,
+    gathered: usize,
     budget: Budget,
 }
 
 impl Pool {
     pub fn new(budget: &Budget) -> Self {
-        Pool { free: Default::default(), kept: 0, charged: 0, budget: budget.clone() }
+        Pool { free: Default::default(), kept: 0, charged: 0, gathered: 0, budget: budget.clone() }
     }
 
     /// A buffer of at least `len` bytes; `len` is at most [`PIECE_BYTES`]. Its content is left over from earlier
@@ -78,16 +89,32 @@ impl Pool {
     pub fn take(&mut self, len: usize) -> Buffer {
         let size = size_for(len);
         self.charge(size);
+        self.of_size(size, false)
+    }
+
+    /// The same for a piece of a read that is gathered: it takes nobody's room but that of other such reads.
+    pub fn take_to_gather(&mut self, len: usize) -> Buffer {
+        let size = size_for(len);
+        self.gathered += size;
+        self.budget.0.gathered.set(self.budget.gathered_bytes() + size);
+        self.of_size(size, true)
+    }
+
+    fn of_size(&mut self, size: usize, gathered: bool) -> Buffer {
         if let Some(buffer) = self.free[class(size)].pop() {
             self.keep_less(size);
-            return buffer;
+            return Buffer { gathered, ..buffer };
         }
-        Buffer(vec![0; size].into_boxed_slice())
+        Buffer { bytes: vec![0; size].into_boxed_slice(), gathered }
     }
 
     pub fn give(&mut self, buffer: Buffer) {
-        let size = buffer.0.len();
-        self.uncharge(size);
+        let size = buffer.bytes.len();
+        if buffer.gathered {
+            self.ungather(size);
+        } else {
+            self.uncharge(size);
+        }
         let together = self.budget.kept_bytes() + size;
         if self.kept + size <= KEPT_BYTES && together <= KEPT_BYTES_TOGETHER {
             self.kept += size;
@@ -102,6 +129,11 @@ impl Pool {
         // What waits when the disk fills must not take all of it: a discard behind it is to be read.
         let most = if disk_full { SHARED_BYTES } else { SHARED_BYTES / 2 };
         self.budget.used_bytes() + bytes <= most || self.charged == 0
+    }
+
+    /// Whether there is room for all pieces of a read at once. Nobody waits for that.
+    pub fn has_room_to_gather(&self, bytes: usize) -> bool {
+        self.budget.gathered_bytes() + bytes <= SHARED_BYTES_GATHERED
     }
 
     /// A request begins: what it costs beside its buffer.
@@ -130,6 +162,11 @@ impl Pool {
         self.budget.0.used.set(self.budget.used_bytes() - bytes);
     }
 
+    fn ungather(&mut self, bytes: usize) {
+        self.gathered -= bytes;
+        self.budget.0.gathered.set(self.budget.gathered_bytes() - bytes);
+    }
+
     fn keep_less(&mut self, bytes: usize) {
         self.kept -= bytes;
         self.budget.0.kept.set(self.budget.kept_bytes() - bytes);
@@ -140,6 +177,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.clear();
         self.uncharge(self.charged);
+        self.ungather(self.gathered);
     }
 }
 
@@ -163,7 +201,7 @@ mod tests {
         for len in [1, 512, 513, 4096, 4097, 65536, LARGEST - 512, LARGEST] {
             let mut buffer = pool.take(len);
             buffer.bytes_mut(len).fill(7);
-            assert_eq!(buffer.0.len(), len.next_power_of_two().max(512));
+            assert_eq!(buffer.bytes.len(), len.next_power_of_two().max(512));
             pool.give(buffer);
             assert_eq!(pool.take(len).bytes(len)[0], 7, "the buffer of {len} comes back");
         }
@@ -194,6 +232,15 @@ mod tests {
         assert!(pools[1].has_room(LARGEST, true));
         let first = pools[1].take(LARGEST);
         assert!(!pools[1].has_room(512, true));
+        // What is gathered has room of its own.
+        let mut gathered = Vec::new();
+        while pools[2].has_room_to_gather(LARGEST) {
+            gathered.push(pools[2].take_to_gather(LARGEST));
+        }
+        assert_eq!(budget.gathered_bytes(), SHARED_BYTES_GATHERED);
+        assert_eq!(budget.used_bytes(), SHARED_BYTES + LARGEST);
+        gathered.drain(1..).for_each(|buffer| pools[2].give(buffer));
+        assert_eq!(budget.gathered_bytes(), LARGEST);
         pools[1].give(first);
         for (n, buffer) in out.into_iter().enumerate() {
             let given = &mut pools[n % 100];
@@ -202,6 +249,6 @@ mod tests {
         }
         assert_eq!(budget.kept_bytes(), KEPT_BYTES_TOGETHER);
         drop(pools);
-        assert_eq!((budget.used_bytes(), budget.kept_bytes()), (0, 0));
+        assert_eq!((budget.used_bytes(), budget.gathered_bytes(), budget.kept_bytes()), (0, 0, 0));
     }
 }

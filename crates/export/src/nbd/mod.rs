@@ -34,12 +34,12 @@
 //! more than 1 MiB. When the disk has no room and writes wait for it ([`Event::Full`](spillway_core::Event)),
 //! that would keep a discard from being read which would free the way: the reactor says so with
 //! [`set_disk_full`](Connection::set_disk_full), and up to 4 MiB of unfinished requests are taken in. A read of
-//! more than 256 KiB for a client without structured replies is read and sent piece by piece, other replies wait
-//! meanwhile, and an error after the first piece ends the connection
-//! ([`Disconnect::LateError`]).
+//! more than 256 KiB for a client without structured replies is gathered before its header is sent, up to 4 MiB of such
+//! reads. What finds no room for that is read and sent piece by piece: other replies wait meanwhile, and an error after the
+//! first piece ends the connection ([`Disconnect::LateError`]).
 //!
-//! All connections of a disk share a [`Budget`]: together they hold 4 MiB, and beyond that two pieces of 256 KiB
-//! each, the second only in the middle of such a read: so none of them is kept from going on by what others do not
+//! All connections of a disk share a [`Budget`]: together they hold 4 MiB, 8 MiB of gathered reads, and beyond that two pieces of 256 KiB
+//! each, the second only in the middle of a read that is sent piece by piece: so none of them is kept from going on by what others do not
 //! finish or do not read, though it may go slower. Beside it each has 64 KiB of input and up to 64 KiB of headers, and free buffers of 1 MiB in all are
 //! kept until [`release_idle_memory`](Connection::release_idle_memory).
 //!

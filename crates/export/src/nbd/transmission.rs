@@ -74,6 +74,12 @@ struct Command {
     flush_follows: bool,
     /// Withdrawn: no answer.
     dropped: bool,
+    /// Data of a long read for a client without structured replies, by piece: all buffers are taken when the
+    /// command is, one is away while the disk fills it. Its one header says whether it failed, and data cannot be taken
+    /// back: only when the last piece has come is that known.
+    gathered: Vec<Option<Buffer>>,
+    /// The same where there is no room for all of it: see [`Transmission::streaming`].
+    streams: bool,
 }
 
 impl Command {
@@ -134,14 +140,15 @@ pub struct Transmission {
     phase: Phase,
     /// Commands whose second half is due.
     flushes_due: VecDeque<u32>,
-    /// A read longer than one piece for a client without structured replies. Its one header comes before all of
-    /// its data, so its pieces are read and sent one after the other, and no other reply may come between them.
-    /// An error after the first can only end the connection: the protocol has no other way to take back the
-    /// header. To have all data before the header would let a client that reads slowly hold 32 MiB. Clients of
-    /// this kind (the Linux kernel) read 128 KiB at a time unless told otherwise, which is one piece.
+    /// A long read for a client without structured replies that was not gathered, from its first piece on: its
+    /// header is queued, so its pieces are read and sent one after the other, and nothing else is queued or taken in
+    /// between. An error can only end the connection now: the protocol has no other way to take back the header.
     streaming: Option<u32>,
-    /// What the disk completed of other commands while one streams. Still in `pieces`.
+    /// What the disk completed of other commands while one streams. Still in `pieces`. Should the connection end before
+    /// the stream does, nobody can be told of it.
     later: Vec<(Token, Result<(), Errno>)>,
+    /// Bytes of gathered reads.
+    gathering: usize,
     held: usize,
     disk_full: bool,
     disconnecting: bool,
@@ -160,6 +167,7 @@ impl Transmission {
             flushes_due: VecDeque::new(),
             streaming: None,
             later: Vec::new(),
+            gathering: 0,
             held: 0,
             disk_full,
             disconnecting: false,
@@ -188,6 +196,7 @@ impl Transmission {
     /// Whether only more input gets this further. Not while it waits for room.
     pub fn wants_input(&self, input: &Input) -> bool {
         !self.disconnecting
+            && self.streaming.is_none()
             && match &self.phase {
                 Phase::Header => input.len() < REQUEST_BYTES,
                 Phase::Payload { filled, len, .. } => filled + input.len() < *len,
@@ -228,7 +237,7 @@ impl Transmission {
                 && if self.disk_full {
                     self.held + bytes <= HELD_BYTES_DISK_FULL
                 } else {
-                    self.held < HELD_BYTES
+                    self.held + self.gathering < HELD_BYTES
                 })
     }
 
@@ -241,10 +250,14 @@ impl Transmission {
     ) -> Result<Option<Work>, Disconnect> {
         self.room_awaited = None;
         loop {
-            if self.streaming.is_none() {
-                for (token, result) in mem::take(&mut self.later) {
-                    self.complete(token, result, output, pool)?;
-                }
+            if let Some(index) = self.streaming {
+                return Ok(self.stream(index, output, pool));
+            }
+            for (token, result) in mem::take(&mut self.later) {
+                self.complete(token, result, output, pool)?;
+            }
+            if self.streaming.is_some() {
+                continue;
             }
             if let Some(command) = self.flushes_due.pop_front() {
                 return Ok(Some(self.request(command, Operation::Flush, 0, 0, None)));
@@ -268,7 +281,7 @@ impl Transmission {
                     } else {
                         let command = *command;
                         self.phase = Phase::Header;
-                        self.give_up_rest(command, output);
+                        self.give_up_rest(command, output, pool);
                         Step::Goes
                     }
                 }
@@ -287,7 +300,7 @@ impl Transmission {
         output: &mut Output,
         pool: &mut Pool,
     ) -> Result<Step, Disconnect> {
-        if self.disconnecting || self.streaming.is_some() {
+        if self.disconnecting {
             return Ok(Step::Waits);
         }
         let Some(bytes) = input.peek() else { return Ok(Step::Waits) };
@@ -311,6 +324,8 @@ impl Transmission {
             error: None,
             flush_follows: false,
             dropped: false,
+            gathered: Vec::new(),
+            streams: false,
         };
         match verdict {
             Verdict::TooLong => return Err(Disconnect::Protocol("a write of more than 32 MiB")),
@@ -329,11 +344,19 @@ impl Transmission {
                 command.kind = kind;
                 let operation = match kind {
                     Kind::Read | Kind::Write { .. } => {
-                        let command = self.commands.insert(command);
                         if kind == Kind::Read && len > PIECE_BYTES && !self.agreed.structured {
-                            self.streaming = Some(command);
+                            let bytes = len as usize;
+                            if self.gathering + bytes <= GATHERED_BYTES && pool.has_room_to_gather(bytes) {
+                                let pieces = (0..len).step_by(PIECE_BYTES as usize);
+                                let pieces = pieces.map(|at| (len - at).min(PIECE_BYTES));
+                                command.gathered =
+                                    pieces.map(|len| Some(pool.take_to_gather(len as usize))).collect();
+                                self.gathering += bytes;
+                            } else {
+                                command.streams = true;
+                            }
                         }
-                        self.phase = Phase::Cutting(command);
+                        self.phase = Phase::Cutting(self.commands.insert(command));
                         return Ok(Step::Goes);
                     }
                     Kind::BlockStatus { one } => {
@@ -361,10 +384,12 @@ impl Transmission {
         let (kind, at, rest) = (command.kind, command.issued, command.len - command.issued);
         let len = rest.min(PIECE_BYTES);
         let failed = command.error.is_some() || command.dropped;
-        if self.streaming == Some(index) && command.outstanding > 0 {
-            return Step::Waits;
-        }
-        if !failed && !self.has_room(output, pool, charge(len)) {
+        let streams = command.streams;
+        let gathered = match command.gathered.get_mut((at / PIECE_BYTES) as usize) {
+            Some(slot) if !failed => slot.take(),
+            _ => None,
+        };
+        if !failed && gathered.is_none() && !self.has_room(output, pool, charge(len)) {
             self.room_awaited = Some(charge(len));
             return Step::Waits;
         }
@@ -372,7 +397,7 @@ impl Transmission {
             Kind::Write { .. } if failed => self.phase = Phase::Skipping { command: index, remaining: rest },
             _ if failed => {
                 self.phase = Phase::Header;
-                self.give_up_rest(index, output);
+                self.give_up_rest(index, output, pool);
             }
             Kind::Write { .. } => {
                 self.held += charge(len);
@@ -380,15 +405,30 @@ impl Transmission {
                 self.phase = Phase::Payload { command: index, buffer, filled: 0, len };
             }
             _ => {
-                if len == rest {
-                    // This may complete it.
+                if len == rest || streams {
+                    // This may complete it; or the rest follows when this one's data is there.
                     self.phase = Phase::Header;
                 }
-                let buffer = pool.take(len as usize);
+                let buffer = gathered.unwrap_or_else(|| pool.take(len as usize));
                 return Step::Work(self.request(index, Operation::Read, at, len, Some(buffer)));
             }
         }
         Step::Goes
+    }
+
+    /// The next piece of the read that streams, when the one before it has come and there is room.
+    fn stream(&mut self, index: u32, output: &Output, pool: &mut Pool) -> Option<Work> {
+        let command = self.commands.get(index).expect("what streams is unfinished");
+        let (at, len) = (command.issued, (command.len - command.issued).min(PIECE_BYTES));
+        if command.outstanding > 0 {
+            return None;
+        }
+        if !self.has_room(output, pool, charge(len)) {
+            self.room_awaited = Some(charge(len));
+            return None;
+        }
+        let buffer = pool.take(len as usize);
+        Some(self.request(index, Operation::Read, at, len, Some(buffer)))
     }
 
     fn payload_complete(&mut self) -> Step {
@@ -432,6 +472,8 @@ impl Transmission {
     fn hand_out(&mut self, command: u32, at: u32, len: u32, buffer: Option<Buffer>) -> u32 {
         let entry = self.commands.get_mut(command).expect("requests come from unfinished commands");
         let charge = match &buffer {
+            // Counted with the command.
+            Some(_) if !entry.gathered.is_empty() => 0,
             Some(_) => charge(len),
             None => charge(0),
         };
@@ -443,11 +485,11 @@ impl Transmission {
     }
 
     /// The command has failed, nothing more of it is handed out.
-    fn give_up_rest(&mut self, index: u32, output: &mut Output) {
+    fn give_up_rest(&mut self, index: u32, output: &mut Output, pool: &mut Pool) {
         let command = self.commands.get_mut(index).expect("a failed command is unfinished");
         command.issued = command.len;
         if command.outstanding == 0 {
-            self.finish(index, output);
+            self.finish(index, output, pool);
         }
     }
 

@@ -16,6 +16,7 @@ use super::life::{Life, START_DEADLINE};
 use super::limits::Change;
 use super::process::Program;
 use super::socket::{Listener, Rights};
+use super::states::Believed;
 use super::stats::{Stats, Window};
 use super::upgrade::Upgrade;
 use super::{Log, Report};
@@ -45,6 +46,7 @@ pub struct Supervisor {
     pub(super) accept_after: Option<Instant>,
     /// Why clients are turned away, as far as the log has it.
     pub(super) told_full: Vec<String>,
+    pub(super) believed: Believed,
     pub(super) closer: Closer,
     huge_pages: HugePages,
     pub(super) log: Log,
@@ -99,6 +101,7 @@ impl Supervisor {
             next_id: 1,
             accept_after: None,
             told_full: Vec::new(),
+            believed: Believed::default(),
             closer: Closer::default(),
             huge_pages: HugePages::default(),
             log,

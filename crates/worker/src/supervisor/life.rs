@@ -259,9 +259,12 @@ impl Supervisor {
         }
         (self.life.serving, self.life.has_served) = (true, true);
         self.life.since = Instant::now();
-        self.finish_upgrade();
-        self.resume_reset();
+        self.tell_states();
+        // An answer lets its peer ask for the next thing, which must not be taken for what was left: so the one that
+        // answers nothing comes first.
         self.resume_change();
+        self.resume_reset();
+        self.finish_upgrade();
     }
 
     /// The worker cannot serve. The first one's reason is the supervisor's; after that another one is tried.
@@ -450,6 +453,7 @@ impl Supervisor {
             FromWorker::Event { kind, text } => {
                 // It paces itself; one that does not is no worker of ours any more.
                 if self.life.events.may_be_more() {
+                    self.believed.note(&kind);
                     self.announce(&kind, &text);
                 }
             }

@@ -18,6 +18,7 @@ mod process;
 mod session;
 mod signals;
 mod socket;
+mod states;
 mod stats;
 mod upgrade;
 

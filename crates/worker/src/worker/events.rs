@@ -76,6 +76,11 @@ impl States {
         self.waiting.extend(events);
     }
 
+    /// It is the last time: what waits may be told at once, of each state the last.
+    pub fn hurry(&mut self) {
+        self.pace = Pace::new();
+    }
+
     /// What may be told now.
     pub fn take(&mut self, now_ns: u64) -> Vec<Event> {
         let mut taken = Vec::new();

@@ -334,6 +334,8 @@ impl Reactor {
         }
         self.disk.cancel(&mut self.doer, Errno::CANCELED, |_| true);
         self.publish();
+        self.states.hurry();
+        self.tell_events(self.doer.now_ns);
         true
     }
 

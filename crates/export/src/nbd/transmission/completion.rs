@@ -11,6 +11,7 @@ use crate::nbd::protocol::*;
 use crate::nbd::reply;
 use crate::nbd::request::Kind;
 use spillway_core::{Errno, Token};
+use std::mem;
 
 impl Transmission {
     /// The disk has finished a request. `Err`: there is no way to tell the client of its error but to leave it.
@@ -21,11 +22,16 @@ impl Transmission {
         output: &mut Output,
         pool: &mut Pool,
     ) -> Result<(), Disconnect> {
-        let Some(piece) = self.pieces.get(token.0 as u32) else {
+        let Some(piece) = self.pieces.get_mut(token.0 as u32) else {
             debug_assert!(false, "completed twice: {token:?}");
             return Ok(());
         };
         if self.streaming.is_some_and(|streaming| streaming != piece.command) {
+            let command = self.commands.get(piece.command).expect("a request's command is unfinished");
+            if command.kind != Kind::Read {
+                piece.buffer.take().into_iter().for_each(|buffer| pool.give(buffer));
+                self.held -= mem::take(&mut piece.charge);
+            }
             self.later.push((token, result));
             return Ok(());
         }
@@ -37,6 +43,10 @@ impl Transmission {
         command.outstanding -= 1;
         let mut left = piece.buffer;
         let mut outcome = Ok(());
+        let gathers = !command.gathered.is_empty();
+        if gathers {
+            command.gathered[(piece.at / PIECE_BYTES) as usize] = left.take();
+        }
         match result {
             Ok(()) if command.kind == Kind::Read => {
                 let (cookie, len) = (command.cookie, piece.len as usize);
@@ -44,8 +54,9 @@ impl Transmission {
                     let last = command.is_over() && command.error.is_none();
                     let offset = command.offset + u64::from(piece.at);
                     reply::offset_data(output, cookie, last, offset, piece.len);
-                } else if piece.at == 0 {
+                } else if piece.at == 0 && !gathers {
                     reply::simple(output, cookie, 0);
+                    self.streaming = command.streams.then_some(index);
                 }
                 if let Some(buffer) = left.take() {
                     output.data(buffer, len);
@@ -57,11 +68,11 @@ impl Transmission {
                 return Ok(());
             }
             Ok(()) => {}
-            Err(Errno::CANCELED) => command.dropped = true,
-            Err(_) if piece.at > 0 && command.kind == Kind::Read && !self.agreed.structured => {
+            Err(_) if command.streams && piece.at > 0 => {
                 command.dropped = true;
                 outcome = Err(Disconnect::LateError);
             }
+            Err(Errno::CANCELED) => command.dropped = true,
             Err(errno) => {
                 let error = wire_error(errno, command.kind);
                 command.error.get_or_insert(error);
@@ -70,16 +81,36 @@ impl Transmission {
         if let Some(buffer) = left {
             pool.give(buffer);
         }
+        if command.streams && result.is_err() {
+            command.issued = command.len;
+        }
         if command.is_over() {
-            self.finish(index, output);
+            self.finish(index, output, pool);
         }
         outcome
     }
 
     /// Answers a command of which nothing is outstanding any more.
-    pub(super) fn finish(&mut self, index: u32, output: &mut Output) {
+    pub(super) fn finish(&mut self, index: u32, output: &mut Output, pool: &mut Pool) {
         let Some(command) = self.commands.remove(index) else { return };
         self.streaming.take_if(|streaming| *streaming == index);
+        if !command.gathered.is_empty() {
+            self.gathering -= command.len as usize;
+            let answer = !command.dropped && command.error.is_none();
+            if answer {
+                reply::simple(output, command.cookie, 0);
+            }
+            let mut rest = command.len;
+            for buffer in command.gathered.into_iter().flatten() {
+                let len = rest.min(PIECE_BYTES);
+                rest -= len;
+                if answer {
+                    output.data(buffer, len as usize);
+                } else {
+                    pool.give(buffer);
+                }
+            }
+        }
         match command.error {
             _ if command.dropped => {}
             Some(error) => self.reply_error(output, command.cookie, error),

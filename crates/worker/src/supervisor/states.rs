@@ -1,0 +1,75 @@
+//! What those who listen believe of the disk's states. Owns what was told last; the states themselves are the worker's.
+//!
+//! Invariant: what a worker found out and died with before it was told is told when the next one serves.
+
+use super::event_loop::Supervisor;
+use super::stats::Stats;
+
+/// Of each state its events, by the gauge's value.
+const TOLD: [&[(&str, &str)]; 3] = [
+    &[
+        ("normal", "the write cache is back to normal"),
+        ("warning", "warning: much of the write cache is used"),
+        ("critical", "critical: most of the write cache is used"),
+    ],
+    &[
+        ("room", "the write cache has room again"),
+        ("full", "the write cache is full: writes that need room wait or fail"),
+    ],
+    &[
+        ("recovered", "no longer degraded: the overflow file can be written again"),
+        ("degraded", "degraded: writes to the overflow file go on failing; check that disk"),
+    ],
+];
+
+/// The states as they were told last, by their gauges' values.
+#[derive(Debug, Default)]
+pub(super) struct Believed([usize; 3]);
+
+impl Believed {
+    /// This is told.
+    pub fn note(&mut self, kind: &str) {
+        for (believed, events) in self.0.iter_mut().zip(TOLD) {
+            *believed = events.iter().position(|(name, _)| *name == kind).unwrap_or(*believed);
+        }
+    }
+
+    /// What is not as they believe: kind and words.
+    fn wrong(&self, stats: &Stats) -> Vec<(&'static str, &'static str)> {
+        let gauges = [stats.level, stats.is_full, stats.degraded];
+        let states = self.0.iter().zip(TOLD).zip(gauges);
+        let wrong = states.filter_map(|((&believed, events), gauge)| {
+            events.get(gauge as usize).filter(|_| gauge as usize != believed)
+        });
+        wrong.copied().collect()
+    }
+}
+
+impl Supervisor {
+    /// Tells what the last worker could not.
+    pub(super) fn tell_states(&mut self) {
+        for (kind, text) in self.believed.wrong(&self.window.read()) {
+            self.believed.note(kind);
+            self.announce(kind, text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_told_is_told_and_nothing_else() {
+        let mut believed = Believed::default();
+        let mut stats = Stats::default();
+        assert_eq!(believed.wrong(&stats), []);
+        ["critical", "full", "notice", "room"].into_iter().for_each(|kind| believed.note(kind));
+        (stats.level, stats.is_full, stats.degraded) = (2, 0, 1);
+        assert_eq!(believed.wrong(&stats), [TOLD[2][1]]);
+        (stats.level, stats.is_full) = (0, 1);
+        assert_eq!(believed.wrong(&stats), [TOLD[0][0], TOLD[1][1], TOLD[2][1]]);
+        stats.level = 77;
+        assert_eq!(believed.wrong(&stats).len(), 2, "what cannot be is not told");
+    }
+}
