@@ -285,18 +285,19 @@ impl Supervisor {
         if self.life.has_served && self.accept_after.is_none() {
             sources.extend(self.control.iter().map(|l| (Source::Control, l.as_fd(), PollFlags::IN)));
         }
+        // A VMM that connects anew has left before: the kernel looks at these fds in their order, so whoever is seen to
+        // have come, of that one it is seen that it has left.
+        if self.life.serving && self.accept_after.is_none() {
+            let exports = self.exports.iter().enumerate();
+            let open = exports.filter(|(_, (kind, _))| !self.must_wait(*kind));
+            sources.extend(open.map(|(i, (_, l))| (Source::Export(i), l.as_fd(), PollFlags::IN)));
+        }
         for (&id, client) in &self.clients {
             if let Client::Vmm(session) = client
                 && let Some(interest) = session.interest()
             {
                 sources.push((Source::Vmm(id), session.fd(), interest));
             }
-        }
-        // After those who may leave in this round, or a VMM that connects anew is one too many.
-        if self.life.serving && self.accept_after.is_none() {
-            let exports = self.exports.iter().enumerate();
-            let open = exports.filter(|(_, (kind, _))| !self.must_wait(*kind));
-            sources.extend(open.map(|(i, (_, l))| (Source::Export(i), l.as_fd(), PollFlags::IN)));
         }
         sources
             .extend(self.peers.iter().map(|(id, peer)| (Source::Peer(*id), peer.as_fd(), peer.interest())));
@@ -316,7 +317,10 @@ impl Supervisor {
             Err(e) => return Err(SupervisorError::internal("cannot wait for events", e)),
         }
         let hits = sources.iter().zip(&fds).map(|((source, ..), fd)| (*source, fd.revents()));
-        Ok(hits.filter(|(_, flags)| !flags.is_empty()).collect())
+        let mut hits: Vec<_> = hits.filter(|(_, flags)| !flags.is_empty()).collect();
+        // After those who leave in this round, or a VMM that connects anew is one too many.
+        hits.sort_by_key(|(source, _)| matches!(source, Source::Export(_)));
+        Ok(hits)
     }
 }
 
