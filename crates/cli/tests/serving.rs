@@ -315,6 +315,33 @@ fn a_worker_that_is_killed_is_followed_by_another_that_has_the_disk() {
     assert_eq!(world.left(), ["base.raw"]);
 }
 
+/// One after the other, each at once after the one before it has left, while others want the processors.
+#[test]
+fn vmms_that_come_and_go_are_all_served() {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let world = World::new();
+    let server = Server::start(controlled(&world).arg("--vhost-user").arg(world.path("vhost")));
+    let over = AtomicBool::new(false);
+    let refused = std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| while !over.load(Ordering::Relaxed) {});
+        }
+        // GET_FEATURES: a header without a payload. Its answer is a header and a word.
+        let question = [1u32, 1, 0].map(u32::to_ne_bytes).concat();
+        let refused = (0..20_000).filter(|_| {
+            let mut vmm = UnixStream::connect(world.path("vhost")).unwrap();
+            vmm.write_all(&question).is_err() || vmm.read_exact(&mut [0; 20]).is_err()
+        });
+        let refused = refused.count();
+        over.store(true, Ordering::Relaxed);
+        refused
+    });
+    let (code, text) = server.end(Signal::TERM);
+    assert_eq!((code, refused), (0, 0), "{text}");
+}
+
 #[test]
 fn an_upgrade_goes_on_with_what_was_written() {
     let world = World::new();

@@ -54,11 +54,20 @@ pub(super) struct Reset {
 
 impl Supervisor {
     /// Whether who connects must wait: while the worker would turn everybody away, and a VMM until it knows that the one
-    /// before it has left.
+    /// before it has left, and, when there are as many as there may be, until it has let go of one that has.
     pub(super) fn must_wait(&self, kind: ClientKind) -> bool {
-        let is_leaving = |client: &Client| matches!(client, Client::Vmm(session) if session.is_leaving());
         let between = self.reset.is_some() || self.upgrade.as_ref().is_some_and(Upgrade::is_between);
-        between || kind == ClientKind::VhostUser && self.clients.values().any(is_leaving)
+        let sessions = || {
+            self.clients.values().filter_map(|client| match client {
+                Client::Vmm(session) => Some(session),
+                Client::Nbd(_) => None,
+            })
+        };
+        let goes = || {
+            let full = sessions().count() >= MAX_CLIENTS;
+            sessions().any(|session| session.is_leaving() || full && session.has_left())
+        };
+        between || kind == ClientKind::VhostUser && goes()
     }
 
     pub(super) fn on_export(&mut self, index: usize) {

@@ -74,6 +74,11 @@ impl Session {
         self.hung_up && !self.left
     }
 
+    /// Whether the VMM is on its way out, and the worker knows.
+    pub fn has_left(&self) -> bool {
+        self.left
+    }
+
     /// Tells a worker all about the session.
     pub fn introduce(&self) -> io::Result<Vec<Parcel>> {
         let client = ToWorker::Client { id: self.id, kind: ClientKind::VhostUser };
