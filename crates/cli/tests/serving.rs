@@ -326,7 +326,11 @@ fn vmms_that_come_and_go_are_all_served() {
     let over = AtomicBool::new(false);
     let refused = std::thread::scope(|scope| {
         for _ in 0..2 {
-            scope.spawn(|| while !over.load(Ordering::Relaxed) {});
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop()
+                }
+            });
         }
         // GET_FEATURES: a header without a payload. Its answer is a header and a word.
         let question = [1u32, 1, 0].map(u32::to_ne_bytes).concat();
