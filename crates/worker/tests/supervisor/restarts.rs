@@ -268,9 +268,9 @@ fn who_connects_during_an_upgrade_waits_for_it_and_the_pause_begins_with_the_sto
             assert!(greeting(&vmm).starts_with("VhostUser"));
             let answer = upgrade.join().unwrap();
             assert!(answer["ok"]["pause_ms"].as_u64().unwrap() >= LATE.as_millis() as u64, "{answer}");
+            let mut control = connect(&world.path("control"));
+            assert_eq!(ask(&mut control, r#"{"command":"stats"}"#)["ok"]["clients"], 2);
         });
-        let mut control = connect(&world.path("control"));
-        assert_eq!(ask(&mut control, r#"{"command":"stats"}"#)["ok"]["clients"], 2);
     });
     supervisor.stop(&[]).unwrap();
     assert_eq!(world.left(), ["base.raw"]);
