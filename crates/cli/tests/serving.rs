@@ -286,8 +286,16 @@ fn a_log_that_nobody_reads_keeps_no_disk_from_its_next_worker() {
     while rustix::io::write(&log, b".").is_ok() {}
     // As a shell would make it.
     rustix::fs::fcntl_setfl(&log, rustix::fs::OFlags::empty()).unwrap();
-    let mut child =
-        controlled(&world).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+    /// Not left behind by a failure.
+    struct Ended(std::process::Child);
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let mut serve = controlled(&world);
+    let mut serve = Ended(serve.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap());
     let control = world.path("control");
     until("it serves", || finishes(spillway().arg("stats").arg(&control)).0 == 0);
     for restarts in 1..4 {
@@ -295,8 +303,8 @@ fn a_log_that_nobody_reads_keeps_no_disk_from_its_next_worker() {
         rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
         until("another worker serves", || stats(&world)["restarts"].as_u64() == Some(restarts));
     }
-    rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    rustix::process::kill_process(Pid::from_child(&serve.0), Signal::TERM).unwrap();
+    assert_eq!(serve.0.wait().unwrap().code(), Some(0));
 }
 
 #[test]

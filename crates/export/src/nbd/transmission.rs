@@ -5,6 +5,7 @@
 //! the memory that unfinished requests stand for. While a read streams, nothing is queued between its parts.
 
 mod completion;
+mod long_read;
 
 use super::buffer::{Buffer, Pool, size_for};
 use super::connection::Disconnect;
@@ -345,16 +346,7 @@ impl Transmission {
                 let operation = match kind {
                     Kind::Read | Kind::Write { .. } => {
                         if kind == Kind::Read && len > PIECE_BYTES && !self.agreed.structured {
-                            let bytes = len as usize;
-                            if self.gathering + bytes <= GATHERED_BYTES && pool.has_room_to_gather(bytes) {
-                                let pieces = (0..len).step_by(PIECE_BYTES as usize);
-                                let pieces = pieces.map(|at| (len - at).min(PIECE_BYTES));
-                                command.gathered =
-                                    pieces.map(|len| Some(pool.take_to_gather(len as usize))).collect();
-                                self.gathering += bytes;
-                            } else {
-                                command.streams = true;
-                            }
+                            self.gather_or_stream(&mut command, pool);
                         }
                         self.phase = Phase::Cutting(self.commands.insert(command));
                         return Ok(Step::Goes);
@@ -414,21 +406,6 @@ impl Transmission {
             }
         }
         Step::Goes
-    }
-
-    /// The next piece of the read that streams, when the one before it has come and there is room.
-    fn stream(&mut self, index: u32, output: &Output, pool: &mut Pool) -> Option<Work> {
-        let command = self.commands.get(index).expect("what streams is unfinished");
-        let (at, len) = (command.issued, (command.len - command.issued).min(PIECE_BYTES));
-        if command.outstanding > 0 {
-            return None;
-        }
-        if !self.has_room(output, pool, charge(len)) {
-            self.room_awaited = Some(charge(len));
-            return None;
-        }
-        let buffer = pool.take(len as usize);
-        Some(self.request(index, Operation::Read, at, len, Some(buffer)))
     }
 
     fn payload_complete(&mut self) -> Step {

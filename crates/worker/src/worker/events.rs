@@ -67,7 +67,7 @@ impl States {
     }
 
     /// There are changes to be told.
-    pub fn wait(&self) -> bool {
+    pub fn any_wait(&self) -> bool {
         !self.waiting.is_empty()
     }
 
@@ -193,10 +193,10 @@ mod tests {
         assert_eq!(states.deadline_ns(), Some(6 * SECOND_NS + 1));
         let rest = states.take(6 * SECOND_NS + 1);
         assert_eq!(rest, [Event::Level(Level::Critical, 90), Event::Degraded(Errno::IO)]);
-        assert!(!states.wait() && states.deadline_ns().is_none());
+        assert!(!states.any_wait() && states.deadline_ns().is_none());
         states.extend(flap(21));
         states.extend(vec![Event::Room]);
         assert_eq!(states.take(8 * SECOND_NS).len(), EVENTS_PER_SECOND as usize);
-        assert!(!states.wait(), "what was told last holds again");
+        assert!(!states.any_wait(), "what was told last holds again");
     }
 }

@@ -347,7 +347,7 @@ impl Reactor {
                 client.active = true;
             }
         }
-        if self.doer.events.is_empty() && !self.states.wait() {
+        if self.doer.events.is_empty() && !self.states.any_wait() {
             return;
         }
         let (states, others): (Vec<_>, Vec<_>) =

@@ -1,0 +1,41 @@
+//! Reads longer than one piece for a client without structured replies, which have one header before all of their data:
+//! gathered where there is room, else sent piece by piece. Touches neither input nor output.
+//!
+//! Invariant: a command is gathered or streams, never both; what gathered reads hold is within the bounds of the
+//! connection and of the disk.
+
+use super::{Command, Transmission, Work, charge};
+use crate::nbd::buffer::Pool;
+use crate::nbd::output::Output;
+use crate::nbd::protocol::*;
+use spillway_core::Operation;
+
+impl Transmission {
+    /// Takes all buffers of such a read if there is room for them, and lets it stream if not.
+    pub(super) fn gather_or_stream(&mut self, command: &mut Command, pool: &mut Pool) {
+        let bytes = command.len as usize;
+        if self.gathering + bytes > GATHERED_BYTES || !pool.has_room_to_gather(bytes) {
+            command.streams = true;
+            return;
+        }
+        let pieces = (0..command.len).step_by(PIECE_BYTES as usize);
+        let pieces = pieces.map(|at| (command.len - at).min(PIECE_BYTES));
+        command.gathered = pieces.map(|len| Some(pool.take_to_gather(len as usize))).collect();
+        self.gathering += bytes;
+    }
+
+    /// The next piece of the read that streams, when the one before it has come and there is room.
+    pub(super) fn stream(&mut self, index: u32, output: &Output, pool: &mut Pool) -> Option<Work> {
+        let command = self.commands.get(index).expect("what streams is unfinished");
+        let (at, len) = (command.issued, (command.len - command.issued).min(PIECE_BYTES));
+        if command.outstanding > 0 {
+            return None;
+        }
+        if !self.has_room(output, pool, charge(len)) {
+            self.room_awaited = Some(charge(len));
+            return None;
+        }
+        let buffer = pool.take(len as usize);
+        Some(self.request(index, Operation::Read, at, len, Some(buffer)))
+    }
+}
