@@ -24,12 +24,12 @@ struct Rig {
 }
 
 impl Rig {
-    fn new() -> Rig {
+    fn new(budget: &Budget) -> Rig {
         let (server, client) = UnixStream::pair().expect("a socket pair can be made");
         client.set_nonblocking(true).expect("a socket can be made non-blocking");
         let info = ExportInfo { size_bytes: DISK as u64, name: "fuzz".into(), description: "bytes".into() };
         Rig {
-            connection: Connection::new(server.into(), info, 3, &Budget::new())
+            connection: Connection::new(server.into(), info, 3, budget)
                 .expect("a connected socket is enough"),
             client,
             disk: vec![7; DISK],
@@ -164,7 +164,7 @@ impl Rig {
 /// Options, with the right magic number or as raw bytes.
 pub fn nbd_handshake(data: &[u8]) {
     let mut input = Input(data);
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(&Budget::new());
     rig.turn();
     assert_eq!(rig.received, wire::GREETING);
     rig.send(&wire::client_flags(if input.u8() & 1 == 0 { 3 } else { input.u32() }));
@@ -200,7 +200,9 @@ pub fn nbd_transmission(data: &[u8]) {
     let mut input = Input(data);
     let setup = input.u8();
     let structured = setup & 1 == 0;
-    let mut rig = Rig::new();
+    // Long reads without structured replies are gathered, or stream, or whichever there is room for.
+    let budget = Budget::with_gathered_bytes([16 << 20, 0, 2 << 20][usize::from(setup >> 1) % 3]);
+    let mut rig = Rig::new(&budget);
     rig.send(&wire::client_flags(3));
     if structured {
         rig.send(&wire::option(wire::OPT_STRUCTURED_REPLY, &[]));

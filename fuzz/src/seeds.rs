@@ -10,7 +10,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "vhost_messages" => vhost_messages(),
         "virtqueue" => (0..8).map(virtqueue).collect(),
         "nbd_handshake" => nbd_handshake(),
-        "nbd_transmission" => (0..2).map(nbd_transmission).collect(),
+        "nbd_transmission" => (0..6).map(nbd_transmission).collect(),
         "meta_attach" => (0..4).flat_map(meta_attach).collect(),
         "qcow2_image" => [None, Some(false), Some(true)].map(qcow2_image).to_vec(),
         "core_ops" => (1..7).map(core_ops).collect(),
@@ -128,8 +128,9 @@ fn nbd_handshake() -> Vec<Vec<u8>> {
 
 /// Each command once, then its completions.
 fn nbd_transmission(setup: u8) -> Vec<u8> {
-    let command = |command: u16, flags: u8, sector: u8, sectors: u8| {
-        let mut step = vec![0, command as u8, flags, sector, 0, sectors, 0];
+    let command = |command: u16, flags: u8, sector: u8, sectors: u16| {
+        let [low, high] = sectors.to_le_bytes();
+        let mut step = vec![0, command as u8, flags, sector, 0, low, high];
         step.extend((command == wire::WRITE).then_some(0xAB));
         step
     };
@@ -140,6 +141,9 @@ fn nbd_transmission(setup: u8) -> Vec<u8> {
         vec![6, 1, 6, 0],
         command(wire::TRIM, 0, 8, 64),
         command(wire::WRITE_ZEROES, 2, 9, 5),
+        command(wire::READ, 0, 0, 1300),
+        command(wire::READ, 0, 1, 1100),
+        vec![6, 0, 6, 0],
         command(wire::BLOCK_STATUS, 8, 0, 250),
         command(wire::BLOCK_STATUS, 0, 0, 250),
         command(wire::FLUSH, 0, 0, 0),

@@ -323,7 +323,8 @@ fn a_worker_that_is_killed_is_followed_by_another_that_has_the_disk() {
     assert_eq!(world.left(), ["base.raw"]);
 }
 
-/// One after the other, each at once after the one before it has left, while others want the processors.
+/// One after the other, each at once after the one before it has left, while others want the processors and workers
+/// are killed now and then.
 #[test]
 fn vmms_that_come_and_go_are_all_served() {
     use std::io::{Read, Write};
@@ -332,7 +333,14 @@ fn vmms_that_come_and_go_are_all_served() {
     let world = World::new();
     let server = Server::start(controlled(&world).arg("--vhost-user").arg(world.path("vhost")));
     let over = AtomicBool::new(false);
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     let refused = std::thread::scope(|scope| {
+        let _over = Over(&over);
         for _ in 0..2 {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
@@ -342,17 +350,21 @@ fn vmms_that_come_and_go_are_all_served() {
         }
         // GET_FEATURES: a header without a payload. Its answer is a header and a word.
         let question = [1u32, 1, 0].map(u32::to_ne_bytes).concat();
-        let refused = (0..20_000).filter(|_| {
+        let refused = (0..20_000).filter(|n| {
             let mut vmm = UnixStream::connect(world.path("vhost")).unwrap();
+            vmm.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            if n % 3000 == 2999 {
+                let worker = stats(&world)["worker_pid"].as_i64().unwrap() as i32;
+                rustix::process::kill_process(Pid::from_raw(worker).unwrap(), Signal::KILL).unwrap();
+            }
             let refused = vmm.write_all(&question).is_err() || vmm.read_exact(&mut [0; 20]).is_err();
             // To drop it would not do: what another test starts has it too, until it executes its program.
             let _ = vmm.shutdown(std::net::Shutdown::Both);
             refused
         });
-        let refused = refused.count();
-        over.store(true, Ordering::Relaxed);
-        refused
+        refused.count()
     });
+    assert_eq!(stats(&world)["restarts"].as_u64(), Some(6));
     let (code, text) = server.end(Signal::TERM);
     assert_eq!((code, refused), (0, 0), "{text}");
 }

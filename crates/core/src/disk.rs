@@ -192,7 +192,7 @@ impl Disk {
         disk.degraded = get(&c.degraded) != 0;
         disk.told_full = get(&c.is_full) != 0;
         disk.full = disk.told_full;
-        if disk.told_full && disk.spec.mode == Mode::Overflow {
+        if disk.told_full && disk.spec.mode == Mode::Overflow && disk.log.room() > 0 {
             // Whether the file system has room shows when a write has succeeded.
             disk.rest_until_ns = 1;
         }

@@ -8,7 +8,7 @@ use crate::disk::{Disk, RETRY_NS};
 use crate::entry::{Entry, Place};
 use crate::error::Errno;
 use crate::io::{Event, Io, PartId};
-use crate::log::{Log, Stream};
+use crate::log::{Doubt, Log, Stream};
 use crate::ops::{Op, WRITE_TRIES};
 use crate::part::{PartState, Source, Staged};
 use crate::spec::{FullPolicy, Mode};
@@ -256,10 +256,8 @@ impl Disk {
             }
             Err(errno) => {
                 self.overflow_write_failed(io, errno);
-                // A full file system says nothing of the place.
-                if errno != Errno::NO_SPACE {
-                    self.log.doubt(extent.segment);
-                }
+                let doubt = if errno == Errno::NO_SPACE { Doubt::Room } else { Doubt::Spot };
+                self.log.doubt(extent.segment, doubt);
                 self.log.abandon(stream, extent.segment, &self.meta);
                 let part = self.parts.get(id);
                 part.failures += 1;

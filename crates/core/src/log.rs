@@ -10,7 +10,7 @@ use crate::meta::{Meta, SegmentMark};
 use crate::segments::{Segment, Segments, Status};
 use crate::spec::LogShape;
 use crate::units::Location;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 /// Who appends: each stream has an open segment of its own, so that cold survivors do not mix with newcomers
 /// and the collector never waits for room that eviction has taken.
@@ -25,6 +25,15 @@ pub(crate) enum Stream {
 struct Open {
     segment: u32,
     owners: Vec<u32>,
+}
+
+/// Why a segment of which a write has failed is not opened before others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Doubt {
+    /// The spot may be bad.
+    Spot,
+    /// The file system has no room for what the file does not hold there; another segment it may hold.
+    Room,
 }
 
 /// Room for `n` blocks in a row.
@@ -48,14 +57,15 @@ pub(crate) struct Log {
     /// The same until it has shrunk to a limit that was lowered.
     pub(crate) ceiling: u32,
     pub(crate) segments: Segments,
-    /// Free ones that the file holds.
+    /// Free ones that the file holds, the next to be opened at the end, the next to be punched out in front.
     pub(crate) empty: Vec<u32>,
     /// Free ones that have left it.
     pub(crate) punched: Vec<u32>,
-    /// Free ones that the file holds and of which a write has failed, the last to be opened: the spot may be bad.
+    /// Free ones that the file holds and whose spot may be bad, opened when no others are left but those that are the
+    /// collector's own.
     pub(crate) doubtful: VecDeque<u32>,
-    /// Those that become so when they are free.
-    doubted: HashSet<u32>,
+    /// What is to be remembered of segments when they are free.
+    doubted: HashMap<u32, Doubt>,
     pub(crate) punching: u32,
     /// Those that wait for a drain.
     draining: Vec<u32>,
@@ -79,7 +89,7 @@ impl Log {
             empty: Vec::new(),
             punched: Vec::new(),
             doubtful: VecDeque::new(),
-            doubted: HashSet::new(),
+            doubted: HashMap::new(),
             punching: 0,
             draining: Vec::new(),
             adopted: Vec::new(),
@@ -187,8 +197,8 @@ impl Log {
     }
 
     /// A write of the segment has failed: once it is free, others are opened before it.
-    pub fn doubt(&mut self, segment: u32) {
-        self.doubted.insert(segment);
+    pub fn doubt(&mut self, segment: u32, doubt: Doubt) {
+        self.doubted.insert(segment, doubt);
     }
 
     /// The open segment takes no more: its tail was lost to a failed write. Its owners are kept in memory.
@@ -246,10 +256,10 @@ impl Log {
     }
 
     fn put_empty(&mut self, segment: u32) {
-        if self.doubted.remove(&segment) {
-            self.doubtful.push_back(segment);
-        } else {
-            self.empty.push(segment);
+        match self.doubted.remove(&segment) {
+            Some(Doubt::Spot) => self.doubtful.push_back(segment),
+            Some(Doubt::Room) => self.empty.insert(0, segment),
+            None => self.empty.push(segment),
         }
     }
 
@@ -285,7 +295,7 @@ impl Log {
         self.punching += 1;
         let segment = match self.doubtful.pop_front() {
             Some(segment) => {
-                self.doubted.insert(segment);
+                self.doubted.insert(segment, Doubt::Spot);
                 segment
             }
             None => self.empty.swap_remove(0),

@@ -222,12 +222,37 @@ fn a_bad_spot_of_the_file_costs_a_segment_and_no_more() {
                 get(&c.overflow.written_bytes) / segment_bytes,
             );
             assert!(segments > 300, "{segments} segments were written");
-            assert!((1..20).contains(&errors), "{mode}: {errors} tries at the bad spot");
+            let most = if bad_bytes == 512 { 5 } else { 20 };
+            assert!((1..most).contains(&errors), "{mode}: {errors} tries at the bad spot");
             assert_eq!((failed, run.seen(Event::Degraded(Errno::IO))), (0, 0));
             run.check();
             run.read_all();
         }
     }
+}
+
+/// On a full file system what the file holds already can be written over: a place that it does not hold, and that was
+/// tried in vain, is not tried before those.
+#[test]
+fn a_full_file_system_leaves_what_the_file_holds() {
+    let mut run = Run::with(run::full_spec(Mode::Overflow), 3);
+    // Twelve segments, in order.
+    (0..84).for_each(|block| run.write_block(block));
+    run.settle();
+    run.sim().no_new_space = true;
+    for round in 0..6 {
+        (0..7).for_each(|n| run.write_block(200 + round * 7 + n));
+        run.turn();
+        // While that fails, two segments fall empty: one may not do for parts that come in another order.
+        run.discard(round * 14, 14);
+        run.settle();
+        assert_eq!(run.unfinished(), 0, "{round}");
+    }
+    let c = run.counters();
+    let (errors, failed) = (get(&c.overflow_write_errors), get(&c.failed));
+    assert!((1..=4).contains(&errors) && failed == 0, "{errors} tries where nothing can be written");
+    run.check();
+    run.read_all();
 }
 
 /// While all writes of mode `overflow` fail, they wait, and are tried now and then: that they wait is said once, and once

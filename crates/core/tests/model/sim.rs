@@ -6,7 +6,7 @@ use spillway_core::{
     BLOCK_BYTES, DataMemory, DiskSpec, Errno, Event, GuestBuffers, Io, Layout, OpId, PARTS, PartId, Slot,
     Token,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// One request as its client sees it.
 pub struct Client {
@@ -88,6 +88,10 @@ pub struct Sim {
     pub bad_spot: std::ops::Range<u64>,
     /// The file system is full: writes fail.
     pub no_space: bool,
+    /// It is full, but what a file holds already can be written over.
+    pub no_new_space: bool,
+    /// Blocks of the file that are written and were not punched since.
+    backed: HashSet<u64>,
     /// The file system cannot punch.
     pub no_punching: bool,
     /// Writes and punches that have landed in the file.
@@ -143,6 +147,8 @@ impl Sim {
             damaged_reads: 0,
             bad_spot: 0..0,
             no_space: false,
+            no_new_space: false,
+            backed: HashSet::new(),
             no_punching: false,
             landed: 0,
             unstable: HashMap::new(),
@@ -228,9 +234,14 @@ impl Sim {
                 let now = || self.parts[part.0 as usize][at..at + len as usize].to_vec();
                 let bytes = early.unwrap_or_else(now);
                 let bad = self.bad_spot.start < offset + u64::from(len) && offset < self.bad_spot.end;
-                let fault = fault || self.no_space || bad;
-                if self.no_space {
+                let mut blocks = offset / BLOCK_BYTES as u64..(offset + u64::from(len)) / BLOCK_BYTES as u64;
+                let no_space = self.no_space
+                    || self.no_new_space && blocks.clone().any(|block| !self.backed.contains(&block));
+                let fault = fault || no_space || bad;
+                if no_space {
                     self.count("writes to a full file system");
+                } else {
+                    self.backed.extend(&mut blocks);
                 }
                 // A failed write may have written some sectors of it.
                 let whole = len as usize;
@@ -238,7 +249,7 @@ impl Sim {
                     if fault { self.rng.below(u64::from(len) + 1) as usize / 512 * 512 } else { whole };
                 self.file[offset as usize..][..landed].copy_from_slice(&bytes[..landed]);
                 self.land(offset, u64::from(len), sync && !fault);
-                let errno = if self.no_space { Errno::NO_SPACE } else { Errno::IO };
+                let errno = if no_space { Errno::NO_SPACE } else { Errno::IO };
                 Ended::Other(op, if fault { Err(errno) } else { Ok(()) })
             }
             Pending::Punch { .. } if self.no_punching => Ended::Other(op, Err(Errno::NOT_SUPPORTED)),
@@ -246,6 +257,8 @@ impl Sim {
                 if !fault && offset + len <= self.file.len() as u64 {
                     self.file[offset as usize..][..len as usize].fill(0);
                     self.land(offset, len, false);
+                    let block = |offset| offset / BLOCK_BYTES as u64;
+                    self.backed.retain(|at| !(block(offset)..block(offset + len)).contains(at));
                 }
                 Ended::Other(op, if fault { Err(Errno::IO) } else { Ok(()) })
             }

@@ -38,11 +38,12 @@ const KEPT_BYTES: usize = 256 << 10;
 const KEPT_BYTES_TOGETHER: usize = 1 << 20;
 
 /// The memory that all connections of a disk have for requests and replies. A clone is the same budget.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Budget(Rc<Shared>);
 
-#[derive(Default)]
 struct Shared {
+    /// The most of `gathered`; half of it for one connection.
+    most_gathered: usize,
     used: Cell<usize>,
     gathered: Cell<usize>,
     kept: Cell<usize>,
@@ -51,7 +52,13 @@ struct Shared {
 impl Budget {
     /// Nothing used.
     pub fn new() -> Budget {
-        Budget::default()
+        Budget::with_gathered_bytes(SHARED_BYTES_GATHERED)
+    }
+
+    /// The same with another limit for gathered reads; with 0 every long read streams.
+    pub fn with_gathered_bytes(most_gathered: usize) -> Budget {
+        let (used, gathered, kept) = Default::default();
+        Budget(Rc::new(Shared { most_gathered, used, gathered, kept }))
     }
 
     /// What unfinished requests and unsent replies hold, but for gathered reads.
@@ -67,6 +74,12 @@ impl Budget {
     /// What is kept for the next requests.
     pub fn kept_bytes(&self) -> usize {
         self.0.kept.get()
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget::new()
     }
 }
 
@@ -92,12 +105,24 @@ impl Pool {
         self.of_size(size, false)
     }
 
-    /// The same for a piece of a read that is gathered: it takes nobody's room but that of other such reads.
-    pub fn take_to_gather(&mut self, len: usize) -> Buffer {
-        let size = size_for(len);
-        self.gathered += size;
-        self.budget.0.gathered.set(self.budget.gathered_bytes() + size);
-        self.of_size(size, true)
+    /// Buffers for all pieces of a read at once, if there is room for them, for which nobody waits. They take nobody's
+    /// room but that of other such reads.
+    pub fn gather(&mut self, len: u32) -> Option<Vec<Buffer>> {
+        let ends = (0..len).step_by(LARGEST);
+        let sizes = ends.map(|at| size_for((len - at).min(PIECE_BYTES) as usize));
+        let bytes: usize = sizes.clone().sum();
+        let (most, together) = (self.budget.0.most_gathered, self.budget.gathered_bytes() + bytes);
+        if together > most || self.gathered + bytes > most / 2 {
+            return None;
+        }
+        self.gathered += bytes;
+        self.budget.0.gathered.set(together);
+        Some(sizes.map(|size| self.of_size(size, true)).collect())
+    }
+
+    /// What gathered reads of this connection hold.
+    pub fn gathered_bytes(&self) -> usize {
+        self.gathered
     }
 
     fn of_size(&mut self, size: usize, gathered: bool) -> Buffer {
@@ -129,11 +154,6 @@ impl Pool {
         // What waits when the disk fills must not take all of it: a discard behind it is to be read.
         let most = if disk_full { SHARED_BYTES } else { SHARED_BYTES / 2 };
         self.budget.used_bytes() + bytes <= most || self.charged == 0
-    }
-
-    /// Whether there is room for all pieces of a read at once. Nobody waits for that.
-    pub fn has_room_to_gather(&self, bytes: usize) -> bool {
-        self.budget.gathered_bytes() + bytes <= SHARED_BYTES_GATHERED
     }
 
     /// A request begins: what it costs beside its buffer.
@@ -234,12 +254,18 @@ mod tests {
         assert!(!pools[1].has_room(512, true));
         // What is gathered has room of its own.
         let mut gathered = Vec::new();
-        while pools[2].has_room_to_gather(LARGEST) {
-            gathered.push(pools[2].take_to_gather(LARGEST));
+        for n in [2, 3, 4] {
+            while let Some(buffers) = pools[n].gather(PIECE_BYTES / 2 + 512) {
+                gathered.extend(buffers);
+            }
+            let most = SHARED_BYTES_GATHERED / 2;
+            assert_eq!(pools[n].gathered_bytes(), if n == 4 { 0 } else { most });
         }
         assert_eq!(budget.gathered_bytes(), SHARED_BYTES_GATHERED);
         assert_eq!(budget.used_bytes(), SHARED_BYTES + LARGEST);
-        gathered.drain(1..).for_each(|buffer| pools[2].give(buffer));
+        let pieces = gathered.len();
+        gathered.drain(..pieces / 2).for_each(|buffer| pools[2].give(buffer));
+        gathered.drain(1..).for_each(|buffer| pools[3].give(buffer));
         assert_eq!(budget.gathered_bytes(), LARGEST);
         pools[1].give(first);
         for (n, buffer) in out.into_iter().enumerate() {

@@ -35,8 +35,9 @@
 //! that would keep a discard from being read which would free the way: the reactor says so with
 //! [`set_disk_full`](Connection::set_disk_full), and up to 4 MiB of unfinished requests are taken in. A read of
 //! more than 256 KiB for a client without structured replies is gathered before its header is sent, up to 4 MiB of such
-//! reads. What finds no room for that is read and sent piece by piece: other replies wait meanwhile, and an error after the
-//! first piece ends the connection ([`Disconnect::LateError`]).
+//! reads. What finds no room for that is read and sent piece by piece: other replies wait meanwhile, and so does everything that the
+//! client has sent after it (even if a later piece waits for a write that waits for room, and a discard behind the read would make
+//! it); an error after the first piece ends the connection ([`Disconnect::LateError`]).
 //!
 //! All connections of a disk share a [`Budget`]: together they hold 4 MiB, 8 MiB of gathered reads, and beyond that two pieces of 256 KiB
 //! each, the second only in the middle of a read that is sent piece by piece: so none of them is kept from going on by what others do not

@@ -148,8 +148,6 @@ pub struct Transmission {
     /// What the disk completed of other commands while one streams. Still in `pieces`. Should the connection end before
     /// the stream does, nobody can be told of it.
     later: Vec<(Token, Result<(), Errno>)>,
-    /// Bytes of gathered reads.
-    gathering: usize,
     held: usize,
     disk_full: bool,
     disconnecting: bool,
@@ -168,7 +166,6 @@ impl Transmission {
             flushes_due: VecDeque::new(),
             streaming: None,
             later: Vec::new(),
-            gathering: 0,
             held: 0,
             disk_full,
             disconnecting: false,
@@ -238,7 +235,7 @@ impl Transmission {
                 && if self.disk_full {
                     self.held + bytes <= HELD_BYTES_DISK_FULL
                 } else {
-                    self.held + self.gathering < HELD_BYTES
+                    self.held + pool.gathered_bytes() < HELD_BYTES
                 })
     }
 
@@ -346,7 +343,7 @@ impl Transmission {
                 let operation = match kind {
                     Kind::Read | Kind::Write { .. } => {
                         if kind == Kind::Read && len > PIECE_BYTES && !self.agreed.structured {
-                            self.gather_or_stream(&mut command, pool);
+                            Self::gather_or_stream(&mut command, pool);
                         }
                         self.phase = Phase::Cutting(self.commands.insert(command));
                         return Ok(Step::Goes);

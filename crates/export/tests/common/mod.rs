@@ -225,7 +225,12 @@ impl Bench {
 
     /// Past the handshake, with nothing received yet.
     pub fn agreed(size: usize, structured: bool, contexts: bool) -> Bench {
-        let mut bench = Bench::new(size);
+        Bench::agreed_within(size, structured, contexts, &Budget::new())
+    }
+
+    /// The same with a budget.
+    pub fn agreed_within(size: usize, structured: bool, contexts: bool, budget: &Budget) -> Bench {
+        let mut bench = Bench::sharing(info(size), budget);
         bench.agree(structured, contexts);
         bench
     }

@@ -452,8 +452,7 @@ impl Supervisor {
             FromWorker::SetDone { result } => self.on_change_done(result),
             FromWorker::Event { kind, text } => {
                 // It paces itself; one that does not is no worker of ours any more.
-                if self.life.events.may_be_more() {
-                    self.believed.note(&kind);
+                if self.life.events.may_be_more() && self.believed.note(&kind) {
                     self.announce(&kind, &text);
                 }
             }

@@ -27,11 +27,16 @@ const TOLD: [&[(&str, &str)]; 3] = [
 pub(super) struct Believed([usize; 3]);
 
 impl Believed {
-    /// This is told.
-    pub fn note(&mut self, kind: &str) {
+    /// This is told. False: of a state, and what they believe already, as the gauge was seen before the worker's event.
+    pub fn note(&mut self, kind: &str) -> bool {
+        let mut new = true;
         for (believed, events) in self.0.iter_mut().zip(TOLD) {
-            *believed = events.iter().position(|(name, _)| *name == kind).unwrap_or(*believed);
+            if let Some(state) = events.iter().position(|(name, _)| *name == kind) {
+                new = *believed != state;
+                *believed = state;
+            }
         }
+        new
     }
 
     /// What is not as they believe: kind and words.
@@ -49,8 +54,9 @@ impl Supervisor {
     /// Tells what the last worker could not.
     pub(super) fn tell_states(&mut self) {
         for (kind, text) in self.believed.wrong(&self.window.read()) {
-            self.believed.note(kind);
-            self.announce(kind, text);
+            if self.believed.note(kind) {
+                self.announce(kind, text);
+            }
         }
     }
 }
@@ -64,7 +70,8 @@ mod tests {
         let mut believed = Believed::default();
         let mut stats = Stats::default();
         assert_eq!(believed.wrong(&stats), []);
-        ["critical", "full", "notice", "room"].into_iter().for_each(|kind| believed.note(kind));
+        let told = ["critical", "full", "full", "notice", "room", "notice", "room"];
+        assert_eq!(told.map(|kind| believed.note(kind)), [true, true, false, true, true, true, false]);
         (stats.level, stats.is_full, stats.degraded) = (2, 0, 1);
         assert_eq!(believed.wrong(&stats), [TOLD[2][1]]);
         (stats.level, stats.is_full) = (0, 1);

@@ -95,7 +95,6 @@ impl Transmission {
         let Some(command) = self.commands.remove(index) else { return };
         self.streaming.take_if(|streaming| *streaming == index);
         if !command.gathered.is_empty() {
-            self.gathering -= command.len as usize;
             let answer = !command.dropped && command.error.is_none();
             if answer {
                 reply::simple(output, command.cookie, 0);

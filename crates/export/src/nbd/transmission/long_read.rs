@@ -12,16 +12,11 @@ use spillway_core::Operation;
 
 impl Transmission {
     /// Takes all buffers of such a read if there is room for them, and lets it stream if not.
-    pub(super) fn gather_or_stream(&mut self, command: &mut Command, pool: &mut Pool) {
-        let bytes = command.len as usize;
-        if self.gathering + bytes > GATHERED_BYTES || !pool.has_room_to_gather(bytes) {
-            command.streams = true;
-            return;
+    pub(super) fn gather_or_stream(command: &mut Command, pool: &mut Pool) {
+        match pool.gather(command.len) {
+            Some(buffers) => command.gathered = buffers.into_iter().map(Some).collect(),
+            None => command.streams = true,
         }
-        let pieces = (0..command.len).step_by(PIECE_BYTES as usize);
-        let pieces = pieces.map(|at| (command.len - at).min(PIECE_BYTES));
-        command.gathered = pieces.map(|len| Some(pool.take_to_gather(len as usize))).collect();
-        self.gathering += bytes;
     }
 
     /// The next piece of the read that streams, when the one before it has come and there is room.
