@@ -58,7 +58,7 @@ pub(crate) struct Log {
     pub(crate) ceiling: u32,
     pub(crate) segments: Segments,
     /// Free ones that the file holds, the next to be opened at the end, the next to be punched out in front.
-    pub(crate) empty: Vec<u32>,
+    pub(crate) empty: VecDeque<u32>,
     /// Free ones that have left it.
     pub(crate) punched: Vec<u32>,
     /// Free ones that the file holds and whose spot may be bad, opened when no others are left but those that are the
@@ -86,7 +86,7 @@ impl Log {
             total,
             ceiling: total,
             segments: Segments::new(shape.segment_blocks - 1),
-            empty: Vec::new(),
+            empty: VecDeque::new(),
             punched: Vec::new(),
             doubtful: VecDeque::new(),
             doubted: HashMap::new(),
@@ -149,7 +149,7 @@ impl Log {
         {
             return segment;
         }
-        if let Some(segment) = self.empty.pop().or_else(|| self.punched.pop()) {
+        if let Some(segment) = self.empty.pop_back().or_else(|| self.punched.pop()) {
             return segment;
         }
         self.segments.grow(self.segments.len() + 1);
@@ -198,7 +198,10 @@ impl Log {
 
     /// A write of the segment has failed: once it is free, others are opened before it.
     pub fn doubt(&mut self, segment: u32, doubt: Doubt) {
-        self.doubted.insert(segment, doubt);
+        let known = self.doubted.entry(segment).or_insert(doubt);
+        if doubt == Doubt::Spot {
+            *known = doubt;
+        }
     }
 
     /// The open segment takes no more: its tail was lost to a failed write. Its owners are kept in memory.
@@ -258,8 +261,8 @@ impl Log {
     fn put_empty(&mut self, segment: u32) {
         match self.doubted.remove(&segment) {
             Some(Doubt::Spot) => self.doubtful.push_back(segment),
-            Some(Doubt::Room) => self.empty.insert(0, segment),
-            None => self.empty.push(segment),
+            Some(Doubt::Room) => self.empty.push_front(segment),
+            None => self.empty.push_back(segment),
         }
     }
 
@@ -293,13 +296,11 @@ impl Log {
     /// put it somewhere else.
     pub fn next_to_punch(&mut self, meta: &Meta) -> u32 {
         self.punching += 1;
-        let segment = match self.doubtful.pop_front() {
-            Some(segment) => {
-                self.doubted.insert(segment, Doubt::Spot);
-                segment
-            }
-            None => self.empty.swap_remove(0),
-        };
+        let next = self.doubtful.pop_front().map(|segment| (segment, Doubt::Spot));
+        let next = next.or_else(|| Some((self.empty.pop_front()?, Doubt::Room)));
+        let (segment, doubt) = next.expect("the caller has seen an empty one");
+        // Should the punch fail, it goes back where it was.
+        self.doubted.insert(segment, doubt);
         meta.set_segment(segment, SegmentMark::Busy);
         segment
     }
@@ -357,7 +358,7 @@ impl Log {
                 SegmentMark::Free if !lives => self.punched.push(segment),
                 SegmentMark::Sealed | SegmentMark::Empty if !lives => {
                     meta.set_segment(segment, SegmentMark::Empty);
-                    self.empty.push(segment);
+                    self.empty.push_back(segment);
                 }
                 _ => {
                     meta.set_segment(segment, SegmentMark::Busy);

@@ -50,6 +50,25 @@ fn simple_replies_for_a_client_without_structured_ones() {
     assert_eq!(bench.exchange(&request(0, READ, 10, 0, (32 * MIB + 512) as u32)), simple_reply(EINVAL, 10));
 }
 
+/// As the Linux kernel's client does: the next one is asked for before the one before it has come.
+#[test]
+fn long_simple_reads_one_behind_the_other_are_all_gathered() {
+    let mut bench = Bench::agreed(SIZE, false, false);
+    bench.shrink_socket();
+    bench.disk.bytes = pattern(SIZE, 2);
+    let len = 4 * MIB;
+    let bad = (4 * len / 512 - 1) as u64;
+    bench.disk.fault = Some((bad..bad + 1, Errno::IO));
+    let asked = (0..6).flat_map(|n| request(0, READ, n, n * len as u64, len as u32));
+    bench.send(&asked.collect::<Vec<_>>());
+    bench.settle();
+    let expected = (0..6).flat_map(|n: usize| match n {
+        3 => simple_reply(EIO, 3).to_vec(),
+        _ => [&simple_reply(0, n as u64)[..], &bench.disk.bytes[n * len..][..len]].concat(),
+    });
+    assert!(bench.received == expected.collect::<Vec<_>>() && bench.ended.is_none(), "{:?}", bench.ended);
+}
+
 #[test]
 fn a_long_simple_read_knows_its_error_before_its_header_or_ends_the_connection() {
     for (len, pace) in

@@ -167,6 +167,19 @@ fn states_are_told_once_whatever_dies() {
     assert_eq!((run.seen(Event::Full), run.seen(Event::Room)), (1, 1));
     run.check();
 
+    // Full without anybody who waits: that there is room needs no write to show.
+    let mut run = Run::with(run::full_spec(Mode::Overflow), 3);
+    (0..160).for_each(|block| run.write_block(block));
+    run.settle();
+    assert_eq!((run.seen(Event::Full), run.seen(Event::Room)), (1, 0));
+    run.withdraw_at_once();
+    run.attach_again();
+    run.settle();
+    run.discard(0, 100);
+    run.settle();
+    assert_eq!((run.unfinished(), run.seen(Event::Full), run.seen(Event::Room)), (0, 1, 1));
+    run.check();
+
     let mut run = Run::with(run::full_spec(Mode::RamOverflow), 3);
     run.sim().failing_writes = u32::MAX;
     (0..40).for_each(|block| run.write_block(block));

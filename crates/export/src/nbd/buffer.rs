@@ -4,7 +4,7 @@
 //! Invariant: a buffer is as large as the power of two above its request; a pool keeps at most [`KEPT_BYTES`], all
 //! of a budget at most [`KEPT_BYTES_TOGETHER`]; what a pool has charged goes back to the budget with it.
 
-use super::protocol::{PIECE_BYTES, REQUEST_COST_BYTES, SHARED_BYTES, SHARED_BYTES_GATHERED};
+use super::protocol::{PIECE_BYTES, REQUEST_COST_BYTES, SHARED_BYTES, SHARED_BYTES_GATHERED, UNSENT_BYTES};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -42,7 +42,7 @@ const KEPT_BYTES_TOGETHER: usize = 1 << 20;
 pub struct Budget(Rc<Shared>);
 
 struct Shared {
-    /// The most of `gathered`; half of it for one connection.
+    /// The most of `gathered`. One connection has half of it, and something for what is still to be sent.
     most_gathered: usize,
     used: Cell<usize>,
     gathered: Cell<usize>,
@@ -112,7 +112,8 @@ impl Pool {
         let sizes = ends.map(|at| size_for((len - at).min(PIECE_BYTES) as usize));
         let bytes: usize = sizes.clone().sum();
         let (most, together) = (self.budget.0.most_gathered, self.budget.gathered_bytes() + bytes);
-        if together > most || self.gathered + bytes > most / 2 {
+        // What is on its way out, less than that before more is taken in, keeps nothing from being gathered.
+        if together > most || self.gathered + bytes > most / 2 + UNSENT_BYTES {
             return None;
         }
         self.gathered += bytes;
@@ -254,17 +255,16 @@ mod tests {
         assert!(!pools[1].has_room(512, true));
         // What is gathered has room of its own.
         let mut gathered = Vec::new();
-        for n in [2, 3, 4] {
+        let most = SHARED_BYTES_GATHERED / 2 + UNSENT_BYTES;
+        for (n, finds) in [(2, most), (3, SHARED_BYTES_GATHERED - most), (4, 0)] {
             while let Some(buffers) = pools[n].gather(PIECE_BYTES / 2 + 512) {
                 gathered.extend(buffers);
             }
-            let most = SHARED_BYTES_GATHERED / 2;
-            assert_eq!(pools[n].gathered_bytes(), if n == 4 { 0 } else { most });
+            assert_eq!(pools[n].gathered_bytes(), finds);
         }
         assert_eq!(budget.gathered_bytes(), SHARED_BYTES_GATHERED);
         assert_eq!(budget.used_bytes(), SHARED_BYTES + LARGEST);
-        let pieces = gathered.len();
-        gathered.drain(..pieces / 2).for_each(|buffer| pools[2].give(buffer));
+        gathered.drain(..most / LARGEST).for_each(|buffer| pools[2].give(buffer));
         gathered.drain(1..).for_each(|buffer| pools[3].give(buffer));
         assert_eq!(budget.gathered_bytes(), LARGEST);
         pools[1].give(first);

@@ -34,8 +34,8 @@
 //! more than 1 MiB. When the disk has no room and writes wait for it ([`Event::Full`](spillway_core::Event)),
 //! that would keep a discard from being read which would free the way: the reactor says so with
 //! [`set_disk_full`](Connection::set_disk_full), and up to 4 MiB of unfinished requests are taken in. A read of
-//! more than 256 KiB for a client without structured replies is gathered before its header is sent, up to 4 MiB of such
-//! reads. What finds no room for that is read and sent piece by piece: other replies wait meanwhile, and so does everything that the
+//! more than 256 KiB for a client without structured replies is gathered before its header is sent, up to 5 MiB of such
+//! reads with those on their way out. What finds no room for that is read and sent piece by piece: other replies wait meanwhile, and so does everything that the
 //! client has sent after it (even if a later piece waits for a write that waits for room, and a discard behind the read would make
 //! it); an error after the first piece ends the connection ([`Disconnect::LateError`]).
 //!

@@ -54,9 +54,8 @@ impl Supervisor {
     /// Tells what the last worker could not.
     pub(super) fn tell_states(&mut self) {
         for (kind, text) in self.believed.wrong(&self.window.read()) {
-            if self.believed.note(kind) {
-                self.announce(kind, text);
-            }
+            self.believed.note(kind);
+            self.announce(kind, text);
         }
     }
 }
