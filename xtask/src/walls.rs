@@ -50,7 +50,19 @@ const WALLS: &[Wall] = &[
         others: None,
         never: &["spillway-core", "spillway-worker", "spillway-export"],
     },
-    Wall { name: "spillway", ours: &["spillway-worker"], others: None, never: &[] },
+    Wall {
+        name: "spillway-api",
+        ours: &[],
+        others: None,
+        never: &["spillway-core", "spillway-export", "spillway-worker"],
+    },
+    Wall {
+        name: "spillway-host",
+        ours: &["spillway-api", "spillway-core", "spillway-worker"],
+        others: None,
+        never: &["spillway", "spillway-lab"],
+    },
+    Wall { name: "spillway", ours: &["spillway-api", "spillway-worker"], others: None, never: &[] },
     Wall { name: "xtask", ours: &[], others: None, never: &["spillway*"] },
 ];
 

@@ -7,7 +7,7 @@ use crate::examples::{
     ATTACH_EXAMPLES, EVENTS_EXAMPLES, RESET_EXAMPLES, RUN_EXAMPLES, SERVE_EXAMPLES, SET_EXAMPLES,
     STATS_EXAMPLES, UPGRADE_EXAMPLES,
 };
-use crate::size;
+use crate::host::{CatalogCommand, Daemon, ImageCommand, MachineCommand, StoreCommand};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use spillway_worker::supervisor::{BaseCache, Dirty, FullPolicy, ImageFormat, Mode, Options};
@@ -67,6 +67,42 @@ pub enum Command {
     /// Let another version serve a disk while its machine goes on
     #[command(after_help = UPGRADE_EXAMPLES)]
     Upgrade(Upgrade),
+    /// Catalogs: so many machines of an image
+    Catalog {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+        /// What to do.
+        #[command(subcommand)]
+        command: CatalogCommand,
+    },
+    /// Machines of catalogs
+    Machine {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+        /// What to do.
+        #[command(subcommand)]
+        command: MachineCommand,
+    },
+    /// Images and their versions, kept by spillwayd
+    Image {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+        /// What to do.
+        #[command(subcommand)]
+        command: ImageCommand,
+    },
+    /// Folders that spillwayd keeps images and disks in
+    Store {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+        /// What to do.
+        #[command(subcommand)]
+        command: StoreCommand,
+    },
     /// Print what to paste into a VMM's configuration
     #[command(after_help = ATTACH_EXAMPLES)]
     Attach(Attach),
@@ -88,7 +124,7 @@ pub struct Disk {
     #[arg(long, value_name = "FORMAT", value_parser = format())]
     pub format: Option<ImageFormat>,
     /// Size of the disk; larger than the image, the rest reads as zeroes [default: the image's]
-    #[arg(long, value_parser = size::parse)]
+    #[arg(long, value_parser = spillway_api::parse_size)]
     pub size: Option<u64>,
     /// Where writes go
     #[arg(long, value_parser = mode(), default_value = "ram+overflow")]
@@ -97,10 +133,10 @@ pub struct Disk {
     #[arg(long, value_name = "HOW", value_parser = base_cache(), default_value = "host")]
     pub base_cache: BaseCache,
     /// Limit of the RAM tier (modes ram+overflow, ram) [default: 256M]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     pub ram: Option<u64>,
     /// Limit of the overflow file (modes ram+overflow, overflow) [default: 10G]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     pub overflow: Option<u64>,
     /// Directory on a local disk for the overflow file (all modes but ram) [default: /var/tmp]
     #[arg(long, value_name = "DIR")]
@@ -150,7 +186,7 @@ pub struct Run {
     #[command(flatten)]
     pub disk: Disk,
     /// Memory of the machine
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "1G")]
+    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size, default_value = "1G")]
     pub memory: u64,
     /// Processors of the machine
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_QUEUES), default_value_t = 1)]
@@ -222,10 +258,10 @@ pub struct Set {
     #[arg(value_name = "SOCK")]
     pub control: PathBuf,
     /// Limit of the RAM tier: less is evicted and given back, more counts at once
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     pub ram: Option<u64>,
     /// Limit of the overflow file
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     pub overflow: Option<u64>,
     /// What happens to a write when the cache is full, those that wait now included
     #[arg(long, value_name = "POLICY", value_parser = full())]

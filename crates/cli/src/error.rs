@@ -11,7 +11,7 @@ use std::fmt;
 pub enum Exit {
     /// The command line cannot be.
     Usage = 2,
-    /// EX_NOINPUT: the base image is missing or cannot be used.
+    /// EX_NOINPUT: the base image, or an object of spillwayd's, is missing or cannot be used.
     Image = 66,
     /// EX_UNAVAILABLE: the control socket, or a program that is needed, is not to be had.
     Unavailable = 69,
@@ -30,11 +30,11 @@ pub const EXIT_CODES: &str = "\
 Exit codes:
   0   done
   2   usage: the options cannot be
-  66  the base image is missing or cannot be used
-  69  not reachable: nobody serves this control socket, or QEMU is not installed
-  70  the worker failed, or the host refuses what every program may have
-  73  an overflow file or a socket cannot be made
-  75  refused for now: a client is connected, or the memory is not free
+  66  the base image is missing or cannot be used; there is no object of that name
+  69  not reachable: nobody serves this socket, or QEMU is not installed
+  70  the worker or spillwayd failed, or the host refuses what every program may have
+  73  an overflow file, a socket or an image cannot be made
+  75  refused for now: a client is connected, the memory is not free, somebody uses it
   77  permission denied
   'run' passes on the exit code of QEMU.";
 
@@ -78,7 +78,7 @@ impl From<clap::Error> for Failure {
     fn from(error: clap::Error) -> Failure {
         if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             return Failure::usage(
-                "no command: say serve, run, stats, reset, set, events, upgrade, attach or completion: see --help",
+                "no command: say serve, run, stats, reset, set, events, upgrade, attach, image, catalog, machine, store or completion: see --help",
             );
         }
         let text = error.to_string();

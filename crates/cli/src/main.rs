@@ -9,6 +9,7 @@ mod dirty;
 mod error;
 mod events;
 mod examples;
+mod host;
 mod kvm;
 mod mcsio;
 mod output;
@@ -17,7 +18,6 @@ mod reset;
 mod run;
 mod serve;
 mod set;
-mod size;
 mod stats;
 mod table;
 mod upgrade;
@@ -53,6 +53,10 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Set(args) => set::set(&args)?,
         Command::Events(args) => events::events(&args)?,
         Command::Upgrade(args) => upgrade::upgrade(&args)?,
+        Command::Catalog { daemon, command } => host::catalog(&daemon, command)?,
+        Command::Machine { daemon, command } => host::machine(&daemon, command)?,
+        Command::Image { daemon, command } => host::image(&daemon, command)?,
+        Command::Store { daemon, command } => host::store(&daemon, command)?,
         Command::Attach(args) => {
             output::print(&attach::instructions(&args)?)?;
         }

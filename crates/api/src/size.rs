@@ -3,8 +3,13 @@
 //!
 //! Invariant: what is accepted is exact; nothing is rounded.
 
-/// Reads `256M`, `10G`, `64KiB`, `1048576`.
-pub fn parse(text: &str) -> Result<u64, String> {
+/// Why a text is no size.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct SizeError(String);
+
+/// Reads `256M`, `10G`, `64KiB`, `1048576`: bytes.
+pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
     let unit = unit.trim_start();
@@ -15,19 +20,21 @@ pub fn parse(text: &str) -> Result<u64, String> {
         "G" | "GIB" => 30,
         "T" | "TIB" => 40,
         "KB" | "MB" | "GB" | "TB" => {
-            return Err(format!("'{unit}' may mean two sizes: write {}iB (sizes are binary)", &unit[..1]));
+            let binary = format!("'{unit}' may mean two sizes: write {}iB (sizes are binary)", &unit[..1]);
+            return Err(SizeError(binary));
         }
-        _ => return Err("a size is a whole number with K, M, G or T, such as 256M".into()),
+        _ => return Err(SizeError("a size is a whole number with K, M, G or T, such as 256M".into())),
     };
     if number.is_empty() {
-        return Err("a size begins with a number, such as 256M".into());
+        return Err(SizeError("a size begins with a number, such as 256M".into()));
     }
-    number.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or_else(|| "too large".into())
+    let bytes = number.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift));
+    bytes.ok_or_else(|| SizeError("too large".into()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::parse_size;
 
     #[test]
     fn all_spellings_are_binary() {
@@ -43,7 +50,7 @@ mod tests {
             ("4TiB", 4 << 40),
             ("16777215T", 16_777_215 << 40),
         ] {
-            assert_eq!(parse(text), Ok(bytes), "{text}");
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
     }
 
@@ -63,7 +70,7 @@ mod tests {
             "99999999999999999999",
             "١",
         ] {
-            assert!(parse(text).is_err(), "{text}");
+            assert!(parse_size(text).is_err(), "{text}");
         }
     }
 }

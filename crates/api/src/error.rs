@@ -1,0 +1,78 @@
+//! How an answer says that something could not be done. Owns the codes, which are stable.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use utoipa::ToSchema;
+
+/// Why, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// What was sent cannot be.
+    Invalid,
+    /// Who asks is not known.
+    Unauthenticated,
+    /// Who asks may not.
+    Forbidden,
+    /// There is no such object.
+    NotFound,
+    /// There is one already.
+    Exists,
+    /// Others need it.
+    InUse,
+    /// Its state does not allow it now, or somebody else changes it.
+    Conflict,
+    /// More was sent than is taken.
+    TooLarge,
+    /// The host has not enough memory or disk for it.
+    Exhausted,
+    /// What it takes is not there: a program, a hypervisor.
+    Unavailable,
+    /// It was told to stop.
+    Cancelled,
+    /// What is stored is not what it was.
+    Damaged,
+    /// The daemon's own fault.
+    Internal,
+}
+
+impl ErrorCode {
+    /// The HTTP status that comes with it.
+    pub fn status(self) -> u16 {
+        match self {
+            ErrorCode::Invalid => 400,
+            ErrorCode::Unauthenticated => 401,
+            ErrorCode::Forbidden => 403,
+            ErrorCode::NotFound => 404,
+            ErrorCode::Exists | ErrorCode::InUse | ErrorCode::Conflict | ErrorCode::Cancelled => 409,
+            ErrorCode::TooLarge => 413,
+            ErrorCode::Exhausted => 507,
+            ErrorCode::Unavailable => 503,
+            ErrorCode::Internal | ErrorCode::Damaged => 500,
+        }
+    }
+}
+
+/// What every answer but 2xx carries.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorBody {
+    /// For programs.
+    pub code: ErrorCode,
+    /// For people: what, where, and what to do.
+    pub message: String,
+}
+
+impl ErrorBody {
+    /// Both.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> ErrorBody {
+        ErrorBody { code, message: message.into() }
+    }
+}
+
+impl fmt::Display for ErrorBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ErrorBody {}

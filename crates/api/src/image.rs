@@ -1,0 +1,219 @@
+//! Images and their versions.
+
+use crate::Name;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
+
+/// A named image: its versions share the name, and one of them is published.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Image {
+    /// Its name.
+    pub name: Name,
+    /// The version that those take who name none. None until the first import has ended.
+    pub published: Option<u32>,
+    /// Names of versions.
+    pub tags: BTreeMap<Name, u32>,
+    /// The highest number that a version ever had.
+    pub newest: u32,
+    /// When the first import began.
+    #[schema(value_type = String, format = DateTime)]
+    pub created: Timestamp,
+}
+
+/// An image with its versions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImageDetails {
+    /// The image.
+    pub image: Image,
+    /// Oldest first.
+    pub versions: Vec<ImageVersion>,
+}
+
+/// An immutable state of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImageVersion {
+    /// Of which image.
+    pub image: Name,
+    /// Counted from 1.
+    pub version: u32,
+    /// Whether it can be used.
+    pub state: VersionState,
+    /// Where it came from.
+    pub origin: Origin,
+    /// The store that holds it.
+    pub store: Name,
+    /// Of the disk. 0 until it is known.
+    pub size_bytes: u64,
+    /// What it takes of the store, with what it shares with others by reflink. 0 until it is known.
+    pub stored_bytes: u64,
+    /// `sha256:` and the digest of the list of its chunks' digests.
+    pub digest: Option<String>,
+    /// When it was begun.
+    #[schema(value_type = String, format = DateTime)]
+    pub created: Timestamp,
+}
+
+/// Whether a version can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VersionState {
+    /// Not yet: its content is being copied.
+    Importing,
+    /// Yes.
+    Ready,
+    /// No more: its files are being removed.
+    Deleting,
+}
+
+/// Where a version came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Origin {
+    /// From a file.
+    Import {
+        /// Its path on the host.
+        path: String,
+        /// What it was said to be.
+        format: SourceFormat,
+    },
+    /// From a machine's disk.
+    Commit {
+        /// The machine.
+        machine: Name,
+        /// The version that it had begun with.
+        from: u32,
+    },
+}
+
+/// A format that can be imported. It is never guessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SourceFormat {
+    /// The bytes of the disk.
+    Raw,
+    /// QEMU.
+    Qcow2,
+    /// VMware.
+    Vmdk,
+    /// Hyper-V.
+    Vhdx,
+    /// Virtual PC, Azure (VHD).
+    Vpc,
+}
+
+impl SourceFormat {
+    /// As qemu-img has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SourceFormat::Raw => "raw",
+            SourceFormat::Qcow2 => "qcow2",
+            SourceFormat::Vmdk => "vmdk",
+            SourceFormat::Vhdx => "vhdx",
+            SourceFormat::Vpc => "vpc",
+        }
+    }
+}
+
+/// Asks for a version made from a file on the host, which the daemon must be able to read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ImageImport {
+    /// An absolute path.
+    pub path: String,
+    /// What it is.
+    pub format: SourceFormat,
+    /// Which store is to hold it; none for the default one.
+    #[serde(default)]
+    pub store: Option<Name>,
+}
+
+/// Chooses a version: to be published, to be tagged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VersionChoice {
+    /// Which.
+    pub version: u32,
+}
+
+/// Names an image and, if a number follows, a version: `debian`, `debian:3`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ImageRef {
+    /// The image.
+    pub name: Name,
+    /// The version; none for the published one.
+    pub version: Option<NonZeroU32>,
+}
+
+impl FromStr for ImageRef {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ImageRef, String> {
+        let (name, version) = match text.split_once(':') {
+            Some((name, version)) => (name, Some(version)),
+            None => (text, None),
+        };
+        let plain = |v: &str| !v.is_empty() && v.bytes().all(|b| b.is_ascii_digit());
+        let version = version.map(|v| {
+            let number = plain(v).then(|| v.parse().ok()).flatten();
+            number.ok_or_else(|| format!("'{}' is no version: they are counted from 1", v.escape_debug()))
+        });
+        Ok(ImageRef { name: name.parse().map_err(|e| format!("{e}"))?, version: version.transpose()? })
+    }
+}
+
+impl TryFrom<String> for ImageRef {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<ImageRef, String> {
+        text.parse()
+    }
+}
+
+impl From<ImageRef> for String {
+    fn from(image: ImageRef) -> String {
+        image.to_string()
+    }
+}
+
+impl PartialSchema for ImageRef {
+    fn schema() -> RefOr<Schema> {
+        let pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(:[1-9][0-9]{0,9})?$";
+        ObjectBuilder::new().schema_type(Type::String).pattern(Some(pattern)).into()
+    }
+}
+
+impl ToSchema for ImageRef {}
+
+impl fmt::Display for ImageRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.version {
+            Some(version) => write!(f, "{}:{version}", self.name),
+            None => write!(f, "{}", self.name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_named_with_or_without_a_version() {
+        for text in ["debian", "debian:1", "a-b:4294967295"] {
+            assert_eq!(text.parse::<ImageRef>().map(|i| i.to_string()), Ok(text.to_owned()));
+        }
+        for text in
+            ["", ":1", "debian:", "debian:0", "debian:+1", "debian:1:2", "debian:4294967296", "Debian"]
+        {
+            assert!(text.parse::<ImageRef>().is_err(), "{text}");
+        }
+    }
+}

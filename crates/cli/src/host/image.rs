@@ -1,0 +1,187 @@
+//! `spillway image`.
+
+use super::{Daemon, progress, table};
+use crate::error::Failure;
+use crate::output;
+use clap::Subcommand;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use spillway_api::client::Client;
+use spillway_api::{
+    Empty, Image, ImageDetails, ImageImport, ImageRef, ImageVersion, List, Name, Operation, Origin,
+    SourceFormat, VersionChoice, VersionState,
+};
+use spillway_worker::supervisor::bytes;
+use std::path::PathBuf;
+
+/// What to do with images.
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// Make a new version of an image from a file; the first one makes the image, and is published
+    Import {
+        /// The image
+        name: Name,
+        /// A disk image on this host, which spillwayd must be able to read
+        file: PathBuf,
+        /// What the file is: it is never guessed
+        #[arg(long, value_parser = format())]
+        format: SourceFormat,
+        /// The store that is to hold it [default: the first of class shared, then local]
+        #[arg(long)]
+        store: Option<Name>,
+        /// Do not wait for the end
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// List images
+    List,
+    /// Show an image and its versions
+    #[command(alias = "versions")]
+    Show {
+        /// The image
+        name: Name,
+    },
+    /// Make a version the one that machines take which name none
+    Publish {
+        /// The version, such as debian:2
+        image: ImageRef,
+    },
+    /// Name a version; without one, take the name away
+    Tag {
+        /// The version, such as debian:2; or the image, to take the tag away
+        image: ImageRef,
+        /// The tag
+        tag: Name,
+    },
+    /// Read a version again and compare it with its digests
+    Verify {
+        /// The version [default: the published one]
+        image: ImageRef,
+    },
+    /// Delete a version, or an image with all of them, that nobody uses
+    Delete {
+        /// The version, or the image
+        image: ImageRef,
+    },
+}
+
+fn format() -> impl TypedValueParser<Value = SourceFormat> {
+    use SourceFormat::{Qcow2, Raw, Vhdx, Vmdk, Vpc};
+    let formats = [Raw, Qcow2, Vmdk, Vhdx, Vpc];
+    PossibleValuesParser::new(formats.map(SourceFormat::as_str)).map(move |word| {
+        *formats.iter().find(|format| format.as_str() == word).expect("no other word is possible")
+    })
+}
+
+/// Does it.
+pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
+    let client = daemon.client()?;
+    match command {
+        ImageCommand::Import { name, file, format, store, no_wait } => {
+            let path = std::path::absolute(&file)
+                .map_err(|e| Failure::usage(format!("{}: {e}: give a path", file.display())))?;
+            let path = path.into_os_string().into_string();
+            let path = path.map_err(|path| Failure::usage(format!("{path:?}: the path is not UTF-8")))?;
+            let import = ImageImport { path, format, store };
+            let begun: Operation = client.post(&format!("/v1/images/{name}/versions"), &import)?;
+            if no_wait {
+                return daemon.show(&begun, |begun| format!("operation {}: {}\n", begun.id, begun.what));
+            }
+            progress::wait(&client, &begun)?;
+            show(daemon, &client, &name)
+        }
+        ImageCommand::List => {
+            let images: List<Image> = client.get("/v1/images")?;
+            daemon.show(&images, |images| {
+                let rows = images.items.iter().map(|image| {
+                    let tags = image.tags.iter().map(|(tag, version)| format!("{tag}={version}"));
+                    let published = image.published.map_or("-".into(), |version| version.to_string());
+                    [
+                        image.name.to_string(),
+                        published,
+                        image.newest.to_string(),
+                        tags.collect::<Vec<_>>().join(" "),
+                    ]
+                });
+                table(["NAME", "PUBLISHED", "NEWEST", "TAGS"], rows)
+            })
+        }
+        ImageCommand::Show { name } => show(daemon, &client, &name),
+        ImageCommand::Publish { image } => {
+            let choice = VersionChoice { version: version(&image)? };
+            let image: Image = client.put(&format!("/v1/images/{}/published", image.name), &choice)?;
+            daemon.show(&image, |image| format!("{}:{} is published\n", image.name, choice.version))
+        }
+        ImageCommand::Tag { image, tag } => {
+            let path = format!("/v1/images/{}/tags/{tag}", image.name);
+            let changed: Image = match image.version {
+                Some(version) => client.put(&path, &VersionChoice { version: version.get() })?,
+                None => client.delete(&path)?,
+            };
+            daemon.show(&changed, |_| match image.version {
+                Some(_) => format!("{image} is tagged {tag}\n"),
+                None => format!("no version of {image} is tagged {tag} any more\n"),
+            })
+        }
+        ImageCommand::Verify { image } => {
+            let version = match image.version {
+                Some(version) => version.get(),
+                None => published(&client, &image.name)?,
+            };
+            let path = format!("/v1/images/{}/versions/{version}/verify", image.name);
+            let begun: Operation = client.post(&path, &())?;
+            progress::wait(&client, &begun)?;
+            output::print(&format!("{}:{version} is as it was imported\n", image.name)).map(drop)
+        }
+        ImageCommand::Delete { image } => {
+            let path = match image.version {
+                Some(version) => format!("/v1/images/{}/versions/{version}", image.name),
+                None => format!("/v1/images/{}", image.name),
+            };
+            client.delete::<Empty>(&path)?;
+            output::print(&format!("{image} is deleted\n")).map(drop)
+        }
+    }
+}
+
+fn version(image: &ImageRef) -> Result<u32, Failure> {
+    let version = image.version.map(std::num::NonZero::get);
+    version.ok_or_else(|| Failure::usage(format!("{image}: which version? Such as {image}:2")))
+}
+
+fn published(client: &Client, name: &Name) -> Result<u32, Failure> {
+    let details: ImageDetails = client.get(&format!("/v1/images/{name}"))?;
+    details.image.published.ok_or_else(|| Failure::usage(format!("no version of {name} is published yet")))
+}
+
+fn show(daemon: &Daemon, client: &Client, name: &Name) -> Result<(), Failure> {
+    let details: ImageDetails = client.get(&format!("/v1/images/{name}"))?;
+    daemon.show(&details, |details| {
+        let rows = details.versions.iter().map(|version| row(&details.image, version));
+        table(["VERSION", "STATE", "DISK", "STORED", "CREATED", "DIGEST", "FROM"], rows)
+    })
+}
+
+fn row(image: &Image, version: &ImageVersion) -> [String; 7] {
+    let number = version.version;
+    let mut state = vec![match version.state {
+        VersionState::Importing => "importing",
+        VersionState::Ready if image.published == Some(number) => "published",
+        VersionState::Ready => "ready",
+        VersionState::Deleting => "deleting",
+    }];
+    state.extend(image.tags.iter().filter(|(_, tagged)| **tagged == number).map(|(tag, _)| tag.as_str()));
+    let digest = version.digest.as_ref().map_or("-", |digest| &digest[..digest.len().min(19)]);
+    let from = match &version.origin {
+        Origin::Import { path, .. } => path.clone(),
+        Origin::Commit { machine, .. } => format!("machine {machine}"),
+    };
+    [
+        number.to_string(),
+        state.join(" "),
+        bytes(version.size_bytes),
+        bytes(version.stored_bytes),
+        version.created.strftime("%Y-%m-%d %H:%M").to_string(),
+        digest.to_owned(),
+        from,
+    ]
+}

@@ -1,0 +1,32 @@
+//! Waiting for what takes long, and showing how far it is. Ctrl-C stops the waiting, not the work.
+
+use super::exit;
+use crate::error::Failure;
+use indicatif::{ProgressBar, ProgressStyle};
+use spillway_api::client::Client;
+use spillway_api::{Operation, OperationState};
+
+/// Waits for its end. A bar on standard error if that is a terminal.
+pub fn wait(client: &Client, begun: &Operation) -> Result<(), Failure> {
+    let bar = ProgressBar::new(0);
+    let style = ProgressStyle::with_template("{msg} {bar:30} {bytes} of {total_bytes}, {eta} left");
+    bar.set_style(style.expect("the template is right"));
+    bar.set_message(begun.what.clone());
+    loop {
+        let path = format!("/v1/operations/{}?wait_seconds=1", begun.id);
+        let now: Operation = client.get(&path)?;
+        bar.set_length(now.total_bytes);
+        bar.set_position(now.done_bytes);
+        match now.state {
+            OperationState::Running => {}
+            OperationState::Done => {
+                bar.finish_and_clear();
+                return Ok(());
+            }
+            OperationState::Failed { error } => {
+                bar.finish_and_clear();
+                return Err(Failure::new(exit(error.code), error.message));
+            }
+        }
+    }
+}

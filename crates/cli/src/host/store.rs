@@ -1,0 +1,56 @@
+//! `spillway store`.
+
+use super::{Daemon, table};
+use crate::error::Failure;
+use clap::Subcommand;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use spillway_api::{List, Name, StoreClass, StoreFolder};
+use std::path::PathBuf;
+
+/// What to do with stores.
+#[derive(Debug, Subcommand)]
+pub enum StoreCommand {
+    /// List stores
+    List,
+    /// Let spillwayd keep images or disks in a folder
+    Add {
+        /// The store's name
+        name: Name,
+        /// An absolute path; made if it is not there
+        path: PathBuf,
+        /// What it is good for: shared (images), local (images, disks), cache and temp (private copies)
+        #[arg(long, value_parser = class())]
+        class: StoreClass,
+    },
+}
+
+const CLASSES: [(&str, StoreClass); 4] = [
+    ("shared", StoreClass::Shared),
+    ("local", StoreClass::Local),
+    ("cache", StoreClass::Cache),
+    ("temp", StoreClass::Temp),
+];
+
+fn class() -> impl TypedValueParser<Value = StoreClass> {
+    PossibleValuesParser::new(CLASSES.map(|(word, _)| word))
+        .map(|word| CLASSES.iter().find(|(known, _)| *known == word).expect("no other word is possible").1)
+}
+
+/// Does it.
+pub fn store(daemon: &Daemon, command: StoreCommand) -> Result<(), Failure> {
+    let client = daemon.client()?;
+    let stores = match command {
+        StoreCommand::List => client.get("/v1/stores")?,
+        StoreCommand::Add { name, path, class } => {
+            let added: StoreFolder = client.post("/v1/stores", &StoreFolder { name, path, class })?;
+            List { items: vec![added] }
+        }
+    };
+    daemon.show(&stores, |stores| {
+        let rows = stores.items.iter().map(|store| {
+            let word = CLASSES.iter().find(|(_, class)| *class == store.class).map_or("", |(word, _)| word);
+            [store.name.to_string(), word.to_owned(), store.path.display().to_string()]
+        });
+        table(["NAME", "CLASS", "FOLDER"], rows)
+    })
+}

@@ -1,0 +1,62 @@
+//! Words of the interface as values of options: the JSON words, each of them said once, in `spillway_api`.
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use spillway_api::Network;
+use std::str::FromStr;
+
+/// The word of a value.
+pub fn word<T: Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        other => unreachable!("a plain enumeration is a word, not {other:?}"),
+    }
+}
+
+/// Takes these words.
+pub fn words<T: DeserializeOwned + Clone + Send + Sync + 'static>(
+    all: &'static [&'static str],
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(all)
+        .map(|word| serde_json::from_value(serde_json::Value::String(word)).expect("each of them is a word"))
+}
+
+/// `user`, `none`, `bridge=br0`.
+#[derive(Clone, Debug)]
+pub struct NetworkWord(pub Network);
+
+impl FromStr for NetworkWord {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<NetworkWord, String> {
+        match (text, text.strip_prefix("bridge=")) {
+            ("user", _) => Ok(NetworkWord(Network::User)),
+            ("none", _) => Ok(NetworkWord(Network::None)),
+            (_, Some(bridge)) => Ok(NetworkWord(Network::Bridge(bridge.into()))),
+            _ => Err("a network is user, none or bridge=NAME".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::catalog::{BASE_CACHES, FULL, KINDS, MODES, RESETS};
+    use spillway_api::{BaseCache, CatalogKind, DiskMode, FullPolicy, ResetEvent};
+
+    #[test]
+    fn every_word_is_one() {
+        fn all<T: Serialize + DeserializeOwned>(words: &[&str]) {
+            for text in words {
+                let value: T = serde_json::from_value(serde_json::Value::String(text.to_string())).unwrap();
+                assert_eq!(word(&value), *text);
+            }
+        }
+        all::<DiskMode>(MODES);
+        all::<CatalogKind>(KINDS);
+        all::<FullPolicy>(FULL);
+        all::<BaseCache>(BASE_CACHES);
+        all::<ResetEvent>(RESETS);
+    }
+}

@@ -1,0 +1,101 @@
+//! The daemon's HTTP interface: routes, what they take, what they answer. Owns no state; everything is asked of the
+//! parts that have it, on threads that may wait for a disk.
+//!
+//! Invariant: every answer but 2xx carries an [`ErrorBody`]; what a client sends is bounded and checked before use.
+
+#![expect(unused_qualifications, reason = "the macro of routes writes paths in full")]
+
+mod catalogs;
+mod extract;
+mod images;
+mod operations;
+mod stores;
+
+use crate::catalogs::Catalogs;
+use crate::error::HostError;
+use crate::images::Images;
+use crate::operations::Operations;
+use crate::stores::Stores;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use serde::Serialize;
+use spillway_api::{ErrorBody, ErrorCode};
+use utoipa::{IntoResponses, OpenApi};
+use utoipa_axum::router::OpenApiRouter;
+
+/// Longest request that is taken.
+const MAX_REQUEST_BYTES: usize = 256 << 10;
+
+/// What the routes ask.
+#[derive(Clone)]
+pub struct App {
+    /// Catalogs and machines.
+    pub catalogs: Catalogs,
+    /// Images.
+    pub images: Images,
+    /// What goes on.
+    pub operations: Operations,
+    /// Folders.
+    pub stores: Stores,
+}
+
+#[derive(OpenApi)]
+#[openapi(info(title = "spillwayd", description = "Images, catalogs and machines of a host."))]
+struct Document;
+
+/// What every route may answer instead.
+#[derive(IntoResponses)]
+#[response(status = "default", description = "It was not done, and why")]
+#[expect(dead_code, reason = "for the document")]
+struct Failure(ErrorBody);
+
+fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .nest("/v1/catalogs", catalogs::routes())
+        .nest("/v1/images", images::routes())
+        .nest("/v1/machines", catalogs::machine_routes())
+        .nest("/v1/operations", operations::routes())
+        .nest("/v1/stores", stores::routes())
+}
+
+/// The interface's description (OpenAPI, JSON).
+pub fn document() -> String {
+    let (_, api) = routes().split_for_parts();
+    api.to_pretty_json().expect("the document is plain data")
+}
+
+/// The interface.
+pub fn router(app: App) -> Router {
+    let (router, _) = routes().split_for_parts();
+    let nowhere = |uri: Uri| async move {
+        HostError::new(ErrorCode::NotFound, format!("there is nothing at {}", uri.path()))
+    };
+    let not_so = |uri: Uri| async move {
+        let message = format!("{} does not take this method", uri.path());
+        (StatusCode::METHOD_NOT_ALLOWED, Json(ErrorBody::new(ErrorCode::Invalid, message)))
+    };
+    router
+        .fallback(nowhere)
+        .method_not_allowed_fallback(not_so)
+        .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
+        .with_state(app)
+}
+
+/// Asks a part that may wait for a disk.
+async fn ask<T: Serialize + Send + 'static>(
+    question: impl FnOnce() -> Result<T, HostError> + Send + 'static,
+) -> Result<Json<T>, HostError> {
+    let answer = tokio::task::spawn_blocking(question).await;
+    let broken =
+        |e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon ({e}): please report this"));
+    answer.map_err(broken)?.map(Json)
+}
+
+impl IntoResponse for HostError {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, Json(self.body())).into_response()
+    }
+}

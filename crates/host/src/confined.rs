@@ -1,0 +1,369 @@
+//! Programs of others that read what strangers have made: run so that they can do no harm. Owns the child's
+//! confinement; knows nothing of what the program is for.
+//!
+//! Invariant: the child can open nothing but the files that it was given as open descriptors, what is in the directories
+//! that it may change, and the system's programs and libraries; it makes no socket and no device; it outlives neither
+//! this process nor its deadline, and what it says is bounded.
+
+#![expect(unsafe_code, reason = "between fork and exec")]
+
+use crate::error::HostError;
+use landlock::{
+    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreated, RulesetCreatedAttr,
+};
+use rustix::process::{Resource, Rlimit, Signal};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use spillway_api::ErrorCode;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What of the system every program may read and run.
+const SYSTEM: [&str; 6] = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache"];
+/// What a program may say before it is not heard any more.
+const MOST_SAID_BYTES: usize = 1 << 20;
+/// Address space that it may take.
+const MEMORY_BYTES: u64 = 4 << 30;
+/// What no program that reads files needs.
+const REFUSED: &[libc::c_long] = &[
+    libc::SYS_socket,
+    libc::SYS_socketpair,
+    libc::SYS_connect,
+    libc::SYS_bind,
+    libc::SYS_mknodat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_mknod,
+    libc::SYS_kill,
+    libc::SYS_tkill,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_pidfd_send_signal,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_io_uring_setup,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_add_key,
+    libc::SYS_keyctl,
+    libc::SYS_request_key,
+];
+
+/// A program, what it is given, and how long it may take.
+pub struct Confined<'a> {
+    command: Command,
+    program: String,
+    reads: Vec<&'a File>,
+    writes: Vec<PathBuf>,
+    deadline: Duration,
+}
+
+/// What came of it.
+pub struct Outcome {
+    /// It ended with 0.
+    pub success: bool,
+    /// Its standard output.
+    pub said: Vec<u8>,
+    /// The last of its standard error, for people.
+    pub complaint: String,
+}
+
+/// The path by which a program finds a file that it was given.
+pub fn path_of(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Whether the kernel confines files and directories (Landlock).
+pub fn is_supported() -> bool {
+    // SAFETY: with this flag the call reads no memory and makes nothing.
+    let version = unsafe {
+        // linux/landlock.h: LANDLOCK_CREATE_RULESET_VERSION.
+        libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0usize, 1u32)
+    };
+    version > 0
+}
+
+impl<'a> Confined<'a> {
+    /// A program of the system.
+    pub fn new(program: &str, deadline: Duration) -> Confined<'a> {
+        let mut command = Command::new(program);
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
+        Confined { command, program: program.to_owned(), reads: vec![], writes: vec![], deadline }
+    }
+
+    /// One more argument.
+    pub fn arg(mut self, argument: impl AsRef<std::ffi::OsStr>) -> Confined<'a> {
+        self.command.arg(argument);
+        self
+    }
+
+    /// A file that it may read, at [`path_of`] it.
+    pub fn may_read(mut self, file: &'a File) -> Confined<'a> {
+        self.reads.push(file);
+        self
+    }
+
+    /// A directory whose files it may change.
+    pub fn may_write(mut self, path: &Path) -> Confined<'a> {
+        self.writes.push(path.to_owned());
+        self
+    }
+
+    /// Runs it to its end. `hear` is given each piece of its standard output, and now and then nothing, and says whether
+    /// it may go on.
+    pub fn run(mut self, mut hear: impl FnMut(&[u8]) -> Result<(), HostError>) -> Result<Outcome, HostError> {
+        let mut ruleset = Some(self.ruleset()?);
+        let filter = filter().map_err(|e| self.cannot(&e))?;
+        let given: Vec<i32> = self.reads.iter().map(|file| file.as_raw_fd()).collect();
+        let parent = rustix::process::getpid();
+        let confine = move || -> io::Result<()> {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            if rustix::process::getppid() != Some(parent) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            rustix::process::setsid()?;
+            let limit = |bytes| Rlimit { current: Some(bytes), maximum: Some(bytes) };
+            rustix::process::setrlimit(Resource::As, limit(MEMORY_BYTES))?;
+            rustix::process::setrlimit(Resource::Core, limit(0))?;
+            for &fd in &given {
+                // SAFETY: a number and a constant.
+                if unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            // Without new privileges the program gets none of root's back when it is executed.
+            rustix::thread::set_no_new_privs(true)?;
+            let has = rustix::thread::capabilities(None)?;
+            let kept = CapabilitySet::DAC_OVERRIDE & has.permitted;
+            let sets =
+                CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+            rustix::thread::set_capabilities(None, sets)?;
+            let ruleset = ruleset.take().ok_or(io::ErrorKind::Other)?;
+            ruleset.restrict_self().map_err(|_| io::ErrorKind::PermissionDenied)?;
+            seccompiler::apply_filter(&filter).map_err(|_| io::ErrorKind::PermissionDenied)?;
+            Ok(())
+        };
+        // SAFETY: between fork and exec it makes system calls; ruleset, filter and list were made before.
+        unsafe { self.command.pre_exec(confine) };
+        self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = self.command.spawn().map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => HostError::new(
+                ErrorCode::Unavailable,
+                format!("{} is not installed (Debian: qemu-utils)", self.program),
+            ),
+            _ => self.cannot(&format!("cannot be started: {e}")),
+        })?;
+        let mut child = Running(child);
+        child.attend(Instant::now() + self.deadline, &mut hear, &|why| self.cannot(&why))
+    }
+
+    fn cannot(&self, why: &str) -> HostError {
+        HostError::new(ErrorCode::Internal, format!("{}: {why}", self.program))
+    }
+
+    fn ruleset(&self) -> Result<RulesetCreated, HostError> {
+        let build = || {
+            let read = AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::Execute;
+            let mut ruleset = Ruleset::default()
+                .set_compatibility(CompatLevel::BestEffort)
+                .handle_access(AccessFs::from_all(ABI::V5))?
+                .create()?;
+            for path in SYSTEM.iter().map(Path::new).filter(|path| path.exists()) {
+                let access = if path.is_dir() { read } else { AccessFs::ReadFile.into() };
+                ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(path)?, access))?;
+            }
+            for file in &self.reads {
+                let access: BitFlags<AccessFs> = AccessFs::ReadFile.into();
+                ruleset = ruleset.add_rule(PathBeneath::new(*file, access))?;
+            }
+            let write = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate;
+            for path in &self.writes {
+                ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(path)?, write))?;
+            }
+            let null = AccessFs::ReadFile | AccessFs::WriteFile;
+            Ok::<_, anyhow::Error>(ruleset.add_rule(PathBeneath::new(PathFd::new("/dev/null")?, null))?)
+        };
+        build().map_err(|e| self.cannot(&format!("cannot be confined: {e:#}")))
+    }
+}
+
+/// Refuses calls, each with an error, as if the program were not allowed to.
+fn filter() -> Result<BpfProgram, String> {
+    let arch = std::env::consts::ARCH.try_into().map_err(|e| format!("{e}"))?;
+    let rules = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
+    let refuse = SeccompAction::Errno(libc::EPERM as u32);
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).map_err(|e| e.to_string())?;
+    filter.try_into().map_err(|e: seccompiler::BackendError| e.to_string())
+}
+
+/// A child that ends with this value.
+struct Running(Child);
+
+impl Running {
+    fn attend(
+        &mut self,
+        until: Instant,
+        hear: &mut dyn FnMut(&[u8]) -> Result<(), HostError>,
+        cannot: &dyn Fn(String) -> HostError,
+    ) -> Result<Outcome, HostError> {
+        let mut stdout = self.0.stdout.take().ok_or_else(|| cannot("no standard output".into()))?;
+        let mut stderr = self.0.stderr.take().ok_or_else(|| cannot("no standard error".into()))?;
+        let complaint = std::thread::spawn(move || {
+            let mut kept = Vec::new();
+            let mut part = [0; 4096];
+            while let Ok(n @ 1..) = stderr.read(&mut part) {
+                kept.extend_from_slice(&part[..n]);
+                let surplus = kept.len().saturating_sub(4096);
+                kept.drain(..surplus);
+            }
+            String::from_utf8_lossy(&kept).trim().to_owned()
+        });
+        let mut said = Vec::new();
+        let mut part = [0; 4096];
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(cannot("it took too long".into()));
+            }
+            let wait = left.min(Duration::from_millis(200));
+            let wait = rustix::time::Timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as i64 };
+            let mut fds = [rustix::event::PollFd::new(&stdout, rustix::event::PollFlags::IN)];
+            match rustix::event::poll(&mut fds, Some(&wait)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {
+                    hear(&[])?;
+                    continue;
+                }
+                Ok(_) => {}
+                Err(e) => return Err(cannot(e.to_string())),
+            }
+            let n = stdout.read(&mut part).map_err(|e| cannot(e.to_string()))?;
+            if n == 0 {
+                break;
+            }
+            hear(&part[..n])?;
+            if said.len() + n <= MOST_SAID_BYTES {
+                said.extend_from_slice(&part[..n]);
+            }
+        }
+        let status = self.0.wait().map_err(|e| cannot(e.to_string()))?;
+        let complaint = complaint.join().unwrap_or_default();
+        Ok(Outcome { success: status.success(), said, complaint })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn confined(program: &str) -> Confined<'_> {
+        Confined::new(program, Duration::from_secs(20))
+    }
+
+    fn on(_: &[u8]) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    #[test]
+    fn it_reads_what_it_was_given_and_nothing_else() {
+        assert!(is_supported(), "this test needs Landlock");
+        let dir = tempfile::tempdir().unwrap();
+        let [mine, other] = ["mine", "other"].map(|name| dir.path().join(name));
+        [&mine, &other].into_iter().for_each(|path| std::fs::write(path, "content").unwrap());
+        let file = File::open(&mine).unwrap();
+        let done = confined("cat").arg(path_of(&file)).may_read(&file).run(on).unwrap();
+        assert!(done.success && done.said == b"content", "{}", done.complaint);
+        for path in [&mine, &other, Path::new("/etc/passwd"), Path::new("/proc/self/environ")] {
+            let done = confined("cat").arg(path).run(on).unwrap();
+            // The file itself may be read, by whatever name.
+            assert!(
+                !done.success && done.complaint.contains("denied"),
+                "{}: {}",
+                path.display(),
+                done.complaint
+            );
+        }
+        let out = dir.path().join("out");
+        std::fs::create_dir(&out).unwrap();
+        std::fs::write(out.join("there"), "").unwrap();
+        let copy = |to: &Path| {
+            confined("cp").arg(path_of(&file)).arg(to).may_read(&file).may_write(&out).run(on).unwrap()
+        };
+        assert!(copy(&out.join("there")).success);
+        assert_eq!(std::fs::read(out.join("there")).unwrap(), b"content");
+        assert!(!copy(&out.join("new")).success && !copy(&other).success);
+    }
+
+    #[test]
+    fn it_has_no_rights_sockets_or_devices() {
+        let dir = tempfile::tempdir().unwrap();
+        let python =
+            |code: &str| confined("python3").arg("-c").arg(code).may_write(dir.path()).run(on).unwrap();
+        let done = python("print(open('/dev/null').read() == '')");
+        assert!(done.success && done.said == b"True\n", "{}", done.complaint);
+        let node = format!("import os; os.mknod('{}/disk', 0o60600, os.makedev(8, 0))", dir.path().display());
+        for code in [
+            "import socket; socket.socket(socket.AF_UNIX)",
+            "import socket; socket.socket(socket.AF_INET)",
+            "import os; os.kill(1, 0)",
+            "import os; os.chroot('/usr')",
+            "import os; os.setuid(12345)",
+            &node,
+        ] {
+            let done = python(code);
+            assert!(!done.success && done.complaint.contains("not permitted"), "{code}: {}", done.complaint);
+        }
+    }
+
+    #[test]
+    fn it_ends_when_its_time_is_up_or_nobody_wants_it_any_more() {
+        let stop = || HostError::new(ErrorCode::Cancelled, "told to stop");
+        let begun = Instant::now();
+        let late = Confined::new("sleep", Duration::from_millis(50)).arg("100").run(on);
+        assert!(late.is_err_and(|e| e.message.contains("too long")));
+        let told = confined("sleep").arg("100").run(|_| Err(stop()));
+        assert!(told.is_err_and(|e| e.code == ErrorCode::Cancelled));
+        let mut heard = 0;
+        let loud = confined("yes").run(|said| {
+            heard += said.len();
+            if heard < 64 << 20 { Ok(()) } else { Err(stop()) }
+        });
+        assert!(loud.is_err_and(|e| e.code == ErrorCode::Cancelled));
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        let gone = confined("no-such-program").run(on);
+        assert!(gone.is_err_and(|e| e.code == ErrorCode::Unavailable));
+    }
+
+    #[test]
+    fn what_it_says_is_bounded() {
+        let zero = File::open("/dev/zero").unwrap();
+        let head = confined("head").arg("-c").arg("5000000").arg(path_of(&zero)).may_read(&zero);
+        let done = head.run(on).unwrap();
+        assert!(done.success && done.said.len() <= MOST_SAID_BYTES);
+    }
+}

@@ -1,0 +1,50 @@
+//! What can go wrong, as the API says it. Owns the translation, not the words.
+
+use crate::store::StoreError;
+use spillway_api::{ErrorBody, ErrorCode};
+
+/// Why something was not done: for programs a code, for people what, where and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct HostError {
+    /// For programs.
+    pub code: ErrorCode,
+    /// For people.
+    pub message: String,
+}
+
+impl HostError {
+    /// With these words.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> HostError {
+        HostError { code, message: message.into() }
+    }
+
+    /// What was sent cannot be.
+    pub fn invalid(message: impl Into<String>) -> HostError {
+        HostError::new(ErrorCode::Invalid, message)
+    }
+
+    /// There is none of that name; perhaps another is meant.
+    pub fn not_found<'a>(word: &str, name: &str, others: impl IntoIterator<Item = &'a str>) -> HostError {
+        let message = match crate::nearest::nearest(name, others) {
+            Some(near) => format!("there is no {word} '{name}': do you mean '{near}'?"),
+            None => format!("there is no {word} '{name}'"),
+        };
+        HostError::new(ErrorCode::NotFound, message)
+    }
+
+    /// For an answer.
+    pub fn body(&self) -> ErrorBody {
+        ErrorBody::new(self.code, self.message.clone())
+    }
+}
+
+impl From<StoreError> for HostError {
+    fn from(error: StoreError) -> HostError {
+        let code = match &error {
+            StoreError::Conflict(_) => ErrorCode::Conflict,
+            _ => ErrorCode::Internal,
+        };
+        HostError::new(code, error.to_string())
+    }
+}

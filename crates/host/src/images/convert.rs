@@ -1,0 +1,208 @@
+//! From a stranger's file to the bytes of a disk, by qemu-img in a confined process. Owns what is refused.
+//!
+//! Invariant: the format is the one that was said; a file that names others (a backing file, a data file, extents) is
+//! refused, and could not be followed if it were not.
+
+use crate::confined::{Confined, path_of};
+use crate::error::HostError;
+use crate::operations::Progress;
+use rustix::fs::{FileType, Mode, OFlags};
+use serde::Deserialize;
+use spillway_api::{ErrorCode, SourceFormat};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long qemu-img may take to read a header.
+const LOOK: Duration = Duration::from_secs(30);
+/// How long it may take to convert: a day.
+const CONVERSION: Duration = Duration::from_secs(86_400);
+/// The largest disk.
+const MOST_BYTES: u64 = 16 << 40;
+/// What must stay free, or a twentieth of the file system if that is less.
+const LEAST_FREE_BYTES: u64 = 1 << 30;
+
+/// What is used of `qemu-img info --output=json`.
+#[derive(Deserialize)]
+struct Info {
+    #[serde(rename = "virtual-size")]
+    virtual_size: u64,
+    #[serde(rename = "backing-filename")]
+    backing: Option<String>,
+    #[serde(default)]
+    encrypted: bool,
+    #[serde(rename = "format-specific")]
+    specific: Option<Specific>,
+}
+
+#[derive(Deserialize)]
+struct Specific {
+    #[serde(default)]
+    data: SpecificData,
+}
+
+#[derive(Default, Deserialize)]
+struct SpecificData {
+    #[serde(rename = "data-file")]
+    data_file: Option<String>,
+    #[serde(default)]
+    extents: Vec<Extent>,
+}
+
+#[derive(Deserialize)]
+struct Extent {
+    filename: Option<String>,
+}
+
+/// A file that is to be imported: opened once, so that what is looked at is what is converted.
+pub struct Source {
+    file: File,
+    format: SourceFormat,
+    /// For people.
+    path: PathBuf,
+}
+
+impl Source {
+    /// Opens a regular file. Of anything else nothing is opened: that alone may do something.
+    pub fn open(path: &Path, format: SourceFormat) -> Result<Source, HostError> {
+        let failed = |e: rustix::io::Errno| {
+            let e = io::Error::from(e);
+            HostError::invalid(format!("{}: {e}: spillwayd must be able to read it", path.display()))
+        };
+        if !path.is_absolute() {
+            return Err(HostError::invalid(format!("'{}': the path must be absolute", path.display())));
+        }
+        let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+        let kind = rustix::fs::fstat(&found).map_err(failed)?;
+        if !FileType::from_raw_mode(kind.st_mode).is_file() {
+            return Err(HostError::invalid(format!("{}: not a regular file", path.display())));
+        }
+        let again = format!("/proc/self/fd/{}", found.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        let file = rustix::fs::open(again, flags, Mode::empty()).map_err(failed)?.into();
+        Ok(Source { file, format, path: path.to_owned() })
+    }
+
+    /// The size of its disk, if it can be imported.
+    pub fn look(&self) -> Result<u64, HostError> {
+        let name = path_of(&self.file);
+        let outcome = Confined::new("qemu-img", LOOK)
+            .arg("info")
+            .arg("--output=json")
+            .arg("-U")
+            .arg("-f")
+            .arg(self.format.as_str())
+            .arg(&name)
+            .may_read(&self.file)
+            .run(|_| Ok(()))?;
+        if !outcome.success {
+            return Err(self.refuse(&format!("{}: is it of that format, and whole?", outcome.complaint)));
+        }
+        let info: Info = serde_json::from_slice(&outcome.said)
+            .map_err(|e| self.refuse(&format!("qemu-img says what is not understood: {e}")))?;
+        if info.backing.is_some() {
+            return Err(self.refuse("it has a backing file: flatten it first (qemu-img convert)"));
+        }
+        if info.encrypted {
+            return Err(self.refuse("it is encrypted: decrypt it first (qemu-img convert)"));
+        }
+        let data = info.specific.map(|s| s.data).unwrap_or_default();
+        let elsewhere = data.extents.iter().filter_map(|e| e.filename.as_deref()).any(|f| f != name);
+        if data.data_file.is_some() || elsewhere {
+            return Err(self.refuse("its content is in another file: make it one (qemu-img convert)"));
+        }
+        if info.virtual_size == 0 || info.virtual_size > MOST_BYTES {
+            let size = info.virtual_size;
+            return Err(self.refuse(&format!("its disk has {size} bytes: 1 to {MOST_BYTES} can be")));
+        }
+        // A disk has whole sectors.
+        Ok(info.virtual_size.next_multiple_of(512))
+    }
+
+    /// Writes the disk to a file, which is there and reads as zeroes, holes for zeroes. It counts as half of the work.
+    pub fn convert(&self, to: &Path, size_bytes: u64, progress: &Progress) -> Result<(), HostError> {
+        // Whatever it names by now, nothing else is opened.
+        let mut options = serde_json::json!({
+            "driver": self.format.as_str(),
+            "file": { "driver": "file", "locking": "off", "filename": path_of(&self.file) },
+        });
+        if matches!(self.format, SourceFormat::Qcow2 | SourceFormat::Vmdk) {
+            options["backing"] = serde_json::Value::Null;
+        }
+        let folder = to.parent().unwrap_or(to);
+        let mut line = Vec::new();
+        let outcome = Confined::new("qemu-img", CONVERSION)
+            .arg("convert")
+            .arg("-p")
+            .arg("-n")
+            .arg("-O")
+            .arg("raw")
+            .arg("-S")
+            .arg("4k")
+            .arg("--target-is-zero")
+            .arg(format!("json:{options}"))
+            .arg(to)
+            .may_read(&self.file)
+            // Not the file: the kernel would keep its content for a while after it is deleted, with the rule.
+            .may_write(folder)
+            .run(|said| {
+                line.extend_from_slice(said);
+                if let Some(percent) = last_percent(&line) {
+                    progress.set_done((size_bytes as f64 * percent / 100.0) as u64);
+                }
+                let surplus = line.len().saturating_sub(64);
+                line.drain(..surplus);
+                progress.goes_on()?;
+                has_room(folder)
+            })?;
+        if outcome.success {
+            return Ok(());
+        }
+        let complaint = outcome.complaint;
+        if complaint.contains("No space left on device") {
+            return Err(no_room(folder));
+        }
+        Err(self.refuse(&format!("{complaint}: is the file whole?")))
+    }
+
+    fn refuse(&self, why: &str) -> HostError {
+        let format = self.format.as_str();
+        HostError::invalid(format!("{}: not imported as {format}: {why}", self.path.display()))
+    }
+}
+
+/// A file system that is full to the brim harms all others on it, the daemon's own records first.
+fn has_room(folder: &Path) -> Result<(), HostError> {
+    let Ok(system) = rustix::fs::statvfs(folder) else { return Ok(()) };
+    let [all, free] = [system.f_blocks, system.f_bavail].map(|blocks| blocks.saturating_mul(system.f_frsize));
+    if free < (all / 20).min(LEAST_FREE_BYTES) { Err(no_room(folder)) } else { Ok(()) }
+}
+
+fn no_room(folder: &Path) -> HostError {
+    let message =
+        format!("{}: its file system is all but full: make room in the image store", folder.display());
+    HostError::new(ErrorCode::Exhausted, message)
+}
+
+/// Of `(12.34/100%)` the last that is whole.
+fn last_percent(said: &[u8]) -> Option<f64> {
+    let said = String::from_utf8_lossy(said);
+    let (before, _) = said.rsplit_once("/100%")?;
+    let (_, number) = before.rsplit_once('(')?;
+    number.trim().parse().ok().filter(|n| (0.0..=100.0).contains(n))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::last_percent;
+
+    #[test]
+    fn progress_is_read_from_what_qemu_img_says() {
+        assert_eq!(last_percent(b"    (1.00/100%)\r    (12.34/100%)\r    (13"), Some(12.34));
+        for said in ["", "(", "(x/100%)", "100%", "(101.0/100%)"] {
+            assert_eq!(last_percent(said.as_bytes()), None);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The files of a version: `images/NAME/N/disk.raw` and `digests` below a store's folder. Owns their names and how they
+//! come and go.
+//!
+//! Invariant: a folder without the word `partial` in its name is whole and on the disk; nothing in it is ever written.
+
+use crate::error::HostError;
+use spillway_api::{ErrorCode, Name};
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufReader, BufWriter};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+const DISK: &str = "disk.raw";
+const DIGESTS: &str = "digests";
+
+/// Where a version's files are.
+#[derive(Clone, Debug)]
+pub struct VersionFiles {
+    folder: PathBuf,
+    partial: PathBuf,
+}
+
+impl VersionFiles {
+    /// Below a store's folder.
+    pub fn of(store: &Path, image: &Name, version: u32) -> VersionFiles {
+        let image = store.join("images").join(image.as_str());
+        VersionFiles {
+            folder: image.join(version.to_string()),
+            partial: image.join(format!("{version}.partial")),
+        }
+    }
+
+    /// The disk of a version that is ready.
+    pub fn disk(&self) -> PathBuf {
+        self.folder.join(DISK)
+    }
+
+    /// The disk of one that is being made.
+    pub fn partial_disk(&self) -> PathBuf {
+        self.partial.join(DISK)
+    }
+
+    /// Makes an empty disk, which reads as zeroes.
+    pub fn begin(&self, size_bytes: u64) -> Result<File, HostError> {
+        let make = || {
+            fs::create_dir_all(&self.partial)?;
+            let disk = self.partial_disk();
+            let file = File::options().read(true).write(true).create_new(true).open(disk)?;
+            file.set_len(size_bytes)?;
+            Ok(file)
+        };
+        make().map_err(|e| self.failed("cannot be made", e))
+    }
+
+    /// The list of digests that is being made.
+    pub fn begin_list(&self) -> Result<BufWriter<File>, HostError> {
+        let list = File::create_new(self.partial.join(DIGESTS));
+        list.map(BufWriter::new).map_err(|e| self.failed("cannot be made", e))
+    }
+
+    /// Makes it whole and safe from power loss. What it takes of the store.
+    pub fn finish(&self, disk: &File, list: BufWriter<File>) -> Result<u64, HostError> {
+        let finish = || {
+            let list = list.into_inner().map_err(io::IntoInnerError::into_error)?;
+            for file in [disk, &list] {
+                file.set_permissions(Permissions::from_mode(0o444))?;
+                file.sync_all()?;
+            }
+            sync(&self.partial)?;
+            fs::rename(&self.partial, &self.folder)?;
+            // The image's folder, `images`, the store's.
+            self.folder.ancestors().skip(1).take(3).try_for_each(sync)?;
+            Ok((disk.metadata()?.blocks() + list.metadata()?.blocks()) * 512)
+        };
+        finish().map_err(|e| self.failed("cannot be finished", e))
+    }
+
+    /// The disk of a version that is ready, and its list of digests.
+    pub fn open(&self) -> Result<(File, BufReader<File>), HostError> {
+        let open = |name| File::open(self.folder.join(name)).map_err(|e| self.failed("cannot be read", e));
+        Ok((open(DISK)?, BufReader::new(open(DIGESTS)?)))
+    }
+
+    /// Removes all of it, whole or not. The image's folder stays for its other versions, or for the next start.
+    pub fn remove(&self) -> Result<(), HostError> {
+        let absent = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
+        let remove = || {
+            // Half of it may not pass for the whole.
+            fs::rename(&self.folder, &self.partial).or_else(|e| if absent(&e) { Ok(()) } else { Err(e) })?;
+            fs::remove_dir_all(&self.partial).or_else(|e| if absent(&e) { Ok(()) } else { Err(e) })?;
+            let image = self.folder.parent().unwrap_or(&self.folder);
+            sync(image).or_else(|e| if absent(&e) { Ok(()) } else { Err(e) })
+        };
+        remove().map_err(|e| self.failed("cannot be removed", e))
+    }
+
+    /// The file system said no.
+    pub fn failed(&self, what: &str, error: io::Error) -> HostError {
+        let code = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::Exhausted,
+            _ => ErrorCode::Internal,
+        };
+        HostError::new(code, format!("{} {what}: {error}", self.folder.display()))
+    }
+
+    /// It is not what it was.
+    pub fn damaged(&self, why: String) -> HostError {
+        HostError::new(ErrorCode::Damaged, format!("{} is damaged: {why}", self.folder.display()))
+    }
+}
+
+/// Removes what was being made or removed when a daemon ended, and the folders of images that have no version. What
+/// is whole stays, whoever made it.
+pub fn sweep(store: &Path) -> io::Result<()> {
+    let images = store.join("images");
+    for image in folders(&images)? {
+        for version in folders(&image)? {
+            if version.extension().is_some_and(|extension| extension == "partial") {
+                fs::remove_dir_all(&version)?;
+            }
+        }
+        // Unless something is in it.
+        let _ = fs::remove_dir(&image);
+    }
+    Ok(())
+}
+
+fn folders(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut folders = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            folders.push(entry.path());
+        }
+    }
+    Ok(folders)
+}
+
+fn sync(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}

@@ -1,0 +1,392 @@
+//! Images and their versions: import, publish, tag, verify, delete. Owns their files and records.
+//!
+//! Invariant: a version that is `ready` has its files, whole, and they never change; files that no record names, or
+//! whose record says that they are being made or removed, are gone after the next start.
+
+mod convert;
+mod digest;
+mod files;
+
+pub use digest::CHUNK_BYTES;
+pub use files::VersionFiles;
+
+use crate::error::HostError;
+use crate::operations::{Operations, Progress};
+use crate::store::{Changes, Kind, Object, Objects};
+use crate::stores::Stores;
+use convert::Source;
+use digest::ChunkDigest;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use spillway_api::{
+    Catalog, ErrorCode, HistoryEntry, Image, ImageDetails, ImageImport, ImageVersion, Name, Operation,
+    Origin, VersionState,
+};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::path::Path;
+
+impl Kind for Image {
+    const PREFIX: &'static str = "images/";
+    const WORD: &'static str = "image";
+}
+
+impl Kind for ImageVersion {
+    const PREFIX: &'static str = "versions/";
+    const WORD: &'static str = "version";
+}
+
+/// The last number that a version of an image had. It outlives the image.
+#[derive(Serialize, Deserialize)]
+struct LastVersion {
+    version: u32,
+}
+
+impl Kind for LastVersion {
+    const PREFIX: &'static str = "last-versions/";
+    const WORD: &'static str = "number";
+}
+
+/// The images of a host. A clone is the same.
+#[derive(Clone)]
+pub struct Images {
+    objects: Objects,
+    operations: Operations,
+    stores: Stores,
+}
+
+/// What a version is called in the store: sorted by number.
+pub(crate) fn key(image: &Name, version: u32) -> String {
+    format!("{image}/{version:010}")
+}
+
+impl Images {
+    /// Those that the records name. What an earlier daemon did not finish is undone; what cannot be is tried again at
+    /// the next start, and `complain` is told.
+    pub fn open(
+        objects: Objects,
+        operations: Operations,
+        stores: Stores,
+        complain: &mut dyn FnMut(&str),
+    ) -> Result<Images, HostError> {
+        let images = Images { objects, operations, stores };
+        for version in images.objects.list::<ImageVersion>()? {
+            if version.value.state != VersionState::Ready {
+                images.remove(&version.value).unwrap_or_else(|e| complain(&e.message));
+            }
+        }
+        for store in images.stores.list()? {
+            let swept = images.stores.check(&store).and_then(|()| {
+                let failed = |e| HostError::new(ErrorCode::Internal, format!("store {}: {e}", store.name));
+                files::sweep(&store.path).map_err(failed)
+            });
+            swept.unwrap_or_else(|e| complain(&e.message));
+        }
+        Ok(images)
+    }
+
+    /// All, in the order of their names.
+    pub fn list(&self) -> Result<Vec<Image>, HostError> {
+        Ok(self.objects.list()?.into_iter().map(|image| image.value).collect())
+    }
+
+    /// One with its versions.
+    pub fn details(&self, name: &Name) -> Result<ImageDetails, HostError> {
+        let Some(image) = self.objects.get::<Image>(name.as_str())? else { return Err(self.no_image(name)) };
+        let versions = self.objects.list_below::<ImageVersion>(&format!("{name}/"))?;
+        Ok(ImageDetails { image: image.value, versions: versions.into_iter().map(|v| v.value).collect() })
+    }
+
+    /// Begins to make a new version from a file.
+    pub fn import(&self, name: &Name, import: ImageImport) -> Result<Operation, HostError> {
+        let source = Source::open(Path::new(&import.path), import.format)?;
+        let store = self.stores.for_images(import.store.as_ref())?;
+        self.stores.check(&store)?;
+        let size_bytes = source.look()?;
+        let version = self.objects.change(|changes| {
+            let image = changes.get::<Image>(name.as_str())?.map(|image| image.value);
+            // Numbers are not given twice, whatever was deleted or failed.
+            let last = changes.get::<LastVersion>(name.as_str())?.map_or(0, |last| last.value.version);
+            let number = last + 1;
+            let mut image = image.unwrap_or_else(|| Image {
+                name: name.clone(),
+                published: None,
+                tags: BTreeMap::new(),
+                newest: number,
+                created: Timestamp::now(),
+            });
+            image.newest = number;
+            let version = ImageVersion {
+                image: name.clone(),
+                version: number,
+                state: VersionState::Importing,
+                origin: Origin::Import { path: import.path.clone(), format: import.format },
+                store: store.name.clone(),
+                size_bytes,
+                stored_bytes: 0,
+                digest: None,
+                created: Timestamp::now(),
+            };
+            changes.put(name.as_str(), &LastVersion { version: number });
+            changes.put(name.as_str(), &image);
+            changes.put(&key(name, number), &version);
+            Ok::<_, HostError>(version)
+        })?;
+        let images = self.clone();
+        let what = format!("import {}:{} from {}", name, version.version, import.path);
+        let record = version.clone();
+        let begun = self.operations.begin(what, move |progress| {
+            let made = images.make(&version, &source, progress);
+            if made.is_err() {
+                images.remove(&version)?;
+            }
+            made
+        });
+        if begun.is_err() {
+            self.remove(&record)?;
+        }
+        begun
+    }
+
+    /// Fills a version with a file's content and makes it ready.
+    fn make(&self, version: &ImageVersion, source: &Source, progress: &Progress) -> Result<(), HostError> {
+        // Written, then read for its digests.
+        progress.set_total(2 * version.size_bytes);
+        let store = self.stores.get(&version.store)?;
+        let files = VersionFiles::of(&store.path, &version.image, version.version);
+        let disk = files.begin(version.size_bytes)?;
+        source.convert(&files.partial_disk(), version.size_bytes, progress)?;
+        progress.set_done(version.size_bytes);
+        let failed = |e| files.failed("cannot be read back", e);
+        // What is read back is to be what the disk has.
+        disk.sync_all().map_err(failed)?;
+        let mut list = files.begin_list()?;
+        let keep =
+            |digest: ChunkDigest| list.write_all(&digest).map_err(|e| files.failed("cannot be written", e));
+        let digest = digest::read(&disk, progress, keep, failed)?;
+        let stored_bytes = files.finish(&disk, list)?;
+        self.objects.change(|changes| {
+            let mut image = self.image(changes, &version.image)?;
+            let ready = ImageVersion {
+                state: VersionState::Ready,
+                stored_bytes,
+                digest: Some(digest.clone()),
+                ..version.clone()
+            };
+            if image.value.published.is_none() {
+                image.value.published = Some(version.version);
+                changes.put(version.image.as_str(), &image.value);
+            }
+            changes.put(&key(&version.image, version.version), &ready);
+            Ok(())
+        })
+    }
+
+    /// What those take who name no version.
+    pub fn publish(&self, name: &Name, version: u32) -> Result<Image, HostError> {
+        self.change_image(name, |image, changes| {
+            self.ready(changes, name, version)?;
+            image.published = Some(version);
+            Ok(())
+        })
+    }
+
+    /// Names a version; an earlier one of that name loses it.
+    pub fn tag(&self, name: &Name, tag: &Name, version: u32) -> Result<Image, HostError> {
+        self.change_image(name, |image, changes| {
+            self.ready(changes, name, version)?;
+            image.tags.insert(tag.clone(), version);
+            Ok(())
+        })
+    }
+
+    /// Takes a name from a version.
+    pub fn untag(&self, name: &Name, tag: &Name) -> Result<Image, HostError> {
+        self.change_image(name, |image, _| match image.tags.remove(tag) {
+            Some(_) => Ok(()),
+            None => {
+                let tags = image.tags.keys().map(Name::as_str);
+                Err(HostError::not_found(&format!("tag of {name}"), tag.as_str(), tags))
+            }
+        })
+    }
+
+    /// Begins to read a version again and compare it with its digests.
+    pub fn verify(&self, name: &Name, version: u32) -> Result<Operation, HostError> {
+        let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
+        let store = self.stores.get(&version.store)?;
+        let files = VersionFiles::of(&store.path, name, version.version);
+        let what = format!("verify {name}:{}", version.version);
+        self.operations.begin(what, move |progress| {
+            progress.set_total(version.size_bytes);
+            let (disk, mut list) = files.open()?;
+            let (mut at, mut differing, mut first) = (0, 0, None);
+            let compare = |found: ChunkDigest| {
+                let mut kept: ChunkDigest = [0; 32];
+                list.read_exact(&mut kept).map_err(|_| files.damaged("its list of digests is cut off".into()))?;
+                if kept != found {
+                    differing += 1;
+                    first.get_or_insert(at);
+                }
+                at += CHUNK_BYTES;
+                Ok(())
+            };
+            let root = digest::read(&disk, progress, compare, |e| files.failed("cannot be read", e))?;
+            match first {
+                Some(first) => Err(files.damaged(format!(
+                    "{differing} of its chunks of {CHUNK_BYTES} bytes differ, the first at byte {first}: import it again"
+                ))),
+                None if version.digest.as_ref() != Some(&root) => {
+                    let size = version.size_bytes;
+                    Err(files.damaged(format!("it is not the disk of {size} bytes that its record names: import it again")))
+                }
+                None => Ok(()),
+            }
+        })
+    }
+
+    /// Removes a version that nobody uses, and the image with the last one. What was not finished is gone on with.
+    pub fn delete_version(&self, name: &Name, version: u32) -> Result<(), HostError> {
+        let doomed = self.objects.change(|changes| {
+            let found = self.version(changes, name, version)?.value;
+            if found.state == VersionState::Deleting {
+                return Ok(found);
+            }
+            self.is_ready(&found)?;
+            let mut image = self.image(changes, name)?.value;
+            let others = changes.list_below::<ImageVersion>(&format!("{name}/"))?.len() > 1;
+            let in_use = |why: String| HostError::new(ErrorCode::InUse, format!("{name}:{version}: {why}"));
+            if image.published == Some(version) && others {
+                return Err(in_use("it is published: publish another version first".into()));
+            }
+            self.unused(changes, name, Some(version))?;
+            if let Some((tag, _)) = image.tags.iter().find(|(_, v)| **v == version) {
+                return Err(in_use(format!("it is tagged '{tag}': take the tag away first")));
+            }
+            // Written whether it changes or not: an import that begins now must see that this version goes.
+            image.published = image.published.filter(|published| *published != version);
+            changes.put(name.as_str(), &image);
+            let doomed = ImageVersion { state: VersionState::Deleting, ..found };
+            changes.put(&key(name, version), &doomed);
+            Ok(doomed)
+        })?;
+        self.remove(&doomed)
+    }
+
+    /// Removes an image with all its versions. What was not finished is gone on with.
+    pub fn delete(&self, name: &Name) -> Result<(), HostError> {
+        let doomed = self.objects.change(|changes| {
+            let image = self.image(changes, name)?.value;
+            self.unused(changes, name, None)?;
+            let versions = changes.list_below::<ImageVersion>(&format!("{name}/"))?;
+            if let Some(busy) = versions.iter().find(|v| v.value.state == VersionState::Importing) {
+                let number = busy.value.version;
+                let message = format!("{name}:{number} is being imported: wait for it, or cancel it");
+                return Err(HostError::new(ErrorCode::Conflict, message));
+            }
+            for version in &versions {
+                let doomed = ImageVersion { state: VersionState::Deleting, ..version.value.clone() };
+                changes.put(&version.name, &doomed);
+            }
+            changes.put(name.as_str(), &Image { published: None, tags: BTreeMap::new(), ..image });
+            Ok(versions)
+        })?;
+        doomed.iter().try_for_each(|version| self.remove(&version.value))
+    }
+
+    /// Removes a version's files, then its record; and the image's with the last. May be repeated.
+    fn remove(&self, version: &ImageVersion) -> Result<(), HostError> {
+        let store = self.stores.get(&version.store)?;
+        self.stores.check(&store)?;
+        VersionFiles::of(&store.path, &version.image, version.version).remove()?;
+        self.objects.change(|changes| {
+            let versions = changes.list_below::<ImageVersion>(&format!("{}/", version.image))?;
+            let image = changes.get::<Image>(version.image.as_str())?;
+            changes.delete::<ImageVersion>(&key(&version.image, version.version));
+            if versions.iter().all(|v| v.value.version == version.version) {
+                changes.delete::<Image>(version.image.as_str());
+            } else if let Some(image) = image {
+                // An import that begins now must not take this for the last version.
+                changes.put(version.image.as_str(), &image.value);
+            }
+            Ok(())
+        })
+    }
+
+    fn change_image(
+        &self,
+        name: &Name,
+        mut change: impl FnMut(&mut Image, &mut Changes) -> Result<(), HostError>,
+    ) -> Result<Image, HostError> {
+        self.objects.change(|changes| {
+            let mut image = self.image(changes, name)?.value;
+            change(&mut image, changes)?;
+            changes.put(name.as_str(), &image);
+            Ok(image)
+        })
+    }
+
+    fn image(&self, changes: &mut Changes, name: &Name) -> Result<Object<Image>, HostError> {
+        changes.get::<Image>(name.as_str())?.ok_or_else(|| self.no_image(name))
+    }
+
+    /// A version that can be used. That it stays so becomes a condition of the change.
+    fn ready(
+        &self,
+        changes: &mut Changes,
+        name: &Name,
+        version: u32,
+    ) -> Result<Object<ImageVersion>, HostError> {
+        let found = self.version(changes, name, version)?;
+        self.is_ready(&found.value)?;
+        Ok(found)
+    }
+
+    fn is_ready(&self, version: &ImageVersion) -> Result<(), HostError> {
+        let why = match version.state {
+            VersionState::Ready => return Ok(()),
+            VersionState::Importing => "its import has not ended",
+            VersionState::Deleting => "it is being deleted",
+        };
+        let message = format!("{}:{} cannot be used: {why}", version.image, version.version);
+        Err(HostError::new(ErrorCode::Conflict, message))
+    }
+
+    fn version(
+        &self,
+        changes: &mut Changes,
+        name: &Name,
+        version: u32,
+    ) -> Result<Object<ImageVersion>, HostError> {
+        self.image(changes, name)?;
+        if let Some(found) = changes.get::<ImageVersion>(&key(name, version))? {
+            return Ok(found);
+        }
+        let numbers = self.objects.list_below::<ImageVersion>(&format!("{name}/"))?;
+        let numbers: Vec<String> = numbers.iter().map(|v| v.value.version.to_string()).collect();
+        let message = format!("there is no version {version} of {name}: there are {}", numbers.join(", "));
+        Err(HostError::new(ErrorCode::NotFound, message))
+    }
+
+    /// Refuses if a catalog has or had the version, or any of the image: it may be rolled back to it.
+    fn unused(&self, changes: &mut Changes, name: &Name, version: Option<u32>) -> Result<(), HostError> {
+        for catalog in changes.list_below::<Catalog>("")? {
+            let uses = |entry: &&HistoryEntry| {
+                entry.image == *name && version.is_none_or(|version| entry.version == version)
+            };
+            if let Some(entry) = catalog.value.history.iter().find(uses) {
+                let message = format!(
+                    "{name}:{} is in the history of the catalog '{}': delete that first",
+                    entry.version, catalog.name
+                );
+                return Err(HostError::new(ErrorCode::InUse, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn no_image(&self, name: &Name) -> HostError {
+        let images = self.list().unwrap_or_default();
+        HostError::not_found("image", name.as_str(), images.iter().map(|image| image.name.as_str()))
+    }
+}

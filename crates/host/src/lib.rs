@@ -1,0 +1,13 @@
+//! The daemon that keeps images, catalogs and machines of a host.
+
+pub mod api;
+pub mod catalogs;
+mod confined;
+pub mod daemon;
+pub mod error;
+pub mod images;
+mod nearest;
+pub mod operations;
+pub mod processes;
+pub mod store;
+pub mod stores;

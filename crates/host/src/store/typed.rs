@@ -1,0 +1,136 @@
+//! Objects in the store: each kind under a prefix of its own, as JSON. Owns no object and decides nothing.
+//!
+//! Invariant: what is changed was looked at, and has not been changed since; else the change is decided anew.
+
+use super::{Entry, Expect, Revision, Store, StoreError, Transaction};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+
+/// A kind of object.
+pub trait Kind: Serialize + DeserializeOwned {
+    /// What its keys begin with, a slash at the end.
+    const PREFIX: &'static str;
+    /// What it is called when people are told of it.
+    const WORD: &'static str;
+}
+
+/// An object as it was at a revision.
+#[derive(Clone, Debug)]
+pub struct Object<T> {
+    /// Its name, the rest of its key.
+    pub name: String,
+    /// What it is.
+    pub value: T,
+    /// What wrote it last.
+    pub revision: Revision,
+}
+
+/// How often a change is decided anew because somebody was faster.
+const TRIES: u32 = 64;
+
+/// All objects. A clone is the same store.
+#[derive(Clone)]
+pub struct Objects(Arc<dyn Store>);
+
+impl Objects {
+    /// Those of a store.
+    pub fn new(store: Arc<dyn Store>) -> Objects {
+        Objects(store)
+    }
+
+    /// One, if there is.
+    pub fn get<T: Kind>(&self, name: &str) -> Result<Option<Object<T>>, StoreError> {
+        self.0.get(&key::<T>(name))?.map(read).transpose()
+    }
+
+    /// All of a kind in the order of their names.
+    pub fn list<T: Kind>(&self) -> Result<Vec<Object<T>>, StoreError> {
+        self.list_below("")
+    }
+
+    /// All of a kind whose name begins so.
+    pub fn list_below<T: Kind>(&self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
+        let (entries, _) = self.0.list(&key::<T>(prefix))?;
+        entries.into_iter().map(read).collect()
+    }
+
+    /// Decides on changes by what is stored and makes them together. Decided anew, from the start, whenever somebody
+    /// else has changed meanwhile what the decision looked at with [`Changes`].
+    pub fn change<R, E: From<StoreError>>(
+        &self,
+        mut decide: impl FnMut(&mut Changes) -> Result<R, E>,
+    ) -> Result<R, E> {
+        for _ in 1..TRIES {
+            let mut changes = Changes::new(self);
+            let result = decide(&mut changes)?;
+            match changes.commit() {
+                Err(StoreError::Conflict(_)) => {}
+                Err(error) => return Err(error.into()),
+                Ok(()) => return Ok(result),
+            }
+        }
+        let mut changes = Changes::new(self);
+        let result = decide(&mut changes)?;
+        changes.commit()?;
+        Ok(result)
+    }
+}
+
+/// Changes that are to happen together, and what they were decided on.
+pub struct Changes<'a> {
+    objects: &'a Objects,
+    transaction: Transaction,
+}
+
+impl Changes<'_> {
+    fn new(objects: &Objects) -> Changes<'_> {
+        Changes { objects, transaction: Transaction::default() }
+    }
+
+    /// One, if there is. That it is as it is becomes a condition.
+    pub fn get<T: Kind>(&mut self, name: &str) -> Result<Option<Object<T>>, StoreError> {
+        let object = self.objects.get(name)?;
+        let expect = object.as_ref().map_or(Expect::Absent, |o: &Object<T>| Expect::Unchanged(o.revision));
+        self.transaction.expects.push((key::<T>(name), expect));
+        Ok(object)
+    }
+
+    /// All whose name begins so. That each of them is as it is becomes a condition; that no other is added does not.
+    pub fn list_below<T: Kind>(&mut self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
+        let objects: Vec<Object<T>> = self.objects.list_below(prefix)?;
+        let expects = objects.iter().map(|o| (key::<T>(&o.name), Expect::Unchanged(o.revision)));
+        self.transaction.expects.extend(expects);
+        Ok(objects)
+    }
+
+    /// Writes one, whether there is one or not.
+    pub fn put<T: Kind>(&mut self, name: &str, value: &T) {
+        let value = serde_json::to_vec(value).expect("objects are plain data");
+        self.transaction.changes.push((key::<T>(name), Some(value)));
+    }
+
+    /// There is to be none.
+    pub fn delete<T: Kind>(&mut self, name: &str) {
+        self.transaction.changes.push((key::<T>(name), None));
+    }
+
+    fn commit(self) -> Result<(), StoreError> {
+        if self.transaction.changes.is_empty() {
+            return Ok(());
+        }
+        self.objects.0.commit(&self.transaction).map(drop)
+    }
+}
+
+fn key<T: Kind>(name: &str) -> String {
+    format!("{}{name}", T::PREFIX)
+}
+
+fn read<T: Kind>(entry: Entry) -> Result<Object<T>, StoreError> {
+    let name = entry.key[T::PREFIX.len()..].to_owned();
+    match serde_json::from_slice(&entry.value) {
+        Ok(value) => Ok(Object { name, value, revision: entry.revision }),
+        Err(source) => Err(StoreError::Damaged { key: entry.key, source }),
+    }
+}

@@ -1,0 +1,148 @@
+//! Stores: folders with a class. Owns their records, the mark in each, and what may be put where.
+//!
+//! Invariant: a folder is in one store at most, of one daemon; a store's folder that is not the one that was added (a
+//! file system that is not mounted) is not used.
+
+use crate::error::HostError;
+use crate::store::{Kind, Objects};
+use serde::{Deserialize, Serialize};
+use spillway_api::{ErrorCode, Name, StoreClass, StoreFolder};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// The file that says which store a folder is.
+const MARK: &str = ".spillway-store";
+
+/// What is kept of a store.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Kept {
+    folder: StoreFolder,
+    /// The content of its mark.
+    mark: String,
+}
+
+impl Kind for Kept {
+    const PREFIX: &'static str = "stores/";
+    const WORD: &'static str = "store";
+}
+
+/// The stores of a host. A clone is the same.
+#[derive(Clone)]
+pub struct Stores {
+    objects: Objects,
+    /// Held while one is added: two must not take one folder.
+    adding: Arc<Mutex<()>>,
+}
+
+impl Stores {
+    /// Those that the records name, and at first one: `default`, in this folder.
+    pub fn open(objects: Objects, default: &Path) -> Result<Stores, HostError> {
+        let stores = Stores { objects, adding: Arc::default() };
+        if stores.list()?.is_empty() {
+            let name: Name = "default".parse().expect("it is a name");
+            stores.add(StoreFolder { name, path: default.to_owned(), class: StoreClass::Local })?;
+        }
+        Ok(stores)
+    }
+
+    /// All, in the order of their names.
+    pub fn list(&self) -> Result<Vec<StoreFolder>, HostError> {
+        Ok(self.objects.list::<Kept>()?.into_iter().map(|store| store.value.folder).collect())
+    }
+
+    /// One of them.
+    pub fn get(&self, name: &Name) -> Result<StoreFolder, HostError> {
+        Ok(self.kept(name)?.folder)
+    }
+
+    /// A new one. Its folder is made if it is not there; one that is must be empty.
+    pub fn add(&self, store: StoreFolder) -> Result<StoreFolder, HostError> {
+        let _adding = self.adding.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let given = &store.path;
+        let refuse =
+            |why: &str| HostError::invalid(format!("{}: cannot be a store's folder: {why}", given.display()));
+        if !given.is_absolute() {
+            return Err(refuse("the path must be absolute"));
+        }
+        if self.objects.get::<Kept>(store.name.as_str())?.is_some() {
+            let message = format!("there is a store '{}' already", store.name);
+            return Err(HostError::new(ErrorCode::Exists, message));
+        }
+        let path = real_path(given).map_err(|e| refuse(&e.to_string()))?;
+        for other in self.list()? {
+            if path.starts_with(&other.path) || other.path.starts_with(&path) {
+                let (path, taken) = (path.display(), other.path.display());
+                let message = format!("{path} and the store '{}' ({taken}) would share files", other.name);
+                return Err(HostError::new(ErrorCode::Conflict, message));
+            }
+        }
+        let mark = uuid::Uuid::new_v4().to_string();
+        let make = || {
+            DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+            if std::fs::read_dir(&path)?.next().is_some() {
+                let message = "it is not empty: give a folder of its own";
+                return Err(io::Error::new(io::ErrorKind::DirectoryNotEmpty, message));
+            }
+            let mut file = File::create_new(path.join(MARK))?;
+            file.write_all(mark.as_bytes())?;
+            file.sync_all()?;
+            path.ancestors().try_for_each(|folder| File::open(folder)?.sync_all())
+        };
+        make().map_err(|e| refuse(&e.to_string()))?;
+        let folder = StoreFolder { path, ..store };
+        let kept = Kept { folder: folder.clone(), mark };
+        self.objects.change(|changes| {
+            changes.put(folder.name.as_str(), &kept);
+            Ok::<_, HostError>(())
+        })?;
+        Ok(folder)
+    }
+
+    /// Whether a store's folder is the one that was added.
+    pub fn check(&self, store: &StoreFolder) -> Result<(), HostError> {
+        let kept = self.kept(&store.name)?;
+        let path = store.path.display();
+        let why = match std::fs::read_to_string(store.path.join(MARK)) {
+            Ok(mark) if mark == kept.mark => return Ok(()),
+            Ok(_) => format!("{path} is the folder of another store"),
+            Err(e) => format!("{path} is not the folder that was added ({e}): is its file system mounted?"),
+        };
+        Err(HostError::new(ErrorCode::Unavailable, format!("store {}: {why}", store.name)))
+    }
+
+    /// Where an image's versions go: the one that is named; else the first of class `shared`, then `local`.
+    pub fn for_images(&self, named: Option<&Name>) -> Result<StoreFolder, HostError> {
+        if let Some(name) = named {
+            return self.get(name);
+        }
+        let stores = self.list()?;
+        let of = |class| stores.iter().find(|store| store.class == class);
+        let chosen = of(StoreClass::Shared).or_else(|| of(StoreClass::Local)).cloned();
+        let none = "no store is of class shared or local: add one ('spillway store add'), or name another";
+        chosen.ok_or_else(|| HostError::new(ErrorCode::Unavailable, none))
+    }
+
+    fn kept(&self, name: &Name) -> Result<Kept, HostError> {
+        match self.objects.get::<Kept>(name.as_str())? {
+            Some(store) => Ok(store.value),
+            None => {
+                let stores = self.list()?;
+                let names = stores.iter().map(|store| store.name.as_str());
+                Err(HostError::not_found(Kept::WORD, name.as_str(), names))
+            }
+        }
+    }
+}
+
+/// A path without links, of which the last parts need not be there. Nothing is made.
+fn real_path(path: &Path) -> io::Result<PathBuf> {
+    let there = path.ancestors().find(|part| part.symlink_metadata().is_ok()).unwrap_or(path);
+    let rest = path.strip_prefix(there).unwrap_or(Path::new(""));
+    if rest.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it has '..' where nothing is"));
+    }
+    Ok(if rest.as_os_str().is_empty() { there.canonicalize()? } else { there.canonicalize()?.join(rest) })
+}

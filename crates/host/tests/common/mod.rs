@@ -1,0 +1,135 @@
+//! A daemon of the test's own, and files to give it.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use rustix::process::{Pid, Signal, kill_process};
+use spillway_api::client::{Client, ClientError};
+use spillway_api::{ErrorBody, Operation, OperationState};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A folder, and the daemon that keeps its state there.
+pub struct World {
+    dir: tempfile::TempDir,
+    daemon: Option<Child>,
+}
+
+impl World {
+    pub fn new() -> World {
+        let mut world = World { dir: tempfile::tempdir_in("/var/tmp").unwrap(), daemon: None };
+        world.start();
+        world
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn state(&self) -> PathBuf {
+        self.path("state")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.path("sock")
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(&self.socket()).unwrap()
+    }
+
+    /// Starts the daemon and waits until it is ready.
+    pub fn start(&mut self) {
+        let mut daemon = Command::new(env!("CARGO_BIN_EXE_spillwayd"));
+        daemon.arg("--state").arg(self.state()).arg("--socket").arg(self.socket());
+        let mut daemon = daemon.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("ready"), "{line:?}");
+        self.daemon = Some(daemon);
+    }
+
+    /// Ends it with a signal. Its exit code.
+    pub fn end(&mut self, signal: Signal) -> Option<i32> {
+        let mut daemon = self.daemon.take().unwrap();
+        kill_process(Pid::from_child(&daemon), signal).unwrap();
+        daemon.wait().unwrap().code()
+    }
+
+    /// The paths below a folder, sorted.
+    pub fn below(&self, folder: &Path) -> Vec<String> {
+        fn walk(at: &Path, top: &Path, found: &mut Vec<String>) {
+            for entry in std::fs::read_dir(at).into_iter().flatten().flatten() {
+                found.push(entry.path().strip_prefix(top).unwrap().display().to_string());
+                if entry.file_type().unwrap().is_dir() {
+                    walk(&entry.path(), top, found);
+                }
+            }
+        }
+        let mut found = Vec::new();
+        walk(folder, folder, &mut found);
+        found.sort();
+        found
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}
+
+/// Waits for an operation's end.
+pub fn ends(client: &Client, operation: &Operation) -> Result<(), ErrorBody> {
+    let begun = Instant::now();
+    loop {
+        let now: Operation = client.get(&format!("/v1/operations/{}?wait_seconds=10", operation.id)).unwrap();
+        match now.state {
+            OperationState::Done => return Ok(()),
+            OperationState::Failed { error } => return Err(error),
+            OperationState::Running => assert!(begun.elapsed() < Duration::from_secs(60), "{now:?}"),
+        }
+    }
+}
+
+/// What the daemon refused.
+pub fn refused<T>(answer: Result<T, ClientError>) -> ErrorBody {
+    match answer {
+        Err(ClientError::Refused(error)) => error,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("it was done"),
+    }
+}
+
+/// Runs a program of the system that must succeed; its standard output.
+pub fn run(program: &str, arguments: &[&str]) -> String {
+    let done = Command::new(program).args(arguments).output().unwrap_or_else(|e| panic!("{program}: {e}"));
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{program} {arguments:?}: {out}{err}");
+    out.into_owned()
+}
+
+/// A file system of its own, until it is dropped.
+pub struct Mounted(PathBuf);
+
+impl Mounted {
+    /// In memory, so large. None: not allowed here, which is said.
+    pub fn tmpfs(at: &Path, size: &str) -> Option<Mounted> {
+        let options = format!("size={size}");
+        let done = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).status();
+        if done.is_ok_and(|status| status.success()) {
+            return Some(Mounted(at.to_owned()));
+        }
+        spillway_lab::skip("mounting a tmpfs is not allowed here");
+        None
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
