@@ -6,8 +6,8 @@ CARGO ?= cargo
 help: ## What there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-build: ## The spillway program, optimised: target/release/spillway
-	$(CARGO) build --release -p spillway
+build: ## The programs, optimised: target/release/spillway and target/release/spillwayd
+	$(CARGO) build --release -p spillway -p spillway-host
 
 demo: install-deps image ## One machine on three disks, where its I/O goes (DEMO_ARGS="--out FILE" keeps the figures)
 	$(CARGO) build --release -p spillway -p spillway-lab

@@ -7,7 +7,7 @@ use crate::examples::{
     ATTACH_EXAMPLES, EVENTS_EXAMPLES, RESET_EXAMPLES, RUN_EXAMPLES, SERVE_EXAMPLES, SET_EXAMPLES,
     STATS_EXAMPLES, UPGRADE_EXAMPLES,
 };
-use crate::host::{CatalogCommand, Daemon, ImageCommand, MachineCommand, StoreCommand};
+use crate::host::{CatalogCommand, Daemon, ImageCommand, MachineCommand, OperationCommand, StoreCommand};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use spillway_worker::supervisor::{BaseCache, Dirty, FullPolicy, ImageFormat, Mode, Options};
@@ -93,6 +93,15 @@ pub enum Command {
         /// What to do.
         #[command(subcommand)]
         command: ImageCommand,
+    },
+    /// What goes on in spillwayd: imports, checks of digests
+    Operation {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+        /// What to do.
+        #[command(subcommand)]
+        command: OperationCommand,
     },
     /// Folders that spillwayd keeps images and disks in
     Store {

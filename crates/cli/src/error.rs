@@ -78,7 +78,7 @@ impl From<clap::Error> for Failure {
     fn from(error: clap::Error) -> Failure {
         if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             return Failure::usage(
-                "no command: say serve, run, stats, reset, set, events, upgrade, attach, image, catalog, machine, store or completion: see --help",
+                "no command: say serve, run, stats, reset, set, events, upgrade, attach, image, catalog, machine, operation, store or completion: see --help",
             );
         }
         let text = error.to_string();

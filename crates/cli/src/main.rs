@@ -56,6 +56,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Catalog { daemon, command } => host::catalog(&daemon, command)?,
         Command::Machine { daemon, command } => host::machine(&daemon, command)?,
         Command::Image { daemon, command } => host::image(&daemon, command)?,
+        Command::Operation { daemon, command } => host::operation(&daemon, command)?,
         Command::Store { daemon, command } => host::store(&daemon, command)?,
         Command::Attach(args) => {
             output::print(&attach::instructions(&args)?)?;

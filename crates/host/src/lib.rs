@@ -8,6 +8,5 @@ pub mod error;
 pub mod images;
 mod nearest;
 pub mod operations;
-pub mod processes;
 pub mod store;
 pub mod stores;

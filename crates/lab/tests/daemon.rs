@@ -114,6 +114,14 @@ fn images_and_catalogs_from_the_command_line() {
         assert!(found == code && out.is_empty() && err.contains(word), "{arguments:?}: {found} {out}{err}");
         assert_eq!(err.lines().count(), 1, "{arguments:?}: {err}");
     }
+    let begun = world.json(&["image", "import", "debian", &file, "--format", "qcow2", "--no-wait"]);
+    let id = begun["id"].to_string();
+    assert!(world.ok(&["operation", "wait", &id]).contains("is done"));
+    world.ok(&["operation", "cancel", &id]);
+    assert!(
+        world.ok(&["operation", "list"]).lines().any(|line| line.starts_with(&id) && line.ends_with("done"))
+    );
+    assert_eq!(world.spillway(&["operation", "cancel", "1"]).0, 66);
     world.ok(&["catalog", "delete", "desk"]);
     world.ok(&["catalog", "delete", "x"]);
     world.ok(&["image", "delete", "debian"]);

@@ -5,6 +5,7 @@
 mod catalog;
 mod image;
 mod machine;
+mod operation;
 mod progress;
 mod store;
 mod words;
@@ -12,6 +13,7 @@ mod words;
 pub use catalog::{CatalogCommand, catalog};
 pub use image::{ImageCommand, image};
 pub use machine::{MachineCommand, machine};
+pub use operation::{OperationCommand, operation};
 pub use store::{StoreCommand, store};
 
 use crate::error::{Exit, Failure};

@@ -129,8 +129,8 @@ pub const UNSENT_SMALL_BYTES: usize = 64 << 10;
 /// full disk lets one of them park.
 pub const SHARED_BYTES: usize = HELD_BYTES_DISK_FULL;
 /// Buffers of reads that are gathered whole before their header is sent, of all connections of a disk, until they are
-/// sent; half of it for each, and [`UNSENT_BYTES`] for those on their way out. Clients of that kind (the Linux kernel) read at most 4 MiB at a time, unless told otherwise. A read that
-/// finds no room here streams.
+/// sent; half of it for each, and [`UNSENT_BYTES`] for those on their way out. Clients of that kind (the Linux kernel)
+/// read at most 4 MiB at a time, unless told otherwise. A read that finds no room here streams.
 pub const SHARED_BYTES_GATHERED: usize = 8 << 20;
 /// What an unfinished request takes of that beside its buffer: its place in our tables and in the disk's.
 pub const REQUEST_COST_BYTES: usize = 512;

@@ -136,11 +136,10 @@ impl Images {
         let what = format!("import {}:{} from {}", name, version.version, import.path);
         let record = version.clone();
         let begun = self.operations.begin(what, move |progress| {
-            let made = images.make(&version, &source, progress);
-            if made.is_err() {
-                images.remove(&version)?;
-            }
-            made
+            images.make(&version, &source, progress).map_err(|why| match images.remove(&version) {
+                Ok(()) => why,
+                Err(left) => HostError::new(why.code, format!("{why}; until the next start {left}")),
+            })
         });
         if begun.is_err() {
             self.remove(&record)?;
@@ -300,8 +299,9 @@ impl Images {
         self.stores.check(&store)?;
         VersionFiles::of(&store.path, &version.image, version.version).remove()?;
         self.objects.change(|changes| {
-            let versions = changes.list_below::<ImageVersion>(&format!("{}/", version.image))?;
+            // The image first: an import writes it, so that none can add a version between that and the list unseen.
             let image = changes.get::<Image>(version.image.as_str())?;
+            let versions = changes.list_below::<ImageVersion>(&format!("{}/", version.image))?;
             changes.delete::<ImageVersion>(&key(&version.image, version.version));
             if versions.iter().all(|v| v.value.version == version.version) {
                 changes.delete::<Image>(version.image.as_str());

@@ -96,7 +96,8 @@ impl Changes<'_> {
         Ok(object)
     }
 
-    /// All whose name begins so. That each of them is as it is becomes a condition; that no other is added does not.
+    /// All whose name begins so. That each of them is as it is becomes a condition; that no other is added does not. Who
+    /// must know that reads before this list an object that whoever adds one writes.
     pub fn list_below<T: Kind>(&mut self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
         let objects: Vec<Object<T>> = self.objects.list_below(prefix)?;
         let expects = objects.iter().map(|o| (key::<T>(&o.name), Expect::Unchanged(o.revision)));

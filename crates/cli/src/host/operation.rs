@@ -1,0 +1,57 @@
+//! `spillway operation`.
+
+use super::{Daemon, progress, table};
+use crate::error::Failure;
+use crate::output;
+use clap::Subcommand;
+use spillway_api::{Empty, List, Operation, OperationState};
+
+/// What to do with operations.
+#[derive(Debug, Subcommand)]
+pub enum OperationCommand {
+    /// List what goes on, and what has ended lately
+    List,
+    /// Wait for an operation's end
+    Wait {
+        /// Its number
+        id: u64,
+    },
+    /// Ask an operation to stop: it leaves nothing behind
+    Cancel {
+        /// Its number
+        id: u64,
+    },
+}
+
+/// Does it.
+pub fn operation(daemon: &Daemon, command: OperationCommand) -> Result<(), Failure> {
+    let client = daemon.client()?;
+    match command {
+        OperationCommand::List => {
+            let operations: List<Operation> = client.get("/v1/operations")?;
+            daemon.show(&operations, |operations| {
+                let rows = operations.items.iter().map(|operation| {
+                    let state = match &operation.state {
+                        OperationState::Running if operation.total_bytes > 0 => {
+                            format!("{}%", operation.done_bytes * 100 / operation.total_bytes)
+                        }
+                        OperationState::Running => "running".into(),
+                        OperationState::Done => "done".into(),
+                        OperationState::Failed { error } => format!("failed: {error}"),
+                    };
+                    [operation.id.to_string(), operation.what.clone(), state]
+                });
+                table(["NUMBER", "WHAT", "STATE"], rows)
+            })
+        }
+        OperationCommand::Wait { id } => {
+            let begun: Operation = client.get(&format!("/v1/operations/{id}"))?;
+            progress::wait(&client, &begun)?;
+            output::print(&format!("{} is done\n", begun.what)).map(drop)
+        }
+        OperationCommand::Cancel { id } => {
+            client.delete::<Empty>(&format!("/v1/operations/{id}"))?;
+            output::print(&format!("operation {id} is told to stop\n")).map(drop)
+        }
+    }
+}
