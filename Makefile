@@ -1,13 +1,17 @@
 # Entry points. Each target says what it needs; `make install-deps` installs what is missing.
 CARGO ?= cargo
 
-.PHONY: help build demo test check bench soak install-deps image clean-cache
+.PHONY: help build deb demo test check bench soak install-deps image clean-cache
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-build: ## The programs, optimised: target/release/spillway and target/release/spillwayd
+build: ## The programs, optimised, and their man pages: target/release/spillway, spillwayd and man1/
 	$(CARGO) build --release -p spillway -p spillway-host
+	target/release/spillway man target/release/man1
+
+deb: build ## The Debian package of them: target/deb/spillway_VERSION_ARCH.deb
+	scripts/deb
 
 demo: install-deps image ## One machine on three disks, where its I/O goes (DEMO_ARGS="--out FILE" keeps the figures)
 	$(CARGO) build --release -p spillway -p spillway-lab

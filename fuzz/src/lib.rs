@@ -13,6 +13,9 @@ mod seeds;
 mod vhost;
 mod vmm;
 
+/// What a power loss leaves of a file, of the model test.
+#[path = "../../crates/core/tests/model/medium.rs"]
+mod medium;
 /// The model test of the core, with decisions taken from the input instead of a seed.
 #[path = "../../crates/core/tests/model/oracle.rs"]
 mod oracle;

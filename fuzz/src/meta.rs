@@ -6,14 +6,14 @@ use crate::rng::Rng;
 use crate::sim::{Client, Ended, Sim};
 use spillway_core::{
     BLOCK_BYTES, BLOCK_SECTORS, Counters, DataMemory, Disk, DiskSpec, Errno, FullPolicy, Layout, LogShape,
-    Meta, Mode, Operation, Request, SECTOR_BYTES, Token,
+    Meta, Mode, Operation, Request, SECTOR_BYTES, StateMap, Token, state_map_bytes,
 };
 
 const BLOCKS: u64 = 600;
 /// CRC-32C of a block of 0xFF, with which the stand-in's file is full.
 const FULL_OF_ONES: u64 = 0x25c1_fe13;
 
-/// Room for `meta`, aligned to a page.
+/// Room for `meta`, aligned to a page, and behind it for the live map of mode `persistent`.
 struct Memory {
     words: Vec<u64>,
     len: usize,
@@ -40,6 +40,12 @@ impl Memory {
     fn attach(&mut self, spec: DiskSpec) -> Option<Disk> {
         // SAFETY: a page more than the layout was allocated, and the memory outlives the disk.
         let (meta, existing) = unsafe { Meta::open(self.base(), &spec, 1) }.ok()?;
+        if spec.mode == Mode::Persistent {
+            let live = self.base().wrapping_add(Layout::of(&spec).len_bytes() as usize);
+            // SAFETY: the same; the map is behind the layout.
+            let live = unsafe { StateMap::new(live, spec.blocks()) };
+            return Disk::attach_persistent(meta, existing, spec, live).ok();
+        }
         Disk::attach(meta, existing, spec, data(&spec)).ok()
     }
 }
@@ -53,7 +59,7 @@ fn spec(mode: Mode) -> DiskSpec {
     let shape = LogShape { segment_blocks: 8, part_blocks: 4 };
     DiskSpec {
         size_bytes: BLOCKS * BLOCK_BYTES as u64 - 1024,
-        base_bytes: 100 * BLOCK_BYTES as u64 + 512,
+        base_bytes: if mode == Mode::Ephemeral { 0 } else { 100 * BLOCK_BYTES as u64 + 512 },
         mode,
         full: FullPolicy::Fail,
         ram_limit_bytes: if mode.has_ram() { 24 * BLOCK_BYTES as u64 } else { 0 },
@@ -66,9 +72,14 @@ fn spec(mode: Mode) -> DiskSpec {
 pub fn meta_attach(data: &[u8]) {
     let mut input = Input(data);
     let setup = input.u8();
-    let spec = spec(Mode::ALL[usize::from(setup & 3)]);
+    let spec = spec(match setup >> 3 & 3 {
+        1 => Mode::Persistent,
+        2 => Mode::Ephemeral,
+        _ => Mode::ALL[usize::from(setup & 3)],
+    });
     let layout = Layout::of(&spec);
-    let mut memory = Memory::new(layout.len_bytes());
+    let states = layout.len_bytes() as usize;
+    let mut memory = Memory::new(layout.len_bytes() + state_map_bytes(spec.blocks()));
     if setup & 4 == 0 {
         drop(memory.attach(spec).expect("zeroed memory becomes a new disk"));
     }
@@ -95,6 +106,10 @@ pub fn meta_attach(data: &[u8]) {
                 let at = input.u8();
                 memory
                     .write(map - 4096 * (1 + usize::from(at >> 7)) + usize::from(at & 3), &[input.u8() & 3]);
+            }
+            // A byte of the map in the file: four blocks.
+            5 if spec.mode == Mode::Persistent => {
+                memory.write(states + usize::from(input.u8()), &[input.u8()]);
             }
             5 => memory.write(marks + usize::from(input.u8() & 15), &[input.u8() & 3]),
             // A word of header or counters.
@@ -172,7 +187,7 @@ fn use_disk(disk: &mut Disk, spec: &DiskSpec, meta: *mut u8) {
         disk.end_turn(&mut sim, now_ns);
     }
     assert_eq!(disk.unfinished(), 0, "requests outlive cancel: {disk:?}");
-    if disk.reset(&mut sim) {
+    if spec.mode != Mode::Ephemeral && disk.reset(&mut sim) {
         disk.check();
     }
 }

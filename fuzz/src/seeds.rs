@@ -11,7 +11,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "virtqueue" => (0..8).map(virtqueue).collect(),
         "nbd_handshake" => nbd_handshake(),
         "nbd_transmission" => (0..6).map(nbd_transmission).collect(),
-        "meta_attach" => (0..4).flat_map(meta_attach).collect(),
+        "meta_attach" => [0, 1, 2, 3, 8, 16].into_iter().flat_map(meta_attach).collect(),
         "qcow2_image" => [None, Some(false), Some(true)].map(qcow2_image).to_vec(),
         "core_ops" => (1..7).map(core_ops).collect(),
         _ => Vec::new(),

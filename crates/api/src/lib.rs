@@ -5,29 +5,45 @@
 #![expect(unused_qualifications, reason = "what derives `ToSchema` writes paths in full")]
 
 mod catalog;
+mod check;
 pub mod client;
 mod error;
+mod event;
+pub mod exposition;
+mod figures;
 mod image;
 mod machine;
 mod name;
+mod nearest;
 mod operation;
 mod size;
 mod stores;
 
 pub use catalog::{
-    BaseCache, Catalog, CatalogKind, CatalogSpec, DiskMode, FullPolicy, HistoryEntry, Network, NewCatalog,
-    OVERFLOW_BYTES_DEFAULT, RAM_BYTES_DEFAULT, ResetEvent,
+    BaseCache, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate, DiskMode, FullPolicy,
+    HistoryEntry, Network, NewCatalog, OVERFLOW_BYTES_DEFAULT, RAM_BYTES_DEFAULT, Ready, ResetEvent, Rollout,
+    RolloutStrategy,
 };
+pub use check::{Finding, FindingKind, ImageCheck, Volume, VolumeContent, VolumeRole};
 pub use error::{ErrorBody, ErrorCode};
+pub use event::{Event, EventKind};
+pub use figures::{
+    CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, MachineCounts, MachineFigures, PlaneCounters,
+    StoreFigures,
+};
 pub use image::{
     Image, ImageDetails, ImageImport, ImageRef, ImageVersion, Origin, SourceFormat, VersionChoice,
     VersionState,
 };
-pub use machine::{Identity, Machine};
+pub use machine::{
+    Action, Claim, Hypervisor, Identity, Machine, MachineAction, MachineDetails, MachineRun, MachineStatus,
+    NewClaim, Phase, Power, Selector,
+};
 pub use name::{Name, NameError};
+pub use nearest::nearest;
 pub use operation::{Operation, OperationState};
-pub use size::{SizeError, parse_size};
-pub use stores::{StoreClass, StoreFolder};
+pub use size::{SizeError, parse_size, size_text};
+pub use stores::{Space, SpaceLevel, StoreClass, StoreDetails, StoreFolder};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

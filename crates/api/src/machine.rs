@@ -1,11 +1,13 @@
 //! Machines.
 
-use crate::Name;
+use crate::{Catalog, Name};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use utoipa::ToSchema;
 
-/// A machine: an identity that outlives every reset, and what it is now.
+/// A machine: an identity that outlives every reset.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Machine {
     /// Its name, and its guest's host name.
@@ -28,4 +30,199 @@ pub struct Identity {
     pub uuid: String,
     /// The address of its network card, administered locally.
     pub mac: String,
+}
+
+/// A machine with what is wanted of it and what it is now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MachineDetails {
+    /// Who it is.
+    #[serde(flatten)]
+    pub machine: Machine,
+    /// Whether it is to run.
+    pub power: Power,
+    /// Who has it for now.
+    pub claim: Option<Claim>,
+    /// Whether it is kept from being started and claimed.
+    pub drained: bool,
+    /// What it is now.
+    pub status: MachineStatus,
+}
+
+/// A machine is somebody's for a while.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Claim {
+    /// Since when.
+    #[schema(value_type = String, format = DateTime)]
+    pub since: Timestamp,
+    /// How long it lasts; until it is released if nothing is said.
+    pub ttl_seconds: Option<u32>,
+}
+
+/// Asks for a machine of a catalog.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewClaim {
+    /// How long the machine is wanted; until it is released if nothing is said.
+    #[serde(default)]
+    pub ttl_seconds: Option<u32>,
+    /// Take one that is not ready yet if none is, and start one if need be.
+    #[serde(default)]
+    pub any: bool,
+}
+
+/// Whether a machine is to run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Power {
+    /// It is not.
+    #[default]
+    Off,
+    /// It is, and is started again if it ends by itself.
+    On,
+}
+
+/// What a machine is now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MachineStatus {
+    /// Where it is on its way.
+    pub phase: Phase,
+    /// Whether it is what was wanted when this was asked, or cannot become so.
+    pub settled: bool,
+    /// Since when it is in this phase. `null`: since before the daemon began.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub since: Option<Timestamp>,
+    /// Whether it runs and is ready, by what its catalog says of that.
+    pub ready: bool,
+    /// Where it can be reached, if that is known: an address, or an address and port of this host.
+    pub address: Option<String>,
+    /// Why it is not what is wanted, for people.
+    pub message: Option<String>,
+    /// What it was started with, unless it is stopped.
+    pub run: Option<MachineRun>,
+}
+
+/// Where a machine is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Nothing of it runs, and nothing that it wrote is kept but by mode `persistent`.
+    Stopped,
+    /// Its private copy of the image is being made.
+    Placing,
+    /// Its disk or its VMM is being started.
+    Starting,
+    /// Its VMM runs; with hypervisor `none` its disk is served.
+    Running,
+    /// It was asked to end.
+    Stopping,
+    /// It could not be started, and is tried again after a while.
+    Failed,
+}
+
+/// What a machine was started with. Paths are of the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MachineRun {
+    /// The image.
+    pub image: Name,
+    /// Its version.
+    pub version: u32,
+    /// Whether the next start will take another version or other settings.
+    pub outdated: bool,
+    /// Who runs it.
+    pub hypervisor: Hypervisor,
+    /// The process that serves its disk.
+    pub disk_pid: Option<u32>,
+    /// Its VMM.
+    pub vmm_pid: Option<u32>,
+    /// The vhost-user socket of its disk.
+    #[schema(value_type = String)]
+    pub disk_socket: PathBuf,
+    /// The control socket of its disk, for `spillway stats` and the others.
+    #[schema(value_type = String)]
+    pub control_socket: PathBuf,
+    /// Its serial console, a unix socket for one client at a time.
+    #[schema(value_type = Option<String>)]
+    pub console_socket: Option<PathBuf>,
+    /// Its disk over NBD.
+    #[schema(value_type = Option<String>)]
+    pub nbd_socket: Option<PathBuf>,
+    /// How often its VMM has ended by itself since it was last asked to start.
+    pub crashes: u32,
+}
+
+/// Who runs machines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Hypervisor {
+    /// QEMU, started by the daemon.
+    #[default]
+    Qemu,
+    /// QEMU, started by the host's libvirt as a domain of its.
+    Libvirt,
+    /// Somebody else: the daemon serves disks.
+    None,
+}
+
+/// Asks machines to do something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MachineAction {
+    /// What.
+    pub action: Action,
+    /// Which.
+    pub select: Selector,
+    /// At once: nobody inside is asked to shut down first.
+    #[serde(default)]
+    pub force: bool,
+    /// For a reset: what machines keep may be thrown away.
+    #[serde(default)]
+    pub discard_data: bool,
+    /// How long the guest may take to shut down before it is ended; as its catalog says if nothing is said.
+    #[serde(default)]
+    pub grace_seconds: Option<u32>,
+}
+
+/// What a machine can be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// To run.
+    Start,
+    /// Not to run.
+    Stop,
+    /// To shut down and run again; what its catalog resets at a power cycle is reset.
+    Restart,
+    /// To end at once and run again on a clean disk, if it runs.
+    Reset,
+    /// To stop, as soon as nobody has claimed it, and not to start or be claimed again.
+    Drain,
+    /// To be startable and claimable again.
+    Undrain,
+}
+
+/// Which machines: those that fit all that is named. To do something with all of them needs `all`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Selector {
+    /// By name.
+    #[serde(default)]
+    pub names: Vec<Name>,
+    /// Those of this catalog.
+    #[serde(default)]
+    pub catalog: Option<Name>,
+    /// Those whose catalog has all these labels.
+    #[serde(default)]
+    pub labels: BTreeMap<Name, String>,
+    /// All of the host.
+    #[serde(default)]
+    pub all: bool,
+}
+
+impl Selector {
+    /// Whether it may choose machines of this catalog.
+    pub fn chooses(&self, catalog: &Catalog) -> bool {
+        let labels = &catalog.spec.labels;
+        self.catalog.as_ref().is_none_or(|name| catalog.name == *name)
+            && self.labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+    }
 }

@@ -32,9 +32,36 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     bytes.ok_or_else(|| SizeError("too large".into()))
 }
 
+/// As people write it, and exact: `256M`. What no unit divides is a plain number.
+pub fn size_text(bytes: u64) -> String {
+    let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
+    let whole = units.iter().find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift);
+    whole.map_or(bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::parse_size;
+    use super::{parse_size, size_text};
+
+    #[test]
+    fn what_is_shown_is_read_again() {
+        for (bytes, text) in [
+            (0, "0"),
+            (1, "1"),
+            (1023, "1023"),
+            (1024, "1K"),
+            (1025, "1025"),
+            (256 << 20, "256M"),
+            (1536 << 20, "1536M"),
+            (10 << 30, "10G"),
+            (4 << 40, "4T"),
+            (u64::MAX, "18446744073709551615"),
+            (1 << 63, "8388608T"),
+        ] {
+            assert_eq!(size_text(bytes), text);
+            assert_eq!(parse_size(text), Ok(bytes));
+        }
+    }
 
     #[test]
     fn all_spellings_are_binary() {

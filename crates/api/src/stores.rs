@@ -31,3 +31,39 @@ pub enum StoreClass {
     /// Emptied when the host starts: private copies, scratch disks.
     Temp,
 }
+
+/// A store as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StoreDetails {
+    /// Which one.
+    #[serde(flatten)]
+    pub folder: StoreFolder,
+    /// How full it is, once that was looked at.
+    pub space: Option<Space>,
+}
+
+/// How full a store's file system is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Space {
+    /// What it has in all.
+    pub total_bytes: u64,
+    /// What is left.
+    pub free_bytes: u64,
+    /// What that means.
+    pub level: SpaceLevel,
+    /// When it is full, if it fills on as it did in the last minutes.
+    pub seconds_to_full: Option<u64>,
+}
+
+/// What it means how full a store is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SpaceLevel {
+    /// Nothing.
+    #[default]
+    Normal,
+    /// More than 80% are used, and less than 64 GiB are left.
+    Warning,
+    /// More than 90% are used, and less than 16 GiB are left: machines whose overflow is there are not given away.
+    Critical,
+}

@@ -4,10 +4,13 @@
 
 use crate::error::{EXIT_CODES, Failure};
 use crate::examples::{
-    ATTACH_EXAMPLES, EVENTS_EXAMPLES, RESET_EXAMPLES, RUN_EXAMPLES, SERVE_EXAMPLES, SET_EXAMPLES,
-    STATS_EXAMPLES, UPGRADE_EXAMPLES,
+    ATTACH_EXAMPLES, DOCTOR_EXAMPLES, EVENTS_EXAMPLES, RESET_EXAMPLES, RUN_EXAMPLES, SERVE_EXAMPLES,
+    SET_EXAMPLES, STATS_EXAMPLES, TOP_EXAMPLES, UPGRADE_EXAMPLES,
 };
 use crate::host::{CatalogCommand, Daemon, ImageCommand, MachineCommand, OperationCommand, StoreCommand};
+use crate::man::Man;
+use crate::token::TokenCommand;
+use crate::top::Top;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use spillway_worker::supervisor::{BaseCache, Dirty, FullPolicy, ImageFormat, Mode, Options};
@@ -23,6 +26,14 @@ const OVERFLOW_DIR_DEFAULT: &str = "/var/tmp";
 const QUEUES_DEFAULT: u16 = 16;
 const MAX_QUEUES: i64 = 64;
 const SOCKET_MODE_DEFAULT: u32 = 0o600;
+/// In mode `ephemeral` the disk is a copy of one.
+const NEED_AN_IMAGE: [(&str, &str); 5] = [
+    ("mode", "ram+overflow"),
+    ("mode", "ram"),
+    ("mode", "overflow"),
+    ("mode", "direct"),
+    ("mode", "persistent"),
+];
 
 /// Disposable disks for virtual machines: a shared, read-only base image, a bounded RAM write cache, and an
 /// overflow to local disk.
@@ -112,6 +123,29 @@ pub enum Command {
         #[command(subcommand)]
         command: StoreCommand,
     },
+    /// Show where the I/O of all machines goes, live
+    #[command(after_help = TOP_EXAMPLES)]
+    Top {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+        /// How.
+        #[command(flatten)]
+        top: Top,
+    },
+    /// Look whether this host has what machines and disks need, and say what to do
+    #[command(after_help = DOCTOR_EXAMPLES)]
+    Doctor {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+    },
+    /// Tokens for those who ask spillwayd over TCP
+    Token {
+        /// What to do.
+        #[command(subcommand)]
+        command: TokenCommand,
+    },
     /// Print what to paste into a VMM's configuration
     #[command(after_help = ATTACH_EXAMPLES)]
     Attach(Attach),
@@ -121,14 +155,17 @@ pub enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
+    /// Write the man pages, one for each command
+    #[command(after_help = "Example:\n  spillway man /usr/local/share/man/man1")]
+    Man(Man),
 }
 
 /// A disk and its sockets: the options that `serve` and `run` share.
 #[derive(Debug, Args)]
 pub struct Disk {
-    /// Base image: shared, only read
-    #[arg(long, value_name = "PATH")]
-    pub image: PathBuf,
+    /// Base image: shared, only read (all modes but ephemeral)
+    #[arg(long, value_name = "PATH", required_if_eq_any = NEED_AN_IMAGE)]
+    pub image: Option<PathBuf>,
     /// Format of the image [default: by the extension .raw or .qcow2]
     #[arg(long, value_name = "FORMAT", value_parser = format())]
     pub format: Option<ImageFormat>,
@@ -138,25 +175,32 @@ pub struct Disk {
     /// Where writes go
     #[arg(long, value_parser = mode(), default_value = "ram+overflow")]
     pub mode: Mode,
-    /// Read the image through the host's page cache, or past it
-    #[arg(long, value_name = "HOW", value_parser = base_cache(), default_value = "host")]
-    pub base_cache: BaseCache,
+    /// The disk's own file: kept, and made if it is not there (mode persistent); a raw copy of the image, which goes
+    /// with the disk (mode ephemeral)
+    #[arg(long, value_name = "PATH", required_if_eq_any = [("mode", "persistent"), ("mode", "ephemeral")])]
+    pub disk: Option<PathBuf>,
+    /// Which image it is, so that the disk is never put on another (mode persistent) [default: its size and time]
+    #[arg(long, value_name = "TEXT")]
+    pub image_id: Option<String>,
+    /// Read the image through the host's page cache, or past it [default: host]
+    #[arg(long, value_name = "HOW", value_parser = base_cache())]
+    pub base_cache: Option<BaseCache>,
     /// Limit of the RAM tier (modes ram+overflow, ram) [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     pub ram: Option<u64>,
     /// Limit of the overflow file (modes ram+overflow, overflow) [default: 10G]
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     pub overflow: Option<u64>,
-    /// Directory on a local disk for the overflow file (all modes but ram) [default: /var/tmp]
+    /// Directory on a local disk for the overflow file (modes ram+overflow, overflow, direct) [default: /var/tmp]
     #[arg(long, value_name = "DIR")]
     pub overflow_dir: Option<PathBuf>,
-    /// What happens to a write when the cache is full (all modes but direct) [default: pause]
+    /// What happens to a write when the cache is full (modes ram+overflow, ram, overflow) [default: pause]
     #[arg(long, value_name = "POLICY", value_parser = full())]
     pub full: Option<FullPolicy>,
-    /// Warn when so much of the write cache is used (all modes but direct) [default: 80]
+    /// Warn when so much of the write cache is used (modes ram+overflow, ram, overflow) [default: 80]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     pub warn_at: Option<u8>,
-    /// Call it critical when so much is used (all modes but direct) [default: 90]
+    /// Call it critical when so much is used (modes ram+overflow, ram, overflow) [default: 90]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     pub critical_at: Option<u8>,
     /// Socket for a VMM
@@ -256,6 +300,9 @@ pub struct Reset {
     /// Complete what was accepted and disconnect all clients first
     #[arg(long)]
     pub force: bool,
+    /// In mode persistent: throw away the data that is kept
+    #[arg(long)]
+    pub discard_data: bool,
 }
 
 /// Options of `set`.
@@ -370,15 +417,35 @@ impl Disk {
             (
                 "--overflow",
                 self.overflow.is_some() && !mode.has_log(),
-                match mode {
-                    Mode::Direct => "its file is as large as the disk",
-                    _ => "it has no overflow",
+                match mode.writes_in_place() {
+                    true => "its file is as large as the disk",
+                    false => "it has no overflow",
                 },
             ),
-            ("--overflow-dir", self.overflow_dir.is_some() && !mode.has_file(), "it has no overflow"),
-            ("--full", self.full.is_some() && mode == Mode::Direct, "its limit is the file system's"),
-            ("--warn-at", self.warn_at.is_some() && mode == Mode::Direct, "it has no write cache"),
-            ("--critical-at", self.critical_at.is_some() && mode == Mode::Direct, "it has no write cache"),
+            (
+                "--overflow-dir",
+                self.overflow_dir.is_some() && (mode.has_named_file() || !mode.has_file()),
+                match mode.has_named_file() {
+                    true => "its file is that of --disk",
+                    false => "it has no overflow",
+                },
+            ),
+            ("--full", self.full.is_some() && mode.writes_in_place(), "its limit is the file system's"),
+            ("--warn-at", self.warn_at.is_some() && mode.writes_in_place(), "it has no write cache"),
+            ("--critical-at", self.critical_at.is_some() && mode.writes_in_place(), "it has no write cache"),
+            ("--image", self.image.is_some() && mode == Mode::Ephemeral, "its disk is a full copy of one"),
+            ("--format", self.format.is_some() && mode == Mode::Ephemeral, "its disk is raw"),
+            (
+                "--base-cache",
+                self.base_cache.is_some() && mode == Mode::Ephemeral,
+                "it has no image to read, and its disk is read past the cache",
+            ),
+            ("--disk", self.disk.is_some() && !mode.has_named_file(), "it has no file that is kept"),
+            (
+                "--image-id",
+                self.image_id.is_some() && mode != Mode::Persistent,
+                "it knows no image of an earlier start",
+            ),
         ];
         if let Some((option, _, why)) = unused.into_iter().find(|(_, given, _)| *given) {
             return Err(Failure::usage(format!(
@@ -404,10 +471,17 @@ impl Disk {
         if self.socket_group.as_deref() == Some("") {
             return Err(Failure::usage("--socket-group is empty: name a group or leave it out"));
         }
+        let image = self
+            .image
+            .as_ref()
+            .or(self.disk.as_ref())
+            .ok_or_else(|| Failure::usage("nothing to serve: name the base image with --image"))?;
         Ok(Options {
-            image: self.image.clone(),
+            image: image.clone(),
+            disk: self.disk.clone(),
+            image_id: self.image_id.clone(),
             format: self.format,
-            base_cache: self.base_cache,
+            base_cache: self.base_cache.unwrap_or(BaseCache::Host),
             size_bytes: self.size,
             mode,
             full: self.full.unwrap_or(FullPolicy::Pause),
@@ -422,8 +496,15 @@ impl Disk {
             control: self.control.clone(),
             socket_mode: self.socket_mode.unwrap_or(SOCKET_MODE_DEFAULT),
             socket_group: self.socket_group.clone(),
-            identity: self.sockets().find_map(|(_, path)| path.clone()).unwrap_or_else(|| self.image.clone()),
+            identity: self.identity().unwrap_or(image).clone(),
         })
+    }
+
+    /// What is the same at each start of the disk, and no other's.
+    fn identity(&self) -> Option<&PathBuf> {
+        // A persistent disk may be served elsewhere.
+        let own = self.disk.as_ref().filter(|_| self.mode == Mode::Persistent);
+        own.or_else(|| self.sockets().find_map(|(_, path)| path.as_ref()))
     }
 
     /// The sockets that other programs connect to.

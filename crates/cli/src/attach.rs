@@ -57,8 +57,10 @@ fn libvirt(path: &str) -> String {
   <access mode='shared'/>
 </memoryBacking>
 
-<!-- Into <devices>. queues: at most what 'spillway serve --queues' offers. libvirt's QEMU runs as a user of its
-     own: serve with, for instance, --socket-mode 0660 --socket-group kvm. -->
+<!-- Into <devices>. queues: at most what 'spillway serve' offers (its option queues). libvirt's QEMU runs as a user of
+     its own: serve with the options socket-mode 0660 and socket-group libvirt-qemu (or whichever it has), in a folder that
+     it may pass through. Where AppArmor confines it, add a line to /etc/apparmor.d/local/abstractions/libvirt-qemu, with
+     the socket's path: /PATH rw, -->
 <disk type='vhostuser' device='disk'>
   <driver name='qemu' type='raw' queues='4'/>
   <source type='unix' path='{path}'>
@@ -113,6 +115,16 @@ mod tests {
         assert!(text(path, Vmm::Libvirt).contains("path='/run/it&apos;s, a &lt;disk>&amp;co.sock'"));
         assert!(text(path, Vmm::CloudHypervisor).contains(r#"socket="/run/it'\''s, a <disk>&co.sock","#));
         assert!(text(path, Vmm::Firecracker).contains(r#""socket":"/run/it'\''s, a <disk>&co.sock""#));
+    }
+
+    /// XML 1.0, 2.5: libvirt refuses all of it otherwise.
+    #[test]
+    fn comments_for_libvirt_are_comments() {
+        let text = text("/run/vm--1.sock", Vmm::Libvirt);
+        let comments: Vec<&str> =
+            text.split("<!--").skip(1).filter_map(|rest| rest.split("-->").next()).collect();
+        assert_eq!(comments.len(), 2);
+        assert!(comments.iter().all(|comment| !comment.contains("--")), "{comments:?}");
     }
 
     #[test]

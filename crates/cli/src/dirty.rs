@@ -3,12 +3,11 @@
 //! Invariant: an offset is shown as a whole number of bytes, so that it can be pasted into a calculation.
 
 use crate::args::Stats as Args;
-use crate::client::Client;
 use crate::error::{Exit, Failure};
 use crate::output;
 use crate::table::{group, percent};
 use serde_json::Value;
-use spillway_worker::supervisor::{Dirty, Request, bytes};
+use spillway_worker::supervisor::{Client, Dirty, Request, bytes};
 use std::fmt::Write;
 
 /// The unit that the disk counts in.

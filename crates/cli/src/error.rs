@@ -9,6 +9,8 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
+    /// Not a failure: 'catalog diff' has found a difference, as diff(1) says it; 'image check --strict', or 'doctor', has found something.
+    Found = 1,
     /// The command line cannot be.
     Usage = 2,
     /// EX_NOINPUT: the base image, or an object of spillwayd's, is missing or cannot be used.
@@ -29,11 +31,12 @@ pub enum Exit {
 pub const EXIT_CODES: &str = "\
 Exit codes:
   0   done
+  1   'catalog diff': something differs; 'image check --strict' has found something; 'doctor' a problem
   2   usage: the options cannot be
-  66  the base image is missing or cannot be used; there is no object of that name
+  66  the base image or a disk is missing or cannot be used; there is no object of that name
   69  not reachable: nobody serves this socket, or QEMU is not installed
   70  the worker or spillwayd failed, or the host refuses what every program may have
-  73  an overflow file, a socket or an image cannot be made
+  73  an overflow file, a disk, a socket or an image cannot be made
   75  refused for now: a client is connected, the memory is not free, somebody uses it
   77  permission denied
   'run' passes on the exit code of QEMU.";
@@ -64,10 +67,12 @@ impl From<SupervisorError> for Failure {
         let exit = match error.kind {
             ErrorKind::Options => Exit::Usage,
             ErrorKind::Image => Exit::Image,
-            ErrorKind::Memory => Exit::Refused,
+            ErrorKind::Memory | ErrorKind::InUse => Exit::Refused,
             ErrorKind::Create => Exit::Create,
             ErrorKind::Permission => Exit::Permission,
             ErrorKind::Internal => Exit::Internal,
+            ErrorKind::Unavailable => Exit::Unavailable,
+            ErrorKind::Refused => Exit::Refused,
         };
         Failure::new(exit, error.message)
     }
@@ -78,7 +83,7 @@ impl From<clap::Error> for Failure {
     fn from(error: clap::Error) -> Failure {
         if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             return Failure::usage(
-                "no command: say serve, run, stats, reset, set, events, upgrade, attach, image, catalog, machine, operation, store or completion: see --help",
+                "no command: say serve, run, stats, reset, set, events, upgrade, attach, image, catalog, machine, operation, store, top, doctor, token, completion or man: see --help",
             );
         }
         let text = error.to_string();

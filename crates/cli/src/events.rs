@@ -1,10 +1,9 @@
 //! `spillway events`: what happens to a disk, as it happens, until the server ends or the reader does.
 
 use crate::args::Events;
-use crate::client::Client;
 use crate::error::Failure;
 use crate::output;
-use spillway_worker::supervisor::Request;
+use spillway_worker::supervisor::{Client, Request};
 
 /// Prints one line for each event.
 pub fn events(args: &Events) -> Result<(), Failure> {

@@ -9,10 +9,16 @@ Examples:
   NBD, for tools: nbdinfo 'nbd+unix:///?socket=/run/vm1.nbd'
     spillway serve --image debian.qcow2 --nbd /run/vm1.nbd --control /run/vm1.ctl
   For libvirt, whose QEMU runs as another user:
-    spillway serve --image debian.raw --vhost-user /run/vm1.sock --socket-mode 0660 --socket-group kvm
+    spillway serve --image debian.raw --vhost-user /run/vm1.sock --socket-mode 0660 --socket-group libvirt-qemu
+  A machine that keeps what it writes, also across power loss (up to its last FLUSH):
+    spillway serve --mode persistent --image debian.raw --disk /var/lib/vm1.disk --vhost-user /run/vm1.sock
+  A full copy of the image on a fast disk, written in place and gone with the machine:
+    cp --sparse=always debian.raw /fast/vm1.copy
+    spillway serve --mode ephemeral --disk /fast/vm1.copy --vhost-user /run/vm1.sock
 
 What is written lives as long as this process: FLUSH completes when all earlier writes have
-completed, and nothing is promised across power loss (mode direct excepted).";
+completed, and nothing is promised across power loss. Modes direct and ephemeral honour FLUSH by
+fdatasync, and what was written goes with them. Mode persistent keeps it.";
 
 pub const RUN_EXAMPLES: &str = "\
 Examples:
@@ -46,7 +52,9 @@ pub const RESET_EXAMPLES: &str = "\
 Examples:
   spillway reset /run/vm1.ctl
   Disconnect the machine first (it loses its disk):
-    spillway reset /run/vm1.ctl --force";
+    spillway reset /run/vm1.ctl --force
+  A disk of mode persistent, whose data would be lost for good:
+    spillway reset /run/vm1.ctl --discard-data";
 
 pub const SET_EXAMPLES: &str = "\
 What is named changes at once and together; if one of it cannot be, nothing does, and the reason is said. A smaller RAM
@@ -67,6 +75,21 @@ reset, limits, client, notice.
 Examples:
   spillway events /run/vm1.ctl
   spillway events /run/vm1.ctl --json | jq --unbuffered -r 'select(.kind == \"critical\").text'";
+
+pub const TOP_EXAMPLES: &str = "\
+Keys: q ends, left and right choose the column to sort by, r turns the order, / filters, tab shows catalogs or machines.
+
+Examples:
+  spillway top --sort full\\ in
+  spillway top --by catalog --once
+  spillway top --json | jq '.rows[] | select(.fill > 0.8) | .name'";
+
+pub const DOCTOR_EXAMPLES: &str = "\
+Each line is ok, a notice (it works, and could be better) or a problem; what to do is below. The exit code is 1 if there is a problem.
+
+Examples:
+  sudo spillway doctor
+  spillway doctor --json | jq '.checks[] | select(.state != \"ok\")'";
 
 pub const UPGRADE_EXAMPLES: &str = "\
 The program is started beside the one that serves and asked what it is. If it fits, what was accepted is completed, and

@@ -4,13 +4,13 @@
 
 mod args;
 mod attach;
-mod client;
 mod dirty;
+mod doctor;
 mod error;
 mod events;
 mod examples;
 mod host;
-mod kvm;
+mod man;
 mod mcsio;
 mod output;
 mod prometheus;
@@ -20,6 +20,8 @@ mod serve;
 mod set;
 mod stats;
 mod table;
+mod token;
+mod top;
 mod upgrade;
 
 use args::{Cli, Command};
@@ -53,11 +55,15 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Set(args) => set::set(&args)?,
         Command::Events(args) => events::events(&args)?,
         Command::Upgrade(args) => upgrade::upgrade(&args)?,
-        Command::Catalog { daemon, command } => host::catalog(&daemon, command)?,
+        Command::Catalog { daemon, command } => return host::catalog(&daemon, command),
         Command::Machine { daemon, command } => host::machine(&daemon, command)?,
         Command::Image { daemon, command } => host::image(&daemon, command)?,
         Command::Operation { daemon, command } => host::operation(&daemon, command)?,
         Command::Store { daemon, command } => host::store(&daemon, command)?,
+        Command::Top { daemon, top } => top::top(&daemon, &top)?,
+        Command::Doctor { daemon } => return doctor::doctor(&daemon),
+        Command::Token { command } => token::token(&command)?,
+        Command::Man(args) => man::man(&args)?,
         Command::Attach(args) => {
             output::print(&attach::instructions(&args)?)?;
         }

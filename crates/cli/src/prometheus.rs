@@ -1,28 +1,24 @@
-//! The figures as Prometheus text (exposition format 0.0.4): base units, `_total` for what only grows, the disk's
-//! serial number on every sample.
+//! The figures of one disk as Prometheus text, the disk's serial number on every sample.
 //!
 //! Invariant: each family has HELP and TYPE once, directly above its samples, and every sample is a number.
 
+use spillway_api::exposition::{Exposition, seconds};
 use spillway_worker::supervisor::{Latency, Plane, Stats};
-use std::fmt::{Display, Write};
+use std::fmt::Display;
 
-struct Text {
-    out: String,
-    /// The label that every sample begins with.
-    disk: String,
+struct Text<'a> {
+    out: Exposition,
+    /// The disk that every sample names.
+    disk: &'a str,
 }
 
-impl Text {
+impl Text<'_> {
     fn family(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.out, "# HELP spillway_{name} {help}\n# TYPE spillway_{name} {kind}");
+        self.out.family(name, kind, help);
     }
 
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
-        let _ = write!(self.out, "spillway_{name}{{{}", self.disk);
-        for (name, value) in labels {
-            let _ = write!(self.out, ",{name}=\"{}\"", escaped(value));
-        }
-        let _ = writeln!(self.out, "}} {value}");
+        self.out.sample(name, [("disk", self.disk)].iter().chain(labels).copied(), value);
     }
 
     fn one(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
@@ -76,19 +72,10 @@ impl Text {
     }
 }
 
-fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
-}
-
-/// A label's value as the format wants it.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
 /// All figures of one disk.
 pub fn text(stats: &Stats) -> String {
     let s = stats;
-    let mut t = Text { out: String::new(), disk: format!("disk=\"{}\"", escaped(&s.serial)) };
+    let mut t = Text { out: Exposition::default(), disk: &s.serial };
     t.family("disk_info", "gauge", "What the disk is; always 1.");
     t.sample("disk_info", &[("mode", &s.mode), ("full", &s.full)], 1);
     t.planes("reads_total", "Read operations by plane.", s, |p| p.reads);
@@ -161,7 +148,7 @@ pub fn text(stats: &Stats) -> String {
         ("base_read", &l.base_read),
     ];
     t.durations("host_io_duration", "io", "The host's own I/O.", &host);
-    t.out
+    t.out.text()
 }
 
 #[cfg(test)]

@@ -4,11 +4,11 @@
 
 use crate::args::Run;
 use crate::error::{Exit, Failure};
-use crate::kvm::{self, Accelerator};
 use crate::{output, serve, table};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use rustix::termios::{OptionalActions, Termios};
+use spillway_worker::kvm::{self, Accelerator};
 use spillway_worker::supervisor::{
     Plane, Program, Signals, Supervisor, SupervisorError, default_signals, end_with_parent,
 };

@@ -1,10 +1,9 @@
 //! `spillway set`: other limits for a disk that is being used. The server decides whether they can be.
 
 use crate::args::Set;
-use crate::client::Client;
 use crate::error::{Exit, Failure};
 use crate::output;
-use spillway_worker::supervisor::{Limits, Request, Wish, bytes};
+use spillway_worker::supervisor::{Client, Limits, Request, Wish, bytes};
 
 /// Asks for a change and shows the limits that hold then.
 pub fn set(args: &Set) -> Result<(), Failure> {

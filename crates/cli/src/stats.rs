@@ -3,11 +3,10 @@
 //! Invariant: JSON is passed on as the server sent it, so that a newer server's keys are not lost.
 
 use crate::args::{Names, Stats as Args};
-use crate::client::Client;
 use crate::error::{Exit, Failure};
 use crate::{dirty, mcsio, output, prometheus, table};
 use serde_json::Value;
-use spillway_worker::supervisor::{Request, Stats};
+use spillway_worker::supervisor::{Client, Request, Stats};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 

@@ -12,11 +12,20 @@ fn planes(stats: &Stats) -> [(&'static str, Plane); 6] {
     [
         ("guest", stats.planes.guest.clone()),
         ("RAM tier", stats.planes.ram.clone()),
-        (if stats.mode == "direct" { "difference" } else { "overflow" }, stats.planes.overflow.clone()),
+        (own_file(&stats.mode), stats.planes.overflow.clone()),
         ("base image", plane(base.reads, base.writes, base.read_bytes, base.written_bytes)),
         ("  its store", plane(base.store_reads, 0, base.store_read_bytes, 0)),
         ("no storage", stats.planes.zero.clone()),
     ]
+}
+
+/// What the plane `overflow` is in a mode, in a word of at most ten letters.
+fn own_file(mode: &str) -> &'static str {
+    match mode {
+        "direct" => "difference",
+        "persistent" | "ephemeral" => "disk",
+        _ => "overflow",
+    }
 }
 
 fn plane(reads: u64, writes: u64, read_bytes: u64, written_bytes: u64) -> Plane {
@@ -101,7 +110,10 @@ pub fn gauges(stats: &Stats) -> String {
     }
     if stats.mode != "ram" {
         let o = &stats.overflow;
-        line("overflow", format!("{}, file {}", of(o.used_bytes, o.limit_bytes), bytes(o.file_bytes)));
+        line(
+            own_file(&stats.mode),
+            format!("{}, file {}", of(o.used_bytes, o.limit_bytes), bytes(o.file_bytes)),
+        );
     }
     line("block map", bytes(stats.map.bytes));
     line("in flight", format!("{}, waiting for room {}", stats.inflight, stats.waiting));

@@ -1,10 +1,9 @@
 //! `spillway upgrade`: another program serves a disk from here on. The server looks at it first, and decides.
 
 use crate::args::Upgrade;
-use crate::client::Client;
 use crate::error::{Exit, Failure};
 use crate::output;
-use spillway_worker::supervisor::Request;
+use spillway_worker::supervisor::{Client, Request};
 
 /// Asks for it and says who serves now.
 pub fn upgrade(args: &Upgrade) -> Result<(), Failure> {

@@ -15,12 +15,41 @@ fn an_option_that_a_mode_does_not_use_is_an_error() {
         ("direct", "--ram", "1G"),
         ("direct", "--overflow", "1G"),
         ("direct", "--full", "fail"),
+        ("direct", "--disk", "d"),
+        ("direct", "--image-id", "i"),
+        ("ram", "--disk", "d"),
     ] {
         refuses(
             spillway().args(["serve", "--image", "x.raw", "--nbd", "n", "--mode", mode, option, value]),
             2,
             &[option, &format!("--mode {mode}"), "leave"],
         );
+    }
+}
+
+#[test]
+fn an_option_that_a_mode_with_a_file_of_its_own_does_not_use_is_an_error() {
+    let common = [
+        ["--ram", "1G"],
+        ["--overflow", "1G"],
+        ["--overflow-dir", "/var/tmp"],
+        ["--full", "fail"],
+        ["--warn-at", "50"],
+        ["--critical-at", "50"],
+    ];
+    let of_image = [["--image", "x.raw"], ["--format", "raw"], ["--base-cache", "none"], ["--image-id", "i"]];
+    let serve = ["serve", "--nbd", "n", "--disk", "d", "--mode"];
+    for option in common {
+        let persistent = [["--image", "x.raw"], option].concat();
+        refuses(spillway().args(serve).arg("persistent").args(persistent), 2, &[option[0], "leave"]);
+    }
+    for option in common.into_iter().chain(of_image) {
+        let words = [option[0], "--mode ephemeral", "leave"];
+        refuses(spillway().args(serve).arg("ephemeral").args(option), 2, &words);
+    }
+    refuses(spillway().args(serve).arg("persistent"), 2, &["--image"]);
+    for mode in ["persistent", "ephemeral"] {
+        refuses(spillway().args(["serve", "--nbd", "n", "--mode", mode, "--image", "x.raw"]), 2, &["--disk"]);
     }
 }
 
@@ -75,10 +104,30 @@ fn help_teaches() {
     let (code, out, err) = finishes(spillway().arg("--help"));
     assert_eq!((code, err.as_str()), (0, ""));
     assert!(out.contains("Examples:") && out.contains("Exit codes:"), "{out}");
-    for command in ["serve", "run", "stats", "reset", "set", "events", "upgrade", "attach", "completion"] {
+    for command in [
+        "serve",
+        "run",
+        "stats",
+        "reset",
+        "set",
+        "events",
+        "upgrade",
+        "attach",
+        "completion",
+        "top",
+        "doctor",
+        "man",
+    ] {
         assert!(out.contains(&format!("\n  {command} ")), "{command} is not in: {out}");
         let (code, help, _) = finishes(spillway().args([command, "--help"]));
         assert!(code == 0 && help.contains("Example") && help.contains("spillway "), "{command}: {help}");
+    }
+    for command in
+        ["create", "apply", "diff", "export", "list", "show", "scale", "update", "rollback", "delete"]
+    {
+        let (code, help, _) = finishes(spillway().args(["catalog", command, "--help"]));
+        let example = format!("  spillway catalog {command} ");
+        assert!(code == 0 && help.contains("Example") && help.contains(&example), "{command}: {help}");
     }
     assert!(!out.contains("__worker"), "{out}");
     let (code, out, _) = finishes(spillway().arg("--version"));
@@ -94,6 +143,56 @@ fn every_shell_gets_its_completions() {
     let script = finishes(spillway().args(["completion", "bash"])).1;
     let (code, _, err) = finishes(std::process::Command::new("bash").args(["-n", "-c", &script]));
     assert_eq!((code, err.as_str()), (0, ""));
+}
+
+/// What spillwayd takes is tested there; here, that the line is of the token, and the token nobody else's.
+#[test]
+fn a_token_is_shown_with_its_line() {
+    let new = || -> serde_json::Value {
+        let (code, out, err) =
+            finishes(spillway().args(["token", "new", "--role", "operate", "ci@x", "--json"]));
+        assert_eq!((code, err.as_str()), (0, ""));
+        serde_json::from_str(&out).unwrap()
+    };
+    let made = new();
+    let token = made["token"].as_str().unwrap();
+    assert!(token.len() == 64 && token != new()["token"].as_str().unwrap());
+    let hashed =
+        finishes(std::process::Command::new("sh").args(["-c", &format!("printf %s {token} | sha256sum")])).1;
+    let hash = hashed.split(' ').next().unwrap();
+    assert_eq!(made["line"], format!("operate ci@x {hash}"));
+    refuses(spillway().args(["token", "new", "--role", "root", "x"]), 2, &["read, operate, admin"]);
+    refuses(spillway().args(["token", "new", "--role", "read", "a b"]), 2, &["letters"]);
+}
+
+/// The commands that a help text lists.
+fn commands(help: &str) -> Vec<String> {
+    let listed =
+        help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let names = listed.filter_map(|line| line.strip_prefix("  ")?.split(' ').next().map(str::to_owned));
+    names.filter(|name| !name.is_empty() && name != "help").collect()
+}
+
+#[test]
+fn every_command_has_its_man_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, _, err) = finishes(spillway().arg("man").arg(dir.path().join("man1")));
+    assert_eq!((code, err.as_str()), (0, ""));
+    let mut pages = 1;
+    let top = finishes(spillway().arg("--help")).1;
+    assert!(dir.path().join("man1/spillway.1").exists());
+    for command in commands(&top) {
+        let below = commands(&finishes(spillway().args([&command, "--help"])).1);
+        for name in below.iter().map(|below| format!("{command}-{below}")).chain([command.clone()]) {
+            let page =
+                std::fs::read_to_string(dir.path().join(format!("man1/spillway-{name}.1"))).expect(&name);
+            assert!(page.contains(".SH NAME") && page.contains(".SH OPTIONS"), "{name}: {page}");
+            pages += 1;
+        }
+    }
+    assert!(pages > 40, "{pages}");
+    assert_eq!(std::fs::read_dir(dir.path().join("man1")).unwrap().count(), pages, "and no other");
+    assert_eq!(finishes(spillway().args(["man", "/proc/nothing"])).0, 73);
 }
 
 #[test]

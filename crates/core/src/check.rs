@@ -54,7 +54,12 @@ impl Disk {
         let mut direct = 0;
         let mut at = std::collections::HashSet::new();
         for block in (0..self.spec.blocks()).map(Block) {
-            match self.place(block) {
+            let place = self.place(block);
+            assert!(
+                self.persistent.as_ref().is_none_or(|p| p.fits(block, place)),
+                "{block:?} is at {place:?}"
+            );
+            match place {
                 Place::Base | Place::Zero => {}
                 Place::Ram(Slot(slot)) => {
                     let taken = owners[slot as usize].replace(block);
@@ -62,7 +67,7 @@ impl Disk {
                 }
                 Place::Overflow(location, _) => {
                     assert!(at.insert(location), "{location:?} has two owners");
-                    if self.spec.mode == Mode::Direct {
+                    if self.spec.mode.writes_in_place() {
                         assert_eq!(location, Location(block.0));
                         direct += 1;
                     } else {

@@ -1,5 +1,5 @@
 //! Guest writes that go straight to the file: appended to the log in mode `overflow`, in place in the
-//! difference file in mode `direct`.
+//! file in modes `direct`, `persistent` and `ephemeral`.
 //!
 //! Invariant: a block is committed after its write is done, and the request completes after that.
 
@@ -13,7 +13,7 @@ use crate::log::Stream;
 use crate::ops::{MAX_PENDING, Merge, MergeTo, Op};
 use crate::part::{PartState, Source, Staged};
 use crate::request::Operation;
-use crate::spec::Mode;
+use crate::states::BlockState;
 use crate::table::{Active, Id, Wait};
 use crate::units::{BLOCK_BYTES, Block, Location};
 use crate::write::Piece;
@@ -129,7 +129,7 @@ impl Disk {
             // Its wait is for its own operations.
             return Err(());
         }
-        let to = if self.spec.mode == Mode::Direct { self.direct_page() } else { self.merge_part() };
+        let to = if self.spec.mode.writes_in_place() { self.direct_page() } else { self.merge_part() };
         let Some((part, page)) = to else {
             a.wait = Wait::Part;
             return Err(());
@@ -165,31 +165,31 @@ impl Disk {
             self.table.get_mut(id).moved_bytes += u64::from(guest_bytes);
             self.count_straight(guest_bytes);
         }
-        match (self.spec.mode, merged) {
-            (Mode::Direct, Ok(())) => self.write_in_place(io, id, block, part, page, 1),
-            (Mode::Direct, Err(errno)) => {
+        match (self.spec.mode.writes_in_place(), merged) {
+            (true, Ok(())) => self.write_in_place(io, id, block, part, page, 1),
+            (true, Err(errno)) => {
                 self.direct_page_done(part);
                 self.operation_done(io, id, Err(errno));
             }
-            (_, Ok(())) if is_zero(&io.part(part)[page * BLOCK_BYTES..][..BLOCK_BYTES]) => {
+            (false, Ok(())) if is_zero(&io.part(part)[page * BLOCK_BYTES..][..BLOCK_BYTES]) => {
                 self.parts.release(part);
                 self.commit(block, Entry::ZERO);
                 self.operation_done(io, id, Ok(()));
             }
-            (_, Ok(())) => {
+            (false, Ok(())) => {
                 self.stage_write(io, id, block, part, page);
                 self.unflushed.push_back(part);
                 self.flush_parts(io);
                 self.drop_unflushed(io, |a| a.withdrawn);
             }
-            (_, Err(errno)) => {
+            (false, Err(errno)) => {
                 self.parts.release(part);
                 self.operation_done(io, id, Err(errno));
             }
         }
     }
 
-    /// Mode `direct`: runs of whole blocks, each to its own place.
+    /// In place: runs of whole blocks, each to its own.
     pub(crate) fn walk_write_direct<I: Io>(&mut self, io: &mut I, a: &mut Active) {
         while a.at < a.len() {
             if a.pending >= MAX_PENDING {
@@ -261,14 +261,24 @@ impl Disk {
     }
 
     fn write_in_place<I: Io>(&mut self, io: &mut I, id: Id, block: Block, part: PartId, page: usize, n: u32) {
-        let sync = matches!(
-            self.table.get(id).request.operation,
-            Operation::Write { fua: true } | Operation::WriteZeroes { fua: true }
-        );
-        let bytes = n * BLOCK;
+        let (sync, bytes) = (self.is_fua(id), n * BLOCK);
         self.counters().overflow.write(u64::from(bytes));
         let op = self.new_op(Op::DirectWrite { id, part, block, n });
         io.write_overflow(op, part, page * BLOCK_BYTES, block.offset_bytes(), bytes, sync);
+    }
+
+    fn is_fua(&self, id: Id) -> bool {
+        let operation = self.table.get(id).request.operation;
+        matches!(operation, Operation::Write { fua: true } | Operation::WriteZeroes { fua: true })
+    }
+
+    /// FLUSH, one of the request's operations: all that has completed is on the medium when it ends.
+    pub(crate) fn sync_in_place<I: Io>(&mut self, io: &mut I, id: Id) {
+        if self.persistent.is_some() {
+            return self.join_flush(io, id);
+        }
+        let op = self.new_op(Op::Sync { id });
+        io.sync_overflow(op);
     }
 
     pub(crate) fn direct_written<I: Io>(
@@ -284,6 +294,9 @@ impl Disk {
             Ok(()) => {
                 self.overflow_write_succeeded(io);
                 add(&self.counters().overflow_guest_blocks, u64::from(n));
+                if let Some(p) = &mut self.persistent {
+                    p.set(block.0..block.0 + n, BlockState::File);
+                }
                 for b in block.0..block.0 + n {
                     if !matches!(self.place(Block(b)), Place::Overflow(..)) {
                         self.direct_blocks += 1;
@@ -297,6 +310,10 @@ impl Disk {
             }
         }
         self.direct_page_done(part);
-        self.operation_done(io, id, result);
+        if result.is_ok() && self.is_fua(id) {
+            self.end_when_stable(io, id, block.0..block.0 + n);
+        } else {
+            self.operation_done(io, id, result);
+        }
     }
 }

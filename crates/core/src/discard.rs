@@ -10,6 +10,7 @@ use crate::meta::RegionState;
 use crate::ops::{Merge, MergeTo, Op};
 use crate::request::Operation;
 use crate::spec::Mode;
+use crate::states::BlockState;
 use crate::table::{Active, Wait};
 use crate::units::{BLOCK_BYTES, Block, REGION_BLOCKS, REGION_BYTES, SECTOR_BYTES};
 use crate::write::Piece;
@@ -60,7 +61,7 @@ impl Disk {
             a.at += bytes as u32;
         }
         a.walked = true;
-        if self.spec.mode == Mode::Direct {
+        if self.spec.mode.writes_in_place() {
             self.punch_difference(io, a);
         }
     }
@@ -68,12 +69,19 @@ impl Disk {
     /// Zeroes whole blocks of one region. Returns what it cost.
     fn zero_blocks<I: Io>(&mut self, io: &mut I, first: Block, n: usize, whole_region: bool) -> u32 {
         let region = first.region();
-        let blocks = (first.0..first.0 + n as u32).map(Block);
+        let blocks = first.0..first.0 + n as u32;
+        if let Some(p) = &mut self.persistent {
+            p.set(blocks.clone(), BlockState::Zero);
+        }
+        let blocks = blocks.map(Block);
         let mut given = 0;
         match self.meta.region(region) {
             RegionState::Zero => return 8,
             RegionState::Untouched if whole_region => {
                 self.meta.set_region(region, RegionState::Zero);
+                if self.spec.mode == Mode::Ephemeral {
+                    self.direct_blocks -= n as u64;
+                }
                 return 8;
             }
             RegionState::Mapped if whole_region => {
@@ -141,7 +149,7 @@ impl Disk {
         }
     }
 
-    /// Mode `direct`: the whole blocks of the range leave the difference file.
+    /// Written in place: the whole blocks of the range leave the file.
     fn punch_difference<I: Io>(&mut self, io: &mut I, a: &mut Active) {
         let start = (a.request.sector * SECTOR_BYTES).next_multiple_of(BLOCK_BYTES as u64);
         let end = a.request.sector * SECTOR_BYTES + u64::from(a.len());

@@ -5,10 +5,10 @@
 //! unfinished and could not be finished at once.
 
 use crate::collect::Victim;
-use crate::counters::{Counters, add, get, set};
+use crate::counters::{Counters, add, set};
 use crate::drain::Drain;
 use crate::entry::Place;
-use crate::error::{DiskError, Errno};
+use crate::error::Errno;
 use crate::evict::Leaving;
 use crate::io::{Io, PartId};
 use crate::level::{Level, Thresholds};
@@ -16,8 +16,9 @@ use crate::log::{Log, Stream};
 use crate::meta::Meta;
 use crate::ops::Op;
 use crate::part::Parts;
+use crate::persist::Persistent;
 use crate::promote::RecentReads;
-use crate::ram::{DataMemory, RamTier};
+use crate::ram::RamTier;
 use crate::request::{Operation, Request};
 use crate::spec::{DiskSpec, Mode};
 use crate::table::{Active, Id, Table, Wait};
@@ -29,7 +30,7 @@ use std::collections::{HashMap, VecDeque};
 /// millisecond of copying.
 pub(crate) const TURN_BLOCKS: u32 = 256;
 /// Requests that waited behind another and are looked at again in one turn.
-const RETESTS: u32 = 64;
+pub(crate) const RETESTS: u32 = 64;
 /// Map entries that cost as much as a block of copying.
 pub(crate) const ENTRIES_PER_BLOCK: u32 = 16;
 /// How long eviction and collection rest after errors.
@@ -62,7 +63,7 @@ pub struct Disk {
     pub(crate) drain: Drain,
     pub(crate) now_ns: u64,
     /// Writes that waited for room when the last turn ended.
-    waiting: u64,
+    pub(crate) waiting: u64,
     /// Until when the stalls are accounted for.
     pub(crate) stalls_until_ns: u64,
     /// Blocks that may still be touched in this half of the turn.
@@ -74,11 +75,13 @@ pub struct Disk {
     pub(crate) punch_after_ns: u64,
     /// The file system cannot punch.
     pub(crate) no_punching: bool,
-    sequence: u64,
+    pub(crate) sequence: u64,
     /// Reads and writes that completed at once in this turn, for the latency histograms.
-    batch: [u64; 2],
-    /// Blocks in the difference file (mode `direct`).
+    pub(crate) batch: [u64; 2],
+    /// Blocks in the file that is written in place (modes `direct`, `persistent`, `ephemeral`).
     pub(crate) direct_blocks: u64,
+    /// What outlives everything (mode `persistent`).
+    pub(crate) persistent: Option<Box<Persistent>>,
     /// Overflow writes that failed in a row, and until when eviction rests for it.
     pub(crate) write_errors: u32,
     pub(crate) write_error_ns: u64,
@@ -111,95 +114,10 @@ pub struct Disk {
     pub(crate) merging_slots: u32,
     /// Spare memory of its list.
     pub(crate) picked: Vec<(Block, Slot)>,
-    slots_scratch: Vec<Slot>,
+    pub(crate) slots_scratch: Vec<Slot>,
 }
 
 impl Disk {
-    /// Attaches to the disk in `meta` with the slots in `data`; zeroed memory becomes a new one.
-    ///
-    /// # Errors
-    /// The memory is another disk's or damaged, or `data` is smaller than the RAM limit.
-    pub fn attach(meta: Meta, existing: bool, spec: DiskSpec, data: DataMemory) -> Result<Disk, DiskError> {
-        crate::room::check_data(&spec, data)?;
-        let data = if spec.mode.has_ram() { data } else { DataMemory { bytes: 0, huge_pages: false } };
-        let word_pages = WordPages::none(meta.regions());
-        let mut disk = Disk {
-            spec,
-            ram: RamTier::new(spec.slots(), data),
-            recent_reads: RecentReads::new(spec.slots()),
-            log: Log::new(spec.shape, spec.segments()),
-            meta,
-            parts: Parts::new(),
-            table: Table::new(),
-            ops: Vec::new(),
-            free_ops: Vec::new(),
-            victim: None,
-            unflushed: VecDeque::new(),
-            behind: HashMap::new(),
-            room_waiters: VecDeque::new(),
-            part_waiters: VecDeque::new(),
-            turn_waiters: VecDeque::new(),
-            drain_waiters: Vec::new(),
-            flush_waiters: Vec::new(),
-            runnable: VecDeque::new(),
-            drain: Drain::Done,
-            now_ns: 0,
-            waiting: 0,
-            stalls_until_ns: 0,
-            budget: TURN_BLOCKS,
-            retests: RETESTS,
-            evict_again: false,
-            punch_after_ns: 0,
-            no_punching: false,
-            sequence: 0,
-            batch: [0; 2],
-            direct_blocks: 0,
-            write_errors: 0,
-            write_error_ns: 0,
-            write_errno: Errno::IO,
-            degraded: false,
-            rest_until_ns: 0,
-            collect_again_ns: 0,
-            full: false,
-            told_full: false,
-            thresholds: Thresholds::default(),
-            level: Level::Normal,
-            overflowed: false,
-            resetting: false,
-            winding_down: false,
-            file_emptied: false,
-            // Whether it is clean is not known: to look is cheaper than to keep account.
-            forget_from: Some(0),
-            forget_words: false,
-            word_pages,
-            punches: 0,
-            leaving: None,
-            merging_slots: 0,
-            picked: Vec::new(),
-            slots_scratch: Vec::new(),
-        };
-        add(&disk.counters().restarts, u64::from(existing));
-        // A new disk too: memory whose header alone is zero must not pass for one that is zero everywhere.
-        disk.adopt()?;
-        disk.begin_draining(existing);
-        let peak = get(&disk.counters().ram_peak_bytes) / BLOCK_BYTES as u64;
-        disk.ram.remember_peak(peak);
-        set(&disk.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
-        disk.publish_overflow_limit();
-        // What an earlier worker has told of is not told again, but that it is over.
-        let c = disk.meta.counters();
-        disk.level = Level::of(get(&c.level));
-        disk.degraded = get(&c.degraded) != 0;
-        disk.told_full = get(&c.is_full) != 0;
-        disk.full = disk.told_full;
-        if disk.told_full && disk.spec.mode == Mode::Overflow && disk.log.room() > 0 {
-            // Whether the file system has room shows when a write has succeeded.
-            disk.rest_until_ns = 1;
-        }
-        disk.publish_gauges();
-        Ok(disk)
-    }
-
     /// The disk's counters.
     #[inline]
     pub fn counters(&self) -> &Counters {
@@ -281,7 +199,7 @@ impl Disk {
                 Operation::Write { .. } => match self.spec.mode {
                     Mode::RamOverflow | Mode::Ram => self.walk_write(io, a),
                     Mode::Overflow => self.walk_write_log(io, a),
-                    Mode::Direct => self.walk_write_direct(io, a),
+                    Mode::Direct | Mode::Persistent | Mode::Ephemeral => self.walk_write_direct(io, a),
                 },
                 Operation::Discard | Operation::WriteZeroes { .. } => self.walk_zero(io, a),
                 Operation::Flush => self.walk_flush(io, a),
@@ -321,11 +239,10 @@ impl Disk {
             return;
         }
         a.walked = true;
-        if self.spec.mode == Mode::Direct {
+        if self.spec.mode.writes_in_place() {
             let id = self.row(a);
-            let op = self.new_op(Op::Sync { id });
             a.pending += 1;
-            io.sync_overflow(op);
+            self.sync_in_place(io, id);
         }
     }
 

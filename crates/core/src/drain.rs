@@ -3,14 +3,13 @@
 //!
 //! Owns when the barrier is asked for; which segments wait for it is the log's. Invariant: no place of the file
 //! that a dead process may still be writing or punching is written, punched or used again before the barrier
-//! has ended well. In the log that is the segments that were marked busy; in mode `direct` the whole file, so
-//! every request waits.
+//! has ended well. In the log that is the segments that were marked busy; of a file that is written in place all of it, so
+//! every request waits. With other memory a disk begins only when the lock of its file is free: no I/O is under way then.
 
 use crate::disk::{Disk, RETRY_NS};
 use crate::error::Errno;
 use crate::io::Io;
 use crate::ops::Op;
-use crate::spec::Mode;
 use crate::table::Wait;
 
 /// How far the barrier is.
@@ -40,12 +39,12 @@ impl Disk {
     /// Whether requests, and a reset, must wait for the barrier.
     #[inline]
     pub(crate) fn holds_requests(&self) -> bool {
-        self.is_draining() && self.spec.mode == Mode::Direct
+        self.is_draining() && self.spec.mode.writes_in_place()
     }
 
     /// After the map was adopted: whether a barrier is needed.
     pub(crate) fn begin_draining(&mut self, existing: bool) {
-        if self.log.is_draining() || existing && self.spec.mode == Mode::Direct {
+        if self.log.is_draining() || existing && self.spec.mode.writes_in_place() {
             self.drain = Drain::Wanted { from_ns: 0 };
         }
     }
@@ -63,7 +62,7 @@ impl Disk {
     pub(crate) fn drained<I: Io>(&mut self, io: &mut I, result: Result<(), Errno>) {
         if result.is_err() {
             self.drain = Drain::Wanted { from_ns: self.now_ns + RETRY_NS };
-        } else if self.spec.mode == Mode::Direct && self.direct_blocks == 0 {
+        } else if self.spec.mode.writes_in_place() && self.direct_blocks == 0 {
             // What the file may hold is of an earlier generation, whose reset a death has cut off. Most often it holds nothing.
             self.empty_file(io);
         } else {

@@ -128,7 +128,12 @@ pub trait Io: GuestBuffers {
     fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64);
     /// Ends when no I/O on the file that a dead process had begun can land any more. Answered by `op_done`.
     fn drain_overflow(&mut self, op: OpId);
-    /// fdatasync of the difference file. Answered by `op_done`.
+    /// Writes pages from a staging buffer to the durable map of mode `persistent`, whose page 0 is for the mark of a reset.
+    /// With `sync`, stable before it is done. Answered by `op_done`.
+    fn write_map(&mut self, _op: OpId, _part: PartId, _part_at: usize, _page: u32, _pages: u32, _sync: bool) {
+        unreachable!("only mode persistent has a durable map");
+    }
+    /// fdatasync of the file that is written in place. Answered by `op_done`.
     fn sync_overflow(&mut self, op: OpId);
 
     /// Something worth telling.

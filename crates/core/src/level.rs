@@ -97,7 +97,7 @@ impl Disk {
             Mode::RamOverflow => (ram + log, ram_limit + log_limit),
             Mode::Ram => (ram, ram_limit),
             Mode::Overflow => (log, log_limit),
-            Mode::Direct => (0, 1),
+            Mode::Direct | Mode::Persistent | Mode::Ephemeral => (0, 1),
         }
     }
 

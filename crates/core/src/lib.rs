@@ -5,6 +5,7 @@
 //! out. It reads no clock, holds no thread and takes no lock, so that a model test, a simulator and a fuzzer
 //! can run the very code that serves guests.
 
+mod attach;
 mod check;
 mod collect;
 mod copy;
@@ -33,6 +34,7 @@ mod map;
 mod meta;
 mod ops;
 mod part;
+mod persist;
 mod promote;
 mod ram;
 mod read;
@@ -42,6 +44,7 @@ mod room;
 mod segments;
 mod slots;
 mod spec;
+mod states;
 mod table;
 mod units;
 mod waiting;
@@ -57,9 +60,11 @@ pub use histogram::Histogram;
 pub use io::{Event, GuestBuffers, Io, OpId, PARTS, PartId};
 pub use level::{Level, Thresholds};
 pub use meta::{LAYOUT_VERSION, Layout, Meta, RegionState, prefetch};
+pub use persist::RESET_MARK;
 pub use ram::DataMemory;
 pub use request::{Operation, Request, Token};
 pub use spec::{DiskSpec, FullPolicy, LogShape, MIN_SEGMENTS, Mode};
+pub use states::{BlockState, STATE_PAGE_BLOCKS, StateMap, find_bad_state, state_map_bytes};
 pub use units::{
     BLOCK_BYTES, BLOCK_SECTORS, Block, Location, MAX_DISK_BYTES, REGION_BLOCKS, REGION_BYTES, SECTOR_BYTES,
     Slot, bytes_in_words,

@@ -32,7 +32,13 @@ impl Disk {
             }
             // Whether its page of words is there cannot be seen without making it.
             match self.meta.region(region) {
-                RegionState::Untouched => continue,
+                RegionState::Untouched => {
+                    if self.spec.mode == Mode::Ephemeral {
+                        let left = u64::from(self.spec.blocks()) - (region * REGION_BLOCKS) as u64;
+                        self.direct_blocks += left.min(REGION_BLOCKS as u64);
+                    }
+                    continue;
+                }
                 RegionState::Zero => {
                     self.word_pages.insert(region);
                     continue;
@@ -45,10 +51,12 @@ impl Disk {
                 let entry = self.meta.entry(Block(block));
                 let fits = match entry.place() {
                     _ if !entry.is_well_formed() => false,
+                    // Each block has a place of its own from the start.
+                    Place::Base if self.spec.mode == Mode::Ephemeral => block >= self.spec.blocks(),
                     Place::Base | Place::Zero => true,
                     _ if block >= self.spec.blocks() => false,
                     Place::Ram(slot) => self.ram.adopt(slot, Block(block)),
-                    Place::Overflow(location, checksum) if self.spec.mode == Mode::Direct => {
+                    Place::Overflow(location, checksum) if self.spec.mode.writes_in_place() => {
                         self.direct_blocks += 1;
                         location.0 == block && checksum == 0
                     }
@@ -77,7 +85,19 @@ impl Disk {
             RegionState::Zero => Place::Zero,
             RegionState::Mapped => self.meta.entry(block).place(),
         };
-        if place == Place::Base && block.offset_bytes() >= self.spec.base_bytes { Place::Zero } else { place }
+        if place == Place::Base && block.offset_bytes() >= self.spec.base_bytes {
+            return self.beyond_base(block);
+        }
+        place
+    }
+
+    /// Where a block is that nothing has touched and no image reaches.
+    #[inline]
+    fn beyond_base(&self, block: Block) -> Place {
+        match self.spec.mode {
+            Mode::Ephemeral => Place::Overflow(Location(block.0), 0),
+            _ => Place::Zero,
+        }
     }
 
     /// What the disk holds from byte `offset` on: how many bytes, at most up to `end`, and whether they are
@@ -117,8 +137,8 @@ impl Disk {
         let old = match self.meta.region(region) {
             RegionState::Mapped => self.meta.entry(block).place(),
             state => {
-                self.map_region(region, if state == RegionState::Zero { Entry::ZERO } else { Entry::BASE });
-                Place::Base
+                self.map_region(region, state);
+                self.meta.entry(block).place()
             }
         };
         self.meta.set_entry(block, entry);
@@ -130,16 +150,23 @@ impl Disk {
         match old {
             Place::Base | Place::Zero => return 0,
             Place::Ram(slot) => self.ram.release(slot, to_host),
-            Place::Overflow(..) if self.spec.mode == Mode::Direct => self.direct_blocks -= 1,
+            Place::Overflow(..) if self.spec.mode.writes_in_place() => self.direct_blocks -= 1,
             Place::Overflow(location, _) => self.log.dead(location, &self.meta),
         }
         BLOCK_BYTES as u64
     }
 
-    fn map_region(&mut self, region: usize, fill: Entry) {
+    fn map_region(&mut self, region: usize, state: RegionState) {
         let first = (region * REGION_BLOCKS) as u32;
         for block in first..first + REGION_BLOCKS as u32 {
-            self.meta.set_entry(Block(block), fill);
+            let entry = match state {
+                RegionState::Zero => Entry::ZERO,
+                _ if self.spec.mode == Mode::Ephemeral && block < self.spec.blocks() => {
+                    Entry::overflow(Location(block), 0)
+                }
+                _ => Entry::BASE,
+            };
+            self.meta.set_entry(Block(block), entry);
         }
         self.meta.set_region(region, RegionState::Mapped);
         add(&self.counters().map_bytes, BLOCK_BYTES as u64);
@@ -154,9 +181,10 @@ impl Disk {
             }
             // Zeroes were written where there were zeroes: it looks as before, and is known to have been written.
             if self.meta.region(region) == RegionState::Untouched {
-                match region as u64 * REGION_BYTES >= self.spec.base_bytes {
+                let first = Block((region * REGION_BLOCKS) as u32);
+                match first.offset_bytes() >= self.spec.base_bytes && self.beyond_base(first) == Place::Zero {
                     true => self.meta.set_region(region, RegionState::Zero),
-                    false => self.map_region(region, Entry::BASE),
+                    false => self.map_region(region, RegionState::Untouched),
                 }
             }
         }

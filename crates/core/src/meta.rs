@@ -78,6 +78,8 @@ struct Header {
     slots_used: AtomicU64,
     /// Which disk this is the memory of.
     disk_id: AtomicU64,
+    /// In mode `persistent`: not 0 while the mark of a reset may be on the medium.
+    marked: AtomicU64,
 }
 
 /// A store to a word of the header.
@@ -295,9 +297,24 @@ impl Meta {
         put(&self.header().generation, generation::seal(generation), Ordering::SeqCst);
     }
 
-    /// Ends a generation whose end had begun when its process died.
+    /// The end of the generation had begun when its process died.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.header().ending.load(Ordering::Acquire) == generation::seal(self.generation())
+    }
+
+    /// Whether the mark of a reset may be on the medium.
+    pub(crate) fn is_marked(&self) -> bool {
+        self.header().marked.load(Ordering::Acquire) != 0
+    }
+
+    /// Said before it is written, and after it has gone.
+    pub(crate) fn set_marked(&self, marked: bool) {
+        put(&self.header().marked, marked.into(), Ordering::SeqCst);
+    }
+
+    /// Ends such a generation.
     pub(crate) fn finish_reset(&mut self) {
-        if self.header().ending.load(Ordering::Acquire) == generation::seal(self.generation()) {
+        if self.is_ending() {
             for region in 0..self.layout.regions {
                 if self.leftover(region).is_some() {
                     self.forget(region);

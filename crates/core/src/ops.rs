@@ -62,6 +62,14 @@ pub(crate) enum Op {
     Sync {
         id: Id,
     },
+    /// An fdatasync of a round of FLUSH, and a write of pages of the durable map (mode `persistent`).
+    RoundSync,
+    RoundWrite,
+    /// The mark of a reset is set on the medium, or taken off.
+    Mark {
+        part: PartId,
+        set: bool,
+    },
     /// All of the difference file is given back: a reset or the drain waits for it.
     EmptyFile,
     /// The barrier behind what a dead process had begun.
@@ -154,13 +162,13 @@ impl Disk {
             Op::DirectWrite { id, part, block, n } => self.direct_written(io, id, part, block, n, result),
             // A hole that could not be punched costs room, not correctness: the map already says zero.
             Op::DirectPunch { id, sync: false } => self.operation_done(io, id, Ok(())),
-            Op::DirectPunch { id, sync: true } => {
-                let op = self.new_op(Op::Sync { id });
-                io.sync_overflow(op);
-            }
+            Op::DirectPunch { id, sync: true } => self.sync_in_place(io, id),
             Op::EmptyFile => self.file_emptied_or_not(),
             Op::Drain => self.drained(io, result),
             Op::Sync { id } => self.operation_done(io, id, result),
+            Op::RoundSync => self.round_synced(io, result),
+            Op::RoundWrite => self.round_written(io, result),
+            Op::Mark { part, set } => self.mark_written(io, part, set, result),
             Op::Punch { segment } => self.punched(segment, result),
             other => panic!("{other:?} is a read"),
         }

@@ -8,7 +8,6 @@ use crate::entry::Place;
 use crate::error::Errno;
 use crate::io::{Event, Io};
 use crate::ops::Op;
-use crate::spec::Mode;
 use crate::table::{Active, Id, Wait};
 use crate::units::{BLOCK_BYTES, Block, Location, SECTOR_BYTES};
 
@@ -190,7 +189,7 @@ impl Disk {
     pub(crate) fn verify<I: Io>(&self, io: &mut I, block: Block, content: &[u8]) -> Result<(), Errno> {
         let is_right = match self.place(block) {
             Place::Overflow(_, checksum) => {
-                self.spec.mode == Mode::Direct || crc32c::crc32c(content) == checksum
+                self.spec.mode.writes_in_place() || crc32c::crc32c(content) == checksum
             }
             Place::Ram(slot) => content == io.slot(slot),
             Place::Base | Place::Zero => true,

@@ -17,11 +17,16 @@ pub enum Mode {
     Overflow = 2,
     /// In place in a difference file; FLUSH is honoured.
     Direct = 3,
+    /// The same in a file that has a name and outlives everything: up to the last FLUSH power loss too.
+    Persistent = 4,
+    /// In place in a full private copy of the image, which goes with its last holder; FLUSH is honoured.
+    Ephemeral = 5,
 }
 
 impl Mode {
     /// All modes, in the order of the documentation.
-    pub const ALL: [Mode; 4] = [Mode::RamOverflow, Mode::Ram, Mode::Overflow, Mode::Direct];
+    pub const ALL: [Mode; 6] =
+        [Mode::RamOverflow, Mode::Ram, Mode::Overflow, Mode::Direct, Mode::Persistent, Mode::Ephemeral];
 
     /// Has a RAM tier.
     #[inline]
@@ -35,10 +40,22 @@ impl Mode {
         matches!(self, Mode::RamOverflow | Mode::Overflow)
     }
 
-    /// Has a file of any kind in the overflow directory.
+    /// Has a file of any kind that is written.
     #[inline]
     pub fn has_file(self) -> bool {
         self != Mode::Ram
+    }
+
+    /// Each block has its place in the file: there is no write cache that could be full, and FLUSH is honoured.
+    #[inline]
+    pub fn writes_in_place(self) -> bool {
+        matches!(self, Mode::Direct | Mode::Persistent | Mode::Ephemeral)
+    }
+
+    /// The file is named by who starts the disk; else it is made without a name in the overflow directory.
+    #[inline]
+    pub fn has_named_file(self) -> bool {
+        matches!(self, Mode::Persistent | Mode::Ephemeral)
     }
 
     /// The word for it in the CLI and in documents.
@@ -48,6 +65,8 @@ impl Mode {
             Mode::Ram => "ram",
             Mode::Overflow => "overflow",
             Mode::Direct => "direct",
+            Mode::Persistent => "persistent",
+            Mode::Ephemeral => "ephemeral",
         }
     }
 }
@@ -61,10 +80,9 @@ impl fmt::Display for Mode {
 impl FromStr for Mode {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
-        Mode::ALL
-            .into_iter()
-            .find(|m| m.name() == s)
-            .ok_or_else(|| format!("unknown mode '{s}': use ram+overflow, ram, overflow or direct"))
+        Mode::ALL.into_iter().find(|m| m.name() == s).ok_or_else(|| {
+            format!("unknown mode '{s}': use ram+overflow, ram, overflow, direct, persistent or ephemeral")
+        })
     }
 }
 
@@ -169,7 +187,9 @@ impl DiskSpec {
         let used = match self.mode {
             Mode::Ram => return 0,
             Mode::RamOverflow | Mode::Overflow => self.overflow_limit_bytes,
-            Mode::Direct => u64::from(self.blocks()) * BLOCK_BYTES as u64,
+            Mode::Direct | Mode::Persistent | Mode::Ephemeral => {
+                u64::from(self.blocks()) * BLOCK_BYTES as u64
+            }
         };
         used + BLOCK_BYTES as u64
     }
@@ -196,6 +216,9 @@ impl DiskSpec {
                 "disk size {} is smaller than the base image's {}: leave --size out or make it larger",
                 self.size_bytes, self.base_bytes
             ));
+        }
+        if self.mode == Mode::Ephemeral && self.base_bytes != 0 {
+            return spec("mode ephemeral has no base image: its file is a full copy of one".into());
         }
         let LogShape { segment_blocks, part_blocks } = self.shape;
         if !(2..=MAX_SEGMENT_BLOCKS).contains(&segment_blocks)

@@ -305,7 +305,9 @@ impl Disk {
             }
             Mode::Overflow => log_is_at_rest && log_is_full,
             // A barrier that fails may do so for ever.
-            Mode::Direct => !self.drain_waiters.is_empty() && self.drain_rests(),
+            Mode::Direct | Mode::Persistent | Mode::Ephemeral => {
+                !self.drain_waiters.is_empty() && self.drain_rests()
+            }
         }
     }
 

@@ -74,6 +74,7 @@ pub struct Confined<'a> {
     program: String,
     reads: Vec<&'a File>,
     writes: Vec<PathBuf>,
+    stdin: Option<File>,
     deadline: Duration,
 }
 
@@ -107,12 +108,25 @@ impl<'a> Confined<'a> {
     pub fn new(program: &str, deadline: Duration) -> Confined<'a> {
         let mut command = Command::new(program);
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
-        Confined { command, program: program.to_owned(), reads: vec![], writes: vec![], deadline }
+        Confined {
+            command,
+            program: program.to_owned(),
+            reads: vec![],
+            writes: vec![],
+            stdin: None,
+            deadline,
+        }
     }
 
     /// One more argument.
     pub fn arg(mut self, argument: impl AsRef<std::ffi::OsStr>) -> Confined<'a> {
         self.command.arg(argument);
+        self
+    }
+
+    /// One of its variables.
+    pub fn env(mut self, name: &str, value: &str) -> Confined<'a> {
+        self.command.env(name, value);
         self
     }
 
@@ -125,6 +139,12 @@ impl<'a> Confined<'a> {
     /// A directory whose files it may change.
     pub fn may_write(mut self, path: &Path) -> Confined<'a> {
         self.writes.push(path.to_owned());
+        self
+    }
+
+    /// Its standard input; without, it has none.
+    pub fn stdin(mut self, file: File) -> Confined<'a> {
+        self.stdin = Some(file);
         self
     }
 
@@ -164,11 +184,12 @@ impl<'a> Confined<'a> {
         };
         // SAFETY: between fork and exec it makes system calls; ruleset, filter and list were made before.
         unsafe { self.command.pre_exec(confine) };
-        self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let stdin = self.stdin.take().map_or_else(Stdio::null, Stdio::from);
+        self.command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = self.command.spawn().map_err(|e| match e.kind() {
             io::ErrorKind::NotFound => HostError::new(
                 ErrorCode::Unavailable,
-                format!("{} is not installed (Debian: qemu-utils)", self.program),
+                format!("{} is not installed (Debian: {})", self.program, package(&self.program)),
             ),
             _ => self.cannot(&format!("cannot be started: {e}")),
         })?;
@@ -203,6 +224,16 @@ impl<'a> Confined<'a> {
             Ok::<_, anyhow::Error>(ruleset.add_rule(PathBeneath::new(PathFd::new("/dev/null")?, null))?)
         };
         build().map_err(|e| self.cannot(&format!("cannot be confined: {e:#}")))
+    }
+}
+
+/// The Debian package that has a program.
+fn package(program: &str) -> &str {
+    match program {
+        "qemu-img" => "qemu-utils",
+        "debugfs" => "e2fsprogs",
+        "xz" => "xz-utils",
+        other => other,
     }
 }
 

@@ -3,22 +3,37 @@
 //! Invariant: one daemon has a folder; it can be killed at any instant, and the next one goes on. Connections are
 //! bounded in number and in the time that they may keep silent.
 
-use crate::api::{self, App};
+use crate::access::Peer;
+use crate::access::audit::Audit;
+use crate::access::tls::{Door, Remote};
+use crate::api::{self, Answered, App};
 use crate::catalogs::Catalogs;
 use crate::confined;
+use crate::events::Events;
 use crate::images::Images;
+use crate::machines::{Machines, Parts};
 use crate::operations::Operations;
+use crate::resources::budget::host_bytes;
+use crate::resources::memory::has_swap;
+use crate::scopes::Scopes;
 use crate::store::{Objects, SqliteStore};
 use crate::stores::Stores;
+use crate::systemd::Manager;
 use anyhow::{Context, Result, bail};
+use axum::{Extension, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::fs::{FlockOperation, Mode, flock};
+use rustix::io::Errno;
+use spillway_api::Hypervisor;
 use std::fs::{self, File};
+use std::future::pending;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
@@ -27,6 +42,17 @@ use tokio::sync::Semaphore;
 const MOST_CONNECTIONS: usize = 256;
 /// How long a request's head may take to come.
 const HEAD: Duration = Duration::from_secs(30);
+
+/// Of what a client sends after its last answer so much is read, for so long.
+const MOST_UNREAD_BYTES: usize = 1 << 20;
+const UNREAD: Duration = Duration::from_secs(2);
+
+/// The folder for what runs.
+const RUN: &str = "run";
+/// The system's libvirt.
+pub const LIBVIRT_URI_DEFAULT: &str = "qemu:///system";
+/// How long the lock and the socket of a daemon that has just ended may stay.
+const LOCK: Duration = Duration::from_secs(2);
 
 /// How it is started.
 #[derive(Clone, Debug)]
@@ -37,19 +63,38 @@ pub struct Settings {
     pub socket: PathBuf,
     /// The socket's rights.
     pub socket_mode: u32,
+    /// Where it listens besides, for those who have a token.
+    pub remote: Option<Remote>,
+    /// Who runs machines.
+    pub hypervisor: Hypervisor,
+    /// The libvirt that does, if it does.
+    pub libvirt_uri: String,
+    /// The program that serves disks.
+    pub program: PathBuf,
+    /// Memory that all caches may have together; half of the host's if nothing is said.
+    pub ram_budget_bytes: Option<u64>,
+    /// Limits of caches may be so many percent of that together.
+    pub overcommit_percent: u32,
+    /// Caches shrink when less memory than this is available; a twentieth of the host's if nothing is said.
+    pub memory_floor_bytes: Option<u64>,
 }
 
 /// Serves until it is told to end. What goes on then is broken off, which the next one undoes.
-pub async fn run(settings: Settings, ready: impl FnOnce()) -> Result<()> {
+pub async fn run(
+    settings: Settings,
+    mut manager: Manager,
+    ready: impl FnOnce(Option<SocketAddr>),
+) -> Result<()> {
     let state = std::path::absolute(&settings.state).context("--state")?;
     fs::create_dir_all(&state).with_context(|| format!("{}: cannot be made", state.display()))?;
-    fs::set_permissions(&state, fs::Permissions::from_mode(0o700))
-        .with_context(|| format!("{}: is not ours", state.display()))?;
+    // What is made here is ours alone, unless it is made for others.
+    rustix::process::umask(Mode::from_raw_mode(0o077));
+    close(&state, settings.hypervisor).with_context(|| format!("{}: is not ours", state.display()))?;
     let _lock = lock(&state.join("lock"))?;
     let mut complain = |line: &str| eprintln!("spillwayd: warning: {line}");
     if !confined::is_supported() {
         complain(
-            "this kernel has no Landlock: qemu-img is kept from sockets, devices and rights, not from files",
+            "this kernel has no Landlock: qemu-img and debugfs are kept from sockets, devices and rights, not from files",
         );
     }
     let store = SqliteStore::open(&state.join("state.db"))?;
@@ -57,25 +102,68 @@ pub async fn run(settings: Settings, ready: impl FnOnce()) -> Result<()> {
     let operations = Operations::default();
     let stores = Stores::open(objects.clone(), &state.join("store"))?;
     let images = Images::open(objects.clone(), operations.clone(), stores.clone(), &mut complain)?;
-    let catalogs = Catalogs::open(objects, stores.clone())?;
-    let app = App { catalogs, images, operations, stores };
+    let catalogs = Catalogs::open(objects.clone(), stores.clone())?;
+    if !settings.program.is_file() {
+        let program = settings.program.display();
+        complain(&format!(
+            "{program} is not there, and no machine can start: say where it is with --spillway"
+        ));
+    }
+    let parts = Parts {
+        folder: state.join(RUN).join("machines"),
+        program: settings.program.clone(),
+        hypervisor: settings.hypervisor,
+        ram_budget_bytes: settings.ram_budget_bytes.unwrap_or(host_bytes() / 2),
+        overcommit_percent: settings.overcommit_percent,
+        memory_floor_bytes: settings.memory_floor_bytes.unwrap_or(host_bytes() / 20),
+        scopes: Scopes::choose(&mut complain),
+        libvirt_uri: settings.libvirt_uri.clone(),
+    };
+    if has_swap() {
+        complain(
+            "this host swaps: a cache that is swapped out is slower than none; swap off, or keep machines out of it",
+        );
+    }
+    let events = Events::default();
+    let machines =
+        Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;
+    let audit = Audit::new(&state.join("audit.log"));
+    let answered = Answered::default();
+    let app =
+        App { audit, answered, catalogs, events, images, machines: machines.clone(), operations, stores };
 
-    let listener = listen(&settings)?;
+    let door = match &settings.remote {
+        Some(remote) => Some(Door::open(remote).await?),
+        None => None,
+    };
+    let listener = match manager.listener(&settings.socket, &mut complain) {
+        Some(listener) => listener,
+        None => listen(&settings)?,
+    };
+    let is_kept = manager.keep(&listener);
+    listener.set_nonblocking(true)?;
+    let listener = UnixListener::from_std(listener)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    ready();
+    ready(door.as_ref().and_then(Door::address));
+    manager.say("READY=1");
+    let router = api::router(app);
     tokio::select! {
-        () = accept(listener, app) => {}
+        () = manager.attend(async || machines.summary().await) => {}
+        () = accept(listener, router.clone()) => {}
+        () = accept_remote(door, router) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    let _ = fs::remove_file(&settings.socket);
+    manager.say("STOPPING=1");
+    if !is_kept {
+        let _ = fs::remove_file(&settings.socket);
+    }
     Ok(())
 }
 
 /// Lets clients in for as long as it is asked.
-async fn accept(listener: UnixListener, app: App) {
-    let router = api::router(app);
+async fn accept(listener: UnixListener, router: Router) {
     let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
@@ -84,39 +172,102 @@ async fn accept(listener: UnixListener, app: App) {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let service = TowerToHyperService::new(router.clone());
-        let connection = hyper::server::conn::http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD)
-            .serve_connection(TokioIo::new(stream), service);
+        let user = stream.peer_cred().ok().map(|who| who.uid());
+        let router = router.clone();
         tokio::spawn(async move {
             let _place = place;
-            let _ = connection.await;
+            serve(stream, router, Peer::Local(user)).await;
         });
     }
+}
+
+/// The same for those who come over TCP; nobody, without a door.
+async fn accept_remote(door: Option<Door>, router: Router) {
+    let Some(door) = door else { return pending().await };
+    loop {
+        let Some(stranger) = door.next().await else {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let peer = Peer::Remote(Arc::clone(&door.tokens), stranger.address);
+        let router = router.clone();
+        tokio::spawn(async move {
+            if let Some((stream, _place)) = stranger.greet().await {
+                serve(stream, router, peer).await;
+            }
+        });
+    }
+}
+
+/// Answers a connection until it ends.
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, peer: Peer) {
+    let service = TowerToHyperService::new(router.layer(Extension(peer)));
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .serve_connection(TokioIo::new(stream), service);
+    let Ok(parts) = connection.without_shutdown().await else { return };
+    let mut stream = parts.io.into_inner();
+    // A connection that is closed with something unread loses the answer on its way: what was too much is read first.
+    let rest = async {
+        stream.shutdown().await?;
+        let (mut buffer, mut read) = (vec![0; 16 << 10], 0);
+        while read < MOST_UNREAD_BYTES {
+            match stream.read(&mut buffer).await? {
+                0 => break,
+                n => read += n,
+            }
+        }
+        std::io::Result::Ok(())
+    };
+    let _ = tokio::time::timeout(UNREAD, rest).await;
+}
+
+/// Nobody else has any right to what is kept; the group that libvirt's QEMU was let in as may go through to `run`.
+fn close(state: &Path, hypervisor: Hypervisor) -> std::io::Result<()> {
+    for entry in fs::read_dir(state)? {
+        let entry = entry?;
+        let found = entry.metadata()?;
+        let rights = found.permissions().mode();
+        if entry.file_name() != RUN && !found.is_symlink() && rights & 0o077 != 0 {
+            fs::set_permissions(entry.path(), fs::Permissions::from_mode(rights & 0o7700))?;
+        }
+    }
+    let mode = if hypervisor == Hypervisor::Libvirt { 0o710 } else { 0o700 };
+    fs::set_permissions(state, fs::Permissions::from_mode(mode))
 }
 
 /// Held for as long as the daemon lives.
 fn lock(path: &Path) -> Result<File> {
     let file = File::options().create(true).truncate(false).write(true).open(path);
     let file = file.with_context(|| format!("{}: cannot be made", path.display()))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            bail!("{}: another spillwayd has this folder: give another --state", path.display())
+    let until = Instant::now() + LOCK;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            // A process that the last one was just starting has it until it executes its program.
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+            Err(Errno::WOULDBLOCK) => {
+                bail!("{}: another spillwayd has this folder: give another --state", path.display())
+            }
+            Err(e) => return Err(e).with_context(|| path.display().to_string()),
         }
-        Err(e) => Err(e).with_context(|| path.display().to_string()),
     }
 }
 
 /// Nobody can connect before the rights are right. One that nobody listens on any more is replaced.
-fn listen(settings: &Settings) -> Result<UnixListener> {
+fn listen(settings: &Settings) -> Result<std::os::unix::net::UnixListener> {
     let path = &settings.socket;
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
     }
-    if std::os::unix::net::UnixStream::connect(path).is_ok() {
-        bail!("{}: somebody listens there: give another --socket", path.display());
+    let until = Instant::now() + LOCK;
+    while std::os::unix::net::UnixStream::connect(path).is_ok() {
+        // As with the lock: it may be a process that the last one was just starting.
+        if Instant::now() > until {
+            bail!("{}: somebody listens there: give another --socket", path.display());
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
     match fs::symlink_metadata(path) {
         Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
@@ -126,7 +277,7 @@ fn listen(settings: &Settings) -> Result<UnixListener> {
         Err(_) => {}
     }
     let before = rustix::process::umask(Mode::from_raw_mode(0o177));
-    let listener = UnixListener::bind(path);
+    let listener = std::os::unix::net::UnixListener::bind(path);
     rustix::process::umask(before);
     let listener = listener.with_context(|| format!("{}: cannot be made", path.display()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(settings.socket_mode))?;

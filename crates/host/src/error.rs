@@ -26,7 +26,7 @@ impl HostError {
 
     /// There is none of that name; perhaps another is meant.
     pub fn not_found<'a>(word: &str, name: &str, others: impl IntoIterator<Item = &'a str>) -> HostError {
-        let message = match crate::nearest::nearest(name, others) {
+        let message = match spillway_api::nearest(name, others) {
             Some(near) => format!("there is no {word} '{name}': do you mean '{near}'?"),
             None => format!("there is no {word} '{name}'"),
         };

@@ -1,12 +1,21 @@
 //! The daemon that keeps images, catalogs and machines of a host.
 
+pub mod access;
 pub mod api;
 pub mod catalogs;
 mod confined;
 pub mod daemon;
 pub mod error;
+pub mod events;
+mod hypervisor;
 pub mod images;
-mod nearest;
+mod json_lines;
+pub mod machines;
 pub mod operations;
+mod processes;
+pub mod resources;
+mod scopes;
+pub mod seed;
 pub mod store;
 pub mod stores;
+pub mod systemd;

@@ -1,8 +1,13 @@
 //! `spillwayd`: keeps images, catalogs and machines of a host.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Parser;
-use spillway_host::daemon::{self, Settings};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use spillway_api::Hypervisor;
+use spillway_host::access::tls::Remote;
+use spillway_host::daemon::{self, LIBVIRT_URI_DEFAULT, Settings};
+use spillway_host::systemd::Manager;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Keeps the images, catalogs and machines of a host, and runs the machines
@@ -18,6 +23,37 @@ struct Arguments {
     /// Rights of the socket
     #[arg(long, value_name = "MODE", default_value = "0600", value_parser = octal)]
     socket_mode: u32,
+    /// Listen here too, with TLS, for those who have a token
+    #[arg(long, value_name = "ADDR:PORT", requires_all = ["tls_cert", "tls_key", "tokens"])]
+    listen: Option<SocketAddr>,
+    /// With --listen: the server's certificate and those above it (PEM)
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    tls_cert: Option<PathBuf>,
+    /// With --listen: its key (PEM)
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    tls_key: Option<PathBuf>,
+    /// With --listen: who may ask what, a line each as 'spillway token new' prints it
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    tokens: Option<PathBuf>,
+    /// Who runs machines: QEMU, started by spillwayd; libvirt, which starts QEMU; or nobody: then disks are served for
+    /// VMMs that others start
+    #[arg(long, value_name = "WHO", value_parser = hypervisor(), default_value = "qemu")]
+    hypervisor: Hypervisor,
+    /// The libvirt of this host that runs machines, if libvirt does
+    #[arg(long, value_name = "URI", default_value = LIBVIRT_URI_DEFAULT)]
+    libvirt_uri: String,
+    /// The program that serves disks [default: 'spillway' beside this one]
+    #[arg(long, value_name = "PATH")]
+    spillway: Option<PathBuf>,
+    /// Memory that the write caches of all machines may have together [default: half of the host's]
+    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
+    ram_budget: Option<u64>,
+    /// The limits of write caches may be so many percent of the budget together; their guarantees never more than it
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(100..=10_000), default_value_t = 100)]
+    overcommit: u32,
+    /// Caches shrink towards their guarantees when less memory is available [default: a twentieth of the host's]
+    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
+    memory_floor: Option<u64>,
     /// Print the description of the interface (OpenAPI) and end
     #[arg(long)]
     print_openapi: bool,
@@ -28,17 +64,56 @@ fn octal(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| "rights are octal, such as 0660".into())
 }
 
+fn hypervisor() -> impl TypedValueParser<Value = Hypervisor> {
+    PossibleValuesParser::new(["qemu", "libvirt", "none"]).map(|word| match word.as_str() {
+        "qemu" => Hypervisor::Qemu,
+        "libvirt" => Hypervisor::Libvirt,
+        _ => Hypervisor::None,
+    })
+}
+
+/// The one that was installed with this one.
+fn beside() -> Result<PathBuf> {
+    let this = std::env::current_exe().context("this program's own file")?;
+    // A package may replace it while it runs.
+    let text = this.to_string_lossy();
+    Ok(PathBuf::from(text.strip_suffix(" (deleted)").unwrap_or(&text)).with_file_name("spillway"))
+}
+
+#[expect(unsafe_code, reason = "before there are threads")]
 fn main() -> Result<()> {
+    // SAFETY: nothing has been opened or begun yet.
+    let manager = unsafe { Manager::take() };
     let arguments = Arguments::parse();
     if arguments.print_openapi {
         println!("{}", spillway_host::api::document());
         return Ok(());
     }
-    let settings =
-        Settings { state: arguments.state, socket: arguments.socket, socket_mode: arguments.socket_mode };
+    let program = arguments.spillway.map_or_else(beside, Ok)?;
+    let remote = match (arguments.listen, arguments.tls_cert, arguments.tls_key, arguments.tokens) {
+        (Some(address), Some(certificate), Some(key), Some(tokens)) => {
+            Some(Remote { address, certificate, key, tokens })
+        }
+        _ => None,
+    };
+    let settings = Settings {
+        remote,
+        state: arguments.state,
+        socket: arguments.socket,
+        socket_mode: arguments.socket_mode,
+        hypervisor: arguments.hypervisor,
+        ram_budget_bytes: arguments.ram_budget,
+        overcommit_percent: arguments.overcommit,
+        memory_floor_bytes: arguments.memory_floor,
+        libvirt_uri: arguments.libvirt_uri,
+        program: std::path::absolute(&program).context("--spillway")?,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let socket = settings.socket.display().to_string();
-    let done = runtime.block_on(daemon::run(settings, move || println!("spillwayd: ready on {socket}")));
+    let done = runtime.block_on(daemon::run(settings, manager, move |remote| match remote {
+        Some(address) => println!("spillwayd: ready on {socket} and https://{address}"),
+        None => println!("spillwayd: ready on {socket}"),
+    }));
     // Nothing is waited for: what goes on is undone by the next start.
     runtime.shutdown_background();
     done

@@ -125,6 +125,16 @@ impl Stores {
         chosen.ok_or_else(|| HostError::new(ErrorCode::Unavailable, none))
     }
 
+    /// Where a disk's files go: the one that is named; else the first of class `local`.
+    pub fn for_disks(&self, named: Option<&Name>) -> Result<StoreFolder, HostError> {
+        if let Some(name) = named {
+            return self.get(name);
+        }
+        let none = "no store is of class local: add one ('spillway store add'), or name another";
+        let chosen = self.list()?.into_iter().find(|store| store.class == StoreClass::Local);
+        chosen.ok_or_else(|| HostError::new(ErrorCode::Unavailable, none))
+    }
+
     fn kept(&self, name: &Name) -> Result<Kept, HostError> {
         match self.objects.get::<Kept>(name.as_str())? {
             Some(store) => Ok(store.value),

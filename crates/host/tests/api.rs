@@ -14,10 +14,15 @@ use std::time::Duration;
 
 /// Asks, and gives the status and the body.
 fn ask(world: &World, method: &str, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
+    ask_with(world, method, path, "", body)
+}
+
+/// The same with more lines in the head, each with its end.
+fn ask_with(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> (u16, Vec<u8>) {
     let mut stream = UnixStream::connect(world.socket()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{lines}content-length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes()).unwrap();
@@ -99,6 +104,32 @@ fn what_cannot_be_is_refused_in_words() {
     }
     // Nothing of it has done anything, and it still answers.
     assert_eq!(ask(&world, "GET", "/v1/images", b""), (200, b"{\"items\":[]}".to_vec()));
+}
+
+#[test]
+fn a_revision_is_a_number() {
+    let world = World::new();
+    for (value, status) in [
+        ("\"12\"", 404),
+        ("12", 404),
+        ("", 400),
+        ("*", 400),
+        ("\"\"", 400),
+        ("\"1", 400),
+        ("W/\"1\"", 400),
+        ("\"1\", \"2\"", 400),
+        ("-1", 400),
+        ("+1", 400),
+        ("18446744073709551616", 400),
+        ("\u{e9}", 400),
+        ("1\r\nif-match: 1", 400),
+    ] {
+        let line = format!("if-match: {value}\r\n");
+        let (found, body) = ask_with(&world, "DELETE", "/v1/catalogs/desk", &line, b"");
+        assert_eq!(found, status, "{value:?}: {}", String::from_utf8_lossy(&body));
+        let error: ErrorBody = serde_json::from_slice(&body).unwrap();
+        assert_eq!(error.message.contains("If-Match"), status == 400, "{value:?}: {error:?}");
+    }
 }
 
 #[test]

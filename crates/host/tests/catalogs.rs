@@ -3,38 +3,17 @@
 
 mod common;
 
-use common::{World, ends, refused, run};
+use common::{World, create, import, machines, new, refused};
 use rustix::process::Signal;
 use spillway_api::client::Client;
-use spillway_api::{
-    Catalog, Empty, ErrorCode, ImageImport, List, Machine, NewCatalog, Operation, SourceFormat,
-};
+use spillway_api::{Catalog, CatalogSpec, Empty, ErrorCode, List, Machine, StoreClass, StoreFolder};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
-
-/// Versions of an image `debian`, all of them ready.
-fn images(world: &World, versions: u32) {
-    let path = world.path("disk").display().to_string();
-    run("qemu-img", &["create", "-q", "-f", "raw", &path, "8M"]);
-    for _ in 0..versions {
-        let import = ImageImport { path: path.clone(), format: SourceFormat::Raw, store: None };
-        let begun: Operation = world.client().post("/v1/images/debian/versions", &import).unwrap();
-        ends(&world.client(), &begun).unwrap();
-    }
-}
-
-fn new(name: &str, spec: &str) -> NewCatalog {
-    NewCatalog { name: name.parse().unwrap(), spec: serde_json::from_str(spec).unwrap() }
-}
-
-fn machines(client: &Client, catalog: &str) -> Vec<Machine> {
-    client.get::<List<Machine>>(&format!("/v1/machines?catalog={catalog}")).unwrap().items
-}
 
 #[test]
 fn a_thousand_machines_are_recorded_and_listed() {
     let mut world = World::new();
-    images(&world, 1);
+    import(&world, "debian", 1);
     let client = world.client();
     let begun = Instant::now();
     let spec = r#"{"image": "debian", "count": 1000, "naming": "desk-####"}"#;
@@ -64,10 +43,10 @@ fn a_thousand_machines_are_recorded_and_listed() {
 #[test]
 fn machines_follow_the_count() {
     let world = World::new();
-    images(&world, 1);
+    import(&world, "debian", 1);
     let client = world.client();
     let change = |spec: &str| {
-        let spec = serde_json::from_str::<spillway_api::CatalogSpec>(spec).unwrap();
+        let spec = serde_json::from_str::<CatalogSpec>(spec).unwrap();
         client.put::<_, Catalog>("/v1/catalogs/desk", &spec)
     };
     client.post::<_, Catalog>("/v1/catalogs", &new("desk", r#"{"image": "debian", "count": 5}"#)).unwrap();
@@ -93,12 +72,12 @@ fn machines_follow_the_count() {
 #[test]
 fn versions_of_a_catalogs_history_stay() {
     let world = World::new();
-    images(&world, 3);
+    import(&world, "debian", 3);
     let client = world.client();
     let created: Catalog =
         client.post("/v1/catalogs", &new("desk", r#"{"image": "debian:2", "count": 1}"#)).unwrap();
     assert_eq!(created.version, 2);
-    let spec = serde_json::from_str::<spillway_api::CatalogSpec>(r#"{"image": "debian:3"}"#).unwrap();
+    let spec = serde_json::from_str::<CatalogSpec>(r#"{"image": "debian:3"}"#).unwrap();
     let changed: Catalog = client.put("/v1/catalogs/desk", &spec).unwrap();
     let history: Vec<u32> = changed.history.iter().map(|entry| entry.version).collect();
     assert_eq!((changed.version, history), (3, vec![2, 3]));
@@ -122,13 +101,13 @@ fn versions_of_a_catalogs_history_stay() {
 #[test]
 fn a_daemon_that_dies_while_it_records_goes_on() {
     let mut world = World::new();
-    images(&world, 1);
-    let create = r#"{"image": "debian", "count": 3000, "naming": "m-####"}"#;
+    import(&world, "debian", 1);
+    let spec = r#"{"image": "debian", "count": 3000, "naming": "m-####"}"#;
     for delay_ms in [0, 10, 40, 80, 160] {
         let socket = world.socket();
         let asked = std::thread::spawn(move || {
             let client = Client::new(&socket).unwrap();
-            client.post::<_, Catalog>("/v1/catalogs", &new("m", create)).is_ok()
+            create(&client, "m", spec).is_ok()
         });
         std::thread::sleep(Duration::from_millis(delay_ms));
         world.end(Signal::KILL);
@@ -138,10 +117,216 @@ fn a_daemon_that_dies_while_it_records_goes_on() {
         let catalogs: List<Catalog> = client.get("/v1/catalogs").unwrap();
         let expected = if catalogs.items.is_empty() { 0 } else { 3000 };
         assert!(!was_answered || expected == 3000);
-        assert_eq!(machines(&client, "m").len(), expected, "after {delay_ms} ms");
+        let all = client.get::<List<Machine>>("/v1/machines").unwrap().items;
+        assert_eq!(all.len(), expected, "after {delay_ms} ms");
         if expected > 0 {
             client.delete::<Empty>("/v1/catalogs/m").unwrap();
         }
         assert_eq!(client.get::<List<Machine>>("/v1/machines").unwrap().items, []);
     }
+}
+
+#[test]
+fn a_change_that_was_decided_on_something_else_is_a_conflict() {
+    let world = World::new();
+    import(&world, "debian", 1);
+    let client = world.client();
+    let first = create(&client, "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
+    let spec = |count| CatalogSpec { count, ..first.spec.clone() };
+    let path = "/v1/catalogs/desk";
+    let second: Catalog = client.put_if(path, first.revision, &spec(3)).unwrap();
+    assert!(second.revision > first.revision);
+    assert_eq!(client.get::<Catalog>(path).unwrap(), second);
+    assert_eq!(client.get::<List<Catalog>>("/v1/catalogs").unwrap().items, std::slice::from_ref(&second));
+    let error = refused(client.put_if::<_, Catalog>(path, first.revision, &spec(4)));
+    assert_eq!(error.code, ErrorCode::Conflict);
+    assert!(error.message.contains("by somebody else meanwhile: look again"), "{error:?}");
+    assert_eq!(machines(&client, "desk").len(), 3);
+    // What changes nothing is no change, and other objects' changes are not this one's.
+    let same: Catalog = client.put_if(path, second.revision, &spec(3)).unwrap();
+    create(&client, "other", r#"{"image": "debian", "count": 2}"#).unwrap();
+    assert_eq!(same, second);
+    client.put_if::<_, Catalog>(path, second.revision, &spec(5)).unwrap();
+    // Who does not say what it was decided on takes what there is.
+    client.put::<_, Catalog>(path, &spec(1)).unwrap();
+    assert_eq!(machines(&client, "desk").len(), 1);
+    assert_eq!(refused(client.get::<Catalog>("/v1/catalogs/dest")).code, ErrorCode::NotFound);
+}
+
+/// Of many that add one machine each, none is lost if each says what it was decided on, and none adds two.
+#[test]
+fn changes_at_once_are_not_lost() {
+    let world = World::new();
+    import(&world, "debian", 1);
+    create(&world.client(), "desk", r#"{"image": "debian"}"#).unwrap();
+    let (path, socket) = ("/v1/catalogs/desk", world.socket());
+    let add = || {
+        let client = Client::new(&socket).unwrap();
+        for _ in 0..10 {
+            loop {
+                let found: Catalog = client.get(path).unwrap();
+                let spec = CatalogSpec { count: found.spec.count + 1, ..found.spec };
+                match client.put_if::<_, Catalog>(path, found.revision, &spec) {
+                    Ok(_) => break,
+                    conflict => assert_eq!(refused(conflict).code, ErrorCode::Conflict),
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..4).for_each(|_| _ = scope.spawn(add)));
+    assert_eq!(machines(&world.client(), "desk").len(), 40);
+}
+
+#[test]
+fn what_is_only_tried_changes_nothing() {
+    let world = World::new();
+    import(&world, "debian", 2);
+    let client = world.client();
+    let try_new = |spec: &str| client.post::<_, Catalog>("/v1/catalogs?dry_run=true", &new("desk", spec));
+    assert_eq!(try_new(r#"{"image": "debian:2", "count": 5}"#).unwrap().version, 2);
+    assert_eq!(refused(try_new(r#"{"image": "debian:3"}"#)).code, ErrorCode::NotFound);
+    assert_eq!(client.get::<List<Catalog>>("/v1/catalogs").unwrap().items, []);
+    let made = create(&client, "desk", r#"{"image": "debian:1", "count": 5}"#).unwrap();
+    let other: CatalogSpec = serde_json::from_str(r#"{"image": "debian:2", "count": 2}"#).unwrap();
+    let tried: Catalog = client.put("/v1/catalogs/desk?dry_run=true", &other).unwrap();
+    assert_eq!((tried.version, tried.spec.count), (2, 2));
+    assert_eq!(client.get::<Catalog>("/v1/catalogs/desk").unwrap(), made);
+    assert_eq!(machines(&client, "desk").len(), 5);
+    assert_eq!(refused(try_new(r#"{"image": "debian"}"#)).code, ErrorCode::Exists);
+}
+
+#[test]
+fn a_change_happens_whole_or_not_at_all() {
+    let world = World::new();
+    import(&world, "debian", 1);
+    let client = world.client();
+    create(&client, "other", r#"{"image": "debian", "count": 1, "naming": "desk-0#5"}"#).unwrap();
+    let made = create(&client, "desk", r#"{"image": "debian", "count": 5}"#).unwrap();
+    let more = CatalogSpec { count: 20, warm: 20, ..made.spec.clone() };
+    let error = refused(client.put::<_, Catalog>("/v1/catalogs/desk", &more));
+    assert!(error.code == ErrorCode::Exists && error.message.contains("'desk-015'"), "{error:?}");
+    assert_eq!(client.get::<Catalog>("/v1/catalogs/desk").unwrap(), made);
+    assert_eq!(machines(&client, "desk").len(), 5);
+}
+
+#[test]
+fn lists_are_chosen_by_label() {
+    let world = World::new();
+    import(&world, "debian", 1);
+    let client = world.client();
+    let label = |labels: &str| format!(r#"{{"image": "debian", "count": 2, "labels": {labels}}}"#);
+    create(&client, "a", &label(r#"{"team": "x", "stage": "a=b&c d"}"#)).unwrap();
+    create(&client, "b", &label(r#"{"team": "x"}"#)).unwrap();
+    create(&client, "c", &label(r#"{"team": "y"}"#)).unwrap();
+    for (question, catalogs, first, count) in [
+        ("", vec!["a", "b", "c"], "a-001", 6),
+        ("?label=team%3Dx", vec!["a", "b"], "a-001", 4),
+        ("?label=team=x&label=stage=a=b%26c+d", vec!["a"], "a-001", 2),
+        ("?label=team=y", vec!["c"], "c-001", 2),
+        ("?label=team=x&label=stage=", vec![], "", 0),
+    ] {
+        let found: List<Catalog> = client.get(&format!("/v1/catalogs{question}")).unwrap();
+        let names: Vec<&str> = found.items.iter().map(|catalog| catalog.name.as_str()).collect();
+        assert_eq!(names, catalogs, "{question}");
+        let found = client.get::<List<Machine>>(&format!("/v1/machines{question}")).unwrap().items;
+        assert_eq!(
+            (found.len(), found.first().map_or("", |m| m.name.as_str())),
+            (count, first),
+            "{question}"
+        );
+    }
+    let of_b = client.get::<List<Machine>>("/v1/machines?catalog=b&label=team=x").unwrap().items;
+    assert_eq!((of_b.len(), of_b[0].catalog.as_str()), (2, "b"));
+    for (question, word) in [
+        ("catalogs?label=team", "not KEY=VALUE"),
+        ("catalogs?label=Team=x", "is no name"),
+        ("catalogs?catalog=a", "'catalog' cannot be asked: label"),
+        ("machines?label=team=x&label=team=y", "cannot have two values"),
+        ("machines?lable=team=x", "'lable' cannot be asked: catalog, label"),
+    ] {
+        let error = refused(client.get::<List<Empty>>(&format!("/v1/{question}")));
+        assert!(error.code == ErrorCode::Invalid && error.message.contains(word), "{question}: {error:?}");
+    }
+}
+
+#[test]
+fn disks_go_to_stores_that_are_good_for_them() {
+    let world = World::new();
+    import(&world, "debian", 1);
+    let client = world.client();
+    let scratch = r#"{"image": "debian", "scratch_disk_bytes": 1048576}"#;
+    let error = refused(create(&client, "a", scratch));
+    assert!(error.message.contains("a store of class temp"), "{error:?}");
+    for (name, class) in [("fast", StoreClass::Temp), ("copies", StoreClass::Cache)] {
+        let folder = StoreFolder { name: name.parse().unwrap(), path: world.path(name), class };
+        client.post::<_, StoreFolder>("/v1/stores", &folder).unwrap();
+    }
+    create(&client, "a", scratch).unwrap();
+    for (settings, word) in [
+        (r#""data_disk_bytes": 1048576, "data_disk_store": "fast""#, "fast is for what can be made again"),
+        (r#""type": "dedicated", "overflow_store": "copies""#, "copies is for what can be made again"),
+        (r#""data_disk_bytes": 1048576, "data_disk_store": "fats""#, "do you mean 'fast'?"),
+    ] {
+        let error = refused(create(&client, "b", &format!(r#"{{"image": "debian", {settings}}}"#)));
+        assert!(error.message.contains(word), "{settings}: {error:?}");
+    }
+    create(&client, "b", r#"{"image": "debian", "overflow_store": "fast", "data_disk_bytes": 1048576}"#)
+        .unwrap();
+    // It can grow; that it goes must be said.
+    let change = |spec: &str, terms: &str| {
+        let spec = serde_json::from_str::<CatalogSpec>(spec).unwrap();
+        client.put::<_, Catalog>(&format!("/v1/catalogs/b{terms}"), &spec)
+    };
+    let error = refused(change(r#"{"image": "debian"}"#, ""));
+    assert!(
+        error.code == ErrorCode::Conflict && error.message.contains("lose their data disks"),
+        "{error:?}"
+    );
+    change(r#"{"image": "debian", "data_disk_bytes": 2097152}"#, "").unwrap();
+    let error = refused(change(r#"{"image": "debian", "data_disk_bytes": 1048576}"#, "?discard_data=true"));
+    assert!(error.message.contains("grow, not shrink"), "{error:?}");
+    change(r#"{"image": "debian"}"#, "?discard_data=true").unwrap();
+}
+
+/// A change among 10,000 machines takes as long as one among few, and so does reading a catalog.
+#[test]
+fn many_machines_do_not_slow_others_down() {
+    let world = World::new();
+    import(&world, "debian", 2);
+    let client = world.client();
+    create(&client, "few", r#"{"image": "debian", "count": 5}"#).unwrap();
+    let fastest = |mut question: Box<dyn FnMut(u32) + '_>| {
+        let mut took: Vec<Duration> = (0..21)
+            .map(|n| {
+                let begun = Instant::now();
+                question(n);
+                begun.elapsed()
+            })
+            .collect();
+        took.sort();
+        took[0]
+    };
+    let pace = || {
+        let update = |n: u32| {
+            let update = serde_json::json!({ "image": format!("debian:{}", 1 + n % 2) });
+            client.post::<_, Catalog>("/v1/catalogs/few/update", &update).unwrap();
+        };
+        let get = |_| _ = client.get::<Catalog>("/v1/catalogs/few").unwrap();
+        (fastest(Box::new(update)), fastest(Box::new(get)))
+    };
+    let among_few = pace();
+    for n in 0..10 {
+        let spec = format!(r#"{{"image": "debian", "count": 1000, "naming": "m{n}-####"}}"#);
+        create(&client, &format!("many-{n}"), &spec).unwrap();
+    }
+    let among_many = pace();
+    let begun = Instant::now();
+    assert_eq!(client.get::<List<Machine>>("/v1/machines").unwrap().items.len(), 10_005);
+    let listed = begun.elapsed();
+    println!(
+        "update and get among 5 machines {among_few:?}, among 10,005 {among_many:?}; all listed in {listed:?}"
+    );
+    let slack = Duration::from_millis(5);
+    assert!(among_many.0 < among_few.0 * 3 + slack && among_many.1 < among_few.1 * 3 + slack);
+    assert!(listed < Duration::from_secs(1));
 }

@@ -6,6 +6,7 @@ use spillway_host::store::{
     Changes, Expect, Kind, Objects, Revision, SqliteStore, Store, StoreError, Transaction,
 };
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -110,6 +111,44 @@ fn changes_are_decided_anew_until_nobody_was_faster() {
         (0..8).for_each(|_| _ = scope.spawn(|| (0..20).for_each(|_| objects.change(add).unwrap())));
     });
     assert_eq!(objects.get::<Thing>("sum").unwrap().unwrap().value, Thing { n: 160 });
+}
+
+/// What takes long to decide is done beside somebody who is always faster: at last it has a turn of its own.
+#[test]
+fn a_slow_decision_gets_its_turn() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = Objects::new(Arc::new(SqliteStore::open(&dir.path().join("db")).unwrap()));
+    let add = |changes: &mut Changes| -> Result<u64, StoreError> {
+        let n = changes.get::<Thing>("hot")?.map_or(0, |thing| thing.value.n) + 1;
+        changes.put("hot", &Thing { n });
+        Ok(n)
+    };
+    let ends = AtomicBool::new(false);
+    let mut attempts = 0;
+    let decided = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                objects.change(add).unwrap();
+            }
+        });
+        let decided = objects.change(|changes| -> Result<(), StoreError> {
+            attempts += 1;
+            add(changes)?;
+            let seen = objects.get::<Thing>("hot")?.map(|thing| thing.revision);
+            // Until somebody was faster, or evidently nobody can be.
+            let begun = Instant::now();
+            while objects.get::<Thing>("hot")?.map(|thing| thing.revision) == seen
+                && begun.elapsed() < Duration::from_millis(500)
+            {
+                std::thread::yield_now();
+            }
+            Ok(())
+        });
+        ends.store(true, Ordering::Relaxed);
+        decided
+    });
+    decided.unwrap();
+    assert!(attempts > 1, "nobody was faster: nothing was tested");
 }
 
 /// A change among 10,000 objects takes as long as one among few.

@@ -37,6 +37,11 @@ impl Kit {
         self.dir.join("golden.raw")
     }
 
+    /// The same with cloud-init, if the kit has it.
+    pub fn cloud(&self) -> Option<PathBuf> {
+        Some(self.dir.join("cloud.raw")).filter(|path| path.is_file())
+    }
+
     /// The kernel.
     pub fn kernel(&self) -> PathBuf {
         self.dir.join("vmlinuz")
@@ -141,6 +146,11 @@ pub struct Guest {
 impl Guest {
     /// Starts QEMU.
     pub fn start(kit: &Kit, spec: &GuestSpec) -> Result<Guest> {
+        Guest::start_with(kit, spec, &[])
+    }
+
+    /// Starts QEMU with further arguments.
+    pub fn start_with(kit: &Kit, spec: &GuestSpec, further: &[&str]) -> Result<Guest> {
         let initrd = spec.dir.join("initrd.cpio");
         let mut bytes = std::fs::read(kit.initrd()).context("the guest's initrd cannot be read")?;
         bytes.resize(bytes.len().next_multiple_of(4), 0);
@@ -152,7 +162,8 @@ impl Guest {
         // QEMU makes them when it opens them; until then nothing must be read that an earlier guest wrote.
         std::fs::write(&console, "")?;
         std::fs::write(&report, "")?;
-        let arguments = arguments(kit, spec, &initrd, &console, &report);
+        let mut arguments = arguments(kit, spec, &initrd, &console, &report);
+        arguments.extend(further.iter().map(|argument| argument.to_string()));
         let started = Instant::now();
         let qemu = Server::start("QEMU", "qemu-system-x86_64", &arguments, None, &spec.dir.join("qemu.log"))?;
         Ok(Guest { qemu, console, report, started })

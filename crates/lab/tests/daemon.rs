@@ -1,62 +1,11 @@
 //! `spillway` and `spillwayd` as people and scripts use them: words, JSON, exit codes.
 #![allow(clippy::unwrap_used)]
 
+mod daemon_world;
+
+use daemon_world::World;
 use serde_json::Value;
-use spillway_lab::disk;
-use spillway_lab::process::wait_until;
-use std::path::PathBuf;
-use std::process::{Child, Command};
-use std::time::Duration;
-
-struct World {
-    dir: tempfile::TempDir,
-    daemon: Child,
-}
-
-impl World {
-    fn new() -> World {
-        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let program = disk::program().unwrap().with_file_name("spillwayd");
-        let mut daemon = Command::new(program);
-        daemon.arg("--state").arg(dir.path().join("state")).arg("--socket").arg(dir.path().join("sock"));
-        let daemon =
-            daemon.stdout(std::process::Stdio::null()).spawn().expect("'make test' builds spillwayd");
-        let world = World { dir, daemon };
-        let listens = || world.path("sock").exists().then_some(());
-        wait_until(Duration::from_secs(20), listens).expect("spillwayd does not listen");
-        world
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    /// Exit code, standard output, standard error.
-    fn spillway(&self, arguments: &[&str]) -> (i32, String, String) {
-        let mut command = Command::new(disk::program().unwrap());
-        command.args(arguments).env("SPILLWAY_SOCKET", self.path("sock"));
-        let done = command.output().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (done.status.code().unwrap(), text(done.stdout), text(done.stderr))
-    }
-
-    fn ok(&self, arguments: &[&str]) -> String {
-        let (code, out, err) = self.spillway(arguments);
-        assert_eq!(code, 0, "{arguments:?}: {out}{err}");
-        out
-    }
-
-    fn json(&self, arguments: &[&str]) -> Value {
-        serde_json::from_str(&self.ok(&[arguments, &["--json"]].concat())).unwrap()
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
-    }
-}
+use std::process::Command;
 
 #[test]
 fn images_and_catalogs_from_the_command_line() {
@@ -74,6 +23,16 @@ fn images_and_catalogs_from_the_command_line() {
     assert_eq!(images["items"][0]["published"], 2);
     assert_eq!(images["items"][0]["tags"]["old"], 1);
     assert!(world.ok(&["image", "verify", "debian"]).contains("debian:2 is as it was imported"));
+
+    let checked = world.ok(&["image", "check", "debian"]);
+    assert!(
+        checked.contains("debian:2: no system was found") && checked.contains("the disk (unknown, 64.0 MiB)")
+    );
+    let check = world.json(&["image", "check", "debian:1"]);
+    assert_eq!(
+        (&check["version"], &check["volumes"][0]["content"]),
+        (&Value::from(1), &Value::from("unknown"))
+    );
 
     world.ok(&[
         "catalog", "create", "desk", "--image", "debian", "--count", "12", "--ram", "512M", "--label",
@@ -96,6 +55,7 @@ fn images_and_catalogs_from_the_command_line() {
         (vec!["image", "delete", "debian"], 75, "'desk'"),
         (vec!["image", "delete", "debain"], 66, "do you mean 'debian'?"),
         (vec!["image", "publish", "debian"], 2, "which version?"),
+        (vec!["image", "check", "debian:9"], 66, "no version 9"),
         (vec!["image", "import", "x", "/nonexistent", "--format", "raw"], 2, "/nonexistent"),
         (vec!["image", "import", "X", &file, "--format", "raw"], 2, "is no name"),
         (vec!["image", "import", "x", &file, "--format", "iso"], 2, "iso"),
@@ -126,4 +86,42 @@ fn images_and_catalogs_from_the_command_line() {
     world.ok(&["catalog", "delete", "x"]);
     world.ok(&["image", "delete", "debian"]);
     assert_eq!(world.json(&["image", "list"])["items"], serde_json::json!([]));
+}
+
+/// Warnings are shown and are no failure, unless they were asked to be.
+#[test]
+fn an_image_is_checked_for_what_breaks_clones() {
+    let world = World::new();
+    let tree = world.path("tree");
+    for (path, content) in
+        [("etc/machine-id", "8e5b3c1a0d3b4c5e9f603a1d8c2b7e4f\n"), ("usr/bin/cloud-init", "x")]
+    {
+        let path = tree.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+    let file = world.path("a.raw").display().to_string();
+    let mut mke2fs = Command::new("/usr/sbin/mke2fs");
+    let made = mke2fs.args(["-q", "-t", "ext4", "-d"]).arg(&tree).args([&file, "16M"]).output();
+    assert!(made.unwrap().status.success());
+    world.ok(&["image", "import", "debian", &file, "--format", "raw"]);
+    let told = world.ok(&["image", "check", "debian"]);
+    for word in [
+        "debian:1: 3 things break clones",
+        "/etc/machine-id: a machine-id is in the image",
+        "why: ",
+        "do:  truncate",
+    ] {
+        assert!(told.contains(word), "{word}: {told}");
+    }
+    let (code, out, err) = world.spillway(&["image", "check", "debian:1", "--strict", "--json"]);
+    let check: Value = serde_json::from_str(&out).unwrap();
+    let kinds: Vec<&str> = check["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|finding| finding["kind"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["machine_id", "no_discard", "not_checked"]);
+    assert_eq!((code, err.as_str()), (1, "spillway: error: debian:1: 3 things break clones\n"));
 }

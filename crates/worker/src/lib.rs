@@ -2,6 +2,8 @@
 
 pub mod base;
 pub mod channel;
+pub mod kvm;
 mod lifeline;
+pub mod persistent_file;
 pub mod supervisor;
 pub mod worker;

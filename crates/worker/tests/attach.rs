@@ -53,7 +53,7 @@ fn what_was_acknowledged_survives_its_worker() {
         let ram_limit_bytes = match mode {
             Mode::RamOverflow => 2 << 20,
             Mode::Ram => 32 << 20,
-            Mode::Overflow | Mode::Direct => 0,
+            Mode::Overflow | Mode::Direct | Mode::Persistent | Mode::Ephemeral => 0,
         };
         let spec = spec(mode, ram_limit_bytes, if mode.has_log() { 64 << 20 } else { 0 });
         let mut memory = Memory::new(spec, dir.path());

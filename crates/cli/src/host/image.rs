@@ -1,14 +1,14 @@
 //! `spillway image`.
 
 use super::{Daemon, progress, table};
-use crate::error::Failure;
+use crate::error::{Exit, Failure};
 use crate::output;
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use spillway_api::client::Client;
 use spillway_api::{
-    Empty, Image, ImageDetails, ImageImport, ImageRef, ImageVersion, List, Name, Operation, Origin,
-    SourceFormat, VersionChoice, VersionState,
+    Empty, Finding, Image, ImageCheck, ImageDetails, ImageImport, ImageRef, ImageVersion, List, Name,
+    Operation, Origin, SourceFormat, VersionChoice, VersionState,
 };
 use spillway_worker::supervisor::bytes;
 use std::path::PathBuf;
@@ -56,6 +56,14 @@ pub enum ImageCommand {
     Verify {
         /// The version [default: the published one]
         image: ImageRef,
+    },
+    /// Look into a version for what breaks its clones: identities left in it, drivers and services that it lacks
+    Check {
+        /// The version [default: the published one]
+        image: ImageRef,
+        /// Exit with 1 if anything was found, or no system could be looked into
+        #[arg(long)]
+        strict: bool,
     },
     /// Delete a version, or an image with all of them, that nobody uses
     Delete {
@@ -123,14 +131,22 @@ pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
             })
         }
         ImageCommand::Verify { image } => {
-            let version = match image.version {
-                Some(version) => version.get(),
-                None => published(&client, &image.name)?,
-            };
+            let version = chosen(&client, &image)?;
             let path = format!("/v1/images/{}/versions/{version}/verify", image.name);
             let begun: Operation = client.post(&path, &())?;
             progress::wait(&client, &begun)?;
             output::print(&format!("{}:{version} is as it was imported\n", image.name)).map(drop)
+        }
+        ImageCommand::Check { image, strict } => {
+            let version = chosen(&client, &image)?;
+            let path = format!("/v1/images/{}/versions/{version}/check", image.name);
+            let check: ImageCheck = client.get(&path)?;
+            daemon.show(&check, told)?;
+            let sound = check.findings.is_empty() && check.has_system();
+            match strict && !sound {
+                true => Err(Failure::new(Exit::Found, verdict(&check))),
+                false => Ok(()),
+            }
         }
         ImageCommand::Delete { image } => {
             let path = match image.version {
@@ -148,9 +164,42 @@ fn version(image: &ImageRef) -> Result<u32, Failure> {
     version.ok_or_else(|| Failure::usage(format!("{image}: which version? Such as {image}:2")))
 }
 
+/// The version that is named, else the published one.
+fn chosen(client: &Client, image: &ImageRef) -> Result<u32, Failure> {
+    image.version.map_or_else(|| published(client, &image.name), |version| Ok(version.get()))
+}
+
 fn published(client: &Client, name: &Name) -> Result<u32, Failure> {
     let details: ImageDetails = client.get(&format!("/v1/images/{name}"))?;
     details.image.published.ok_or_else(|| Failure::usage(format!("no version of {name} is published yet")))
+}
+
+/// In one line.
+fn verdict(check: &ImageCheck) -> String {
+    let said = match check.findings.len() {
+        _ if !check.has_system() => "no system was found that can be looked into".to_owned(),
+        0 => "nothing was found that breaks clones".to_owned(),
+        1 => "1 thing breaks clones".to_owned(),
+        many => format!("{many} things break clones"),
+    };
+    format!("{}:{}: {said}", check.image, check.version)
+}
+
+fn told(check: &ImageCheck) -> String {
+    let mut text = format!("{}\n", verdict(check));
+    for Finding { path, what, why, remedy, .. } in &check.findings {
+        text += &format!("\n{path}: {what}\n    why: {why}\n    do:  {remedy}\n");
+    }
+    let unread = check.volumes.iter().filter_map(|volume| Some((volume, volume.unread.as_ref()?)));
+    for (n, (volume, why)) in unread.enumerate() {
+        let name = volume.partition.map_or("the disk".into(), |number| format!("partition {number}"));
+        let (kind, size) = (volume.content.as_str(), bytes(volume.size_bytes));
+        text += &format!(
+            "{}{name} ({kind}, {size}) was not looked into: {why}\n",
+            if n == 0 { "\n" } else { "" }
+        );
+    }
+    text
 }
 
 fn show(daemon: &Daemon, client: &Client, name: &Name) -> Result<(), Failure> {

@@ -1,9 +1,28 @@
 //! `spillway machine`.
 
-use super::{Daemon, table};
-use crate::error::Failure;
-use clap::Subcommand;
-use spillway_api::{List, Machine, Name};
+use super::console::console;
+use super::words::{label, word};
+use super::{Daemon, Labels, table};
+use crate::error::{Exit, Failure};
+use crate::{attach, output};
+use clap::{Args, Subcommand};
+use spillway_api::client::Client;
+use spillway_api::{
+    Action, List, MachineAction, MachineDetails, MachineRun, Name, NewClaim, Phase, Power, Selector,
+};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+const START_EXAMPLES: &str = "\
+Examples:
+  spillway machine start desk-001 desk-002 --wait
+  spillway machine start --catalog desk
+  spillway machine restart --label team=support --grace 300";
+
+const CLAIM_EXAMPLES: &str = "\
+Examples:
+  name=$(spillway machine claim runner --ttl 1h --wait | cut -f1)
+  spillway machine release \"$name\"";
 
 /// What to do with machines.
 #[derive(Debug, Subcommand)]
@@ -13,34 +32,338 @@ pub enum MachineCommand {
         /// Those of this catalog
         #[arg(long, value_name = "NAME")]
         catalog: Option<Name>,
+        /// With which labels.
+        #[command(flatten)]
+        labels: Labels,
     },
     /// Show a machine
     Show {
         /// The machine
         name: Name,
     },
+    /// Start machines
+    #[command(after_help = START_EXAMPLES)]
+    Start(Which),
+    /// Shut machines down: what they have written is thrown away, unless their mode keeps it
+    Stop {
+        /// Which.
+        #[command(flatten)]
+        which: Which,
+        /// How.
+        #[command(flatten)]
+        how: How,
+    },
+    /// Shut machines down and start them again, clean if their catalog resets at a power cycle
+    Restart {
+        /// Which.
+        #[command(flatten)]
+        which: Which,
+        /// How.
+        #[command(flatten)]
+        how: How,
+    },
+    /// End machines at once and start them again on a clean disk
+    Reset {
+        /// Which.
+        #[command(flatten)]
+        which: Which,
+        /// What machines keep may be thrown away
+        #[arg(long)]
+        discard_data: bool,
+    },
+    /// Take a machine of a catalog for yourself: prints its name, and its address if that is known
+    #[command(after_help = CLAIM_EXAMPLES)]
+    Claim {
+        /// The catalog
+        catalog: Name,
+        /// How long, such as 90s, 30m or 2h [default: until it is released]
+        #[arg(long, value_name = "TIME", value_parser = seconds)]
+        ttl: Option<u32>,
+        /// Take one that is not ready yet if none is, starting it if need be, and wait until it is
+        #[arg(long)]
+        wait: bool,
+        /// With --wait: how long at most
+        #[arg(long, value_name = "SECONDS", requires = "wait", default_value_t = 300)]
+        timeout: u64,
+    },
+    /// Give a machine back: it forgets what was done on it, and is ready for the next one
+    Release {
+        /// The machine
+        name: Name,
+    },
+    /// Stop machines as soon as nobody has claimed them, and keep them from being started and claimed
+    Drain(Drained),
+    /// Let drained machines be started and claimed again
+    Undrain(Drained),
+    /// Talk to a machine's serial console; Ctrl-] leaves it
+    Console {
+        /// The machine
+        name: Name,
+    },
+    /// Print how to give a machine's disk to a VMM that somebody else starts
+    Attach {
+        /// The machine
+        name: Name,
+        /// Which VMM
+        #[arg(long = "for", value_name = "VMM")]
+        vmm: crate::args::Vmm,
+    },
+    /// Show where a machine's I/O went
+    Stats {
+        /// The machine
+        name: Name,
+    },
+}
+
+/// Which machines.
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("which").required(true).multiple(true).args(["names", "catalog", "label"])))]
+pub struct Which {
+    /// Machines
+    names: Vec<Name>,
+    /// Those of this catalog
+    #[arg(long, value_name = "NAME")]
+    catalog: Option<Name>,
+    /// Those whose catalog has this label; may be given more than once
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    label: Vec<(Name, String)>,
+    /// Wait until it is done
+    #[arg(long)]
+    wait: bool,
+    /// With --wait: how long at most
+    #[arg(long, value_name = "SECONDS", requires = "wait", default_value_t = 300)]
+    timeout: u64,
+}
+
+/// Which machines, or all.
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("which").required(true).multiple(true).args(["names", "catalog", "label", "all"])))]
+pub struct Drained {
+    /// Machines
+    names: Vec<Name>,
+    /// Those of this catalog
+    #[arg(long, value_name = "NAME")]
+    catalog: Option<Name>,
+    /// Those whose catalog has this label; may be given more than once
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    label: Vec<(Name, String)>,
+    /// All machines of the host
+    #[arg(long, conflicts_with_all = ["names", "catalog", "label"])]
+    all: bool,
+}
+
+/// How machines are ended.
+#[derive(Debug, Default, Args)]
+pub struct How {
+    /// Of a reset.
+    #[arg(skip)]
+    discard_data: bool,
+    /// End them at once, as if power failed
+    #[arg(long, conflicts_with = "grace")]
+    force: bool,
+    /// How long a guest may take to shut down before it is ended [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    grace: Option<u32>,
 }
 
 /// Does it.
 pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> {
     let client = daemon.client()?;
     match command {
-        MachineCommand::List { catalog } => {
-            let which = catalog.map_or(String::new(), |catalog| format!("?catalog={catalog}"));
-            let machines: List<Machine> = client.get(&format!("/v1/machines{which}"))?;
+        MachineCommand::List { catalog, labels } => {
+            let which = labels.query(catalog.map(|catalog| ("catalog", catalog.to_string())));
+            let machines: List<MachineDetails> = client.get(&format!("/v1/machines{which}"))?;
             daemon.show(&machines, |machines| rows(&machines.items))
         }
-        MachineCommand::Show { name } => {
-            let machine: Machine = client.get(&format!("/v1/machines/{name}"))?;
-            daemon.show(&machine, |machine| rows(std::slice::from_ref(machine)))
+        MachineCommand::Show { name } => daemon.show(&get(&client, &name)?, page),
+        MachineCommand::Start(which) => act(daemon, &client, Action::Start, which, How::default()),
+        MachineCommand::Stop { which, how } => act(daemon, &client, Action::Stop, which, how),
+        MachineCommand::Restart { which, how } => act(daemon, &client, Action::Restart, which, how),
+        MachineCommand::Reset { which, discard_data } => {
+            act(daemon, &client, Action::Reset, which, How { discard_data, ..How::default() })
+        }
+        MachineCommand::Claim { catalog, ttl, wait, timeout } => {
+            let asked = NewClaim { ttl_seconds: ttl, any: wait };
+            let path = format!("/v1/catalogs/{catalog}/claims");
+            let mut machine: MachineDetails = client.post(&path, &asked)?;
+            if wait {
+                self::wait(&client, &mut machine, Instant::now() + Duration::from_secs(timeout))?;
+                failed(&machine)?;
+            }
+            daemon.show(&machine, |machine| {
+                let address = machine.status.address.as_deref().unwrap_or("-");
+                format!("{}\t{address}\n", machine.machine.name)
+            })
+        }
+        MachineCommand::Release { name } => {
+            let machine: MachineDetails = client.delete(&format!("/v1/machines/{name}/claim"))?;
+            daemon.show(&machine, |machine| format!("{} is released\n", machine.machine.name))
+        }
+        MachineCommand::Drain(which) => drain(daemon, &client, Action::Drain, which),
+        MachineCommand::Undrain(which) => drain(daemon, &client, Action::Undrain, which),
+        MachineCommand::Console { name } => {
+            let socket = run(&client, &name)?.console_socket;
+            let none = || {
+                Failure::new(Exit::Refused, format!("{name} has no console here: who runs its VMM has it"))
+            };
+            console(&socket.ok_or_else(none)?)
+        }
+        MachineCommand::Attach { name, vmm } => {
+            let vhost_user = run(&client, &name)?.disk_socket;
+            output::print(&attach::instructions(&crate::args::Attach { vhost_user, vmm })?).map(drop)
+        }
+        MachineCommand::Stats { name } => {
+            let control = run(&client, &name)?.control_socket;
+            let json = daemon.json;
+            let args = crate::args::Stats {
+                control,
+                json,
+                prometheus: false,
+                names: None,
+                watch: false,
+                dirty: false,
+                top: None,
+            };
+            crate::stats::stats(&args)
         }
     }
 }
 
-fn rows(machines: &[Machine]) -> String {
+fn get(client: &Client, name: &Name) -> Result<MachineDetails, Failure> {
+    Ok(client.get(&format!("/v1/machines/{name}"))?)
+}
+
+/// What a machine runs with, if its disk is served.
+fn run(client: &Client, name: &Name) -> Result<MachineRun, Failure> {
+    let found = get(client, name)?;
+    let run = found.status.run.filter(|run| run.disk_pid.is_some());
+    let phase = word(&found.status.phase);
+    run.ok_or_else(|| Failure::new(Exit::Refused, format!("{name} is {phase}: start it first")))
+}
+
+fn act(daemon: &Daemon, client: &Client, action: Action, which: Which, how: How) -> Result<(), Failure> {
+    let labels = which.label.into_iter().collect();
+    let select = Selector { names: which.names, catalog: which.catalog, labels, all: false };
+    let How { discard_data, force, grace } = how;
+    let asked = MachineAction { action, select, force, discard_data, grace_seconds: grace };
+    let mut machines: List<MachineDetails> = client.post("/v1/machine-actions", &asked)?;
+    if which.wait {
+        let until = Instant::now() + Duration::from_secs(which.timeout);
+        machines.items.iter_mut().try_for_each(|machine| wait(client, machine, until))?;
+    }
+    daemon.show(&machines, |machines| rows(&machines.items))?;
+    machines.items.iter().filter(|_| which.wait).try_for_each(failed)
+}
+
+fn drain(daemon: &Daemon, client: &Client, action: Action, which: Drained) -> Result<(), Failure> {
+    let labels = which.label.into_iter().collect();
+    let select = Selector { names: which.names, catalog: which.catalog, labels, all: which.all };
+    let asked = MachineAction { action, select, force: false, discard_data: false, grace_seconds: None };
+    let machines: List<MachineDetails> = client.post("/v1/machine-actions", &asked)?;
+    daemon.show(&machines, |machines| rows(&machines.items))
+}
+
+/// Refuses to call it done if the machine has not become what was wanted.
+fn failed(machine: &MachineDetails) -> Result<(), Failure> {
+    match machine.status.phase {
+        Phase::Failed => {
+            let why = machine.status.message.as_deref().unwrap_or("it has failed");
+            Err(Failure::new(Exit::Internal, format!("{}: {why}", machine.machine.name)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `90`, `90s`, `30m`, `2h`.
+fn seconds(text: &str) -> Result<u32, String> {
+    let (number, unit) = match text.char_indices().next_back() {
+        Some((at, 's')) => (&text[..at], 1),
+        Some((at, 'm')) => (&text[..at], 60),
+        Some((at, 'h')) => (&text[..at], 3600),
+        _ => (text, 1),
+    };
+    let whole = number.bytes().all(|b| b.is_ascii_digit()).then(|| number.parse::<u32>().ok()).flatten();
+    let seconds = whole.and_then(|number| number.checked_mul(unit)).filter(|seconds| *seconds > 0);
+    seconds.ok_or_else(|| "a time is a number and s, m or h, such as 90s, 30m or 2h".into())
+}
+
+/// Waits until a machine is what is wanted of it.
+fn wait(client: &Client, machine: &mut MachineDetails, until: Instant) -> Result<(), Failure> {
+    while !machine.status.settled {
+        let left = until.saturating_duration_since(Instant::now()).as_secs();
+        if left == 0 {
+            let (name, phase) = (&machine.machine.name, word(&machine.status.phase));
+            return Err(Failure::new(
+                Exit::Refused,
+                format!("{name} is {phase} still: see 'machine show {name}'"),
+            ));
+        }
+        let path = format!("/v1/machines/{}?wait_seconds={}", machine.machine.name, left.min(10));
+        *machine = client.get(&path)?;
+    }
+    Ok(())
+}
+
+fn rows(machines: &[MachineDetails]) -> String {
     let rows = machines.iter().map(|machine| {
-        let identity = &machine.identity;
-        [machine.name.to_string(), machine.catalog.to_string(), identity.mac.clone(), identity.uuid.clone()]
+        let run = machine.status.run.as_ref();
+        let image = run.map_or("-".into(), |run| {
+            let next = if run.outdated { " (next start: another)" } else { "" };
+            format!("{}:{}{next}", run.image, run.version)
+        });
+        let mut state = match (&machine.status.message, machine.status.phase) {
+            (Some(message), _) => format!("{}: {message}", word(&machine.status.phase)),
+            (None, Phase::Stopped) if machine.power == Power::On => word(&Phase::Starting),
+            (None, Phase::Running) if machine.status.ready => "ready".into(),
+            (None, phase) => word(&phase),
+        };
+        if machine.claim.is_some() {
+            state.push_str(", claimed");
+        }
+        if machine.drained {
+            state.push_str(", drained");
+        }
+        [machine.machine.name.to_string(), machine.machine.catalog.to_string(), state, image]
     });
-    table(["NAME", "CATALOG", "MAC", "UUID"], rows)
+    table(["NAME", "CATALOG", "STATE", "IMAGE"], rows)
+}
+
+/// Everything about one.
+fn page(machine: &MachineDetails) -> String {
+    let mut lines = vec![
+        ("name", machine.machine.name.to_string()),
+        ("catalog", machine.machine.catalog.to_string()),
+        ("wanted", word(&machine.power)),
+        ("state", word(&machine.status.phase)),
+        ("MAC", machine.machine.identity.mac.clone()),
+        ("UUID", machine.machine.identity.uuid.clone()),
+    ];
+    lines
+        .extend(machine.status.since.map(|since| ("since", since.strftime("%Y-%m-%d %H:%M:%S").to_string())));
+    lines.extend(machine.status.message.clone().map(|message| ("why", message)));
+    lines.push(("ready", if machine.status.ready { "yes" } else { "no" }.into()));
+    lines.extend(machine.status.address.clone().map(|address| ("address", address)));
+    lines.extend(machine.claim.as_ref().map(|claim| {
+        let since = claim.since.strftime("%Y-%m-%d %H:%M:%S");
+        let ttl = claim.ttl_seconds.map_or("until it is released".into(), |ttl| format!("for {ttl} s"));
+        ("claimed", format!("since {since}, {ttl}"))
+    }));
+    if machine.drained {
+        lines.push(("drained", "yes".into()));
+    }
+    if let Some(run) = &machine.status.run {
+        let path = |path: &PathBuf| path.display().to_string();
+        let next =
+            if run.outdated { ", and another or with other settings from its next start on" } else { "" };
+        lines.push(("image", format!("{}:{}{next}", run.image, run.version)));
+        lines.push(("run by", word(&run.hypervisor)));
+        lines.extend(run.disk_pid.map(|pid| ("disk process", pid.to_string())));
+        lines.extend(run.vmm_pid.map(|pid| ("VMM process", pid.to_string())));
+        lines.push(("disk", path(&run.disk_socket)));
+        lines.push(("control", path(&run.control_socket)));
+        lines.extend(run.console_socket.iter().map(|socket| ("console", path(socket))));
+        lines.extend(run.nbd_socket.iter().map(|socket| ("NBD", path(socket))));
+        lines.push(("crashes", run.crashes.to_string()));
+    }
+    lines.iter().map(|(name, value)| format!("{name:<14}{value}\n")).collect()
 }

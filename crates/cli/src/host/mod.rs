@@ -3,12 +3,15 @@
 //! Invariant: nothing is decided here; what the daemon says is shown.
 
 mod catalog;
+mod console;
 mod image;
 mod machine;
 mod operation;
 mod progress;
 mod store;
 mod words;
+
+pub use words::word;
 
 pub use catalog::{CatalogCommand, catalog};
 pub use image::{ImageCommand, image};
@@ -21,8 +24,8 @@ use crate::output;
 use clap::Args;
 use comfy_table::{Table, presets};
 use serde::Serialize;
-use spillway_api::ErrorCode;
-use spillway_api::client::{Client, ClientError};
+use spillway_api::client::{self, Client, ClientError};
+use spillway_api::{ErrorCode, Name};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -37,12 +40,34 @@ pub struct Daemon {
     pub json: bool,
 }
 
+/// Which objects of a list.
+#[derive(Debug, Args)]
+pub struct Labels {
+    /// Those with this label; again for more, all of which must be there
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = words::label)]
+    labels: Vec<(Name, String)>,
+}
+
+impl Labels {
+    /// As the interface is asked, with what else is asked.
+    fn query<'a>(&self, more: impl IntoIterator<Item = (&'a str, String)>) -> String {
+        let labels = self.labels.iter().map(|(key, value)| ("label", format!("{key}={value}")));
+        client::query(more.into_iter().chain(labels))
+    }
+}
+
 impl Daemon {
-    fn client(&self) -> Result<Client, Failure> {
+    /// The socket.
+    pub fn path(&self) -> &Path {
         // A variable that is set to nothing says nothing.
         let empty = self.socket.as_os_str().is_empty();
-        let socket = if empty { Path::new(spillway_api::DEFAULT_SOCKET) } else { &self.socket };
-        Client::new(socket).map_err(|e| Failure::new(Exit::Internal, format!("cannot ask spillwayd: {e}")))
+        if empty { Path::new(spillway_api::DEFAULT_SOCKET) } else { &self.socket }
+    }
+
+    /// Who asks it.
+    pub fn client(&self) -> Result<Client, Failure> {
+        Client::new(self.path())
+            .map_err(|e| Failure::new(Exit::Internal, format!("cannot ask spillwayd: {e}")))
     }
 
     /// Shows an answer: as JSON, or in words.
@@ -82,7 +107,7 @@ fn exit(code: ErrorCode) -> Exit {
 }
 
 /// Columns with a line above, without frames: as people know it from other tools.
-fn table<const N: usize>(columns: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+pub fn table<const N: usize>(columns: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header(columns);
     rows.into_iter().for_each(|row| _ = table.add_row(row));

@@ -4,7 +4,8 @@ use super::{Daemon, table};
 use crate::error::Failure;
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use spillway_api::{List, Name, StoreClass, StoreFolder};
+use spillway_api::{List, Name, StoreClass, StoreDetails, StoreFolder};
+use spillway_worker::supervisor::bytes;
 use std::path::PathBuf;
 
 /// What to do with stores.
@@ -40,17 +41,20 @@ fn class() -> impl TypedValueParser<Value = StoreClass> {
 pub fn store(daemon: &Daemon, command: StoreCommand) -> Result<(), Failure> {
     let client = daemon.client()?;
     let stores = match command {
-        StoreCommand::List => client.get("/v1/stores")?,
+        StoreCommand::List => client.get::<List<StoreDetails>>("/v1/stores")?,
         StoreCommand::Add { name, path, class } => {
-            let added: StoreFolder = client.post("/v1/stores", &StoreFolder { name, path, class })?;
-            List { items: vec![added] }
+            let folder = client.post("/v1/stores", &StoreFolder { name, path, class })?;
+            List { items: vec![StoreDetails { folder, space: None }] }
         }
     };
     daemon.show(&stores, |stores| {
-        let rows = stores.items.iter().map(|store| {
-            let word = CLASSES.iter().find(|(_, class)| *class == store.class).map_or("", |(word, _)| word);
-            [store.name.to_string(), word.to_owned(), store.path.display().to_string()]
+        let rows = stores.items.iter().map(|StoreDetails { folder, space }| {
+            let class = CLASSES.iter().find(|(_, class)| *class == folder.class).map_or("", |(word, _)| word);
+            let free = space.as_ref().map_or("-".into(), |space| {
+                format!("{} of {}", bytes(space.free_bytes), bytes(space.total_bytes))
+            });
+            [folder.name.to_string(), class.to_owned(), free, folder.path.display().to_string()]
         });
-        table(["NAME", "CLASS", "FOLDER"], rows)
+        table(["NAME", "CLASS", "FREE", "FOLDER"], rows)
     })
 }

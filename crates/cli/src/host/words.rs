@@ -3,7 +3,7 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use spillway_api::Network;
+use spillway_api::{Name, Network};
 use std::str::FromStr;
 
 /// The word of a value.
@@ -20,6 +20,12 @@ pub fn words<T: DeserializeOwned + Clone + Send + Sync + 'static>(
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(all)
         .map(|word| serde_json::from_value(serde_json::Value::String(word)).expect("each of them is a word"))
+}
+
+/// `team=sales`.
+pub fn label(text: &str) -> Result<(Name, String), String> {
+    let (key, value) = text.split_once('=').ok_or("a label is KEY=VALUE")?;
+    Ok((key.parse().map_err(|e| format!("{e}"))?, value.to_owned()))
 }
 
 /// `user`, `none`, `bridge=br0`.
@@ -42,7 +48,7 @@ impl FromStr for NetworkWord {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::catalog::{BASE_CACHES, FULL, KINDS, MODES, RESETS};
+    use crate::host::catalog::settings::{BASE_CACHES, FULL, KINDS, MODES, RESETS};
     use spillway_api::{BaseCache, CatalogKind, DiskMode, FullPolicy, ResetEvent};
 
     #[test]

@@ -9,6 +9,8 @@
 //! `SPILLWAY_SEED` chooses the course of the random runs. Needs the feature `crash-points`:
 //! `cargo test --profile ci -p spillway-core --features crash-points --test crash`.
 
+#[path = "../model/medium.rs"]
+mod medium;
 #[path = "../model/oracle.rs"]
 mod oracle;
 #[path = "../model/rng.rs"]
@@ -140,6 +142,16 @@ fn overflow() {
 #[test]
 fn direct() {
     stop_everywhere(Mode::Direct);
+}
+
+#[test]
+fn persistent() {
+    stop_everywhere(Mode::Persistent);
+}
+
+#[test]
+fn ephemeral() {
+    stop_everywhere(Mode::Ephemeral);
 }
 
 /// Whoever finds memory that nobody has finished formatting formats it.

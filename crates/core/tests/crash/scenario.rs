@@ -16,12 +16,12 @@ const REGION: u64 = 512;
 pub fn spec(mode: Mode) -> DiskSpec {
     DiskSpec {
         size_bytes: (3 * REGION + 5) * BLOCK_BYTES as u64 - 512,
-        base_bytes: 100 * BLOCK_BYTES as u64 + 1536,
+        base_bytes: if mode == Mode::Ephemeral { 0 } else { 100 * BLOCK_BYTES as u64 + 1536 },
         // Then the mode without an overflow has room for the working set too.
         ram_limit_bytes: match mode {
             Mode::RamOverflow => 32 * BLOCK_BYTES as u64,
             Mode::Ram => 200 * BLOCK_BYTES as u64,
-            Mode::Overflow | Mode::Direct => 0,
+            Mode::Overflow | Mode::Direct | Mode::Persistent | Mode::Ephemeral => 0,
         },
         ..run::full_spec(mode)
     }
@@ -205,15 +205,12 @@ fn second_generation(run: &mut Run) {
 /// The scenario, not stopped, has been everywhere.
 pub fn check_coverage(run: &mut Run, mode: Mode) {
     let c = run.counters();
-    let mut all = vec![
-        &c.discard_bytes,
-        &c.discards,
-        &c.write_zeroes,
-        &c.flushes,
-        &c.resets,
-        &c.restarts,
-        &c.merges_base_bytes,
-    ];
+    let mut all = vec![&c.discard_bytes, &c.discards, &c.write_zeroes, &c.flushes, &c.restarts];
+    if mode == Mode::Ephemeral {
+        all.push(&c.merges_overflow_bytes);
+    } else {
+        all.extend([&c.resets, &c.merges_base_bytes]);
+    }
     if mode.has_log() {
         all.extend([
             &c.collector_moved_blocks,

@@ -20,7 +20,8 @@ fn fill(run: &mut Run, requests: usize) {
 
 #[test]
 fn ten_thousand_generations() {
-    for mode in Mode::ALL {
+    // What is the disk's own from its birth has no reset.
+    for mode in Mode::ALL.into_iter().filter(|&mode| mode != Mode::Ephemeral) {
         let spec = DiskSpec {
             size_bytes: 48 * BLOCK_BYTES as u64,
             base_bytes: 20 * BLOCK_BYTES as u64,

@@ -5,6 +5,7 @@
 //! prints the seed of its episode: `SPILLWAY_SEED=... SPILLWAY_MODEL_OPS=1` runs that episode again.
 
 mod canary;
+mod medium;
 mod oracle;
 mod rng;
 #[allow(dead_code, reason = "the crash tests use more of it")]
@@ -521,6 +522,91 @@ fn a_reset_leaves_nothing_in_the_difference_file() {
     run.read_all();
 }
 
+/// In mode `persistent` a reset is there after whatever follows it, whole; cut off anywhere it is whole or nothing; and what
+/// was flushed after it counts.
+#[test]
+fn a_reset_of_a_persistent_disk_outlives_power_losses() {
+    let mut losses = BTreeMap::new();
+    for seed in 0..400 {
+        let base_bytes = 40 * 4096;
+        let spec = DiskSpec { overflow_limit_bytes: 0, base_bytes, ..run::full_spec(Mode::Persistent) };
+        let mut run = Run::with(spec, seed);
+        (0..60).for_each(|block| run.write_block(block));
+        run.settle();
+        run.flush();
+        run.settle();
+        let whole = seed % 2 == 0 && run.reset_at_once();
+        if whole && seed % 4 == 0 {
+            (20..30).for_each(|block| run.write_block(block));
+            run.settle();
+            if seed % 8 == 0 {
+                run.flush();
+                run.settle();
+            }
+        } else if !whole {
+            run.reset();
+        }
+        run.lose_all(seed % 3 > 0);
+        run.read_all();
+        run.check();
+        *losses.entry(whole).or_insert(0) += 1;
+    }
+    assert!(losses[&true] > 100 && losses[&false] > 100, "{losses:?}");
+}
+
+/// Who stops right after a worker's death waits for what that may still write to the map, and then all of it is kept.
+#[test]
+fn a_stop_after_a_death_keeps_everything() {
+    let mut haunted = 0;
+    for seed in 0..300 {
+        let spec = DiskSpec { overflow_limit_bytes: 0, ..run::full_spec(Mode::Persistent) };
+        let mut run = Run::with(spec, seed);
+        for round in 0..3 {
+            (0..30).for_each(|n| run.write_block(n * 3 + round));
+            run.settle();
+            run.flush();
+            // Its pages are on their way.
+            (0..seed % 4).for_each(|_| run.end_operation());
+            run.attach_again();
+            haunted += u64::from(run.sim.is_haunted());
+            run.put_away();
+            run.lose_all(true);
+            run.read_all();
+        }
+        run.check();
+    }
+    assert!(haunted > 100, "{haunted}");
+}
+
+/// Of an ephemeral disk everything is its own from the start: whole regions come and go in its figures.
+#[test]
+fn an_ephemeral_disk_holds_what_it_was_not_told_to_give_back() {
+    let spec = DiskSpec {
+        size_bytes: (3 * 512 + 5) * 4096 - 512,
+        overflow_limit_bytes: 0,
+        ..run::full_spec(Mode::Ephemeral)
+    };
+    let mut run = Run::with(spec, 3);
+    let used = |run: &mut Run| {
+        run.settle();
+        run.check();
+        get(&run.counters().overflow_used_bytes) / 4096
+    };
+    assert_eq!(used(&mut run), 3 * 512 + 5);
+    // A region that nothing has touched, one of which a block was written, and parts of others.
+    run.write_block(512);
+    run.discard(0, 1024);
+    assert_eq!(used(&mut run), 512 + 5);
+    run.discard(1100, 10);
+    run.discard(1536, 3);
+    assert_eq!(used(&mut run), 512 + 5 - 13);
+    run.attach_again();
+    assert_eq!(used(&mut run), 512 + 5 - 13);
+    run.write_block(5);
+    assert_eq!(used(&mut run), 512 + 5 - 13 + 1);
+    run.read_all();
+}
+
 /// The RAM limit rises beyond what it began with and falls again: what was beyond it is in the overflow, the memory
 /// is back, and what has no place to go refuses the fall.
 #[test]
@@ -769,5 +855,5 @@ fn random_operations() {
     all.iter().flat_map(|(_, tally)| tally).for_each(|(&what, n)| *sums.entry(what).or_insert(0) += n);
     let done: u64 = all.iter().map(|(done, _)| done).sum();
     println!("model: {done} operations done; {sums:?}");
-    assert!(done < 1_000_000 || sums.len() == 12 && sums["promoted"] > 0, "in a long run all of it happens");
+    assert!(done < 1_000_000 || sums.len() == 14 && sums["promoted"] > 0, "in a long run all of it happens");
 }

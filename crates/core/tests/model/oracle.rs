@@ -27,9 +27,22 @@ struct Write {
     state: State,
 }
 
+/// A version that a power loss may bring back.
+#[derive(Clone, Debug)]
+struct Past {
+    version: Version,
+    request: u64,
+    /// When it was acknowledged.
+    done: Option<u64>,
+}
+
 pub struct Oracle {
     base_sectors: u64,
     sectors: Vec<Vec<Write>>,
+    /// Of each sector the version that was made stable last, and those after it.
+    past: Vec<Vec<Past>>,
+    /// Requests that have ended.
+    pub now: u64,
     /// Blocks that completed writes touched since the last reset, by region.
     pub blocks_written: BTreeMap<u64, u64>,
 }
@@ -60,6 +73,8 @@ impl Oracle {
         let mut oracle = Oracle {
             base_sectors,
             sectors: vec![Vec::new(); sectors as usize],
+            past: vec![Vec::new(); sectors as usize],
+            now: 0,
             blocks_written: BTreeMap::new(),
         };
         oracle.reset();
@@ -72,17 +87,53 @@ impl Oracle {
             let version = if (i as u64) < self.base_sectors { BASE } else { ZERO };
             s.clear();
             s.push(Write { version, request: 0, state: State::Done });
+            self.past[i] = vec![Past { version, request: 0, done: Some(0) }];
+        }
+    }
+
+    /// What was acknowledged up to then is stable.
+    pub fn flushed(&mut self, then: u64) {
+        for past in &mut self.past {
+            let stable = past.iter().rposition(|p| p.done.is_some_and(|done| done <= then));
+            past.drain(..stable.unwrap_or(0));
+        }
+    }
+
+    /// What this request wrote there is stable.
+    pub fn stable(&mut self, sectors: std::ops::Range<u64>, request: u64) {
+        for sector in sectors {
+            let past = &mut self.past[sector as usize];
+            let stable = past.iter().position(|p| p.request == request);
+            past.drain(..stable.unwrap_or(0));
+        }
+    }
+
+    /// Power was lost: each sector is one of what it may be, and stays that.
+    pub fn lose_power(&mut self) {
+        self.crash();
+        for (past, writes) in self.past.iter_mut().zip(&mut self.sectors) {
+            // Which it is only the next write makes certain.
+            past[1..].iter_mut().for_each(|p| p.done = None);
+            let write = |p: &Past| Write { version: p.version, request: 0, state: State::Failed };
+            *writes = past.iter().map(write).collect();
+            writes[0].state = State::Done;
         }
     }
 
     /// A request that gives this sector a version is submitted.
     pub fn written(&mut self, sector: u64, version: Version, request: u64) {
         self.sectors[sector as usize].push(Write { version, request, state: State::Unfinished });
+        self.past[sector as usize].push(Past { version, request, done: None });
     }
 
     /// It has ended.
     pub fn ended(&mut self, sectors: std::ops::Range<u64>, request: u64, state: State) {
+        self.now += 1;
         for sector in sectors {
+            if state == State::Done {
+                let mut past = self.past[sector as usize].iter_mut();
+                past.find(|p| p.request == request).into_iter().for_each(|p| p.done = Some(self.now));
+            }
             let writes = &mut self.sectors[sector as usize];
             if let Some(i) = writes.iter().position(|w| w.request == request && w.state == State::Unfinished)
             {
@@ -142,5 +193,7 @@ impl Oracle {
                 w.request = 0;
             }
         }
+        // Their numbers are given anew.
+        self.past.iter_mut().flatten().for_each(|p| p.request = 0);
     }
 }

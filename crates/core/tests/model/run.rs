@@ -6,18 +6,40 @@ use crate::rng::Rng;
 use crate::sim::{Client, Ended, Sim};
 use spillway_core::{
     BLOCK_BYTES, BLOCK_SECTORS, Counters, DataMemory, Disk, DiskSpec, Errno, Event, FullPolicy, Layout,
-    Level, LogShape, Meta, Mode, Operation, Request, SECTOR_BYTES, Thresholds, Token, Written, get,
+    Level, LogShape, Meta, Mode, Operation, Request, SECTOR_BYTES, StateMap, Thresholds, Token, Written, get,
+    state_map_bytes,
 };
 use std::collections::{HashMap, VecDeque};
 
 struct Memory {
     words: Vec<u64>,
+    /// The live map of mode `persistent`.
+    states: Vec<u64>,
 }
 
 impl Memory {
     fn new(spec: &DiskSpec) -> Memory {
         // A page more, so that a page-aligned part of it is long enough.
-        Memory { words: vec![0; (Layout::of(spec).len_bytes() as usize + 4096) / 8] }
+        let words = vec![0; (Layout::of(spec).len_bytes() as usize + 4096) / 8];
+        Memory { words, states: vec![0; (state_map_bytes(spec.blocks()) as usize + 4096) / 8] }
+    }
+
+    /// All is lost but what a file has.
+    fn lose_meta(&mut self) {
+        self.words.fill(0);
+    }
+
+    fn states(&mut self) -> *mut u8 {
+        let states = self.states.as_mut_ptr().cast::<u8>();
+        // SAFETY: there is a page more than the map needs.
+        unsafe { states.add(states.align_offset(4096)) }
+    }
+
+    /// The live map, of which no disk is attached.
+    fn live(&mut self, spec: &DiskSpec) -> &mut [u8] {
+        let len = state_map_bytes(spec.blocks()) as usize;
+        // SAFETY: it is that long, and borrowed with all of the memory.
+        unsafe { std::slice::from_raw_parts_mut(self.states(), len) }
     }
 
     fn base(&mut self) -> *mut u8 {
@@ -35,11 +57,18 @@ impl Memory {
 
     fn attach(&mut self, spec: DiskSpec, data: DataMemory) -> Disk {
         let aligned = self.base();
-        // SAFETY: `words` is longer than the layout by a page, is not touched otherwise, and outlives the disk.
-        unsafe {
+        let states = self.states();
+        // SAFETY: both are longer than what is laid out in them by a page, are not touched otherwise, and outlive the disk.
+        let disk = unsafe {
             let (meta, existing) = Meta::open(aligned, &spec, 1).expect("the memory fits");
-            Disk::attach(meta, existing, spec, data).expect("what the core wrote, it can attach to")
-        }
+            if spec.mode == Mode::Persistent {
+                let live = StateMap::new(states, spec.blocks());
+                Disk::attach_persistent(meta, existing, spec, live)
+            } else {
+                Disk::attach(meta, existing, spec, data)
+            }
+        };
+        disk.expect("what the core wrote, it can attach to")
     }
 }
 
@@ -77,11 +106,12 @@ fn random_segments(rng: &mut Rng, blocks: u64, shape: &LogShape) -> u64 {
 }
 
 fn random_spec(rng: &mut Rng) -> DiskSpec {
-    let mode = if rng.chance(2) { Mode::RamOverflow } else { Mode::ALL[rng.below(4) as usize] };
+    let mode = if rng.chance(2) { Mode::RamOverflow } else { Mode::ALL[rng.below(6) as usize] };
     // Now and then a disk of several regions, with requests that take several turns.
     let blocks = if rng.chance(20) { 1_000 + rng.below(3_000) } else { 16 + rng.below(241) };
     let size_bytes = (blocks * BLOCK_SECTORS - rng.below(8)) * SECTOR_BYTES;
     let base_bytes = match rng.below(3) {
+        _ if mode == Mode::Ephemeral => 0,
         0 => size_bytes,
         1 => 0,
         _ => rng.below(size_bytes / SECTOR_BYTES) * SECTOR_BYTES,
@@ -118,7 +148,7 @@ fn capacity_bytes(spec: &DiskSpec) -> u64 {
 fn is_roomy(spec: &DiskSpec) -> bool {
     let log = capacity_bytes(spec) / BLOCK_BYTES as u64;
     match spec.mode {
-        Mode::Direct => true,
+        Mode::Direct | Mode::Persistent | Mode::Ephemeral => true,
         Mode::Ram => spec.slots() >= spec.blocks(),
         Mode::RamOverflow | Mode::Overflow => log >= u64::from(spec.blocks()),
     }
@@ -134,6 +164,8 @@ struct Sent {
     changes: std::ops::Range<u64>,
     /// What had landed in the file when it came.
     landed: u64,
+    /// Requests that had ended when it came.
+    then: u64,
 }
 
 pub struct Run {
@@ -150,6 +182,8 @@ pub struct Run {
     /// What the oracle knows, and whether a reset is under way.
     generation: u64,
     resetting: bool,
+    /// A reset has begun since the last request that promised stability.
+    may_be_marked: bool,
     /// Number of the next request.
     pub next: u64,
     version: u32,
@@ -196,7 +230,8 @@ impl Run {
         let disk = Some(memory.attach(spec, data));
         let mut sim = Sim::new(&spec, data, base, Rng(rng.next()));
         sim.meta = memory.base();
-        let oracle = Oracle::new(spec.size_bytes / SECTOR_BYTES, spec.base_bytes / SECTOR_BYTES);
+        let image_bytes = if spec.mode == Mode::Ephemeral { spec.size_bytes } else { spec.base_bytes };
+        let oracle = Oracle::new(spec.size_bytes / SECTOR_BYTES, image_bytes / SECTOR_BYTES);
         Run {
             spec,
             data,
@@ -209,6 +244,7 @@ impl Run {
             cut_off: VecDeque::new(),
             generation: 1,
             resetting: false,
+            may_be_marked: false,
             next: 1,
             version: 1,
             now_ns: 1,
@@ -328,7 +364,8 @@ impl Run {
         }
         self.sim.clients.insert(id, Client { data, result: None });
         let landed = self.sim.landed;
-        self.sent.insert(id, Sent { operation, sector, sectors, version, changes, landed });
+        self.sent
+            .insert(id, Sent { operation, sector, sectors, version, changes, landed, then: self.oracle.now });
         let request = Request { token: Token(id), operation, sector, sectors: sectors as u32 };
         let whole = matches!(operation, Operation::Write { .. })
             && sector.is_multiple_of(BLOCK_SECTORS)
@@ -356,20 +393,28 @@ impl Run {
                     }
                 }
                 (_, Ok(())) => {
-                    if self.spec.mode == Mode::Direct {
+                    if self.spec.mode.writes_in_place() {
                         self.check_stable(&sent);
                     }
                     if matches!(sent.operation, Operation::Write { .. }) {
                         self.oracle.acknowledged(&sent.changes);
                     }
-                    self.oracle.ended(sent.changes, id, State::Done);
+                    self.oracle.ended(sent.changes.clone(), id, State::Done);
+                    match sent.operation {
+                        Operation::Flush => self.oracle.flushed(sent.then),
+                        Operation::Write { fua: true } | Operation::WriteZeroes { fua: true } => {
+                            self.oracle.stable(sent.changes, id);
+                        }
+                        _ => continue,
+                    }
+                    self.may_be_marked = false;
                 }
                 (_, Err(errno)) => {
                     let allowed = [Errno::CANCELED, Errno::NO_SPACE];
                     assert!(self.faulty || allowed.contains(&errno), "{errno} without a fault");
                     let may_be_full = self.spec.full == FullPolicy::Fail
                         && (self.faulty || !is_roomy(&self.spec))
-                        || self.faulty && self.spec.mode == Mode::Direct;
+                        || self.faulty && self.spec.mode.writes_in_place();
                     // A request that came before a change may have failed before it.
                     let may_be_full = may_be_full || id < self.changed;
                     assert!(errno != Errno::NO_SPACE || may_be_full, "ENOSPC with room: {:?}", self.disk);
@@ -379,7 +424,7 @@ impl Run {
         }
     }
 
-    /// Mode `direct`: what a request has promised to be stable is.
+    /// Written in place: what a request has promised to be stable is.
     fn check_stable(&self, sent: &Sent) {
         match sent.operation {
             Operation::Flush => {
@@ -476,6 +521,27 @@ impl Run {
     pub fn write_blocks(&mut self, block: u64, n: u64) {
         self.version += 1;
         self.send(Operation::Write { fua: false }, block * BLOCK_SECTORS, n * BLOCK_SECTORS, self.version);
+    }
+
+    /// Asks for what has completed to be stable.
+    pub fn flush(&mut self) {
+        self.send(Operation::Flush, 0, 0, ZERO);
+    }
+
+    /// Brings everything to the medium, as whoever stops does.
+    pub fn put_away(&mut self) {
+        for _ in 0..10_000 {
+            let (disk, sim) = self.disk();
+            if let Some(result) = disk.put_away(sim) {
+                assert_eq!(result, Ok(()));
+                self.oracle.flushed(self.oracle.now);
+                self.may_be_marked = false;
+                return;
+            }
+            self.end_operation();
+            self.turn();
+        }
+        panic!("it is not put away: {:?}", self.disk);
     }
 
     /// Discards so many blocks from this one on.
@@ -614,6 +680,30 @@ impl Run {
         self.disk().0.check();
     }
 
+    /// Mode `persistent`: all processes die, and with `power` what was not on the medium is gone too. Others open the file.
+    pub fn lose_all(&mut self, power: bool) {
+        self.disk = None;
+        self.reap();
+        self.sim.count(if power { "power losses" } else { "deaths of all" });
+        let live = self.memory.live(&self.spec);
+        let reset = self.sim.open_again(live, power);
+        assert!(!reset || self.may_be_marked, "there was no reset, or it is done");
+        self.may_be_marked = false;
+        (self.sent, self.cut_off) = (HashMap::new(), VecDeque::new());
+        match power {
+            true => self.oracle.lose_power(),
+            false => self.oracle.crash(),
+        }
+        if reset {
+            self.oracle.reset();
+        }
+        // What is counted begins anew, with the generation.
+        self.oracle.blocks_written.clear();
+        (self.generation, self.resetting) = (1, false);
+        self.memory.lose_meta();
+        self.attach();
+    }
+
     /// What was cut off is submitted again, in its order, as from an in-flight table.
     pub fn redo(&mut self) {
         while let Some(Sent { operation, sector, sectors, version, .. }) = self.cut_off.pop_front() {
@@ -711,6 +801,9 @@ impl Run {
     }
 
     pub fn reset(&mut self) {
+        if self.spec.mode == Mode::Ephemeral {
+            return;
+        }
         self.cancel_all();
         let mut turns = 0;
         while !self.sent.is_empty() {
@@ -719,7 +812,7 @@ impl Run {
             turns += 1;
             assert!(turns < 100_000, "requests outlive cancel: {:?}", self.disk);
         }
-        self.resetting = true;
+        (self.resetting, self.may_be_marked) = (true, true);
         let mut turns = 0;
         loop {
             let (disk, sim) = self.disk();
@@ -727,7 +820,12 @@ impl Run {
                 break;
             }
             if self.rng.chance(10) {
-                self.crash();
+                if self.spec.mode == Mode::Persistent && self.rng.chance(2) {
+                    let power = self.rng.chance(2);
+                    self.lose_all(power);
+                } else {
+                    self.crash();
+                }
                 return;
             }
             self.end_operation();
@@ -740,9 +838,23 @@ impl Run {
         self.check();
     }
 
+    /// A reset of a disk at rest from its beginning to its end.
+    pub fn reset_at_once(&mut self) -> bool {
+        (self.resetting, self.may_be_marked) = (true, true);
+        loop {
+            let (disk, sim) = self.disk();
+            if disk.reset(sim) {
+                self.begin_generation();
+                return true;
+            }
+            self.end_operation();
+            self.turn();
+        }
+    }
+
     /// A reset of a disk without requests, during which no operation ends. Whether I/O of a dead process may land still.
     pub fn reset_meanwhile(&mut self) -> bool {
-        self.resetting = true;
+        (self.resetting, self.may_be_marked) = (true, true);
         for _ in 0..100 {
             let (disk, sim) = self.disk();
             if disk.reset(sim) {
@@ -764,7 +876,7 @@ impl Run {
                 disk.cancel(sim, Errno::CANCELED, |_| true);
                 self.reap();
                 assert!(self.sent.is_empty(), "requests outlive it");
-                self.resetting = true;
+                (self.resetting, self.may_be_marked) = (true, true);
                 let (disk, sim) = self.disk();
                 if disk.reset(sim) {
                     self.begin_generation();
@@ -779,7 +891,7 @@ impl Run {
 
     /// A reset of a disk at rest is begun, and the process dies.
     pub fn cut_off_reset(&mut self) {
-        self.resetting = true;
+        (self.resetting, self.may_be_marked) = (true, true);
         let (disk, sim) = self.disk();
         assert!(!disk.reset(sim), "it is done at once");
         self.attach_again();
@@ -798,8 +910,15 @@ impl Run {
         self.next += 1;
         let data = vec![0xEE; (sectors * SECTOR_BYTES) as usize];
         self.sim.clients.insert(id, Client { data, result: None });
-        let read =
-            Sent { operation: Operation::Read, sector: 0, sectors, version: ZERO, changes: 0..0, landed: 0 };
+        let read = Sent {
+            operation: Operation::Read,
+            sector: 0,
+            sectors,
+            version: ZERO,
+            changes: 0..0,
+            landed: 0,
+            then: 0,
+        };
         self.sent.insert(id, read);
         let request =
             Request { token: Token(id), operation: Operation::Read, sector: 0, sectors: sectors as u32 };
@@ -865,6 +984,10 @@ impl Run {
     /// Does one thing.
     pub fn step(&mut self) {
         match self.rng.below(1_000) {
+            0 if self.spec.mode == Mode::Persistent && self.rng.chance(2) => {
+                let power = self.rng.chance(2);
+                self.lose_all(power);
+            }
             0 => self.crash(),
             1 if self.rng.chance(3) => self.reset(),
             2 if self.rng.chance(5) => self.read_all(),

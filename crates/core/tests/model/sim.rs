@@ -1,10 +1,11 @@
 //! A stand-in for the worker: memory for slots, file and image, operations that end in any order, with faults.
 
+use crate::medium::Medium;
 use crate::oracle;
 use crate::rng::Rng;
 use spillway_core::{
-    BLOCK_BYTES, DataMemory, DiskSpec, Errno, Event, GuestBuffers, Io, Layout, OpId, PARTS, PartId, Slot,
-    Token,
+    BLOCK_BYTES, DataMemory, DiskSpec, Errno, Event, GuestBuffers, Io, Layout, Mode, OpId, PARTS, PartId,
+    RESET_MARK, SECTOR_BYTES, Slot, Token, find_bad_state, state_map_bytes,
 };
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -35,6 +36,14 @@ enum Pending {
     Punch {
         offset: u64,
         len: u64,
+    },
+    /// Of the durable map, as the staging buffer has it while it is under way.
+    WriteMap {
+        part: PartId,
+        at: usize,
+        page: u32,
+        pages: u32,
+        sync: bool,
     },
     /// Makes stable what had landed before it began.
     Sync {
@@ -68,6 +77,11 @@ pub struct Sim {
     data: Vec<u8>,
     base: Vec<u8>,
     pub file: Vec<u8>,
+    /// The durable map of mode `persistent`, its page for the mark first.
+    pub durable: Vec<u8>,
+    /// What a power loss may leave of the two.
+    file_medium: Medium,
+    durable_medium: Medium,
     /// The file's last block when the process began, which a drain punches.
     spare_at: usize,
     /// Nothing that a dead process had begun is under way.
@@ -76,6 +90,8 @@ pub struct Sim {
     pending: Vec<UnderWay>,
     /// I/O of dead processes: it lands, or vanishes, at any moment until a drain has ended.
     dead: Vec<Dead>,
+    /// The same of the durable map.
+    dead_pages: Vec<(u32, Vec<u8>)>,
     pub rng: Rng,
     /// Faults per 65,536 operations.
     pub faults: u32,
@@ -121,6 +137,16 @@ pub struct Sim {
     pub forgotten: oracle::Version,
 }
 
+/// In mode `ephemeral` a copy of an image, else anything.
+fn initial_file(spec: &DiskSpec, len: u64) -> Vec<u8> {
+    let mut file = vec![0xFF; len as usize];
+    if spec.mode == Mode::Ephemeral {
+        let sectors = file[..spec.size_bytes as usize].chunks_exact_mut(SECTOR_BYTES as usize);
+        sectors.enumerate().for_each(|(i, s)| oracle::fill(oracle::BASE, i as u64, s));
+    }
+    file
+}
+
 pub enum Ended {
     Read(OpId, Result<Vec<u8>, Errno>),
     Other(OpId, Result<(), Errno>),
@@ -129,17 +155,25 @@ pub enum Ended {
 impl Sim {
     pub fn new(spec: &DiskSpec, data: DataMemory, base: Vec<u8>, rng: Rng) -> Sim {
         let file = spec.file_bytes();
+        let durable = match spec.mode {
+            Mode::Persistent => BLOCK_BYTES + state_map_bytes(spec.blocks()) as usize,
+            _ => 0,
+        };
         Sim {
             clients: HashMap::new(),
             completed: Vec::new(),
             data: vec![0xDD; data.bytes as usize],
             base,
-            file: vec![0xFF; file as usize],
+            file: initial_file(spec, file),
+            durable: vec![0; durable],
+            file_medium: Medium::default(),
+            durable_medium: Medium::default(),
             spare_at: (file as usize).saturating_sub(BLOCK_BYTES),
             drained: true,
             parts: vec![vec![0xCC; spec.shape.part_blocks as usize * BLOCK_BYTES]; PARTS],
             pending: Vec::new(),
             dead: Vec::new(),
+            dead_pages: Vec::new(),
             rng,
             faults: 0,
             failing_writes: 0,
@@ -197,7 +231,7 @@ impl Sim {
         let mut fault = self.rng.below(65_536) < u64::from(self.faults);
         let failing = match pending {
             Pending::ReadFile { .. } => &mut self.failing_reads,
-            Pending::WriteFile { .. } => &mut self.failing_writes,
+            Pending::WriteFile { .. } | Pending::WriteMap { .. } => &mut self.failing_writes,
             _ => &mut 0,
         };
         fault |= *failing > 0;
@@ -247,6 +281,7 @@ impl Sim {
                 let whole = len as usize;
                 let landed =
                     if fault { self.rng.below(u64::from(len) + 1) as usize / 512 * 512 } else { whole };
+                self.before_landing(offset, len.into());
                 self.file[offset as usize..][..landed].copy_from_slice(&bytes[..landed]);
                 self.land(offset, u64::from(len), sync && !fault);
                 let errno = if no_space { Errno::NO_SPACE } else { Errno::IO };
@@ -255,6 +290,7 @@ impl Sim {
             Pending::Punch { .. } if self.no_punching => Ended::Other(op, Err(Errno::NOT_SUPPORTED)),
             Pending::Punch { offset, len } => {
                 if !fault && offset + len <= self.file.len() as u64 {
+                    self.before_landing(offset, len);
                     self.file[offset as usize..][..len as usize].fill(0);
                     self.land(offset, len, false);
                     let block = |offset| offset / BLOCK_BYTES as u64;
@@ -264,9 +300,7 @@ impl Sim {
             }
             Pending::Drain if fault => Ended::Other(op, Err(Errno::IO)),
             Pending::Drain => {
-                while !self.dead.is_empty() {
-                    self.land_dead();
-                }
+                self.land_all();
                 self.file[self.spare_at..][..BLOCK_BYTES].fill(0);
                 self.drained = true;
                 Ended::Other(op, Ok(()))
@@ -274,14 +308,45 @@ impl Sim {
             Pending::Sync { .. } if fault => Ended::Other(op, Err(Errno::IO)),
             Pending::Sync { landed } => {
                 self.unstable.retain(|_, &mut at| at > landed);
+                self.file_medium.synced(landed);
+                self.durable_medium.synced(landed);
                 Ended::Other(op, Ok(()))
             }
+            Pending::WriteMap { part, at, page, pages, sync } => {
+                let whole = pages as usize * BLOCK_BYTES;
+                let written = if fault { self.rng.below(pages.into()) as usize * BLOCK_BYTES } else { whole };
+                let bytes = self.parts[part.0 as usize][at..at + written].to_vec();
+                self.land_pages(page, &bytes);
+                if sync && !fault {
+                    self.durable_medium.stable(page.into()..(page + pages).into());
+                }
+                Ended::Other(op, if fault { Err(Errno::IO) } else { Ok(()) })
+            }
         })
+    }
+
+    /// Pages of the durable map change.
+    fn land_pages(&mut self, page: u32, bytes: &[u8]) {
+        self.landed += 1;
+        let pages = page.into()..u64::from(page) + (bytes.len() / BLOCK_BYTES) as u64;
+        self.durable_medium.changes(self.landed, pages, &self.durable);
+        self.durable[page as usize * BLOCK_BYTES..][..bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// A range of the file is about to change.
+    fn before_landing(&mut self, offset: u64, len: u64) {
+        if !self.durable.is_empty() {
+            let blocks = offset / BLOCK_BYTES as u64..(offset + len) / BLOCK_BYTES as u64;
+            self.file_medium.changes(self.landed + 1, blocks, &self.file);
+        }
     }
 
     /// A range of the file has changed.
     fn land(&mut self, offset: u64, len: u64, stable: bool) {
         self.landed += 1;
+        if stable {
+            self.file_medium.stable(offset / BLOCK_BYTES as u64..(offset + len) / BLOCK_BYTES as u64);
+        }
         for block in offset / BLOCK_BYTES as u64..(offset + len) / BLOCK_BYTES as u64 {
             if stable {
                 self.unstable.remove(&block);
@@ -302,12 +367,58 @@ impl Sim {
         if self.rng.chance(4) {
             return;
         }
+        self.before_landing(offset, len);
         let file = &mut self.file[offset as usize..][..len as usize];
         match bytes {
             Some(bytes) => file.copy_from_slice(&bytes),
             None => file.fill(0),
         }
         self.land(offset, len, false);
+    }
+
+    fn land_dead_pages(&mut self) {
+        for (page, bytes) in std::mem::take(&mut self.dead_pages) {
+            if !self.rng.chance(4) {
+                self.land_pages(page, &bytes);
+            }
+        }
+    }
+
+    /// Everything of a dead process that still lands has.
+    fn land_all(&mut self) {
+        while !self.dead.is_empty() {
+            self.land_dead();
+        }
+        self.land_dead_pages();
+    }
+
+    /// Every process has died, and perhaps power is lost: what was in memory is gone, and somebody opens the file as its
+    /// lock is free. Whether a reset that had begun is finished by that.
+    pub fn open_again(&mut self, live: &mut [u8], power: bool) -> bool {
+        self.crash();
+        self.land_all();
+        if power {
+            self.file_medium.lose(&mut self.file, &mut self.rng);
+            self.durable_medium.lose(&mut self.durable, &mut self.rng);
+        }
+        let (mark, map) = self.durable.split_at_mut(BLOCK_BYTES);
+        let reset = mark.starts_with(&RESET_MARK);
+        if reset {
+            map.fill(0);
+            mark.fill(0);
+        }
+        if power || reset {
+            live.copy_from_slice(map);
+        }
+        assert_eq!(find_bad_state(live), None);
+        if reset {
+            // Whoever opens it syncs that.
+            self.durable_medium = Medium::default();
+        }
+        if power {
+            self.unstable.clear();
+        }
+        reset
     }
 
     /// The process dies. What was under way may land later.
@@ -320,6 +431,10 @@ impl Sim {
                     self.dead.push(Dead { offset, len: len.into(), bytes });
                 }
                 Pending::Punch { offset, len } => self.dead.push(Dead { offset, len, bytes: None }),
+                Pending::WriteMap { part, at, page, pages, .. } => {
+                    let bytes = self.parts[part.0 as usize][at..][..pages as usize * BLOCK_BYTES].to_vec();
+                    self.dead_pages.push((page, bytes));
+                }
                 Pending::ReadBase { .. }
                 | Pending::ReadFile { .. }
                 | Pending::Sync { .. }
@@ -328,6 +443,9 @@ impl Sim {
         }
         for _ in 0..self.rng.below(self.dead.len() as u64 + 1) {
             self.land_dead();
+        }
+        if !self.dead_pages.is_empty() && self.rng.chance(2) {
+            self.land_dead_pages();
         }
         self.drained = false;
         self.spare_at = self.file.len().saturating_sub(BLOCK_BYTES);
@@ -344,7 +462,7 @@ impl Sim {
 
     /// Something that a dead process had begun may still land.
     pub fn is_haunted(&self) -> bool {
-        !self.dead.is_empty()
+        !self.dead.is_empty() || !self.dead_pages.is_empty()
     }
 
     /// Nothing that a dead process had begun can land in this range.
@@ -562,6 +680,19 @@ impl Io for Sim {
         let early =
             (self.rng.below(2) == 0).then(|| self.parts[part.0 as usize][part_at..][..len as usize].to_vec());
         self.begin(op, Pending::WriteFile { part, at: part_at, offset, len, early, sync });
+    }
+
+    fn write_map(&mut self, op: OpId, part: PartId, at: usize, page: u32, pages: u32, sync: bool) {
+        assert!(self.dead_pages.is_empty(), "I/O of a dead process may still land in the map");
+        let range = page..page + pages;
+        assert!(range.end as usize * BLOCK_BYTES <= self.durable.len() && pages > 0);
+        for UnderWay { pending: other, .. } in &self.pending {
+            if let Pending::WriteMap { page, pages, .. } = other {
+                assert!(range.end <= *page || page + pages <= range.start, "two writes of one page");
+            }
+        }
+        // Whether the content that it tells of is on the medium is for the check of what is stable to see.
+        self.begin(op, Pending::WriteMap { part, at, page, pages, sync });
     }
 
     fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64) {

@@ -1,12 +1,13 @@
-//! Routes of catalogs and machines.
+//! Routes of catalogs.
 
-use super::extract::{Body, Path, Query};
+use super::extract::{Body, IfMatch, Path, Query, select};
 use super::{App, Failure, ask};
+use crate::catalogs::Terms;
 use crate::error::HostError;
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
-use spillway_api::{Catalog, CatalogSpec, Empty, List, Machine, Name, NewCatalog};
+use spillway_api::{Catalog, CatalogRollback, CatalogSpec, CatalogUpdate, Empty, List, Name, NewCatalog};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -14,27 +15,55 @@ use utoipa_axum::routes;
 type Answer<T> = Result<Json<T>, HostError>;
 
 pub fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(list_catalogs, create_catalog)).routes(routes!(
-        show_catalog,
-        change_catalog,
-        delete_catalog
-    ))
+    OpenApiRouter::new()
+        .routes(routes!(list_catalogs, create_catalog))
+        .routes(routes!(show_catalog, change_catalog, delete_catalog))
+        .routes(routes!(update_catalog))
+        .routes(routes!(roll_catalog_back))
 }
 
-pub fn machine_routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(list_machines)).routes(routes!(show_machine))
+/// Which of them.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "for the document")]
+struct Labelled {
+    /// Those with this label, `KEY=VALUE`; again for more, all of which must be there.
+    #[param(required = false)]
+    label: Vec<String>,
 }
 
-/// All catalogs.
-#[utoipa::path(get, path = "", responses((status = 200, body = List<Catalog>), Failure))]
-async fn list_catalogs(State(app): State<App>) -> Answer<List<Catalog>> {
-    ask(move || Ok(List { items: app.catalogs.list()? })).await
+/// All catalogs, or those with certain labels.
+#[utoipa::path(get, path = "", params(Labelled), responses((status = 200, body = List<Catalog>), Failure))]
+async fn list_catalogs(
+    State(app): State<App>,
+    Query(pairs): Query<Vec<(String, String)>>,
+) -> Answer<List<Catalog>> {
+    let selector = select(pairs, &["label"])?;
+    ask(move || {
+        let all = app.catalogs.list()?;
+        Ok(List { items: all.into_iter().filter(|catalog| selector.chooses(catalog)).collect() })
+    })
+    .await
+}
+
+/// Whether it is meant.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Earnest {
+    /// Look at everything, do nothing, and answer what would be.
+    #[serde(default)]
+    dry_run: bool,
 }
 
 /// A new catalog. Its machines are recorded when this is answered.
-#[utoipa::path(post, path = "", request_body = NewCatalog, responses((status = 200, body = Catalog), Failure))]
-async fn create_catalog(State(app): State<App>, Body(new): Body<NewCatalog>) -> Answer<Catalog> {
-    ask(move || app.catalogs.create(&new.name, &new.spec)).await
+#[utoipa::path(post, path = "", params(Earnest), request_body = NewCatalog, responses((status = 200, body = Catalog), Failure))]
+async fn create_catalog(
+    State(app): State<App>,
+    Query(earnest): Query<Earnest>,
+    Body(new): Body<NewCatalog>,
+) -> Answer<Catalog> {
+    ask(move || app.catalogs.create(&new.name, &new.spec, earnest.dry_run)).await
 }
 
 /// A catalog.
@@ -43,40 +72,75 @@ async fn show_catalog(State(app): State<App>, Path(name): Path<Name>) -> Answer<
     ask(move || app.catalogs.get(&name)).await
 }
 
-/// Other settings of a catalog, all of them: what is left out has its usual value.
-#[utoipa::path(put, path = "/{name}", params(("name" = Name, Path)), request_body = CatalogSpec, responses((status = 200, body = Catalog), Failure))]
-async fn change_catalog(
-    State(app): State<App>,
-    Path(name): Path<Name>,
-    Body(spec): Body<CatalogSpec>,
-) -> Answer<Catalog> {
-    ask(move || app.catalogs.change(&name, &spec)).await
-}
-
-/// Removes a catalog and its machines.
-#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = Empty), Failure))]
-async fn delete_catalog(State(app): State<App>, Path(name): Path<Name>) -> Answer<Empty> {
-    ask(move || app.catalogs.delete(&name).map(|()| Empty {})).await
-}
-
-/// Which machines.
+/// On which terms.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Which {
-    /// Those of this catalog.
+struct ChangeTerms {
+    /// What machines keep may be thrown away.
     #[serde(default)]
-    catalog: Option<Name>,
+    discard_data: bool,
+    /// The data disks of machines that are removed go too; else their files stay in their store.
+    #[serde(default)]
+    with_data: bool,
+    /// Look at everything, do nothing, and answer what would be.
+    #[serde(default)]
+    dry_run: bool,
 }
 
-/// All machines, or those of a catalog.
-#[utoipa::path(get, path = "", params(Which), responses((status = 200, body = List<Machine>), Failure))]
-async fn list_machines(State(app): State<App>, Query(which): Query<Which>) -> Answer<List<Machine>> {
-    ask(move || Ok(List { items: app.catalogs.machines(which.catalog.as_ref())? })).await
+/// Other settings of a catalog, all of them: what is left out has its usual value.
+#[utoipa::path(put, path = "/{name}", params(("name" = Name, Path), IfMatch, ChangeTerms), request_body = CatalogSpec, responses((status = 200, body = Catalog), Failure))]
+async fn change_catalog(
+    State(app): State<App>,
+    Path(name): Path<Name>,
+    IfMatch(expected): IfMatch,
+    Query(terms): Query<ChangeTerms>,
+    Body(spec): Body<CatalogSpec>,
+) -> Answer<Catalog> {
+    let ChangeTerms { discard_data, with_data, dry_run } = terms;
+    let terms = Terms { expected, discard_data, with_data, dry_run };
+    ask(move || app.catalogs.change(&name, &spec, terms)).await
 }
 
-/// A machine.
-#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = Machine), Failure))]
-async fn show_machine(State(app): State<App>, Path(name): Path<Name>) -> Answer<Machine> {
-    ask(move || app.catalogs.machine(&name)).await
+/// What goes with a catalog.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct DeleteTerms {
+    /// The machines' data disks go too; else their files stay in their store.
+    #[serde(default)]
+    with_data: bool,
+}
+
+/// Removes a catalog and its machines.
+#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch, DeleteTerms), responses((status = 200, body = Empty), Failure))]
+async fn delete_catalog(
+    State(app): State<App>,
+    Path(name): Path<Name>,
+    IfMatch(expected): IfMatch,
+    Query(DeleteTerms { with_data }): Query<DeleteTerms>,
+) -> Answer<Empty> {
+    ask(move || app.catalogs.delete(&name, expected, with_data).map(|()| Empty {})).await
+}
+
+/// Another version for a catalog's machines, or another way that they come to it. A rollout that goes on is replaced.
+#[utoipa::path(post, path = "/{name}/update", params(("name" = Name, Path), IfMatch), request_body = CatalogUpdate, responses((status = 200, body = Catalog), Failure))]
+async fn update_catalog(
+    State(app): State<App>,
+    Path(name): Path<Name>,
+    IfMatch(expected): IfMatch,
+    Body(update): Body<CatalogUpdate>,
+) -> Answer<Catalog> {
+    ask(move || app.catalogs.update(&name, &update, expected)).await
+}
+
+/// A version of a catalog's history. It stays with that one until the next update.
+#[utoipa::path(post, path = "/{name}/rollback", params(("name" = Name, Path), IfMatch), request_body = CatalogRollback, responses((status = 200, body = Catalog), Failure))]
+async fn roll_catalog_back(
+    State(app): State<App>,
+    Path(name): Path<Name>,
+    IfMatch(expected): IfMatch,
+    Body(rollback): Body<CatalogRollback>,
+) -> Answer<Catalog> {
+    ask(move || app.catalogs.rollback(&name, &rollback, expected)).await
 }

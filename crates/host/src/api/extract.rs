@@ -1,14 +1,18 @@
 //! What a request carries, checked. Owns the words of a refusal.
 
 use crate::error::HostError;
+use crate::store::Revision;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
 use serde::de::DeserializeOwned;
-use spillway_api::ErrorCode;
+use spillway_api::{ErrorCode, Name, Selector};
 use std::time::Duration;
+use utoipa::openapi::Required;
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
 
 /// How long a body may take to come.
 const BODY: Duration = Duration::from_secs(30);
@@ -55,4 +59,62 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
         let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
         query.map(|query| Query(query.0)).map_err(|e: QueryRejection| HostError::invalid(e.body_text()))
     }
+}
+
+/// The revision that a change was decided on, if the client says it: `If-Match: "12"`.
+pub struct IfMatch(pub Option<Revision>);
+
+impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
+    type Rejection = HostError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<IfMatch, HostError> {
+        let mut values = parts.headers.get_all(header::IF_MATCH).iter();
+        let Some(value) = values.next() else { return Ok(IfMatch(None)) };
+        let text = value.to_str().unwrap_or_default();
+        let quoted = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+        let digits = quoted.unwrap_or(text);
+        let plain = digits.bytes().all(|b| b.is_ascii_digit()) && values.next().is_none();
+        match digits.parse() {
+            Ok(revision) if plain => Ok(IfMatch(Some(Revision(revision)))),
+            _ => Err(HostError::invalid("If-Match: one revision can be, such as \"12\"")),
+        }
+    }
+}
+
+impl utoipa::IntoParams for IfMatch {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let words = "The revision that this was decided on, such as \"12\": if it is another by now, this is a `conflict`.";
+        let parameter = ParameterBuilder::new()
+            .name("If-Match")
+            .parameter_in(ParameterIn::Header)
+            .required(Required::False)
+            .description(Some(words))
+            .schema(Some(ObjectBuilder::new().schema_type(Type::String)));
+        vec![parameter.build()]
+    }
+}
+
+/// Reads which objects are asked for, of what follows the question mark; only these words are known.
+pub fn select(pairs: Vec<(String, String)>, words: &[&str]) -> Result<Selector, HostError> {
+    let mut selector = Selector::default();
+    for (word, value) in pairs {
+        let name = |text: &str| text.parse::<Name>().map_err(|e| HostError::invalid(format!("{word}: {e}")));
+        match word.as_str() {
+            "catalog" if words.contains(&"catalog") => selector.catalog = Some(name(&value)?),
+            "label" => {
+                let (key, value) = value.split_once('=').ok_or_else(|| {
+                    HostError::invalid(format!("label: '{}' is not KEY=VALUE", value.escape_debug()))
+                })?;
+                let earlier = selector.labels.insert(name(key)?, value.to_owned());
+                if earlier.is_some_and(|earlier| earlier != value) {
+                    return Err(HostError::invalid(format!("label: {key} cannot have two values")));
+                }
+            }
+            _ => {
+                let word = word.escape_debug();
+                return Err(HostError::invalid(format!("'{word}' cannot be asked: {}", words.join(", "))));
+            }
+        }
+    }
+    Ok(selector)
 }

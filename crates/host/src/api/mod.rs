@@ -6,18 +6,28 @@
 #![expect(unused_qualifications, reason = "the macro of routes writes paths in full")]
 
 mod catalogs;
+mod events;
 mod extract;
 mod images;
+mod machines;
+mod metrics;
 mod operations;
 mod stores;
 
+pub use metrics::Answered;
+
+use crate::access;
+use crate::access::audit::Audit;
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
+use crate::events::Events;
 use crate::images::Images;
+use crate::machines::Machines;
 use crate::operations::Operations;
 use crate::stores::Stores;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{StatusCode, Uri};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use serde::Serialize;
@@ -31,10 +41,18 @@ const MAX_REQUEST_BYTES: usize = 256 << 10;
 /// What the routes ask.
 #[derive(Clone)]
 pub struct App {
-    /// Catalogs and machines.
+    /// Where changes are written down.
+    pub audit: Audit,
+    /// What was answered.
+    pub answered: Answered,
+    /// Catalogs.
     pub catalogs: Catalogs,
+    /// What happens.
+    pub events: Events,
     /// Images.
     pub images: Images,
+    /// What is wanted of machines, and what they are.
+    pub machines: Machines,
     /// What goes on.
     pub operations: Operations,
     /// Folders.
@@ -53,9 +71,14 @@ struct Failure(ErrorBody);
 
 fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::with_openapi(Document::openapi())
-        .nest("/v1/catalogs", catalogs::routes())
+        .nest("/v1/catalogs", catalogs::routes().merge(machines::claim_routes()))
+        .nest("/v1/events", events::routes())
+        .nest("/v1/event-stream", events::stream_routes())
+        .nest("/v1/figures", metrics::figure_routes())
         .nest("/v1/images", images::routes())
-        .nest("/v1/machines", catalogs::machine_routes())
+        .nest("/v1/machine-actions", machines::action_routes())
+        .nest("/v1/machines", machines::routes())
+        .nest("/v1/metrics", metrics::metric_routes())
         .nest("/v1/operations", operations::routes())
         .nest("/v1/stores", stores::routes())
 }
@@ -80,6 +103,8 @@ pub fn router(app: App) -> Router {
         .fallback(nowhere)
         .method_not_allowed_fallback(not_so)
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
+        .layer(middleware::from_fn_with_state(app.audit.clone(), access::guard))
+        .layer(middleware::from_fn_with_state(app.answered.clone(), metrics::count))
         .with_state(app)
 }
 

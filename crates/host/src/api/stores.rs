@@ -5,7 +5,7 @@ use super::{App, Failure, ask};
 use crate::error::HostError;
 use axum::Json;
 use axum::extract::State;
-use spillway_api::{List, StoreFolder};
+use spillway_api::{List, StoreDetails, StoreFolder};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -14,9 +14,9 @@ pub fn routes() -> OpenApiRouter<App> {
 }
 
 /// All stores.
-#[utoipa::path(get, path = "", responses((status = 200, body = List<StoreFolder>), Failure))]
-async fn list_stores(State(app): State<App>) -> Result<Json<List<StoreFolder>>, HostError> {
-    ask(move || Ok(List { items: app.stores.list()? })).await
+#[utoipa::path(get, path = "", responses((status = 200, body = List<StoreDetails>), Failure))]
+async fn list_stores(State(app): State<App>) -> Result<Json<List<StoreDetails>>, HostError> {
+    ask(move || Ok(List { items: app.machines.stores()? })).await
 }
 
 /// A new store.

@@ -2,145 +2,244 @@
 
 use super::naming::Naming;
 use crate::error::HostError;
-use spillway_api::{CatalogKind, CatalogSpec, DiskMode, Name, Network, RAM_BYTES_DEFAULT, ResetEvent};
+use regex::bytes::{Regex, RegexBuilder};
+use spillway_api::{CatalogKind, CatalogSpec, DiskMode, FullPolicy, Name, Network, Ready, ResetEvent};
 
 /// Machines of a catalog.
 const MOST_MACHINES: u32 = 100_000;
 const LEAST_MEMORY_BYTES: u64 = 64 << 20;
+/// What a disk takes: its RAM tier, its overflow, its size.
+const LEAST_RAM_BYTES: u64 = 64 << 10;
+const MOST_RAM_BYTES: u64 = 8 << 40;
+const LEAST_OVERFLOW_BYTES: u64 = 16 << 20;
+const MOST_DISK_BYTES: u64 = 4 << 40;
+const MOST_GRACE_SECONDS: u32 = 3600;
 const MOST_LABELS: usize = 64;
 const MOST_LABEL_CHARS: usize = 256;
-
-/// Where the disks' writes go.
-pub fn mode(spec: &CatalogSpec) -> DiskMode {
-    let usual = match spec.kind {
-        CatalogKind::Pooled => DiskMode::RamOverflow,
-        CatalogKind::Dedicated => DiskMode::Persistent,
-    };
-    spec.mode.unwrap_or(usual)
-}
+const MOST_USER_DATA_BYTES: usize = 16 << 10;
+const MOST_KEYS: usize = 64;
+const MOST_KEY_BYTES: usize = 8 << 10;
+/// As the kernel has it: a path, its command line.
+const MOST_PATH_BYTES: usize = 4095;
+const MOST_APPEND_BYTES: usize = 2047;
+const MOST_PATTERN_BYTES: usize = 256;
+/// What a compiled pattern may take.
+const MOST_PATTERN_MEMORY_BYTES: usize = 1 << 20;
 
 /// The names of its machines.
 pub fn naming(name: &Name, spec: &CatalogSpec) -> Result<Naming, HostError> {
-    match &spec.naming {
-        Some(pattern) => Naming::parse(pattern),
-        None => Naming::parse(&format!("{name}-###")),
-    }
+    Naming::parse(&spec.naming(name))
 }
+
+/// What a line of a serial console is matched with. The pattern is a stranger's: its length and its memory are bounded, and
+/// matching takes time in proportion to the line.
+pub fn serial_pattern(text: &str) -> Result<Regex, String> {
+    if text.len() > MOST_PATTERN_BYTES {
+        return Err(format!("it has {} bytes: {MOST_PATTERN_BYTES} can be", text.len()));
+    }
+    let compiled = RegexBuilder::new(text).size_limit(MOST_PATTERN_MEMORY_BYTES).build();
+    compiled.map_err(|e| e.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// Why something cannot be. None: it can.
+type Objection = Option<String>;
 
 /// Refuses what cannot be; says what may not be meant so.
 pub fn check(name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> {
-    let refuse = |why: &str| Err(HostError::invalid(format!("catalog {name}: {why}")));
-    let mode = mode(spec);
-    let word =
-        serde_json::to_value(mode).ok().and_then(|word| Some(word.as_str()?.to_owned())).unwrap_or_default();
-    match (spec.kind, mode) {
-        (CatalogKind::Dedicated, DiskMode::Persistent) => {}
-        (CatalogKind::Dedicated, _) => {
-            return refuse(&format!("dedicated machines keep what is written: mode persistent, not {word}"));
-        }
-        (CatalogKind::Pooled, DiskMode::Persistent) => {
-            return refuse("pooled machines forget what is written: mode persistent is for type dedicated");
-        }
-        (CatalogKind::Pooled, _) => {}
-    }
-    let has_ram = matches!(mode, DiskMode::RamOverflow | DiskMode::Ram);
-    let has_overflow = matches!(mode, DiskMode::RamOverflow | DiskMode::Overflow);
-    if !has_ram && (spec.ram_bytes.is_some() || spec.ram_guarantee_bytes > 0) {
-        return refuse(&format!("mode {word} has no RAM tier: leave ram out"));
-    }
-    if !has_overflow && spec.overflow_bytes.is_some() {
-        return refuse(&format!("mode {word} has no overflow: leave it out"));
-    }
-    if spec.ram_guarantee_bytes > spec.ram_bytes.unwrap_or(RAM_BYTES_DEFAULT) {
-        return refuse("the guarantee of RAM is larger than its limit");
-    }
-    if spec.count > MOST_MACHINES {
-        return refuse(&format!("{} machines: {MOST_MACHINES} can be", spec.count));
+    let rules = [mode, caches, resets, disks, machines, boot, guest, labels];
+    if let Some(why) = rules.iter().find_map(|rule| rule(spec)) {
+        return Err(HostError::invalid(format!("catalog {name}: {why}")));
     }
     naming(name, spec)?.name(spec.count.max(1))?;
-    if spec.warm > spec.count {
-        return refuse(&format!("{} warm machines of {}: there are not so many", spec.warm, spec.count));
-    }
-    if !(1..=255).contains(&spec.vcpus) {
-        return refuse(&format!("{} processors: 1 to 255 can be", spec.vcpus));
-    }
-    if spec.memory_bytes < LEAST_MEMORY_BYTES || !spec.memory_bytes.is_multiple_of(1 << 20) {
-        return refuse(&format!("{} bytes of memory: whole MiB from 64 on can be", spec.memory_bytes));
-    }
-    if let Network::Bridge(bridge) = &spec.network {
-        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
-        if bridge.is_empty() || bridge.len() > 15 || !bridge.bytes().all(plain) {
-            return refuse(&format!("'{}' is no name of a bridge", bridge.escape_debug()));
-        }
-    }
-    let long =
-        |value: &String| value.chars().count() > MOST_LABEL_CHARS || value.chars().any(char::is_control);
-    if spec.labels.len() > MOST_LABELS || spec.labels.values().any(long) {
-        return refuse(&format!(
-            "labels: {MOST_LABELS} can be, of {MOST_LABEL_CHARS} characters each, none of them for control"
-        ));
-    }
     let mut warnings = Vec::new();
-    if spec.kind == CatalogKind::Pooled && spec.reset == ResetEvent::Never {
+    if spec.kind == CatalogKind::Pooled && spec.keeps_writes() {
+        let mode = spec.mode().as_str();
         warnings.push(format!(
-            "nothing resets its machines, and what they write is lost when the host restarts (mode {word})"
+            "nothing resets its machines, and what they write is lost when the host restarts (mode {mode})"
         ));
     }
     Ok(warnings)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn spec(json: &str) -> CatalogSpec {
-        serde_json::from_str(json).unwrap()
-    }
-
-    fn of(json: &str) -> Result<Vec<String>, String> {
-        check(&"desk".parse().unwrap(), &spec(json)).map_err(|e| e.message)
-    }
-
-    #[test]
-    fn what_can_be_is_taken() {
-        for json in [
-            r#"{"image": "debian"}"#,
-            r#"{"image": "debian:3", "count": 999, "warm": 999, "mode": "ram", "ram_bytes": 1048576}"#,
-            r#"{"image": "debian", "type": "dedicated", "mode": "persistent", "count": 5}"#,
-            r#"{"image": "debian", "mode": "ephemeral", "network": {"bridge": "br0"}}"#,
-            r#"{"image": "debian", "count": 5000, "naming": "d####", "labels": {"team": "x"}}"#,
-        ] {
-            assert_eq!(of(json), Ok(vec![]), "{json}");
+fn mode(spec: &CatalogSpec) -> Objection {
+    let mode = spec.mode();
+    match (spec.kind, mode) {
+        (CatalogKind::Dedicated, DiskMode::Persistent) => None,
+        (CatalogKind::Dedicated, _) => {
+            let word = mode.as_str();
+            Some(format!("dedicated machines keep what is written: mode persistent, not {word}"))
         }
-        assert_eq!(of(r#"{"image": "debian", "reset": "never"}"#).unwrap().len(), 1);
-    }
-
-    #[test]
-    fn what_cannot_be_is_refused_with_the_reason() {
-        for (json, why) in [
-            (r#"{"image": "debian", "type": "dedicated", "mode": "ram"}"#, "keep what is written"),
-            (r#"{"image": "debian", "mode": "persistent"}"#, "forget what is written"),
-            (r#"{"image": "debian", "mode": "ephemeral", "ram_bytes": 5}"#, "no RAM tier"),
-            (r#"{"image": "debian", "mode": "ram", "overflow_bytes": 5}"#, "no overflow"),
-            (r#"{"image": "debian", "ram_guarantee_bytes": 999999999999}"#, "larger than its limit"),
-            (r#"{"image": "debian", "count": 1000}"#, "more digits"),
-            (r#"{"image": "debian", "count": 100001, "naming": "d######"}"#, "100000 can be"),
-            (r#"{"image": "debian", "count": 1, "warm": 2}"#, "not so many"),
-            (r#"{"image": "debian", "vcpus": 0}"#, "1 to 255"),
-            (r#"{"image": "debian", "memory_bytes": 1000}"#, "whole MiB"),
-            (r#"{"image": "debian", "network": {"bridge": "a b"}}"#, "no name of a bridge"),
-            (r#"{"image": "debian", "labels": {"a": "\u0007"}}"#, "control"),
-        ] {
-            let error = of(json).unwrap_err();
-            assert!(error.contains(why), "{json}: {error}");
+        (CatalogKind::Pooled, DiskMode::Persistent) => {
+            Some("pooled machines forget what is written: mode persistent is for type dedicated".into())
         }
-        for json in [
-            r#"{"image": "debian", "ram": 5}"#,
-            r#"{}"#,
-            r#"{"image": "debian:0"}"#,
-            r#"{"image": "debian", "count": -1}"#,
-        ] {
-            assert!(serde_json::from_str::<CatalogSpec>(json).is_err(), "{json}");
-        }
+        (CatalogKind::Pooled, _) => None,
     }
 }
+
+fn caches(spec: &CatalogSpec) -> Objection {
+    let (mode, word) = (spec.mode(), spec.mode().as_str());
+    let cached = mode.has_ram() || mode.has_overflow();
+    let has_not = |what: &str, setting: &str| match mode {
+        DiskMode::Ephemeral => Some(format!(
+            "mode ephemeral writes to a private copy of the image, which excludes a write cache: leave {setting} out"
+        )),
+        _ => Some(format!("mode {word} has no {what}: leave {setting} out")),
+    };
+    if !mode.has_ram() && (spec.ram_bytes.is_some() || spec.ram_guarantee_bytes > 0) {
+        return has_not("RAM tier", "ram_bytes and ram_guarantee_bytes");
+    }
+    if !mode.has_overflow() && spec.overflow_bytes.is_some() {
+        return has_not("overflow", "overflow_bytes");
+    }
+    if !cached && spec.full == FullPolicy::Fail {
+        return has_not("write cache that could be full", "full");
+    }
+    if mode == DiskMode::Ram && spec.overflow_store.is_some() {
+        return has_not("file on a disk", "overflow_store");
+    }
+    let within =
+        |bytes: Option<u64>, least: u64, most: u64| bytes.is_none_or(|b| (least..=most).contains(&b));
+    if !within(spec.ram_bytes, LEAST_RAM_BYTES, MOST_RAM_BYTES) {
+        return Some("ram_bytes: 64K to 8T can be".into());
+    }
+    if !within(spec.overflow_bytes, LEAST_OVERFLOW_BYTES, MOST_DISK_BYTES) {
+        return Some("overflow_bytes: 16M to 4T can be".into());
+    }
+    if spec.ram_bytes().is_some_and(|limit| spec.ram_guarantee_bytes > limit) {
+        return Some("the guarantee of RAM is larger than its limit".into());
+    }
+    None
+}
+
+fn resets(spec: &CatalogSpec) -> Objection {
+    if spec.kind == CatalogKind::Dedicated {
+        let others = spec.reset.is_some_and(|reset| reset != ResetEvent::Never);
+        let why = "dedicated machines keep what is written until somebody asks for a reset: leave reset out";
+        return others.then(|| why.into());
+    }
+    match (spec.mode(), spec.reset()) {
+        (DiskMode::Ephemeral, ResetEvent::Never) => {
+            Some("mode ephemeral's private copy goes when the machine stops: reset cannot be never".into())
+        }
+        (DiskMode::Ephemeral, ResetEvent::GuestReboot) => {
+            Some("mode ephemeral's private copy stays over reboots: reset cannot be guest-reboot".into())
+        }
+        (DiskMode::Ram, ResetEvent::Never) => Some(
+            "mode ram has no overflow that could keep what is written when the machine stops: reset cannot be never, or take mode ram+overflow"
+                .into(),
+        ),
+        _ => None,
+    }
+}
+
+fn disks(spec: &CatalogSpec) -> Objection {
+    for (setting, bytes) in
+        [("data_disk_bytes", spec.data_disk_bytes), ("scratch_disk_bytes", spec.scratch_disk_bytes)]
+    {
+        let can_be = |b: u64| (1 << 20..=MOST_DISK_BYTES).contains(&b) && b.is_multiple_of(1 << 20);
+        if bytes.is_some_and(|b| !can_be(b)) {
+            return Some(format!("{setting}: whole MiB from 1M to 4T can be; leave it out for none"));
+        }
+    }
+    if spec.data_disk_store.is_some() && spec.data_disk_bytes.is_none() {
+        return Some("data_disk_store is for data disks, and there are none: say data_disk_bytes".into());
+    }
+    if spec.scratch_disk_bytes.is_some() && spec.kind == CatalogKind::Dedicated {
+        return Some("dedicated machines keep what is written: scratch disks are for pooled ones".into());
+    }
+    None
+}
+
+fn machines(spec: &CatalogSpec) -> Objection {
+    if spec.count > MOST_MACHINES {
+        return Some(format!("{} machines: {MOST_MACHINES} can be", spec.count));
+    }
+    if spec.warm > spec.count {
+        return Some(format!("{} warm machines of {}: there are not so many", spec.warm, spec.count));
+    }
+    if spec.warm > 0 && spec.kind == CatalogKind::Dedicated {
+        return Some("dedicated machines are somebody's: warm ones, for anybody, are pooled".into());
+    }
+    if !(1..=255).contains(&spec.vcpus) {
+        return Some(format!("{} processors: 1 to 255 can be", spec.vcpus));
+    }
+    if spec.memory_bytes < LEAST_MEMORY_BYTES || !spec.memory_bytes.is_multiple_of(1 << 20) {
+        return Some(format!("{} bytes of memory: whole MiB from 64 on can be", spec.memory_bytes));
+    }
+    if spec.grace_seconds > MOST_GRACE_SECONDS {
+        return Some(format!("{} s of grace: {MOST_GRACE_SECONDS} can be", spec.grace_seconds));
+    }
+    if let Network::Bridge(bridge) = &spec.network {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+        if bridge.is_empty() || bridge.len() > 15 || !bridge.bytes().all(plain) {
+            return Some(format!("'{}' is no name of a bridge", bridge.escape_debug()));
+        }
+    }
+    None
+}
+
+fn boot(spec: &CatalogSpec) -> Objection {
+    for (setting, value) in [("initrd", &spec.initrd), ("append", &spec.append)] {
+        if value.is_some() && spec.kernel.is_none() {
+            return Some(format!("{setting} goes with a kernel: say kernel as well"));
+        }
+    }
+    for (setting, value) in [("kernel", &spec.kernel), ("initrd", &spec.initrd)] {
+        let path =
+            |p: &String| p.starts_with('/') && p.len() <= MOST_PATH_BYTES && !p.contains(char::is_control);
+        if value.as_ref().is_some_and(|p| !path(p)) {
+            return Some(format!("{setting}: an absolute path can be, of {MOST_PATH_BYTES} bytes at most"));
+        }
+    }
+    let line = |text: &String| text.len() <= MOST_APPEND_BYTES && !text.contains(char::is_control);
+    if spec.append.as_ref().is_some_and(|text| !line(text)) {
+        return Some(format!("append: one line can be, of {MOST_APPEND_BYTES} bytes at most"));
+    }
+    None
+}
+
+fn guest(spec: &CatalogSpec) -> Objection {
+    if let Some(Ready::Serial(pattern)) = &spec.ready
+        && let Err(why) = serial_pattern(pattern)
+    {
+        return Some(format!("ready: the pattern cannot be: {why}"));
+    }
+    if let Some(Ready::Tcp(_)) = spec.ready
+        && spec.network == Network::None
+    {
+        return Some(
+            "ready: machines without a network take no connections: say agent or serial:REGEX".into(),
+        );
+    }
+    if let Some(text) = &spec.user_data {
+        if text.len() > MOST_USER_DATA_BYTES {
+            return Some(format!("user_data: {} bytes: {MOST_USER_DATA_BYTES} can be", text.len()));
+        }
+        if text.contains(|c: char| c.is_control() && !"\n\r\t".contains(c)) {
+            return Some("user_data: text can be, without control characters".into());
+        }
+    }
+    let line = |key: &String| {
+        key.len() <= MOST_KEY_BYTES && !key.contains(char::is_control) && key.split_whitespace().count() > 1
+    };
+    if spec.authorized_keys.len() > MOST_KEYS || !spec.authorized_keys.iter().all(line) {
+        return Some(format!(
+            "authorized_keys: {MOST_KEYS} can be, each a line as ssh-keygen writes it, such as 'ssh-ed25519 AAAA... me@here'"
+        ));
+    }
+    None
+}
+
+fn labels(spec: &CatalogSpec) -> Objection {
+    let long =
+        |value: &String| value.chars().count() > MOST_LABEL_CHARS || value.chars().any(char::is_control);
+    (spec.labels.len() > MOST_LABELS || spec.labels.values().any(long)).then(|| {
+        format!(
+            "labels: {MOST_LABELS} can be, of {MOST_LABEL_CHARS} characters each, none of them for control"
+        )
+    })
+}
+
+#[cfg(test)]
+#[path = "spec_tests.rs"]
+mod tests;

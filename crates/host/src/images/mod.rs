@@ -3,6 +3,7 @@
 //! Invariant: a version that is `ready` has its files, whole, and they never change; files that no record names, or
 //! whose record says that they are being made or removed, are gone after the next start.
 
+mod check;
 mod convert;
 mod digest;
 mod files;
@@ -19,12 +20,17 @@ use digest::ChunkDigest;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
-    Catalog, ErrorCode, HistoryEntry, Image, ImageDetails, ImageImport, ImageVersion, Name, Operation,
-    Origin, VersionState,
+    Catalog, ErrorCode, HistoryEntry, Image, ImageCheck, ImageDetails, ImageImport, ImageVersion, Name,
+    Operation, Origin, VersionState,
 };
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::time::{Duration, Instant};
+
+/// How long a check may take. Who asks for one waits for it.
+const CHECK: Duration = Duration::from_secs(40);
 
 impl Kind for Image {
     const PREFIX: &'static str = "images/";
@@ -53,6 +59,8 @@ pub struct Images {
     objects: Objects,
     operations: Operations,
     stores: Stores,
+    /// Held by a check: they take memory and processors, and one at a time is enough.
+    checking: Arc<Mutex<()>>,
 }
 
 /// What a version is called in the store: sorted by number.
@@ -69,7 +77,7 @@ impl Images {
         stores: Stores,
         complain: &mut dyn FnMut(&str),
     ) -> Result<Images, HostError> {
-        let images = Images { objects, operations, stores };
+        let images = Images { objects, operations, stores, checking: Arc::default() };
         for version in images.objects.list::<ImageVersion>()? {
             if version.value.state != VersionState::Ready {
                 images.remove(&version.value).unwrap_or_else(|e| complain(&e.message));
@@ -95,6 +103,19 @@ impl Images {
         let Some(image) = self.objects.get::<Image>(name.as_str())? else { return Err(self.no_image(name)) };
         let versions = self.objects.list_below::<ImageVersion>(&format!("{name}/"))?;
         Ok(ImageDetails { image: image.value, versions: versions.into_iter().map(|v| v.value).collect() })
+    }
+
+    /// The file of a version, which must be ready and there.
+    pub fn disk(&self, name: &Name, version: u32) -> Result<PathBuf, HostError> {
+        let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
+        let store = self.stores.get(&version.store)?;
+        self.stores.check(&store)?;
+        Ok(VersionFiles::of(&store.path, name, version.version).disk())
+    }
+
+    /// How large a version is, which must be ready.
+    pub fn size(&self, name: &Name, version: u32) -> Result<u64, HostError> {
+        Ok(self.objects.change(|changes| self.ready(changes, name, version))?.value.size_bytes)
     }
 
     /// Begins to make a new version from a file.
@@ -181,12 +202,12 @@ impl Images {
         })
     }
 
-    /// What those take who name no version.
+    /// What those take who name no version; catalogs that follow the image go along.
     pub fn publish(&self, name: &Name, version: u32) -> Result<Image, HostError> {
         self.change_image(name, |image, changes| {
             self.ready(changes, name, version)?;
             image.published = Some(version);
-            Ok(())
+            crate::catalogs::follow(changes, name, version)
         })
     }
 
@@ -242,6 +263,29 @@ impl Images {
                 None => Ok(()),
             }
         })
+    }
+
+    /// Looks for what breaks clones of a version.
+    pub fn check(&self, name: &Name, version: u32) -> Result<ImageCheck, HostError> {
+        let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
+        let _checking = match self.checking.try_lock() {
+            Ok(checking) => checking,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                let message = "another image is being checked: try again in a minute";
+                return Err(HostError::new(ErrorCode::Conflict, message));
+            }
+        };
+        let store = self.stores.get(&version.store)?;
+        let files = VersionFiles::of(&store.path, name, version.version);
+        let (disk, _) = files.open()?;
+        let until = Instant::now() + CHECK;
+        let late = |why: HostError| match Instant::now() < until {
+            true => why,
+            false => files.damaged(format!("it could not be looked into in {} s", CHECK.as_secs())),
+        };
+        let (volumes, findings) = check::check(&disk, until).map_err(late)?;
+        Ok(ImageCheck { image: name.clone(), version: version.version, volumes, findings })
     }
 
     /// Removes a version that nobody uses, and the image with the last one. What was not finished is gone on with.

@@ -2,10 +2,11 @@
 //!
 //! Invariant: what is changed was looked at, and has not been changed since; else the change is decided anew.
 
-use super::{Entry, Expect, Revision, Store, StoreError, Transaction};
+use super::{Changed, Entry, Expect, Revision, Store, StoreError, Transaction};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
+use tokio::sync::broadcast;
 
 /// A kind of object.
 pub trait Kind: Serialize + DeserializeOwned {
@@ -13,6 +14,9 @@ pub trait Kind: Serialize + DeserializeOwned {
     const PREFIX: &'static str;
     /// What it is called when people are told of it.
     const WORD: &'static str;
+
+    /// Tells an object that was read what wrote it: for those that show it.
+    fn written_by(&mut self, _revision: Revision) {}
 }
 
 /// An object as it was at a revision.
@@ -26,22 +30,34 @@ pub struct Object<T> {
     pub revision: Revision,
 }
 
-/// How often a change is decided anew because somebody was faster.
-const TRIES: u32 = 64;
+/// How often a change is decided beside others.
+const TRIES_BESIDE_OTHERS: u32 = 8;
+/// How often it is decided alone: then only another process can be faster.
+const TRIES_ALONE: u32 = 56;
 
 /// All objects. A clone is the same store.
 #[derive(Clone)]
-pub struct Objects(Arc<dyn Store>);
+pub struct Objects {
+    store: Arc<dyn Store>,
+    /// Shared by those who change, held alone by one who others were faster than again and again: what takes long to
+    /// decide would else never be done beside what is quick.
+    turn: Arc<RwLock<()>>,
+}
 
 impl Objects {
     /// Those of a store.
     pub fn new(store: Arc<dyn Store>) -> Objects {
-        Objects(store)
+        Objects { store, turn: Arc::default() }
+    }
+
+    /// Every transaction from now on.
+    pub fn watch(&self) -> broadcast::Receiver<Changed> {
+        self.store.watch()
     }
 
     /// One, if there is.
     pub fn get<T: Kind>(&self, name: &str) -> Result<Option<Object<T>>, StoreError> {
-        self.0.get(&key::<T>(name))?.map(read).transpose()
+        self.store.get(&key::<T>(name))?.map(read).transpose()
     }
 
     /// All of a kind in the order of their names.
@@ -51,29 +67,31 @@ impl Objects {
 
     /// All of a kind whose name begins so.
     pub fn list_below<T: Kind>(&self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
-        let (entries, _) = self.0.list(&key::<T>(prefix))?;
+        let (entries, _) = self.store.list(&key::<T>(prefix))?;
         entries.into_iter().map(read).collect()
     }
 
     /// Decides on changes by what is stored and makes them together. Decided anew, from the start, whenever somebody
-    /// else has changed meanwhile what the decision looked at with [`Changes`].
+    /// else has changed meanwhile what the decision looked at with [`Changes`]. A decision makes no other change itself.
     pub fn change<R, E: From<StoreError>>(
         &self,
         mut decide: impl FnMut(&mut Changes) -> Result<R, E>,
     ) -> Result<R, E> {
-        for _ in 1..TRIES {
+        let mut last = None;
+        for attempt in 0..TRIES_BESIDE_OTHERS + TRIES_ALONE {
+            // Nothing is behind the lock that a panic could have left half done.
+            let beside = attempt < TRIES_BESIDE_OTHERS;
+            let _beside = beside.then(|| self.turn.read().unwrap_or_else(PoisonError::into_inner));
+            let _alone = (!beside).then(|| self.turn.write().unwrap_or_else(PoisonError::into_inner));
             let mut changes = Changes::new(self);
             let result = decide(&mut changes)?;
             match changes.commit() {
-                Err(StoreError::Conflict(_)) => {}
+                Err(conflict @ StoreError::Conflict(_)) => last = Some(conflict),
                 Err(error) => return Err(error.into()),
                 Ok(()) => return Ok(result),
             }
         }
-        let mut changes = Changes::new(self);
-        let result = decide(&mut changes)?;
-        changes.commit()?;
-        Ok(result)
+        Err(last.expect("one attempt was made at least").into())
     }
 }
 
@@ -116,11 +134,16 @@ impl Changes<'_> {
         self.transaction.changes.push((key::<T>(name), None));
     }
 
+    /// Nothing is to be written after all.
+    pub fn forget(&mut self) {
+        self.transaction.changes.clear();
+    }
+
     fn commit(self) -> Result<(), StoreError> {
         if self.transaction.changes.is_empty() {
             return Ok(());
         }
-        self.objects.0.commit(&self.transaction).map(drop)
+        self.objects.store.commit(&self.transaction).map(drop)
     }
 }
 
@@ -130,8 +153,11 @@ fn key<T: Kind>(name: &str) -> String {
 
 fn read<T: Kind>(entry: Entry) -> Result<Object<T>, StoreError> {
     let name = entry.key[T::PREFIX.len()..].to_owned();
-    match serde_json::from_slice(&entry.value) {
-        Ok(value) => Ok(Object { name, value, revision: entry.revision }),
+    match serde_json::from_slice::<T>(&entry.value) {
+        Ok(mut value) => {
+            value.written_by(entry.revision);
+            Ok(Object { name, value, revision: entry.revision })
+        }
         Err(source) => Err(StoreError::Damaged { key: entry.key, source }),
     }
 }

@@ -3,7 +3,9 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_api::client::{Client, ClientError};
-use spillway_api::{ErrorBody, Operation, OperationState};
+use spillway_api::{
+    Catalog, ErrorBody, ImageImport, List, Machine, NewCatalog, Operation, OperationState, SourceFormat,
+};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,13 +15,29 @@ use std::time::{Duration, Instant};
 pub struct World {
     dir: tempfile::TempDir,
     daemon: Option<Child>,
+    /// More options of the daemon.
+    options: Vec<String>,
+    /// What it said when it was ready.
+    pub said: String,
 }
 
 impl World {
     pub fn new() -> World {
-        let mut world = World { dir: tempfile::tempdir_in("/var/tmp").unwrap(), daemon: None };
+        let mut world = World::unstarted();
         world.start();
         world
+    }
+
+    /// A folder alone.
+    pub fn unstarted() -> World {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        World { dir, daemon: None, options: Vec::new(), said: String::new() }
+    }
+
+    /// Starts the daemon with more options.
+    pub fn start_with(&mut self, options: Vec<String>) {
+        self.options = options;
+        self.start();
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -42,11 +60,14 @@ impl World {
     pub fn start(&mut self) {
         let mut daemon = Command::new(env!("CARGO_BIN_EXE_spillwayd"));
         daemon.arg("--state").arg(self.state()).arg("--socket").arg(self.socket());
+        // No machine can start: the lab has tests of those that do.
+        daemon.args(["--hypervisor", "none", "--spillway", "/nonexistent/spillway"]).args(&self.options);
         let mut daemon = daemon.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert!(line.contains("ready"), "{line:?}");
         self.daemon = Some(daemon);
+        self.said = line;
     }
 
     /// Ends it with a signal. Its exit code.
@@ -93,6 +114,32 @@ pub fn ends(client: &Client, operation: &Operation) -> Result<(), ErrorBody> {
             OperationState::Running => assert!(begun.elapsed() < Duration::from_secs(60), "{now:?}"),
         }
     }
+}
+
+/// More versions of an image, all of them ready; of a new one the first is published.
+pub fn import(world: &World, image: &str, versions: u32) {
+    let path = world.path("disk").display().to_string();
+    run("qemu-img", &["create", "-q", "-f", "raw", &path, "1M"]);
+    for _ in 0..versions {
+        let import = ImageImport { path: path.clone(), format: SourceFormat::Raw, store: None };
+        let begun: Operation = world.client().post(&format!("/v1/images/{image}/versions"), &import).unwrap();
+        ends(&world.client(), &begun).unwrap();
+    }
+}
+
+/// A request for a catalog.
+pub fn new(name: &str, spec: &str) -> NewCatalog {
+    NewCatalog { name: name.parse().unwrap(), spec: serde_json::from_str(spec).unwrap() }
+}
+
+/// Makes a catalog.
+pub fn create(client: &Client, name: &str, spec: &str) -> Result<Catalog, ClientError> {
+    client.post("/v1/catalogs", &new(name, spec))
+}
+
+/// The machines of a catalog.
+pub fn machines(client: &Client, catalog: &str) -> Vec<Machine> {
+    client.get::<List<Machine>>(&format!("/v1/machines?catalog={catalog}")).unwrap().items
 }
 
 /// What the daemon refused.

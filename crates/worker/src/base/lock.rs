@@ -29,6 +29,13 @@ pub(super) fn share_with_readers(file: &File) -> bool {
     })
 }
 
+/// Whether a program of QEMU's, or a disk whose base image it is, uses the file: it is open there, to read or to write.
+pub fn is_locked_by_qemu(file: &File) -> bool {
+    (USES_READ..=KEEPS_RESIZE_AWAY).any(|byte| {
+        lock(file, libc::F_OFD_GETLK, libc::F_WRLCK, byte).is_ok_and(|kind| kind != libc::F_UNLCK)
+    })
+}
+
 /// One lock command on one byte; the answer is the lock type that the kernel left in the request.
 fn lock(file: &File, command: libc::c_int, kind: libc::c_int, byte: i64) -> io::Result<libc::c_int> {
     // SAFETY: plain integers, for which zero is a value; OFD commands require `l_pid` to be zero.

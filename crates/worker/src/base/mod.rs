@@ -15,6 +15,7 @@ mod raw;
 pub use aligned::dio_align;
 pub use error::{ImageError, ImageErrorKind};
 pub use extents::{Extent, ExtentCache, ExtentKind};
+pub(crate) use lock::is_locked_by_qemu;
 pub use open::{OpenedImage, open_image};
 pub use qcow2::{Finished, MAX_JOB_BYTES, Qcow2Reader};
 pub use raw::RawImage;

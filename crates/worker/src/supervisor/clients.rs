@@ -11,6 +11,7 @@ use super::upgrade::Upgrade;
 use crate::channel::{ClientKind, ToWorker};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
+use spillway_core::Mode;
 use spillway_export::vhost_user_blk;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -273,12 +274,15 @@ impl Supervisor {
                     Some(answer) => answer,
                     None => return,
                 },
-                Request::Reset { force } => {
-                    let generation = self.window.generation();
-                    self.reset = Some(Reset { by: id, force, generation, asked: false });
-                    self.ask_reset();
-                    return;
-                }
+                Request::Reset { force, discard_data } => match self.refuses_reset(discard_data) {
+                    Some(why) => Answer::error("refused", why),
+                    None => {
+                        let generation = self.window.generation();
+                        self.reset = Some(Reset { by: id, force, generation, asked: false });
+                        self.ask_reset();
+                        return;
+                    }
+                },
             };
             if let Some(peer) = self.peers.get_mut(&id) {
                 peer.answer(&answer);
@@ -286,6 +290,20 @@ impl Supervisor {
         }
         if self.peers.get(&id).is_some_and(Peer::is_done) {
             self.peers.remove(&id);
+        }
+    }
+
+    /// Why there is no reset in this mode, or not without more words.
+    fn refuses_reset(&self, discard_data: bool) -> Option<&'static str> {
+        match self.disk.spec.mode {
+            Mode::Ephemeral => Some(
+                "mode ephemeral has nothing to go back to: stop it, and start anew with a new copy of the image",
+            ),
+            Mode::Persistent if !discard_data => Some(
+                "mode persistent keeps what was written, and a reset throws it away for good: if that is meant, use \
+                 --discard-data",
+            ),
+            _ => None,
         }
     }
 

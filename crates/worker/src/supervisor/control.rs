@@ -36,6 +36,9 @@ pub enum Request {
         /// Disconnect clients first.
         #[serde(default)]
         force: bool,
+        /// In mode `persistent`: the data that is kept is meant.
+        #[serde(default)]
+        discard_data: bool,
     },
     /// Other limits, without a pause. All that is named, or nothing.
     Set(Wish),
@@ -258,7 +261,7 @@ mod tests {
         assert!(peer.interest().is_empty());
         peer.answer(&Answer::Ok(1.into()));
         assert_eq!(line(&us), Answer::Ok(1.into()));
-        assert_eq!(peer.next_request(), Some(Request::Reset { force: true }));
+        assert_eq!(peer.next_request(), Some(Request::Reset { force: true, discard_data: false }));
         peer.answer(&Answer::error("refused", "no"));
         assert_eq!(line(&us), Answer::error("refused", "no"));
         assert_eq!(peer.next_request(), None);
@@ -267,7 +270,7 @@ mod tests {
         peer.ready(PollFlags::IN);
         peer.ready(PollFlags::IN);
         assert!(!peer.is_done());
-        assert_eq!(peer.next_request(), Some(Request::Reset { force: false }));
+        assert_eq!(peer.next_request(), Some(Request::Reset { force: false, discard_data: false }));
         peer.answer(&Answer::Ok(2.into()));
         assert!(peer.is_done());
     }

@@ -4,9 +4,11 @@
 
 use super::error::{ErrorKind, SupervisorError};
 use super::overflow::{self, Direct, OverflowFile};
-use super::{Log, bytes, memory};
-use crate::base::{ImageError, ImageErrorKind, open_image};
+use super::persistent::{self, PersistentFile};
+use super::{Log, bytes, ephemeral, memory};
+use crate::base::{ImageError, ImageErrorKind, OpenedImage, open_image};
 use crate::channel::{BaseCache, ImageFormat, Limits, Start, ToWorker};
+use crate::persistent_file;
 use spillway_core::{BLOCK_BYTES, DiskSpec, FullPolicy, Layout, LogShape, MAX_DISK_BYTES, Mode};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -14,8 +16,12 @@ use std::path::{Path, PathBuf};
 /// What is asked of a disk, its exports and its control socket.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The base image.
+    /// The base image. In mode `ephemeral` there is none: the same as `disk`.
     pub image: PathBuf,
+    /// The disk's own file, in modes `persistent` and `ephemeral`.
+    pub disk: Option<PathBuf>,
+    /// Which image it is, in mode `persistent`; `None`: told by its size and time.
+    pub image_id: Option<String>,
     /// Its format; `None`: told by the extensions `.raw` and `.qcow2`.
     pub format: Option<ImageFormat>,
     /// How it is read.
@@ -75,24 +81,10 @@ pub(super) struct Disk {
 impl Disk {
     /// Opens and makes everything that the options ask for.
     pub fn prepare(options: &Options, log: &mut Log) -> Result<Disk, SupervisorError> {
-        let image = open_image(&options.image, options.format, options.base_cache)?;
-        let spec = spec(options, image.virtual_size_bytes)?;
-        if spec.mode.has_ram() {
-            memory::check_ram_limit(spec.ram_limit_bytes, 0)?;
-        }
-        let meta_bytes = Layout::of(&spec).len_bytes();
-        let file_bytes = spec.file_bytes();
-        memory::check_file_size_limit(meta_bytes.max(file_bytes).max(spec.ram_limit_bytes))?;
-        let overflow = match spec.mode.has_file() {
-            true => {
-                let direct = match spec.mode {
-                    Mode::Direct => Direct::Needed,
-                    _ => Direct::Wanted,
-                };
-                let limit_bytes = file_bytes - BLOCK_BYTES as u64;
-                Some(overflow::create(&options.overflow_dir, file_bytes, limit_bytes, direct, log)?)
-            }
-            false => None,
+        let (image, spec, overflow) = match options.mode {
+            Mode::Ephemeral => Disk::prepare_ephemeral(options)?,
+            Mode::Persistent => Disk::prepare_persistent(options, log)?,
+            _ => Disk::prepare_disposable(options, log)?,
         };
         let data = match spec.mode.has_ram() {
             true => Some(memory::create_data(spec.ram_limit_bytes)?),
@@ -115,8 +107,64 @@ impl Disk {
             warn_at: options.warn_at,
             critical_at: options.critical_at,
         };
-        let meta = memory::create_meta(meta_bytes)?;
+        let meta = memory::create_meta(Layout::of(&spec).len_bytes())?;
         Ok(Disk { spec, format: image.format, meta, start, image: image.file, data, overflow })
+    }
+
+    /// A file without a name, or none.
+    fn prepare_disposable(options: &Options, log: &mut Log) -> Result<Parts, SupervisorError> {
+        let image = open_image(&options.image, options.format, options.base_cache)?;
+        let spec = spec(options, image.virtual_size_bytes, None)?;
+        if spec.mode.has_ram() {
+            memory::check_ram_limit(spec.ram_limit_bytes, 0)?;
+        }
+        check_lengths(&spec, spec.file_bytes())?;
+        let overflow = match spec.mode.has_file() {
+            true => {
+                let direct = match spec.mode {
+                    Mode::Direct => Direct::Needed,
+                    _ => Direct::Wanted,
+                };
+                let limit_bytes = spec.file_bytes() - BLOCK_BYTES as u64;
+                Some(overflow::create(&options.overflow_dir, spec.file_bytes(), limit_bytes, direct, log)?)
+            }
+            false => None,
+        };
+        Ok((image, spec, overflow))
+    }
+
+    fn prepare_persistent(options: &Options, log: &mut Log) -> Result<Parts, SupervisorError> {
+        let path = own_file(options)?;
+        let image = open_image(&options.image, options.format, options.base_cache)?;
+        let identity =
+            persistent::identity(&image.file, options.image_id.as_deref(), image.virtual_size_bytes)?;
+        let file = PersistentFile::open(path)?;
+        let spec = spec(options, image.virtual_size_bytes, file.size_bytes())?;
+        file.check(path, &spec, &identity)?;
+        check_lengths(&spec, persistent_file::DATA_AT + spec.file_bytes())?;
+        let file = file.make_ready(path, &spec, &identity, log)?;
+        Ok((image, spec, Some(file)))
+    }
+
+    /// The file stands in the image's place too: nothing is ever read there.
+    fn prepare_ephemeral(options: &Options) -> Result<Parts, SupervisorError> {
+        let path = own_file(options)?;
+        let (file, copied_bytes) = ephemeral::open(path)?;
+        let spec = spec(options, 0, Some(copied_bytes))?;
+        check_lengths(&spec, spec.file_bytes())?;
+        let file = ephemeral::make_ready(file, path, &spec, copied_bytes)?;
+        let again =
+            file.fd.try_clone().map_err(|e| SupervisorError::internal("cannot duplicate an fd", e))?;
+        let image = OpenedImage { file: again, format: ImageFormat::Raw, virtual_size_bytes: 0 };
+        Ok((image, spec, Some(file)))
+    }
+
+    /// In mode `ephemeral`: the file loses its name, now that somebody serves it.
+    pub fn take_name(&self, options: &Options) -> Result<(), SupervisorError> {
+        match (&self.overflow, self.spec.mode) {
+            (Some(file), Mode::Ephemeral) => ephemeral::take_name(own_file(options)?, file),
+            _ => Ok(()),
+        }
     }
 
     /// The first message for a worker, with its fds in the order that [`Start`] names.
@@ -202,7 +250,25 @@ impl Disk {
     }
 }
 
-fn spec(options: &Options, image_bytes: u64) -> Result<DiskSpec, SupervisorError> {
+/// What the modes prepare each in its way: the image, the disk, and its file.
+type Parts = (OpenedImage, DiskSpec, Option<OverflowFile>);
+
+fn own_file(options: &Options) -> Result<&Path, SupervisorError> {
+    options.disk.as_deref().ok_or_else(|| {
+        SupervisorError::new(
+            ErrorKind::Options,
+            format!("mode {} needs a file: name it with --disk", options.mode),
+        )
+    })
+}
+
+fn check_lengths(spec: &DiskSpec, file_bytes: u64) -> Result<(), SupervisorError> {
+    let meta_bytes = Layout::of(spec).len_bytes();
+    memory::check_file_size_limit(meta_bytes.max(file_bytes).max(spec.ram_limit_bytes))
+}
+
+/// `own_bytes` is the size that the disk's own file has.
+fn spec(options: &Options, image_bytes: u64, own_bytes: Option<u64>) -> Result<DiskSpec, SupervisorError> {
     if image_bytes > MAX_DISK_BYTES {
         return Err(SupervisorError::new(
             ErrorKind::Image,
@@ -215,7 +281,7 @@ fn spec(options: &Options, image_bytes: u64) -> Result<DiskSpec, SupervisorError
         ));
     }
     let spec = DiskSpec {
-        size_bytes: options.size_bytes.unwrap_or(image_bytes),
+        size_bytes: options.size_bytes.or(own_bytes).unwrap_or(image_bytes),
         base_bytes: image_bytes,
         mode: options.mode,
         full: options.full,

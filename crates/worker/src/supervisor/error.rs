@@ -18,8 +18,14 @@ pub enum ErrorKind {
     Memory,
     /// The overflow file or a socket cannot be made.
     Create,
+    /// Somebody else serves it.
+    InUse,
     /// The operating system refuses access.
     Permission,
+    /// Nobody serves there, or a program that is needed is not installed.
+    Unavailable,
+    /// The disk's supervisor says no, for now.
+    Refused,
     /// The worker failed, or the host did something that it never should.
     Internal,
 }

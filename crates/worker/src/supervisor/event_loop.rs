@@ -124,6 +124,7 @@ impl Supervisor {
                 ));
             }
         }
+        self.disk.take_name(&self.options)?;
         Ok(None)
     }
 
@@ -163,6 +164,7 @@ impl Supervisor {
             pid: std::process::id(),
             worker_pid: self.life.worker_pid(),
             image: text(&self.options.image),
+            disk: self.options.disk.as_deref().map(text),
             format: self.disk.format,
             mode: self.disk.spec.mode.name().into(),
             full: self.disk.spec.full.name().into(),

@@ -313,7 +313,7 @@ impl Supervisor {
             if dead.late.take_if(|late| *late <= now).is_some() {
                 said.push(format!(
                     "process {} of an earlier worker does not end: what it may still write to is not used \
-                     before that, and in mode direct everything waits; is the store stuck?",
+                     before that, and where blocks are written in place everything waits; is the store stuck?",
                     dead.worker.pid()
                 ));
             }

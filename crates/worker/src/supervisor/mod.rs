@@ -2,18 +2,22 @@
 //!
 //! It owns every fd, path and socket; the worker is given fds. Used by `spillway serve` and `spillway run`.
 
+mod client;
 mod clients;
 mod closer;
 mod control;
 mod dirty;
 mod disk;
+mod ephemeral;
 mod error;
 mod event_loop;
 mod huge_pages;
 mod life;
 mod limits;
 mod memory;
+mod named;
 mod overflow;
+mod persistent;
 mod process;
 mod session;
 mod signals;
@@ -23,6 +27,7 @@ mod stats;
 mod upgrade;
 
 pub use crate::channel::{BaseCache, ImageFormat, Limits};
+pub use client::Client;
 pub use control::{Answer, Request};
 pub use dirty::{Dirty, DirtyRange};
 pub use disk::Options;
@@ -49,6 +54,7 @@ pub struct Report {
     pub pid: u32,
     pub worker_pid: u32,
     pub image: String,
+    pub disk: Option<String>,
     pub format: ImageFormat,
     pub mode: String,
     pub full: String,

@@ -5,7 +5,7 @@
 
 use super::error::{ErrorKind, SupervisorError};
 use super::{Log, bytes};
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatFs};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -69,7 +69,27 @@ impl Direct {
 
 /// One block, aligned for O_DIRECT.
 #[repr(align(4096))]
-struct Block([u8; ALIGNMENT]);
+pub(super) struct Block([u8; ALIGNMENT]);
+
+impl Block {
+    pub fn zeroed() -> Block {
+        Block([0; ALIGNMENT])
+    }
+
+    pub fn bytes(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+/// The file system's name, if what it holds is in memory.
+pub(super) fn in_memory(shape: &StatFs) -> Option<&'static str> {
+    match shape.f_type as u64 & 0xffff_ffff {
+        TMPFS => Some("tmpfs"),
+        RAMFS => Some("ramfs"),
+        HUGETLBFS => Some("hugetlbfs"),
+        _ => None,
+    }
+}
 
 /// Makes an unlinked file in `dir`, `file_bytes` long and empty. `limit_bytes` is what it may come to hold;
 /// `wish` says what to do where there is no O_DIRECT.
@@ -90,7 +110,7 @@ pub(super) fn create(
         .map_err(|e| cannot(&format!("cannot make an overflow file of {} in", bytes(file_bytes)), e))?;
 
     // Tried once now, so that a disk that cannot be written is an error here and not inside the guest.
-    let block = Block([0; ALIGNMENT]);
+    let block = Block::zeroed();
     let (fd, direct) = match write_block(&fd, &block) {
         Err(Errno::INVAL) if direct => {
             wish.is_missing(dir, "takes no O_DIRECT writes of 4 KiB", log)?;
@@ -134,13 +154,7 @@ fn check_dir(dir: &Path, limit_bytes: u64, log: &mut Log) -> Result<(), Supervis
     let shape = rustix::fs::statfs(dir).map_err(|e| {
         SupervisorError::on_path(ErrorKind::Create, "cannot look at overflow directory", dir, e, advice)
     })?;
-    let in_memory = match shape.f_type as u64 & 0xffff_ffff {
-        TMPFS => Some("tmpfs"),
-        RAMFS => Some("ramfs"),
-        HUGETLBFS => Some("hugetlbfs"),
-        _ => None,
-    };
-    if let Some(name) = in_memory {
+    if let Some(name) = in_memory(&shape) {
         return Err(SupervisorError::new(
             ErrorKind::Create,
             format!(

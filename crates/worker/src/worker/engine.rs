@@ -217,6 +217,11 @@ impl Engine {
     }
 }
 
+/// Makes a ring as a worker does, and throws it away.
+pub fn probe_uring() -> Result<(), String> {
+    Uring::new().map(drop).map_err(|e| no_uring(&e))
+}
+
 fn no_uring(e: &std::io::Error) -> String {
     format!("cannot make an io_uring: {e}; check /proc/sys/kernel/io_uring_disabled and the seccomp profile")
 }

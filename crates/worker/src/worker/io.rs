@@ -11,6 +11,7 @@ use super::memory::Shared;
 use super::staging::{Buffer, Staging};
 use super::transfers::{Read, Write};
 use crate::base::{BaseImage, ExtentCache, ExtentKind, Finished, RawImage};
+use crate::persistent_file;
 use spillway_core::{
     BLOCK_BYTES, Disk, Errno, Event, GuestBuffers, Io, OpId, PartId, Slot, Token, add, is_zero,
 };
@@ -55,6 +56,7 @@ pub struct Doer {
     extents: ExtentCache,
     /// The overflow or difference file; the engine's operations are on it.
     _file: Option<OwnedFd>,
+    data_at: u64,
     /// Where the block of the file lies that the disk does not use, if it is long enough to have one.
     spare_block_at: Option<u64>,
     /// pidfds of dead workers that have not ended, and the barrier that waits for that.
@@ -82,13 +84,15 @@ pub struct Held {
     /// The overflow or difference file, and how long it has to be.
     pub file: Option<OwnedFd>,
     pub file_bytes: u64,
+    /// Where in it the core's offset 0 is.
+    pub data_at: u64,
     /// pidfds of dead workers that have not ended.
     pub predecessors: Vec<OwnedFd>,
 }
 
 impl Doer {
     pub fn new(mut engine: Engine, held: Held, base: BaseImage) -> Result<Doer, String> {
-        let Held { slots, meta, file, file_bytes, predecessors } = held;
+        let Held { slots, meta, file, file_bytes, data_at, predecessors } = held;
         let image = match &base {
             BaseImage::Raw(image) => image,
             BaseImage::Qcow2(reader) => reader.file(),
@@ -114,6 +118,7 @@ impl Doer {
             base,
             extents: ExtentCache::new(),
             _file: file,
+            data_at,
             spare_block_at,
             predecessors,
             early_barrier: None,
@@ -392,7 +397,7 @@ impl Io for Doer {
         self.start_read(Read {
             op,
             file: File::Overflow,
-            offset,
+            offset: self.data_at + offset,
             skip: 0,
             len,
             need: len,
@@ -405,17 +410,16 @@ impl Io for Doer {
     }
 
     fn write_overflow(&mut self, op: OpId, part: PartId, part_at: usize, offset: u64, len: u32, sync: bool) {
-        let i = self.free_writes.pop().unwrap_or_else(|| {
-            self.writes.push(None);
-            self.writes.len() as u32 - 1
-        });
-        let (len, start_ns) = (len as usize, self.now_ns);
-        self.writes[i as usize] = Some(Write { op, part, part_at, offset, len, done: 0, sync, start_ns });
-        self.submit_write(i);
+        self.start_write(op, part, part_at, self.data_at + offset, len as usize, sync);
+    }
+
+    fn write_map(&mut self, op: OpId, part: PartId, part_at: usize, page: u32, pages: u32, sync: bool) {
+        let offset = persistent_file::DURABLE_AT + u64::from(page) * BLOCK_BYTES as u64;
+        self.start_write(op, part, part_at, offset, pages as usize * BLOCK_BYTES, sync);
     }
 
     fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64) {
-        self.punch(offset, len, Tag::Op(op.0));
+        self.punch(self.data_at + offset, len, Tag::Op(op.0));
     }
 
     /// Once the dead process is gone nothing of it can be begun any more; what its ring had handed to the block

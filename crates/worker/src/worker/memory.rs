@@ -1,7 +1,8 @@
 //! The memory that outlives the worker, mapped: `meta` and the slots of `data`. Owns the mappings and their
 //! bounds; never interprets content.
 //!
-//! Invariant: the supervisor has sealed both files against shrinking, so that no access here can fault.
+//! Invariant: the supervisor has sealed both files against shrinking, so that no access here can fault; but for the live map of
+//! mode `persistent`, which lies in a file of the host's.
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_get_seals, fstat, ftruncate, memfd_create,
@@ -32,7 +33,20 @@ impl Shared {
             return Err(said(&"it is not sealed against shrinking"));
         }
         let len = usize::try_from(have).map_err(|e| said(&e))?;
-        let base = map_aligned(&file, len).map_err(|e| said(&e))?;
+        let base = map_aligned(&file, 0, len).map_err(|e| said(&e))?;
+        Ok(Shared { base, len, file })
+    }
+
+    /// Maps `need` bytes from `at` on of a file with a name. Who may change it may cut it short, and then an access faults:
+    /// that ends this process, and the disk of this file alone.
+    pub fn map_file(file: OwnedFd, at: u64, need: u64, what: &str) -> Result<Shared, String> {
+        let said = |e: &dyn std::fmt::Display| format!("cannot map {what}: {e}");
+        let have = fstat(&file).map_err(|e| said(&e))?.st_size as u64;
+        if have < at + need {
+            return Err(said(&format!("the file has {have} bytes where {} are needed", at + need)));
+        }
+        let len = usize::try_from(need).map_err(|e| said(&e))?;
+        let base = map_aligned(&file, at, len).map_err(|e| said(&e))?;
         Ok(Shared { base, len, file })
     }
 
@@ -90,7 +104,7 @@ impl Shared {
 }
 
 /// Maps a file to be shared, at an address that huge pages fit to.
-fn map_aligned(file: &OwnedFd, len: usize) -> rustix::io::Result<*mut u8> {
+fn map_aligned(file: &OwnedFd, at: u64, len: usize) -> rustix::io::Result<*mut u8> {
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
     // SAFETY: a new mapping, of no memory, at an address of the kernel's choice.
     let room = unsafe {
@@ -100,7 +114,7 @@ fn map_aligned(file: &OwnedFd, len: usize) -> rustix::io::Result<*mut u8> {
     let before = room.align_offset(HUGE);
     let base = room.wrapping_add(before);
     // SAFETY: it replaces a part of the mapping that was just made and that nobody knows of.
-    let mapped = unsafe { mmap(base.cast(), len, prot, flags | MapFlags::FIXED, file, 0) };
+    let mapped = unsafe { mmap(base.cast(), len, prot, flags | MapFlags::FIXED, file, at) };
     // SAFETY: the rest of that mapping, in whole pages; all of it, if the file could not be mapped.
     unsafe {
         if mapped.is_err() {
@@ -122,7 +136,7 @@ pub fn huge_pages_are_given() -> bool {
     let probe = || -> rustix::io::Result<bool> {
         let file = memfd_create("spillway-probe", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, HUGE as u64)?;
-        let base = map_aligned(&file, HUGE)?;
+        let base = map_aligned(&file, 0, HUGE)?;
         // SAFETY: advice on the new mapping, one byte written inside it, and its end; nobody else knows it.
         unsafe {
             let advised = madvise(base.cast(), HUGE, Advice::LinuxHugepage);

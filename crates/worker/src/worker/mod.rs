@@ -26,6 +26,11 @@ pub use engine::Kind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, OwnedFd};
 
+/// Whether the I/O of files can be done by io_uring here; if not, why.
+pub fn io_uring_is_usable() -> Result<(), String> {
+    engine::probe_uring()
+}
+
 /// Serves the disk that the supervisor describes on `channel`, until it says stop. Returns the exit code that this process
 /// is to end with at once: its memory stays mapped.
 pub fn main(channel: OwnedFd) -> i32 {

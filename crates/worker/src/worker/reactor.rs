@@ -16,7 +16,11 @@ use super::supervision::channel_nonblocking;
 use super::watches::{POLLIN, Target, nbd_ended};
 use crate::base::{BaseImage, Qcow2Reader, RawImage};
 use crate::channel::{BaseCache, ImageFormat, Start};
-use spillway_core::{DataMemory, Disk, DiskSpec, Errno, Layout, LogShape, Meta, Request, Thresholds};
+use crate::persistent_file;
+use spillway_core::{
+    DataMemory, Disk, DiskSpec, Errno, Layout, LogShape, Meta, Mode, Request, StateMap, Thresholds,
+    state_map_bytes,
+};
 use spillway_export::nbd;
 use spillway_export::vhost_user_blk::Change;
 use std::collections::HashMap;
@@ -38,6 +42,7 @@ pub struct Reactor {
     pub(super) disk: Disk,
     /// Keeps the memory that `disk` points into; dropped after it.
     _meta: Shared,
+    _live: Option<Shared>,
     pub(super) channel: OwnedFd,
     pub(super) start: Start,
     pub(super) watches: HashMap<u32, Target>,
@@ -94,7 +99,20 @@ impl Reactor {
         // this process alone; the supervisor only reads.
         let (meta, existing) =
             unsafe { Meta::open(memory.base(), &spec, start.disk_id) }.map_err(|e| e.to_string())?;
-        let mut disk = Disk::attach(meta, existing, spec, data).map_err(|e| e.to_string())?;
+        let live = match (spec.mode, &fds.file) {
+            (Mode::Persistent, Some(file)) => Some(map_live(file, &spec)?),
+            _ => None,
+        };
+        let attached = match &live {
+            Some(live) => {
+                // SAFETY: the mapping is as long as the map, lives as long as the disk (`_live`), and is this process's alone:
+                // the file is locked by those that hold it.
+                let states = unsafe { StateMap::new(live.base(), spec.blocks()) };
+                Disk::attach_persistent(meta, existing, spec, states)
+            }
+            None => Disk::attach(meta, existing, spec, data),
+        };
+        let mut disk = attached.map_err(|e| e.to_string())?;
         let thresholds = Thresholds { warning_percent: start.warn_at, critical_percent: start.critical_at };
         disk.set_thresholds(thresholds).map_err(|e| e.to_string())?;
         let direct = start.base_cache == BaseCache::None;
@@ -112,14 +130,16 @@ impl Reactor {
                 image.dio_align()
             ));
         }
-        let (file_bytes, predecessors) = (spec.file_bytes(), fds.predecessors);
-        let held = Held { slots, meta: meta_file, file: fds.file, file_bytes, predecessors };
+        let data_at = if spec.mode == Mode::Persistent { persistent_file::DATA_AT } else { 0 };
+        let (file_bytes, predecessors) = (data_at + spec.file_bytes(), fds.predecessors);
+        let held = Held { slots, meta: meta_file, file: fds.file, file_bytes, data_at, predecessors };
         let doer = Doer::new(engine, held, base)?;
         channel_nonblocking(&channel)?;
         let mut reactor = Reactor {
             doer,
             disk,
             _meta: memory,
+            _live: live,
             channel,
             start: start.clone(),
             watches: HashMap::new(),
@@ -169,7 +189,7 @@ impl Reactor {
             worked |= self.publish();
             self.let_go();
             self.tell_events(end);
-            if self.is_over() {
+            if self.is_over()? {
                 return Ok(());
             }
             if self.advance_reset() {
@@ -369,6 +389,16 @@ impl Reactor {
         }
         worked
     }
+}
+
+fn map_live(file: &OwnedFd, spec: &DiskSpec) -> Result<Shared, String> {
+    let own = file.try_clone().map_err(|e| format!("cannot duplicate an fd: {e}"))?;
+    Shared::map_file(
+        own,
+        persistent_file::LIVE_AT,
+        state_map_bytes(spec.blocks()),
+        "the disk's map in its file",
+    )
 }
 
 fn block_status(disk: &Disk, offset: u64, len: u64, most: usize) -> Vec<(u64, nbd::ExtentKind)> {

@@ -57,7 +57,7 @@ pub fn drop_rights(notices: &mut Vec<String>) -> u32 {
 }
 
 /// The version of this kernel's Landlock (its ABI); 0 if it has none, or none that is enabled.
-fn landlock_version() -> u32 {
+pub fn landlock_version() -> u32 {
     // linux/landlock.h: LANDLOCK_CREATE_RULESET_VERSION.
     let (none, flags) = (std::ptr::null::<libc::c_void>(), 1u32);
     // SAFETY: with this flag it makes nothing and reads no memory.

@@ -325,18 +325,29 @@ impl Reactor {
 
     /// Whether it is time to go: told to stop, or left alone, and nothing is unfinished but what waits for room,
     /// which goes unanswered.
-    pub(super) fn is_over(&mut self) -> bool {
+    pub(super) fn is_over(&mut self) -> Result<bool, String> {
         if !self.stopping {
-            return self.orphaned && self.doer.clients.count() == 0;
+            return if self.orphaned && self.doer.clients.count() == 0 { self.put_away() } else { Ok(false) };
         }
         if !self.disk.only_waits_for_room() || self.doer.is_busy() {
-            return false;
+            return Ok(false);
         }
         self.disk.cancel(&mut self.doer, Errno::CANCELED, |_| true);
         self.publish();
         self.states.hurry();
         self.tell_events(self.doer.now_ns);
-        true
+        self.put_away()
+    }
+
+    /// What is to outlive this process, and the power, is on the medium.
+    fn put_away(&mut self) -> Result<bool, String> {
+        match self.disk.put_away(&mut self.doer) {
+            None => Ok(false),
+            Some(Ok(())) => Ok(true),
+            Some(Err(e)) => Err(format!(
+                "what was written since the last FLUSH may not be on the medium ({e}): look after its store (dmesg)"
+            )),
+        }
     }
 
     pub(super) fn tell_events(&mut self, now: u64) {

@@ -92,7 +92,26 @@ impl Doer {
         true
     }
 
-    pub(super) fn submit_write(&mut self, i: u32) {
+    /// Writes from a staging buffer to a place of the file.
+    pub(super) fn start_write(
+        &mut self,
+        op: OpId,
+        part: PartId,
+        part_at: usize,
+        offset: u64,
+        len: usize,
+        sync: bool,
+    ) {
+        let i = self.free_writes.pop().unwrap_or_else(|| {
+            self.writes.push(None);
+            self.writes.len() as u32 - 1
+        });
+        let start_ns = self.now_ns;
+        self.writes[i as usize] = Some(Write { op, part, part_at, offset, len, done: 0, sync, start_ns });
+        self.submit_write(i);
+    }
+
+    fn submit_write(&mut self, i: u32) {
         let write = self.writes[i as usize].expect("submitted while under way");
         let from = &self.staging.part(write.part)[write.part_at + write.done..write.part_at + write.len];
         let operation = Operation::Write {

@@ -5,6 +5,7 @@ use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_core::{DiskSpec, FullPolicy, Layout, LogShape, Mode};
 use spillway_worker::channel::{self, BaseCache, FromWorker, ImageFormat, Start, ToWorker};
+use spillway_worker::persistent_file::DATA_AT;
 use spillway_worker::supervisor::channel_from_supervisor;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -16,7 +17,7 @@ pub const SIZE: u64 = 64 << 20;
 pub fn spec(mode: Mode, ram_limit_bytes: u64, overflow_limit_bytes: u64) -> DiskSpec {
     DiskSpec {
         size_bytes: SIZE,
-        base_bytes: SIZE,
+        base_bytes: if mode == Mode::Ephemeral { 0 } else { SIZE },
         mode,
         full: FullPolicy::Pause,
         ram_limit_bytes,
@@ -54,7 +55,7 @@ impl Memory {
         };
         let base = dir.join("base.raw");
         let pattern: Vec<u8> = (0..SIZE).map(|i| (i / 4096 % 251) as u8 + 1).collect();
-        std::fs::write(&base, pattern).unwrap();
+        std::fs::write(&base, &pattern).unwrap();
         let mut fds = vec![memfd(Layout::of(&spec).len_bytes())];
         fds.push(std::fs::File::open(&base).unwrap().into());
         if spec.mode.has_ram() {
@@ -62,8 +63,13 @@ impl Memory {
         }
         if spec.mode.has_file() {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT | OFlags::CLOEXEC;
-            let file = rustix::fs::open(dir.join("overflow"), flags, 0o600.into()).unwrap();
-            rustix::fs::ftruncate(&file, spec.file_bytes()).unwrap();
+            let path = dir.join("overflow");
+            if spec.mode == Mode::Ephemeral {
+                std::fs::write(&path, &pattern).unwrap();
+            }
+            let file = rustix::fs::open(path, flags, 0o600.into()).unwrap();
+            let data_at = if spec.mode == Mode::Persistent { DATA_AT } else { 0 };
+            rustix::fs::ftruncate(&file, data_at + spec.file_bytes()).unwrap();
             fds.push(file);
         }
         Memory { spec, disk_id: 1, engine: "", fds }

@@ -203,6 +203,22 @@ fn each_mode_gets_what_it_has() {
         }
         supervisor.stop(&[]).unwrap();
     }
+    let world = World::new();
+    let named = |mode| Options { mode, disk: Some(world.path("disk")), ..world.options() };
+    let mut supervisor = world.start("serves", named(Mode::Persistent)).unwrap();
+    supervisor.ready(&[]).unwrap();
+    // In front of the disk its header and maps.
+    assert!(world.logged(&format!(" {}+ 4096+", (516 << 20) + 8388608 + 4096)));
+    supervisor.stop(&[]).unwrap();
+    drop(supervisor);
+    std::fs::copy(world.path("base.raw"), world.path("disk")).unwrap();
+    let mut supervisor = world.start("serves", named(Mode::Ephemeral)).unwrap();
+    assert!(world.path("disk").exists(), "nobody serves it yet");
+    supervisor.ready(&[]).unwrap();
+    assert!(!world.path("disk").exists());
+    // In the place of the image the disk itself.
+    assert!(world.logged(&format!(" {0}+ {0}+ 4096+", 8388608 + 4096)));
+    supervisor.stop(&[]).unwrap();
 }
 
 #[test]

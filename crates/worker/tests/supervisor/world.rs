@@ -185,6 +185,8 @@ impl World {
     pub fn options(&self) -> Options {
         Options {
             image: self.path("base.raw"),
+            disk: None,
+            image_id: None,
             format: None,
             base_cache: BaseCache::Host,
             size_bytes: Some(8 << 20),

@@ -2,9 +2,9 @@
 //!
 //! Invariant: a server that answers anything but one whole line of the protocol is an error, not a panic.
 
-use crate::error::{Exit, Failure};
+use super::control::{Answer, Request};
+use super::error::{ErrorKind, SupervisorError};
 use serde_json::Value;
-use spillway_worker::supervisor::{Answer, Request};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -23,23 +23,23 @@ pub struct Client {
 
 impl Client {
     /// Connects.
-    pub fn connect(path: &Path) -> Result<Client, Failure> {
+    pub fn connect(path: &Path) -> Result<Client, SupervisorError> {
         let stream = UnixStream::connect(path).map_err(|e| {
             let at = path.display();
             match e.kind() {
-                io::ErrorKind::PermissionDenied => Failure::new(
-                    Exit::Permission,
+                io::ErrorKind::PermissionDenied => SupervisorError::new(
+                    ErrorKind::Permission,
                     format!("control socket {at}: permission denied: run as its owner, or serve with --socket-group"),
                 ),
-                io::ErrorKind::NotFound => Failure::new(
-                    Exit::Unavailable,
+                io::ErrorKind::NotFound => SupervisorError::new(
+                    ErrorKind::Unavailable,
                     format!("control socket {at}: no such socket: give the path that 'serve --control' was given"),
                 ),
-                io::ErrorKind::ConnectionRefused => Failure::new(
-                    Exit::Unavailable,
+                io::ErrorKind::ConnectionRefused => SupervisorError::new(
+                    ErrorKind::Unavailable,
                     format!("control socket {at}: nobody serves it: start 'spillway serve' with --control {at}"),
                 ),
-                _ => Failure::new(Exit::Unavailable, format!("control socket {at}: {e}: check the path")),
+                _ => SupervisorError::new(ErrorKind::Unavailable, format!("control socket {at}: {e}: check the path")),
             }
         })?;
         let client = Client { path: path.to_owned(), stream: BufReader::new(stream) };
@@ -52,7 +52,7 @@ impl Client {
     }
 
     /// Asks, and waits for the answer.
-    pub fn ask(&mut self, request: &Request) -> Result<Value, Failure> {
+    pub fn ask(&mut self, request: &Request) -> Result<Value, SupervisorError> {
         let mut line = serde_json::to_vec(request).expect("a request is plain data");
         line.push(b'\n');
         self.stream.get_mut().write_all(&line).map_err(|e| self.lost(&e))?;
@@ -65,21 +65,21 @@ impl Client {
         match serde_json::from_slice(&answer) {
             Ok(Answer::Ok(value)) => Ok(value),
             Ok(Answer::Error { code, message }) => {
-                let exit = match code.as_str() {
-                    "refused" | "busy" => Exit::Refused,
-                    _ => Exit::Internal,
+                let kind = match code.as_str() {
+                    "refused" | "busy" => ErrorKind::Refused,
+                    _ => ErrorKind::Internal,
                 };
-                Err(Failure::new(exit, format!("{}: {message}", self.path.display())))
+                Err(SupervisorError::new(kind, format!("{}: {message}", self.path.display())))
             }
-            Err(_) => Err(Failure::new(
-                Exit::Unavailable,
+            Err(_) => Err(SupervisorError::new(
+                ErrorKind::Unavailable,
                 format!("{}: this is not a spillway control socket: check the path", self.path.display()),
             )),
         }
     }
 
     /// The next event, after [`Request::Events`]; `None` when the server has ended.
-    pub fn next_event(&mut self) -> Result<Option<Value>, Failure> {
+    pub fn next_event(&mut self) -> Result<Option<Value>, SupervisorError> {
         // Days may pass.
         self.stream.get_ref().set_read_timeout(None).map_err(|e| self.lost(&e))?;
         let mut line = Vec::new();
@@ -93,15 +93,15 @@ impl Client {
         }
     }
 
-    fn lost(&self, error: &io::Error) -> Failure {
+    fn lost(&self, error: &io::Error) -> SupervisorError {
         let why = match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 format!("no answer in {} s", PATIENCE.as_secs())
             }
             _ => error.to_string(),
         };
-        Failure::new(
-            Exit::Unavailable,
+        SupervisorError::new(
+            ErrorKind::Unavailable,
             format!("control socket {}: {why}: see whether 'spillway serve' still runs", self.path.display()),
         )
     }

@@ -4,10 +4,9 @@
 //!
 //! Invariant: the probe ends within its deadline, whatever the guest does.
 
-use crate::error::{Exit, Failure};
+use crate::supervisor::{ErrorKind, SupervisorError, default_signals, end_with_parent};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
-use spillway_worker::supervisor::{SupervisorError, default_signals, end_with_parent};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -64,7 +63,7 @@ enum Outcome {
 }
 
 /// Runs the probe with this QEMU, its file in `dir`. `None` when `wake` was readable first.
-pub fn probe(qemu: &str, dir: &Path, wake: BorrowedFd<'_>) -> Result<Option<Accelerator>, Failure> {
+pub fn probe(qemu: &str, dir: &Path, wake: BorrowedFd<'_>) -> Result<Option<Accelerator>, SupervisorError> {
     if let Err(e) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
         return Ok(Some(Accelerator::Tcg(format!("/dev/kvm: {e}"))));
     }
@@ -75,11 +74,19 @@ pub fn probe(qemu: &str, dir: &Path, wake: BorrowedFd<'_>) -> Result<Option<Acce
     })
 }
 
-fn run_guest(qemu: &str, accelerator: &str, dir: &Path, wake: BorrowedFd<'_>) -> Result<Outcome, Failure> {
+fn run_guest(
+    qemu: &str,
+    accelerator: &str,
+    dir: &Path,
+    wake: BorrowedFd<'_>,
+) -> Result<Outcome, SupervisorError> {
     let disk = dir.join("probe.raw");
     std::fs::write(&disk, boot_sector()).map_err(|e| {
         let at = disk.display();
-        Failure::new(Exit::Create, format!("cannot write {at} for the KVM probe: {e}: make room there"))
+        SupervisorError::new(
+            ErrorKind::Create,
+            format!("cannot write {at} for the KVM probe: {e}: make room there"),
+        )
     })?;
 
     let mut command = Command::new(qemu);
@@ -113,9 +120,9 @@ fn run_guest(qemu: &str, accelerator: &str, dir: &Path, wake: BorrowedFd<'_>) ->
 }
 
 /// QEMU could not be executed.
-pub fn not_started(qemu: &str, error: &io::Error) -> Failure {
+pub fn not_started(qemu: &str, error: &io::Error) -> SupervisorError {
     let advice = "install QEMU (Debian: apt install qemu-system-x86)";
-    Failure::new(Exit::Unavailable, format!("cannot start {qemu}: {error}: {advice}"))
+    SupervisorError::new(ErrorKind::Unavailable, format!("cannot start {qemu}: {error}: {advice}"))
 }
 
 fn boot_sector() -> [u8; 512] {
@@ -157,6 +164,9 @@ mod tests {
         let outcome = run_guest("/bin/true", "kvm", dir.path(), quiet.as_fd()).unwrap();
         assert!(matches!(&outcome, Outcome::Failed(why) if why.contains("exit status: 0")), "{outcome:?}");
         let missing = run_guest("/nonexistent/qemu", "kvm", dir.path(), quiet.as_fd()).unwrap_err();
-        assert!(missing.exit == Exit::Unavailable && missing.message.contains("install QEMU"), "{missing}");
+        assert!(
+            missing.kind == ErrorKind::Unavailable && missing.message.contains("install QEMU"),
+            "{missing}"
+        );
     }
 }

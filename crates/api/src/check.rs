@@ -1,0 +1,143 @@
+//! What of an image version breaks its clones.
+
+use crate::Name;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What was found in an image version that clones of it should not share, or that they lack.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImageCheck {
+    /// Of which image.
+    pub image: Name,
+    /// Its number.
+    pub version: u32,
+    /// What is on the disk, and what of it was looked into.
+    pub volumes: Vec<Volume>,
+    /// What breaks clones. Empty says something only if a volume is the system's root.
+    pub findings: Vec<Finding>,
+}
+
+impl ImageCheck {
+    /// Whether the system was found, and so was looked into.
+    pub fn has_system(&self) -> bool {
+        self.volumes.iter().any(|volume| volume.role == Some(VolumeRole::Root))
+    }
+}
+
+/// A partition, or the whole disk if it has no partition table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Volume {
+    /// Its number in the partition table. None: the whole disk.
+    pub partition: Option<u32>,
+    /// Where it begins.
+    pub offset_bytes: u64,
+    /// How long it is.
+    pub size_bytes: u64,
+    /// What it holds.
+    pub content: VolumeContent,
+    /// What it is for the system that was looked into.
+    pub role: Option<VolumeRole>,
+    /// Why it was not looked into. None: it was.
+    pub unread: Option<String>,
+}
+
+/// What a volume holds, by its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum VolumeContent {
+    /// ext2, ext3 or ext4: these can be looked into.
+    Ext,
+    /// XFS.
+    Xfs,
+    /// Btrfs.
+    Btrfs,
+    /// NTFS.
+    Ntfs,
+    /// FAT: the EFI system partition, as a rule.
+    Fat,
+    /// SquashFS.
+    Squashfs,
+    /// A physical volume of LVM.
+    Lvm,
+    /// Encrypted with LUKS.
+    Luks,
+    /// Swap space.
+    Swap,
+    /// Nothing that is known.
+    Unknown,
+}
+
+impl VolumeContent {
+    /// For people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            VolumeContent::Ext => "ext2/3/4",
+            VolumeContent::Xfs => "XFS",
+            VolumeContent::Btrfs => "Btrfs",
+            VolumeContent::Ntfs => "NTFS",
+            VolumeContent::Fat => "FAT",
+            VolumeContent::Squashfs => "SquashFS",
+            VolumeContent::Lvm => "LVM",
+            VolumeContent::Luks => "LUKS",
+            VolumeContent::Swap => "swap",
+            VolumeContent::Unknown => "unknown",
+        }
+    }
+}
+
+/// What a volume is for a system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum VolumeRole {
+    /// Its root file system.
+    Root,
+    /// Its `/boot`.
+    Boot,
+}
+
+/// One thing that breaks clones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Finding {
+    /// For programs.
+    pub kind: FindingKind,
+    /// Where, as the system itself would name it.
+    pub path: String,
+    /// What was found.
+    pub what: String,
+    /// Why it breaks clones.
+    pub why: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// Kinds of findings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FindingKind {
+    /// A machine-id is in the image.
+    MachineId,
+    /// SSH host keys are.
+    SshHostKeys,
+    /// There is no cloud-init, or it is switched off.
+    NoCloudInit,
+    /// cloud-init does not look for the seed disk, or leaves out a part of it.
+    CloudInitSource,
+    /// A host name is in the image, and nothing gives the clone its own.
+    HostName,
+    /// The kernel cannot read a virtio disk when it starts.
+    NoVirtioDriver,
+    /// Nothing discards what files leave behind.
+    NoDiscard,
+    /// A seed of randomness, or the secret that credentials are sealed with.
+    SharedSecret,
+    /// What a DHCP client calls itself, and its leases.
+    DhcpIdentity,
+    /// The network is set up for one card only.
+    NetworkCard,
+    /// A file system is mounted from a device that the clone does not have.
+    MountedDevice,
+    /// An agent or initiator has been given an identity.
+    AgentIdentity,
+    /// Something could not be checked.
+    NotChecked,
+}

@@ -1,0 +1,268 @@
+//! Figures: what the disks of machines hold and what they have done, by machine and by catalog.
+//!
+//! Counters only grow for as long as the daemon lives, over resets and restarts of machines; levels go up and down.
+
+use crate::{Name, Phase};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What can be summed, and compared with what it was.
+pub trait Figure: Sized {
+    /// Adds another's.
+    fn add(&mut self, other: &Self);
+    /// How much more it is than it was; 0 where it is less.
+    fn since(&self, earlier: &Self) -> Self;
+    /// Whether anything is less than it was.
+    fn is_behind(&self, earlier: &Self) -> bool;
+}
+
+impl Figure for u64 {
+    fn add(&mut self, other: &u64) {
+        *self = self.saturating_add(*other);
+    }
+
+    fn since(&self, earlier: &u64) -> u64 {
+        self.saturating_sub(*earlier)
+    }
+
+    fn is_behind(&self, earlier: &u64) -> bool {
+        self < earlier
+    }
+}
+
+macro_rules! figures {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $field:ident: $type:ty,)+ })+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+        #[serde(default)]
+        pub struct $name { $($(#[$of])* pub $field: $type,)+ }
+
+        impl Figure for $name {
+            fn add(&mut self, other: &Self) {
+                $(self.$field.add(&other.$field);)+
+            }
+
+            fn since(&self, earlier: &Self) -> Self {
+                $name { $($field: self.$field.since(&earlier.$field),)+ }
+            }
+
+            fn is_behind(&self, earlier: &Self) -> bool {
+                $(self.$field.is_behind(&earlier.$field))||+
+            }
+        }
+    )+};
+}
+
+figures! {
+    /// What went to one place.
+    PlaneCounters {
+        /// Operations.
+        reads: u64,
+        /// Operations.
+        writes: u64,
+        /// Bytes.
+        read_bytes: u64,
+        /// Bytes.
+        written_bytes: u64,
+    }
+    /// What disks have done.
+    DiskCounters {
+        /// What guests asked for and got.
+        guest: PlaneCounters,
+        /// Guest bytes that the RAM tier served or took.
+        ram: PlaneCounters,
+        /// The overflow or difference files, for guests, eviction and collector alike.
+        overflow: PlaneCounters,
+        /// The base image.
+        base: PlaneCounters,
+        /// Guest bytes that needed no storage.
+        zero: PlaneCounters,
+        /// Base reads past the host's page cache.
+        base_store_reads: u64,
+        /// Bytes of those.
+        base_store_read_bytes: u64,
+        /// Blocks moved from RAM tier to overflow.
+        evicted_blocks: u64,
+        /// Writes that waited for room.
+        stalls: u64,
+        /// How long they did.
+        stall_ns: u64,
+        /// Requests that ended with an error.
+        failed_requests: u64,
+        /// Overflow writes that failed.
+        overflow_write_errors: u64,
+        /// Overflow reads that failed.
+        overflow_read_errors: u64,
+        /// Blocks read back that did not match.
+        checksum_mismatches: u64,
+        /// Resets of disks.
+        resets: u64,
+        /// Workers attached after the first.
+        worker_restarts: u64,
+        /// Guest reads completed.
+        read_count: u64,
+        /// How long they took.
+        read_ns: u64,
+        /// Guest writes completed.
+        write_count: u64,
+        /// How long they took.
+        write_ns: u64,
+    }
+    /// What disks hold, and how many of them are so.
+    DiskLevels {
+        /// RAM tier in use.
+        ram_used_bytes: u64,
+        /// Its limit.
+        ram_limit_bytes: u64,
+        /// Live bytes in the overflow files.
+        overflow_used_bytes: u64,
+        /// Bytes that those files hold.
+        overflow_file_bytes: u64,
+        /// Their limit; 0 for none.
+        overflow_limit_bytes: u64,
+        /// Memory of the block maps.
+        map_bytes: u64,
+        /// Unfinished requests.
+        inflight: u64,
+        /// Unfinished requests that wait for room.
+        waiting: u64,
+        /// Disks whose write cache is at the level of warning, or above.
+        warning: u64,
+        /// Disks whose write cache is at the critical level.
+        critical: u64,
+        /// Disks whose write cache is full.
+        full: u64,
+        /// Disks whose overflow writes fail again and again.
+        degraded: u64,
+    }
+    /// Machines of a catalog by what they are.
+    MachineCounts {
+        /// Phase `stopped`.
+        stopped: u64,
+        /// Phases `placing` and `starting`.
+        starting: u64,
+        /// Phase `running`.
+        running: u64,
+        /// Phase `stopping`.
+        stopping: u64,
+        /// Phase `failed`.
+        failed: u64,
+        /// Ready.
+        ready: u64,
+        /// Claimed.
+        claimed: u64,
+        /// Ready to be claimed.
+        available: u64,
+    }
+}
+
+impl DiskLevels {
+    /// How full the write cache is, both tiers together: 0 to 1.
+    pub fn fill(&self) -> f64 {
+        let limit = self.ram_limit_bytes.saturating_add(self.overflow_limit_bytes);
+        let used = self.ram_used_bytes.saturating_add(self.overflow_used_bytes);
+        if limit == 0 { 0.0 } else { used as f64 / limit as f64 }
+    }
+}
+
+/// The figures of a host at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Figures {
+    /// When.
+    #[schema(value_type = String, format = DateTime)]
+    pub time: Timestamp,
+    /// Since when counters count: when the daemon began.
+    #[schema(value_type = String, format = DateTime)]
+    pub since: Timestamp,
+    /// All catalogs.
+    pub catalogs: Vec<CatalogFigures>,
+    /// Machines that have, or had since the daemon began, a disk.
+    pub machines: Vec<MachineFigures>,
+    /// The space of stores that say it in time.
+    pub stores: Vec<StoreFigures>,
+}
+
+/// A catalog: the sums of its machines, those included that are gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CatalogFigures {
+    /// Its name.
+    pub name: Name,
+    /// Its machines.
+    pub machines: MachineCounts,
+    /// How many it keeps ready to be claimed.
+    pub warm: u32,
+    /// Disks that have said their figures.
+    pub disks: u64,
+    /// Disks that have not said them in time: their last known ones are in the sums.
+    pub silent_disks: u64,
+    /// What its disks hold.
+    pub levels: DiskLevels,
+    /// What they have done.
+    pub counters: DiskCounters,
+    /// Bytes written by guests that never reached a disk.
+    pub spared_bytes: u64,
+}
+
+/// A machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MachineFigures {
+    /// Its name.
+    pub name: Name,
+    /// The catalog that it is of.
+    pub catalog: Name,
+    /// Where it is on its way.
+    pub phase: Phase,
+    /// Whether it runs and is ready.
+    pub ready: bool,
+    /// Whether somebody has it.
+    pub claimed: bool,
+    /// Whether its disk is served and has not said its figures in time: they are the last known.
+    pub silent: bool,
+    /// What its disk holds.
+    pub levels: DiskLevels,
+    /// What its disks have done.
+    pub counters: DiskCounters,
+    /// Bytes written by its guest that never reached a disk.
+    pub spared_bytes: u64,
+}
+
+/// A store's space.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StoreFigures {
+    /// Its name.
+    pub name: Name,
+    /// The size of its file system.
+    pub size_bytes: u64,
+    /// What is free there.
+    pub free_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_add_up_and_are_compared_field_by_field() {
+        let mut sum = DiskCounters { stalls: 1, ..DiskCounters::default() };
+        let guest = PlaneCounters { written_bytes: 5, ..PlaneCounters::default() };
+        let more = DiskCounters { guest, stalls: 2, ..DiskCounters::default() };
+        sum.add(&more);
+        assert_eq!((sum.stalls, sum.guest.written_bytes), (3, 5));
+        assert_eq!(sum.since(&more), DiskCounters { stalls: 1, ..DiskCounters::default() });
+        assert!(more.is_behind(&sum) && !sum.is_behind(&more) && !sum.is_behind(&sum));
+        let less = DiskCounters { guest: PlaneCounters::default(), stalls: 9, ..sum };
+        assert!(less.is_behind(&sum), "one that is less is enough, however deep");
+    }
+
+    #[test]
+    fn fill_is_of_both_tiers() {
+        let levels = DiskLevels {
+            ram_used_bytes: 1,
+            ram_limit_bytes: 2,
+            overflow_limit_bytes: 2,
+            ..DiskLevels::default()
+        };
+        assert_eq!((levels.fill(), DiskLevels::default().fill()), (0.25, 0.0));
+    }
+}

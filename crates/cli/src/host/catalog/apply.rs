@@ -1,0 +1,197 @@
+//! `spillway catalog apply`, `diff` and `export`. Owns what becomes of each catalog of a file, and how that is told.
+//!
+//! Invariant: a file that is refused changes nothing; of one that is not, each catalog is changed whole or not at all, by
+//! what was seen of it.
+
+use super::compare::{Difference, differences};
+use super::file::{self, Format};
+use super::path;
+use super::update::settle;
+use crate::error::{Exit, Failure};
+use crate::host::{Daemon, exit, table};
+use crate::output;
+use clap::Args;
+use serde::Serialize;
+use spillway_api::client::{Client, ClientError, query};
+use spillway_api::{Catalog, ErrorBody, List, Name, NewCatalog};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Options of `catalog apply`.
+#[derive(Debug, Args)]
+pub struct Apply {
+    #[command(flatten)]
+    wanted: Wanted,
+    /// Check everything, change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Options of `catalog diff`.
+#[derive(Debug, Args)]
+pub struct Diff {
+    #[command(flatten)]
+    wanted: Wanted,
+}
+
+#[derive(Debug, Args)]
+struct Wanted {
+    /// The catalogs, TOML or JSON by its extension or how it begins; - for standard input
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// Throw away what machines keep, where it has to be
+    #[arg(long)]
+    discard_data: bool,
+}
+
+/// Options of `catalog export`.
+#[derive(Debug, Args)]
+pub struct Export {
+    /// The catalogs [default: all]
+    names: Vec<Name>,
+    /// How the file is written
+    #[arg(long, value_enum, default_value = "toml")]
+    format: Format,
+}
+
+/// What becomes of a catalog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Outcome {
+    Created,
+    Changed,
+    Unchanged,
+    Failed,
+}
+
+/// What becomes, or would become, of a catalog.
+#[derive(Debug, Serialize)]
+struct Report {
+    name: Name,
+    outcome: Outcome,
+    differences: Vec<Difference>,
+    warnings: Vec<String>,
+    error: Option<ErrorBody>,
+}
+
+#[derive(Debug, Serialize)]
+struct Reports {
+    dry_run: bool,
+    items: Vec<Report>,
+}
+
+impl Apply {
+    /// Does it, and says what has become of each.
+    pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
+        self.wanted.bring(daemon, client, self.dry_run).map(drop)
+    }
+}
+
+impl Diff {
+    /// Says what would become of each.
+    pub fn run(self, daemon: &Daemon, client: &Client) -> Result<ExitCode, Failure> {
+        let same = self.wanted.bring(daemon, client, true)?;
+        Ok(if same { ExitCode::SUCCESS } else { ExitCode::from(Exit::Found as u8) })
+    }
+}
+
+impl Export {
+    /// Prints the file.
+    pub fn run(self, client: &Client) -> Result<(), Failure> {
+        let catalogs = if self.names.is_empty() {
+            client.get::<List<Catalog>>("/v1/catalogs")?.items
+        } else {
+            let each = self.names.iter().map(|name| client.get(&path(name)));
+            each.collect::<Result<Vec<Catalog>, _>>()?
+        };
+        let catalogs = catalogs.iter().map(|catalog| (&catalog.name, &catalog.spec));
+        output::print(&file::write(catalogs, self.format)).map(drop)
+    }
+}
+
+impl Wanted {
+    /// Makes each catalog what the file says. Whether all were so before.
+    fn bring(&self, daemon: &Daemon, client: &Client, dry_run: bool) -> Result<bool, Failure> {
+        let wanted = file::read(&self.file)?;
+        let mut items = Vec::new();
+        for new in &wanted {
+            items.push(self.bring_one(client, new, dry_run)?);
+        }
+        let reports = Reports { dry_run, items };
+        daemon.show(&reports, words)?;
+        let items = &reports.items;
+        for report in items {
+            report
+                .warnings
+                .iter()
+                .for_each(|text| output::complain("warning", &format!("{}: {text}", report.name)));
+        }
+        let mut failed = items.iter().filter_map(|report| report.error.as_ref());
+        match failed.next() {
+            Some(first) => {
+                let message = match failed.count() {
+                    0 => first.message.clone(),
+                    more => format!("{}; and {more} more of {} catalogs failed", first.message, items.len()),
+                };
+                Err(Failure::new(exit(first.code), message))
+            }
+            None => Ok(items.iter().all(|report| report.outcome == Outcome::Unchanged)),
+        }
+    }
+
+    /// Makes one catalog what the file says. That the daemon refuses it is a report; that it cannot be asked is not.
+    fn bring_one(&self, client: &Client, new: &NewCatalog, dry_run: bool) -> Result<Report, Failure> {
+        let flags = [("discard_data", self.discard_data), ("dry_run", dry_run)];
+        let flags =
+            flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| (flag, "true".to_owned()));
+        let mut seen = (Outcome::Failed, Vec::new());
+        let brought = settle(client, &new.name, |found| {
+            let Some(found) = found else {
+                seen = (Outcome::Created, Vec::new());
+                let question = query(flags.clone().filter(|(flag, _)| *flag == "dry_run"));
+                return client.post::<_, Catalog>(&format!("/v1/catalogs{question}"), new).map(Some);
+            };
+            let differing = differences(&new.name, &found.spec, &new.spec);
+            if differing.is_empty() {
+                seen = (Outcome::Unchanged, differing);
+                return Ok(None);
+            }
+            seen = (Outcome::Changed, differing);
+            let at = format!("{}{}", path(&new.name), query(flags.clone()));
+            client.put_if::<_, Catalog>(&at, found.revision, &new.spec).map(Some)
+        });
+        let (outcome, differences) = seen;
+        let report =
+            Report { name: new.name.clone(), outcome, differences, warnings: Vec::new(), error: None };
+        match brought {
+            Ok(catalog) => {
+                let warnings = catalog.map(|catalog| catalog.warnings).unwrap_or_default();
+                Ok(Report { warnings, ..report })
+            }
+            Err(ClientError::Refused(error)) => {
+                Ok(Report { outcome: Outcome::Failed, error: Some(error), ..report })
+            }
+            Err(other) => Err(other.into()),
+        }
+    }
+}
+
+fn words(reports: &Reports) -> String {
+    let text = reports.items.iter().map(|report| {
+        let what = match (report.outcome, reports.dry_run) {
+            (Outcome::Created, false) => "is made".to_owned(),
+            (Outcome::Created, true) => "is new".to_owned(),
+            (Outcome::Changed, false) => "is changed".to_owned(),
+            (Outcome::Changed, true) => "differs".to_owned(),
+            (Outcome::Unchanged, _) => "is as it is to be".to_owned(),
+            (Outcome::Failed, _) => {
+                let why = report.error.as_ref().map_or("", |error| error.message.as_str());
+                format!("stays as it is: {why}")
+            }
+        };
+        let rows = table(["", "", ""], report.differences.iter().map(Difference::row));
+        let rows: String = rows.lines().skip(1).map(|line| format!("  {line}\n")).collect();
+        format!("{} {what}\n{rows}", report.name)
+    });
+    text.collect()
+}

@@ -1,0 +1,254 @@
+//! Catalogs in a file, TOML or JSON: read for `create`, `apply` and `diff`, written by `export`. Owns the form of these files.
+//!
+//! Invariant: what is written is read again as it was; a word that is not known, and one that stands there twice, are
+//! refused rather than left out.
+
+use crate::error::{Exit, Failure};
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+use spillway_api::{CatalogSpec, Name, NewCatalog, nearest, parse_size, size_text};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// Longest file that is read.
+const MOST_BYTES: u64 = 4 << 20;
+/// What a file has at its top.
+const TOP: &str = "catalogs";
+
+/// How a file is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// Tables.
+    Toml,
+    /// Objects.
+    Json,
+}
+
+/// The catalogs of a file, or of standard input if it is `-`; one at least, in the order of their names.
+pub fn read(path: &Path) -> Result<Vec<NewCatalog>, Failure> {
+    let name = if path == Path::new("-") { "standard input".into() } else { path.display().to_string() };
+    let format = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("toml") => Some(Format::Toml),
+        Some("json") => Some(Format::Json),
+        _ => None,
+    };
+    parse(&text(path)?, format).map_err(|why| Failure::usage(format!("{name}: {why}")))
+}
+
+/// A file's text, or that of standard input.
+pub fn text(path: &Path) -> Result<String, Failure> {
+    let mut text = String::new();
+    let reading = if path == Path::new("-") {
+        io::stdin().lock().take(MOST_BYTES + 1).read_to_string(&mut text)
+    } else {
+        File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut text))
+    };
+    match reading {
+        Ok(bytes) if bytes as u64 > MOST_BYTES => {
+            Err(Failure::usage(format!("{}: it is larger than {}", path.display(), size_text(MOST_BYTES))))
+        }
+        Ok(_) => Ok(text),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            Err(Failure::new(Exit::Permission, format!("{}: {e}", path.display())))
+        }
+        Err(e) => Err(Failure::usage(format!("{}: {e}", path.display()))),
+    }
+}
+
+fn parse(text: &str, format: Option<Format>) -> Result<Vec<NewCatalog>, String> {
+    let guessed = if text.trim_start().starts_with('{') { Format::Json } else { Format::Toml };
+    let Strict(whole) = match format.unwrap_or(guessed) {
+        Format::Json => serde_json::from_str(text).map_err(|e| e.to_string())?,
+        Format::Toml => toml::from_str(text).map_err(|e| {
+            let line = e.span().map(|span| text[..span.start].lines().count().max(1));
+            let place = line.map_or(String::new(), |line| format!("line {line}: "));
+            format!("{place}{}", e.message().replace('\n', "; "))
+        })?,
+    };
+    let Value::Object(mut whole) = whole else { return Err(format!("it has no '{TOP}' at its top")) };
+    let catalogs = whole.remove(TOP);
+    if let Some(word) = whole.keys().next() {
+        return Err(unknown(word, &[TOP]));
+    }
+    let Some(Value::Object(catalogs)) = catalogs else {
+        return Err(format!(
+            "it names no catalogs: begin with [{TOP}.NAME] in TOML, {{\"{TOP}\": {{...}}}} in JSON"
+        ));
+    };
+    if catalogs.is_empty() {
+        return Err("it names no catalogs".into());
+    }
+    let read = |(name, settings): (String, Value)| {
+        let catalog = name.parse::<Name>().map_err(|e| e.to_string())?;
+        let spec = spec(settings).map_err(|why| format!("catalog {name}: {why}"))?;
+        Ok(NewCatalog { name: catalog, spec })
+    };
+    catalogs.into_iter().map(read).collect()
+}
+
+fn spec(settings: Value) -> Result<CatalogSpec, String> {
+    let Value::Object(mut settings) = settings else { return Err("its settings are a table".into()) };
+    let usual = object(&usual());
+    let known: Vec<&str> = usual.keys().map(String::as_str).collect();
+    for (name, value) in &mut settings {
+        if !usual.contains_key(name) {
+            return Err(unknown(name, &known));
+        }
+        if let (true, Value::String(words)) = (name.ends_with("_bytes"), &*value) {
+            *value = parse_size(words).map_err(|why| format!("{name}: '{words}': {why}"))?.into();
+        }
+    }
+    if !settings.contains_key("image") {
+        return Err("it has no image".into());
+    }
+    serde_json::from_value(Value::Object(settings.clone())).map_err(|e| {
+        // Which one it is, the error does not say: the one that alone is wrong too.
+        let wrong = |name: &&String| {
+            let mut one = usual.clone();
+            one.insert((*name).clone(), settings[*name].clone());
+            serde_json::from_value::<CatalogSpec>(Value::Object(one)).is_err()
+        };
+        settings.keys().find(wrong).map_or_else(|| e.to_string(), |name| format!("{name}: {e}"))
+    })
+}
+
+/// A setting that there is not. Who leaves a unit out means the one with it.
+fn unknown(word: &str, known: &[&str]) -> String {
+    let with_unit =
+        known.iter().find(|name| name.strip_prefix(word).is_some_and(|rest| rest.starts_with('_')));
+    let near = with_unit.copied().or_else(|| nearest(word, known.iter().copied()));
+    let hint = near.map_or(String::new(), |near| format!(": do you mean '{near}'?"));
+    format!("there is no setting '{}'{hint}", word.escape_debug())
+}
+
+/// Settings of which nothing is said but the image.
+fn usual() -> CatalogSpec {
+    serde_json::from_str(r#"{"image": "x"}"#).expect("an image is enough")
+}
+
+fn object(spec: &CatalogSpec) -> Map<String, Value> {
+    match serde_json::to_value(spec) {
+        Ok(Value::Object(fields)) => fields,
+        other => unreachable!("settings are an object, not {other:?}"),
+    }
+}
+
+/// A file with these catalogs. What is as usual is left out.
+pub fn write<'a>(catalogs: impl IntoIterator<Item = (&'a Name, &'a CatalogSpec)>, format: Format) -> String {
+    let usual = object(&usual());
+    let settings = |spec: &CatalogSpec| {
+        let fields = object(spec).into_iter();
+        let said = fields.filter(|(name, value)| name == "image" || usual.get(name) != Some(value));
+        let mut said: Vec<(String, Node)> = said.map(|(name, value)| written(name, value, format)).collect();
+        // What is looked for first comes first; tables come last, as TOML wants it.
+        let first = ["image", "count", "type", "mode"];
+        let place = |name: &str| first.iter().position(|f| *f == name).unwrap_or(first.len());
+        said.sort_by_key(|(name, node)| (matches!(node, Node::Leaf(Value::Object(_))), place(name)));
+        Node::Table(said)
+    };
+    let catalogs = catalogs.into_iter().map(|(name, spec)| (name.to_string(), settings(spec)));
+    let whole = Node::Table(vec![(TOP.into(), Node::Table(catalogs.collect()))]);
+    match format {
+        Format::Toml => toml::to_string_pretty(&whole).expect("what is wanted can be written"),
+        Format::Json => format!("{}\n", serde_json::to_string_pretty(&whole).expect("it is plain data")),
+    }
+}
+
+/// Sizes are words where people read them, and where numbers have 63 bits.
+fn written(name: String, value: Value, format: Format) -> (String, Node) {
+    let value = match value.as_u64() {
+        Some(bytes) if format == Format::Toml && name.ends_with("_bytes") => size_text(bytes).into(),
+        _ => value,
+    };
+    (name, Node::Leaf(value))
+}
+
+/// What is written in an order of its own.
+enum Node {
+    Table(Vec<(String, Node)>),
+    Leaf(Value),
+}
+
+impl Serialize for Node {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Node::Leaf(value) => value.serialize(serializer),
+            Node::Table(fields) => {
+                let mut map = serializer.serialize_map(Some(fields.len()))?;
+                fields.iter().try_for_each(|(name, node)| map.serialize_entry(name, node))?;
+                map.end()
+            }
+        }
+    }
+}
+
+/// Any value in which no object has a name twice: of two, one would be left out in silence.
+struct Strict(Value);
+
+impl<'de> Deserialize<'de> for Strict {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Strict, D::Error> {
+        deserializer.deserialize_any(StrictVisitor).map(Strict)
+    }
+}
+
+struct StrictVisitor;
+
+impl<'de> Visitor<'de> for StrictVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut all = Vec::new();
+        while let Some(Strict(item)) = items.next_element()? {
+            all.push(item);
+        }
+        Ok(Value::Array(all))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
+        let mut all = Map::new();
+        while let Some(name) = fields.next_key::<String>()? {
+            let Strict(value) = fields.next_value()?;
+            if all.contains_key(&name) {
+                return Err(A::Error::custom(format!("'{}' stands there twice", name.escape_debug())));
+            }
+            all.insert(name, value);
+        }
+        Ok(Value::Object(all))
+    }
+}
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+mod tests;

@@ -1,0 +1,117 @@
+//! Files of catalogs: what is read, what is refused, and that what is written is read again.
+
+use super::*;
+
+fn refused(text: &str) -> String {
+    match parse(text, None) {
+        Err(why) => why,
+        Ok(read) => panic!("{text}: {read:?}"),
+    }
+}
+
+#[test]
+fn toml_and_json_say_the_same() {
+    let toml = r#"
+        [catalogs.lab]
+        image = "debian:2"
+
+        [catalogs.desk]
+        image = "debian"
+        count = 20
+        mode = "ram+overflow"
+        ram_bytes = "256M"
+        overflow_bytes = 10737418240
+        network = { bridge = "br0" }
+        authorized_keys = ["ssh-ed25519 A me"]
+        user_data = """
+#cloud-config
+"""
+        [catalogs.desk.labels]
+        team = "sales"
+    "#;
+    let json = r##" {"catalogs": {"desk": {"image": "debian", "count": 20, "mode": "ram+overflow",
+        "ram_bytes": "256M", "overflow_bytes": 10737418240, "network": {"bridge": "br0"},
+        "authorized_keys": ["ssh-ed25519 A me"], "user_data": "#cloud-config\n", "labels": {"team": "sales"}},
+        "lab": {"image": "debian:2", "ram_bytes": null}}}"##;
+    let catalogs = parse(toml, None).unwrap();
+    assert_eq!(parse(json, None).unwrap(), catalogs);
+    assert_eq!((catalogs[0].name.as_str(), catalogs[0].spec.ram_bytes), ("desk", Some(256 << 20)));
+    assert_eq!((catalogs[1].name.as_str(), catalogs[1].spec.count), ("lab", 0));
+    // What a name says about a file counts more than how it begins.
+    assert!(parse(json, Some(Format::Toml)).is_err() && parse(toml, Some(Format::Json)).is_err());
+}
+
+#[test]
+fn a_word_that_is_not_known_is_refused_with_one_that_is() {
+    for (settings, why) in [
+        (r#"ram = "1G""#, "no setting 'ram': do you mean 'ram_bytes'?"),
+        ("grace = 5", "do you mean 'grace_seconds'?"),
+        (r#"overflow_byte = "1G""#, "do you mean 'overflow_bytes'?"),
+        ("cuont = 5", "do you mean 'count'?"),
+        (r#"colour = "red""#, "no setting 'colour'"),
+        (r#"ram_bytes = "1GB""#, "ram_bytes: '1GB': 'GB' may mean two sizes"),
+        (r#"ram_bytes = "lots""#, "ram_bytes: 'lots'"),
+        ("ram_bytes = -1", "ram_bytes: "),
+        ("ram_bytes = 1.5", "ram_bytes: "),
+        (r#"mode = "ramm""#, "mode: unknown variant `ramm`, expected one of"),
+        (r#"count = "five""#, "count: invalid type"),
+        ("count = 99999999999", "count: "),
+        (r#"ready = "tcp:0""#, "ready: '0' is no port"),
+        ("count = 1\ncount = 2", "duplicate key"),
+        ("labels = { Team = \"x\" }", "labels: 'Team' is no name"),
+        ("created = 2026-01-01", "no setting 'created'"),
+        ("count = 2026-01-01", "count: "),
+    ] {
+        let error = refused(&format!("[catalogs.desk]\nimage = \"debian\"\n{settings}\n"));
+        assert!(error.contains(why), "{settings}: {error}");
+        assert!(!error.contains('\n'), "{error:?}");
+    }
+    for (text, why) in [
+        ("", "names no catalogs: begin with [catalogs.NAME]"),
+        ("{}", "names no catalogs"),
+        ("[catalogs]", "names no catalogs"),
+        ("catalogs = 5", "names no catalogs"),
+        ("[catalogs]\ndesk = 5", "catalog desk: its settings are a table"),
+        ("[catalogs.desk]\ncount = 5", "catalog desk: it has no image"),
+        ("[catalogs.Desk]\nimage = \"a\"", "'Desk' is no name"),
+        ("[catalog.desk]\nimage = \"a\"", "no setting 'catalog': do you mean 'catalogs'?"),
+        ("[catalogs.desk]\nimage = \"a\"\n\ncount = = 5", "line 4: "),
+        ("[catalogs.desk]\nimage = \"a\"\n[catalogs.desk]\nimage = \"b\"", "duplicate key"),
+        (r#"{"catalogs": {"a": {"image": "x"}, "a": {"image": "y"}}}"#, "'a' stands there twice"),
+        (r#"{"catalogs": {"a": {"image": "x", "image": "y"}}}"#, "'image' stands there twice"),
+        (r#"{"catalogs": {"a": {"image": "x"}}"#, "line 1"),
+    ] {
+        let error = refused(text);
+        assert!(error.contains(why), "{text}: {error}");
+    }
+    assert!(parse(&"[".repeat(100_000), None).is_err() && parse(&r#"{"a":"#.repeat(100_000), None).is_err());
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    let every_setting = r##"{"image": "debian:7", "count": 20, "type": "pooled", "mode": "ram+overflow",
+        "ram_bytes": 268435457, "ram_guarantee_bytes": 4096, "overflow_bytes": 10737418240,
+        "overflow_store": "fast", "full": "fail", "base_cache": "none", "data_disk_bytes": 1073741824,
+        "data_disk_store": "big", "scratch_disk_bytes": 1048576, "vcpus": 4, "memory_bytes": 4294967296,
+        "network": {"bridge": "br0"}, "naming": "d-####", "reset": "guest-reboot", "ready": "serial:\\d+ \"login\":",
+        "grace_seconds": 5, "warm": 3, "autostart": true, "user_data": "#cloud-config\n\tx: '''\"\"\"'\r\n",
+        "authorized_keys": ["ssh-rsa A b", "ssh-rsa C d"], "kernel": "/boot/k", "initrd": "/boot/i",
+        "append": "root=/dev/vda \"quiet\"", "labels": {"team": "a = \"b\"", "x": ""}}"##;
+    let every: CatalogSpec = serde_json::from_str(every_setting).unwrap();
+    let (all, plain) = (object(&every), usual());
+    for (name, value) in object(&plain) {
+        assert!(all[&name] != value || name == "type", "'{name}' is as usual: give it another value here");
+    }
+    let (one, other): (Name, Name) = ("desk-1".parse().unwrap(), "7".parse().unwrap());
+    for format in [Format::Toml, Format::Json] {
+        let text = write([(&one, &every), (&other, &plain)], format);
+        let read = parse(&text, None).unwrap_or_else(|e| panic!("{e}: {text}"));
+        let found: Vec<(&Name, &CatalogSpec)> = read.iter().map(|new| (&new.name, &new.spec)).collect();
+        assert_eq!(found, [(&other, &plain), (&one, &every)], "{text}");
+    }
+    let text = write([(&other, &plain)], Format::Toml);
+    assert_eq!(text, "[catalogs.7]\nimage = \"x\"\n");
+    let text = write([(&one, &every)], Format::Toml);
+    assert!(text.starts_with("[catalogs.desk-1]\nimage = \"debian:7\"\ncount = 20\n"), "{text}");
+    assert!(text.contains("memory_bytes = \"4G\"") && text.contains("ram_bytes = \"268435457\""), "{text}");
+}

@@ -1,0 +1,159 @@
+//! `spillway catalog`.
+
+mod apply;
+mod compare;
+mod file;
+mod help;
+pub(super) mod settings;
+mod update;
+
+use super::words::word;
+use super::{Daemon, Labels, table};
+use crate::error::Failure;
+use crate::output;
+use apply::{Apply, Diff, Export};
+use clap::Subcommand;
+use compare::value_text;
+use settings::Create;
+use spillway_api::client::Client;
+use spillway_api::{Catalog, Empty, List, Name, RolloutStrategy};
+use std::process::ExitCode;
+use update::{Rollback, Update};
+
+/// What to do with catalogs.
+#[derive(Debug, Subcommand)]
+pub enum CatalogCommand {
+    /// Make a catalog: so many machines of an image
+    #[command(after_help = help::CREATE)]
+    Create(Box<Create>),
+    /// Make and change catalogs until they are as a file says
+    #[command(after_help = help::APPLY)]
+    Apply(Apply),
+    /// Show what apply would change; exit code 1 if it would change anything
+    #[command(after_help = help::DIFF)]
+    Diff(Diff),
+    /// Print catalogs as a file for apply
+    #[command(after_help = help::EXPORT)]
+    Export(Export),
+    /// List catalogs
+    #[command(after_help = help::LIST)]
+    List {
+        /// Which.
+        #[command(flatten)]
+        labels: Labels,
+    },
+    /// Show a catalog and all its settings
+    #[command(after_help = help::SHOW)]
+    Show {
+        /// The catalog
+        name: Name,
+    },
+    /// Change how many machines there are: those with the highest numbers go
+    #[command(after_help = help::SCALE)]
+    Scale {
+        /// The catalog
+        name: Name,
+        /// How many
+        count: u32,
+        /// Remove the data disks of those that go; else their files stay in their store
+        #[arg(long)]
+        with_data: bool,
+    },
+    /// Give machines another version of their image, or another image
+    #[command(after_help = help::UPDATE)]
+    Update(Update),
+    /// Give machines a version that the catalog has had; it stays with that one
+    #[command(after_help = help::ROLLBACK)]
+    Rollback(Rollback),
+    /// Delete a catalog and its machines
+    #[command(after_help = help::DELETE)]
+    Delete {
+        /// The catalog
+        name: Name,
+        /// Remove the machines' data disks; else their files stay in their store
+        #[arg(long)]
+        with_data: bool,
+    },
+}
+
+/// Does it.
+pub fn catalog(daemon: &Daemon, command: CatalogCommand) -> Result<ExitCode, Failure> {
+    let client = daemon.client()?;
+    match command {
+        CatalogCommand::Create(create) => create.run(daemon, &client)?,
+        CatalogCommand::Apply(apply) => apply.run(daemon, &client)?,
+        CatalogCommand::Diff(diff) => return diff.run(daemon, &client),
+        CatalogCommand::Export(export) => export.run(&client)?,
+        CatalogCommand::List { labels } => list(daemon, &client, &labels)?,
+        CatalogCommand::Show { name } => show(daemon, &client.get(&path(&name))?)?,
+        CatalogCommand::Scale { name, count, with_data } => {
+            update::scale(daemon, &client, &name, count, with_data)?;
+        }
+        CatalogCommand::Update(update) => update.run(daemon, &client)?,
+        CatalogCommand::Rollback(rollback) => rollback.run(daemon, &client)?,
+        CatalogCommand::Delete { name, with_data } => {
+            client.delete::<Empty>(&format!("{}?with_data={with_data}", path(&name)))?;
+            output::print(&format!("{name} is deleted\n"))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Where a catalog is.
+fn path(name: &Name) -> String {
+    format!("/v1/catalogs/{name}")
+}
+
+fn warn(catalog: &Catalog) {
+    catalog.warnings.iter().for_each(|warning| output::complain("warning", warning));
+}
+
+fn list(daemon: &Daemon, client: &Client, labels: &Labels) -> Result<(), Failure> {
+    let catalogs: List<Catalog> = client.get(&format!("/v1/catalogs{}", labels.query([])))?;
+    daemon.show(&catalogs, |catalogs| {
+        let rows = catalogs.items.iter().map(|catalog| {
+            let spec = &catalog.spec;
+            let image = format!("{}:{}", spec.image.name, catalog.version);
+            let rollout = catalog.rollout.as_ref().map_or("-".into(), |rollout| rollout.strategy.to_string());
+            let mode = spec.mode().as_str().to_owned();
+            [catalog.name.to_string(), image, spec.count.to_string(), word(&spec.kind), mode, rollout]
+        });
+        table(["NAME", "IMAGE", "MACHINES", "TYPE", "MODE", "ROLLOUT"], rows)
+    })
+}
+
+/// All of it: the settings are the ones that a file for the interface has.
+fn show(daemon: &Daemon, catalog: &Catalog) -> Result<(), Failure> {
+    daemon.show(catalog, |catalog| {
+        let settings = compare::settings(&catalog.spec.said(&catalog.name));
+        let rows = settings.iter().filter(|(_, value)| !value.is_null());
+        let mut text = format!("{}, {}\n\n", catalog.name, versions(catalog));
+        text +=
+            &table(["SETTING", "VALUE"], rows.map(|(name, value)| [name.clone(), value_text(name, value)]));
+        text.push('\n');
+        let history = catalog.history.iter().map(|entry| {
+            [format!("{}:{}", entry.image, entry.version), entry.since.strftime("%Y-%m-%d %H:%M").to_string()]
+        });
+        text + &table(["HISTORY", "SINCE"], history)
+    })
+}
+
+/// What its machines take, and when.
+fn versions(catalog: &Catalog) -> String {
+    let image = format!("{}:{}", catalog.spec.image.name, catalog.version);
+    match &catalog.rollout {
+        Some(rollout) => {
+            let how = match rollout.strategy {
+                RolloutStrategy::NextStart => "at their next start".into(),
+                RolloutStrategy::Now => "now".into(),
+                RolloutStrategy::Batch(machines) => format!("{machines} at a time"),
+            };
+            let grace = match rollout.grace_seconds {
+                Some(seconds) => format!("claimed ones after {seconds} s"),
+                None => "claimed ones when they are released".into(),
+            };
+            format!("machines take {image} {how}, {grace}")
+        }
+        None => format!("machines take {image} at their next start"),
+    }
+}

@@ -1,0 +1,213 @@
+//! Options of `spillway catalog create`: the settings of a catalog, each said once.
+//!
+//! Invariant: a setting that no option names has its usual value.
+
+use super::{file, show, warn};
+use crate::error::Failure;
+use crate::host::Daemon;
+use crate::host::words::{NetworkWord, label, words};
+use crate::output;
+use clap::Args;
+use spillway_api::client::Client;
+use spillway_api::{
+    BaseCache, Catalog, CatalogKind, CatalogSpec, DiskMode, FullPolicy, ImageRef, Name, NewCatalog, Ready,
+    ResetEvent, parse_size,
+};
+use std::path::{Path, PathBuf};
+
+/// The words of options, as the interface has them.
+pub const MODES: &[&str] = &["ram+overflow", "ram", "overflow", "direct", "ephemeral", "persistent"];
+/// Types.
+pub const KINDS: &[&str] = &["pooled", "dedicated"];
+/// Policies.
+pub const FULL: &[&str] = &["pause", "fail"];
+/// How the image is read.
+pub const BASE_CACHES: &[&str] = &["host", "none"];
+/// What resets.
+pub const RESETS: &[&str] = &["power-cycle", "guest-reboot", "never"];
+
+/// Options of `catalog create`.
+#[derive(Debug, Args)]
+pub struct Create {
+    /// Its name
+    #[arg(required_unless_present = "file")]
+    name: Option<Name>,
+    /// Take the settings from a file, TOML or JSON, - for standard input [default: the only catalog there]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "Settings")]
+    file: Option<PathBuf>,
+    /// Check everything, make nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// What is wanted.
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// What is wanted.
+#[derive(Debug, Args)]
+struct Settings {
+    /// The image: debian follows the published version, debian:2 does not
+    #[arg(long, value_name = "IMAGE[:VERSION]", required_unless_present = "file")]
+    image: Option<ImageRef>,
+    /// How many machines
+    #[arg(long, default_value_t = 0)]
+    count: u32,
+    /// pooled machines forget what is written, dedicated ones keep it
+    #[arg(long = "type", value_parser = words::<CatalogKind>(KINDS), default_value = "pooled")]
+    kind: CatalogKind,
+    /// Where disks' writes go [default: ram+overflow; of dedicated machines persistent]
+    #[arg(long, value_parser = words::<DiskMode>(MODES))]
+    mode: Option<DiskMode>,
+    /// Limit of a disk's RAM tier [default: 256M, in modes that have one]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    ram: Option<u64>,
+    /// What of it a disk always has
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    ram_guarantee: u64,
+    /// Limit of a disk's overflow file [default: 10G, in modes that have one]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    overflow: Option<u64>,
+    /// The store for overflow files [default: the first of class local]
+    #[arg(long, value_name = "STORE")]
+    overflow_store: Option<Name>,
+    /// What happens to a write when the cache is full
+    #[arg(long, value_name = "POLICY", value_parser = words::<FullPolicy>(FULL), default_value = "pause")]
+    full: FullPolicy,
+    /// Read the image through the host's page cache, or past it
+    #[arg(long, value_name = "HOW", value_parser = words::<BaseCache>(BASE_CACHES), default_value = "host")]
+    base_cache: BaseCache,
+    /// A second disk of each machine, which keeps what is written over resets
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    data_disk: Option<u64>,
+    /// The store for data disks [default: the first of class local]
+    #[arg(long, value_name = "STORE")]
+    data_disk_store: Option<Name>,
+    /// A disk for what can be made again, empty at each start, in a store of class temp
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    scratch_disk: Option<u64>,
+    /// Processors of a machine
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    vcpus: u32,
+    /// Memory of a machine
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
+    memory: u64,
+    /// user, none or bridge=NAME
+    #[arg(long, default_value = "user")]
+    network: NetworkWord,
+    /// Names of machines, with # for a digit of the number [default: its name and three digits]
+    #[arg(long, value_name = "PATTERN")]
+    naming: Option<String>,
+    /// What throws away what a machine has written [default: power-cycle; of dedicated machines never]
+    #[arg(long, value_name = "EVENT", value_parser = words::<ResetEvent>(RESETS))]
+    reset: Option<ResetEvent>,
+    /// When a machine counts as ready: agent, tcp:PORT or serial:REGEX [default: as soon as it runs]
+    #[arg(long, value_name = "WHEN")]
+    ready: Option<Ready>,
+    /// How long a guest has to shut down by itself
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    grace: u32,
+    /// Machines that are kept started, ready and unclaimed
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    warm: u32,
+    /// Start its machines when spillwayd starts
+    #[arg(long)]
+    autostart: bool,
+    /// A text for cloud-init
+    #[arg(long, value_name = "FILE")]
+    user_data: Option<PathBuf>,
+    /// SSH keys that cloud-init lets in, one a line
+    #[arg(long, value_name = "FILE")]
+    authorized_keys: Option<PathBuf>,
+    /// A kernel to start instead of the image's boot loader
+    #[arg(long, value_name = "PATH")]
+    kernel: Option<PathBuf>,
+    /// Its initial RAM disk
+    #[arg(long, value_name = "PATH")]
+    initrd: Option<PathBuf>,
+    /// Its command line
+    #[arg(long, value_name = "LINE")]
+    append: Option<String>,
+    /// For people and selectors; again for more
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    labels: Vec<(Name, String)>,
+}
+
+impl Create {
+    /// Makes it.
+    pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
+        let dry_run = self.dry_run;
+        let new = self.request()?;
+        let question = if dry_run { "?dry_run=true" } else { "" };
+        let created: Catalog = client.post(&format!("/v1/catalogs{question}"), &new)?;
+        warn(&created);
+        if dry_run && !daemon.json {
+            return output::print(&format!("{} can be made\n", new.name)).map(drop);
+        }
+        show(daemon, &created)
+    }
+
+    fn request(self) -> Result<NewCatalog, Failure> {
+        let Some(file) = self.file else {
+            let name = self.name.ok_or_else(|| Failure::usage("which name is the catalog to have?"))?;
+            return Ok(NewCatalog { name, spec: self.settings.spec()? });
+        };
+        let mut catalogs = file::read(&file)?;
+        let names = catalogs.iter().map(|new| new.name.as_str()).collect::<Vec<_>>().join(", ");
+        let which = match &self.name {
+            Some(name) => catalogs.iter().position(|new| new.name == *name),
+            None => (catalogs.len() == 1).then_some(0),
+        };
+        let which = which.ok_or_else(|| {
+            let file = file.display();
+            Failure::usage(format!(
+                "{file}: which catalog? It has {names} ('catalog apply' makes all of them)"
+            ))
+        })?;
+        Ok(catalogs.swap_remove(which))
+    }
+}
+
+impl Settings {
+    fn spec(self) -> Result<CatalogSpec, Failure> {
+        let image = self.image.ok_or_else(|| Failure::usage("--image: of which image?"))?;
+        let keys = self.authorized_keys.as_deref().map(file::text).transpose()?.unwrap_or_default();
+        let keys = keys.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        Ok(CatalogSpec {
+            image,
+            count: self.count,
+            kind: self.kind,
+            mode: self.mode,
+            ram_bytes: self.ram,
+            ram_guarantee_bytes: self.ram_guarantee,
+            overflow_bytes: self.overflow,
+            overflow_store: self.overflow_store,
+            full: self.full,
+            base_cache: self.base_cache,
+            data_disk_bytes: self.data_disk,
+            data_disk_store: self.data_disk_store,
+            scratch_disk_bytes: self.scratch_disk,
+            vcpus: self.vcpus,
+            memory_bytes: self.memory,
+            network: self.network.0,
+            naming: self.naming,
+            reset: self.reset,
+            ready: self.ready,
+            grace_seconds: self.grace,
+            warm: self.warm,
+            autostart: self.autostart,
+            user_data: self.user_data.as_deref().map(file::text).transpose()?,
+            authorized_keys: keys.map(str::to_owned).collect(),
+            kernel: self.kernel.as_deref().map(absolute).transpose()?,
+            initrd: self.initrd.as_deref().map(absolute).transpose()?,
+            append: self.append,
+            labels: self.labels.into_iter().collect(),
+        })
+    }
+}
+
+/// A path that the daemon takes: it has a working directory of its own.
+fn absolute(path: &Path) -> Result<String, Failure> {
+    let whole = std::path::absolute(path).map_err(|e| Failure::usage(format!("{}: {e}", path.display())))?;
+    let text = whole.into_os_string().into_string();
+    text.map_err(|path| Failure::usage(format!("{path:?}: the path is not UTF-8")))
+}

@@ -1,0 +1,124 @@
+//! `spillway catalog update`, `rollback` and `scale`. Owns how a change is tried again when somebody else was faster.
+
+use super::{path, versions, warn};
+use crate::error::Failure;
+use crate::host::Daemon;
+use clap::Args;
+use spillway_api::client::{Client, ClientError};
+use spillway_api::{
+    Catalog, CatalogRollback, CatalogSpec, CatalogUpdate, ErrorCode, ImageRef, Name, RolloutStrategy,
+};
+
+/// How often a change is decided anew.
+const TRIES: u32 = 16;
+
+/// Options of `catalog update`.
+#[derive(Debug, Args)]
+pub struct Update {
+    /// The catalog
+    name: Name,
+    /// The image: debian follows the published version, debian:2 does not
+    #[arg(long, value_name = "IMAGE[:VERSION]")]
+    image: ImageRef,
+    /// When machines take it
+    #[command(flatten)]
+    how: How,
+}
+
+/// Options of `catalog rollback`.
+#[derive(Debug, Args)]
+pub struct Rollback {
+    /// The catalog
+    name: Name,
+    /// The version [default: the one before the present one]
+    #[arg(long, value_name = "VERSION")]
+    to: Option<u32>,
+    /// When machines take it
+    #[command(flatten)]
+    how: How,
+}
+
+/// When machines take another version.
+#[derive(Debug, Args)]
+struct How {
+    /// next-start: when they are started next; now: all are restarted; batch=K: K at a time are
+    #[arg(long, value_name = "STRATEGY", default_value = "next-start")]
+    rollout: RolloutStrategy,
+    /// How long a guest has to shut down by itself [default: as the catalog says]
+    #[arg(long, value_name = "SECONDS")]
+    grace: Option<u32>,
+    /// Throw away what machines keep, where it has to be
+    #[arg(long)]
+    discard_data: bool,
+}
+
+impl Update {
+    /// Asks for it: what it is decided on, the daemon looks at itself.
+    pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
+        let How { rollout, grace, discard_data } = self.how;
+        let update = CatalogUpdate { image: self.image, rollout, grace_seconds: grace, discard_data };
+        report(daemon, &client.post(&format!("{}/update", path(&self.name)), &update)?)
+    }
+}
+
+impl Rollback {
+    /// Asks for it.
+    pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
+        let How { rollout, grace, discard_data } = self.how;
+        let rollback = CatalogRollback { to: self.to, rollout, grace_seconds: grace, discard_data };
+        report(daemon, &client.post(&format!("{}/rollback", path(&self.name)), &rollback)?)
+    }
+}
+
+/// Changes how many machines there are.
+pub fn scale(
+    daemon: &Daemon,
+    client: &Client,
+    name: &Name,
+    count: u32,
+    with_data: bool,
+) -> Result<(), Failure> {
+    let path = format!("{}?with_data={with_data}", path(name));
+    let changed = settle(client, name, |found| {
+        let Some(found) = found else { return client.get(&self::path(name)) };
+        client.put_if(&path, found.revision, &CatalogSpec { count, ..found.spec.clone() })
+    })?;
+    warn(&changed);
+    daemon.show(&changed, |changed| format!("{} has {} machines\n", changed.name, changed.spec.count))
+}
+
+fn report(daemon: &Daemon, catalog: &Catalog) -> Result<(), Failure> {
+    warn(catalog);
+    daemon.show(catalog, |catalog| format!("{}: {}\n", catalog.name, versions(catalog)))
+}
+
+/// Decides on a catalog as it is, and again as long as somebody else changes it meanwhile.
+pub fn settle<T>(
+    client: &Client,
+    name: &Name,
+    mut decide: impl FnMut(Option<&Catalog>) -> Result<T, ClientError>,
+) -> Result<T, ClientError> {
+    let mut found = look(client, name)?;
+    for _ in 1..TRIES {
+        match decide(found.as_ref()) {
+            Err(ClientError::Refused(error))
+                if [ErrorCode::Conflict, ErrorCode::Exists].contains(&error.code) =>
+            {
+                let revision = found.map(|catalog| catalog.revision);
+                found = look(client, name)?;
+                if found.as_ref().map(|catalog| catalog.revision) == revision {
+                    return Err(ClientError::Refused(error));
+                }
+            }
+            decided => return decided,
+        }
+    }
+    decide(found.as_ref())
+}
+
+fn look(client: &Client, name: &Name) -> Result<Option<Catalog>, ClientError> {
+    match client.get(&path(name)) {
+        Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => Ok(None),
+        found => found.map(Some),
+    }
+}

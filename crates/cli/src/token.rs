@@ -1,0 +1,78 @@
+//! `spillway token new`: a token for spillwayd's TCP port, and the line of it that its file of tokens wants. Keeps neither.
+//!
+//! Invariant: a token is of 256 random bits, and the line holds its hash alone.
+
+use crate::error::{Exit, Failure};
+use crate::output;
+use clap::{Args, Subcommand, ValueEnum};
+use rustix::rand::{GetRandomFlags, getrandom};
+use sha2::{Digest, Sha256};
+
+/// What to do with tokens.
+#[derive(Debug, Subcommand)]
+pub enum TokenCommand {
+    /// Make a token: it is shown once; its line goes to the file that spillwayd has as --tokens
+    #[command(after_help = NEW_EXAMPLES)]
+    New(New),
+}
+
+const NEW_EXAMPLES: &str = "\
+Example:
+  spillway token new --role read prometheus --json > token.json
+  jq -r .line token.json >> /etc/spillway/tokens; systemctl restart spillwayd";
+
+/// Options of `token new`.
+#[derive(Debug, Args)]
+pub struct New {
+    /// What who has it may do
+    #[arg(long, value_enum)]
+    role: RoleWord,
+    /// Whose it is, for the audit log: letters, digits and -_.@, 64 at most
+    #[arg(value_parser = name)]
+    name: String,
+    /// Print one JSON object: token, line
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a token allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RoleWord {
+    /// To see
+    Read,
+    /// To start, stop, reset, claim and release machines too
+    Operate,
+    /// Everything
+    Admin,
+}
+
+fn name(text: &str) -> Result<String, String> {
+    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.@".contains(&b));
+    match plain && (1..=64).contains(&text.len()) {
+        true => Ok(text.into()),
+        false => Err("a name is of letters, digits and -_.@, 64 at most".into()),
+    }
+}
+
+/// Does it.
+pub fn token(command: &TokenCommand) -> Result<(), Failure> {
+    let TokenCommand::New(new) = command;
+    let mut random = [0; 32];
+    // So few bytes come whole (getrandom(2)).
+    getrandom(&mut random, GetRandomFlags::empty())
+        .ok()
+        .filter(|bytes| *bytes == random.len())
+        .ok_or_else(|| Failure::new(Exit::Internal, "the kernel gives no random bytes"))?;
+    let token = hex(&random);
+    let role = new.role.to_possible_value().expect("no role is hidden");
+    let line = format!("{} {} {}", role.get_name(), new.name, hex(&Sha256::digest(&token)));
+    let text = match new.json {
+        true => format!("{:#}\n", serde_json::json!({ "token": token, "line": line })),
+        false => format!("token  {token}\nline   {line}\n"),
+    };
+    output::print(&text).map(drop)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,191 @@
+//! The map of a disk that outlives its processes, in two bits a block: is it the base image's, in the file, or zero.
+//! Owns the packing and its check; what is in memory here, and what of it is on the medium, is for `persist` to say.
+//!
+//! A page of it covers 64 MiB of disk. Invariant: each block's two bits change by one store, so that whoever looks,
+//! at any instant and at whatever became of a page that was being written, finds the old state or the new one.
+
+use crate::crash_points;
+use crate::units::{BLOCK_BYTES, Block};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Blocks that a word of the map tells of.
+const WORD_BLOCKS: u32 = 32;
+/// Blocks that a page of the map tells of.
+pub const STATE_PAGE_BLOCKS: u32 = BLOCK_BYTES as u32 * 4;
+/// The low bit of each block.
+const LOW: u64 = 0x5555_5555_5555_5555;
+
+/// Where a block's content is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum BlockState {
+    /// In the base image.
+    Base = 0,
+    /// In its place in the file.
+    File = 1,
+    /// Nowhere: it is all zeroes.
+    Zero = 2,
+}
+
+/// Bytes of the map of a disk of so many blocks: whole pages.
+pub fn state_map_bytes(blocks: u32) -> u64 {
+    u64::from(blocks.div_ceil(STATE_PAGE_BLOCKS)) * BLOCK_BYTES as u64
+}
+
+/// The first block in bytes of a map, of whole words, that is in no state; the block that the bytes begin with is number 0.
+pub fn find_bad_state(bytes: &[u8]) -> Option<u64> {
+    let bad = |word: u64| word & word >> 1 & LOW;
+    bytes.chunks_exact(8).enumerate().find_map(|(i, word)| {
+        let bad = bad(u64::from_le_bytes(word.try_into().expect("of eight bytes")));
+        (bad != 0).then(|| i as u64 * u64::from(WORD_BLOCKS) + u64::from(bad.trailing_zeros() / 2))
+    })
+}
+
+/// A map in memory that outlives the process: written by the one thread that owns the disk.
+pub struct StateMap {
+    base: *mut u8,
+    pages: u32,
+}
+
+// SAFETY: the pointer is to memory that the creator promised for the lifetime of the value; there is one owner.
+unsafe impl Send for StateMap {}
+
+impl StateMap {
+    /// Takes the map of a disk of so many blocks.
+    ///
+    /// # Safety
+    /// `base` is page-aligned, readable and writable for [`state_map_bytes`] bytes for as long as the value lives, and
+    /// nobody else writes to it.
+    pub unsafe fn new(base: *mut u8, blocks: u32) -> StateMap {
+        StateMap { base, pages: blocks.div_ceil(STATE_PAGE_BLOCKS) }
+    }
+
+    /// How many pages it has.
+    pub(crate) fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    #[inline]
+    fn word(&self, index: u32) -> &AtomicU64 {
+        assert!(index / (STATE_PAGE_BLOCKS / WORD_BLOCKS) < self.pages);
+        // SAFETY: inside the promised memory (checked), aligned to a page.
+        unsafe { &*self.base.cast::<AtomicU64>().add(index as usize) }
+    }
+
+    /// A block's state; `None` for bits that are none.
+    pub(crate) fn get(&self, block: Block) -> Option<BlockState> {
+        let word = u64::from_le(self.word(block.0 / WORD_BLOCKS).load(Ordering::Acquire));
+        match word >> (block.0 % WORD_BLOCKS * 2) & 3 {
+            0 => Some(BlockState::Base),
+            1 => Some(BlockState::File),
+            2 => Some(BlockState::Zero),
+            _ => None,
+        }
+    }
+
+    /// Gives these blocks a state. Whether that changed anything.
+    #[cfg_attr(feature = "crash-points", track_caller)]
+    pub(crate) fn set(&self, blocks: Range<u32>, state: BlockState) -> bool {
+        let (mut at, mut changed) = (blocks.start, false);
+        while at < blocks.end {
+            let index = at / WORD_BLOCKS;
+            let end = blocks.end.min((index + 1) * WORD_BLOCKS);
+            let ones = u64::MAX >> (64 - 2 * (end - at));
+            let mask = ones << (at % WORD_BLOCKS * 2);
+            let word = self.word(index);
+            let old = u64::from_le(word.load(Ordering::Relaxed));
+            let new = old & !mask | (LOW * state as u64) & mask;
+            if new != old {
+                crash_points::store();
+                word.store(new.to_le(), Ordering::Release);
+                changed = true;
+            }
+            at = end;
+        }
+        changed
+    }
+
+    /// Every block is the base image's.
+    #[cfg_attr(feature = "crash-points", track_caller)]
+    pub(crate) fn clear(&self) {
+        for index in 0..self.pages * (STATE_PAGE_BLOCKS / WORD_BLOCKS) {
+            let word = self.word(index);
+            if word.load(Ordering::Relaxed) != 0 {
+                crash_points::store();
+                word.store(0, Ordering::Release);
+            }
+        }
+    }
+
+    fn words_of(&self, page: u32) -> impl Iterator<Item = u64> {
+        let words = STATE_PAGE_BLOCKS / WORD_BLOCKS;
+        (page * words..(page + 1) * words).map(|index| self.word(index).load(Ordering::Acquire))
+    }
+
+    /// Whether every block that a page tells of is the base image's.
+    pub(crate) fn is_clear(&self, page: u32) -> bool {
+        self.words_of(page).all(|word| word == 0)
+    }
+
+    /// A page as it is now.
+    pub(crate) fn copy_page(&self, page: u32, to: &mut [u8]) {
+        for (to, word) in to.chunks_exact_mut(8).zip(self.words_of(page)) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(memory: &mut [u64], blocks: u32) -> StateMap {
+        assert!(memory.len() as u64 * 8 >= state_map_bytes(blocks));
+        // SAFETY: long enough (checked), and the tests leave the memory alone while the map is used.
+        unsafe { StateMap::new(memory.as_mut_ptr().cast(), blocks) }
+    }
+
+    #[test]
+    fn each_block_has_its_state_and_no_other() {
+        let blocks = STATE_PAGE_BLOCKS + 100;
+        let mut memory = vec![0; 1024];
+        let map = map(&mut memory, blocks);
+        let mut known = vec![BlockState::Base; blocks as usize];
+        let mut seed = 7u64;
+        let mut below = |n: u32| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) as u32 % n
+        };
+        for _ in 0..2_000 {
+            let first = below(blocks);
+            let end = (first + 1 + below(100)).min(blocks);
+            let state = [BlockState::Base, BlockState::File, BlockState::Zero][below(3) as usize];
+            let changes = known[first as usize..end as usize].iter().any(|&s| s != state);
+            assert_eq!(map.set(first..end, state), changes);
+            known[first as usize..end as usize].fill(state);
+        }
+        for (block, &state) in (0..).zip(&known) {
+            assert_eq!(map.get(Block(block)), Some(state), "block {block}");
+        }
+        let mut page = vec![0; BLOCK_BYTES];
+        map.copy_page(1, &mut page);
+        let packed =
+            known[STATE_PAGE_BLOCKS as usize..].iter().rev().fold(0u128, |all, &s| all << 2 | s as u128);
+        assert_eq!(page[..16], packed.to_le_bytes(), "four blocks a byte, the first lowest");
+        assert_eq!(find_bad_state(&page), None);
+        map.clear();
+        assert!(map.is_clear(0) && map.is_clear(1));
+    }
+
+    #[test]
+    fn bits_that_are_no_state_are_found() {
+        let mut page = vec![0b10_01_00_10; BLOCK_BYTES];
+        assert_eq!(find_bad_state(&page), None);
+        page[1000] = 0b00_11_00_01;
+        assert_eq!(find_bad_state(&page), Some(4002));
+        let mut memory = vec![0; 512];
+        memory[3] = 3 << 10;
+        assert_eq!(map(&mut memory, 1000).get(Block(3 * 32 + 5)), None);
+    }
+}

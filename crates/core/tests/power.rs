@@ -1,0 +1,491 @@
+//! Power losses of a disk in mode `persistent` whose map has many pages: what was flushed is there, or something later, and
+//! nothing else; whatever of the writes since the last fdatasync has reached the medium.
+//!
+//! Owns a medium of sparse blocks and a plain record of what each block may be. The model test does the same on disks of one
+//! page with all operations and faults; here rounds of FLUSH take several staging buffers.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
+
+#[allow(dead_code, reason = "each test program uses its part")]
+mod common;
+
+use common::{Rng, seed};
+use spillway_core::{
+    BLOCK_BYTES, BLOCK_SECTORS, Disk, DiskSpec, Errno, Event, FullPolicy, GuestBuffers, Io, Layout, LogShape,
+    Meta, Mode, OpId, Operation, PARTS, PartId, RESET_MARK, Request, STATE_PAGE_BLOCKS, Slot, StateMap,
+    Token, find_bad_state, state_map_bytes,
+};
+use std::collections::{BTreeMap, HashMap};
+
+/// Pages of the map; a staging buffer takes few of them.
+const PAGES: u32 = 21;
+const BLOCKS: u32 = PAGES * STATE_PAGE_BLOCKS - 7;
+const SHAPE: LogShape = LogShape { segment_blocks: 16, part_blocks: 4 };
+/// Where the durable map begins in the medium's numbering of blocks, its mark first.
+const MAP_AT: u64 = 1 << 40;
+
+/// What a block holds: the number of the write, 0 for zeroes.
+type Content = u64;
+
+fn bytes(content: Content) -> Vec<u8> {
+    content.to_le_bytes().repeat(BLOCK_BYTES / 8)
+}
+
+/// The medium: of each block what is stable, and what was written since.
+#[derive(Default)]
+struct Medium {
+    now: HashMap<u64, Vec<u8>>,
+    /// Earlier contents, with the number of the change that superseded each.
+    past: BTreeMap<u64, Vec<(u64, Vec<u8>)>>,
+    changes: u64,
+}
+
+impl Medium {
+    fn read(&self, block: u64) -> Vec<u8> {
+        self.now.get(&block).cloned().unwrap_or_else(|| vec![0; BLOCK_BYTES])
+    }
+
+    fn write(&mut self, block: u64, content: Vec<u8>, stable: bool) {
+        self.changes += 1;
+        let old = self.now.insert(block, content).unwrap_or_else(|| vec![0; BLOCK_BYTES]);
+        if stable {
+            self.past.remove(&block);
+        } else {
+            self.past.entry(block).or_default().push((self.changes, old));
+        }
+    }
+
+    fn synced(&mut self, changes: u64) {
+        self.past.retain(|_, past| {
+            past.retain(|&(by, _)| by > changes);
+            !past.is_empty()
+        });
+    }
+
+    /// Any of its contents, by sectors in the map and whole elsewhere.
+    fn lose_power(&mut self, rng: &mut Rng) {
+        for (block, past) in std::mem::take(&mut self.past) {
+            let now = self.now.get_mut(&block).unwrap();
+            let unit = if block >= MAP_AT { 512 } else { BLOCK_BYTES };
+            for (i, piece) in now.chunks_exact_mut(unit).enumerate() {
+                if let Some((_, old)) = past.get(rng.below(past.len() as u64 + 1) as usize) {
+                    piece.copy_from_slice(&old[i * unit..][..unit]);
+                }
+            }
+        }
+    }
+}
+
+enum Pending {
+    Read(u64, u32),
+    Write(PartId, usize, u64, u32, bool),
+    Punch(u64, u64),
+    Sync(u64),
+    Drain,
+}
+
+struct Host {
+    medium: Medium,
+    parts: Vec<Vec<u8>>,
+    pending: Vec<(OpId, Pending)>,
+    /// By token: what a write writes, and what a read found.
+    contents: HashMap<u64, Content>,
+    completed: Vec<u64>,
+    syncs: u64,
+}
+
+impl GuestBuffers for Host {
+    fn copy_from_guest(&mut self, _: Token, _: u32, _: &mut [u8]) -> Result<(), Errno> {
+        unreachable!("only whole blocks are written")
+    }
+    fn copy_to_guest(&mut self, token: Token, _: u32, from: &[u8]) -> Result<(), Errno> {
+        let content = Content::from_le_bytes(from[..8].try_into().unwrap());
+        assert!(from == bytes(content), "it is of two writes");
+        self.contents.insert(token.0, content);
+        Ok(())
+    }
+    fn zero_guest(&mut self, token: Token, _: u32, _: u32) -> Result<(), Errno> {
+        self.contents.insert(token.0, 0);
+        Ok(())
+    }
+    fn complete(&mut self, token: Token, result: Result<(), Errno>) {
+        assert_eq!(result, Ok(()));
+        self.completed.push(token.0);
+    }
+}
+
+impl Io for Host {
+    fn slot(&mut self, _: Slot) -> &mut [u8] {
+        unreachable!()
+    }
+    fn guest_to_slot(&mut self, _: Token, _: u32, _: Slot, _: usize, _: usize) -> Result<bool, Errno> {
+        unreachable!()
+    }
+    fn slot_to_guest(&mut self, _: Token, _: u32, _: Slot, _: usize, _: usize) -> Result<(), Errno> {
+        unreachable!()
+    }
+    fn guest_to_part(
+        &mut self,
+        token: Token,
+        _: u32,
+        part: PartId,
+        at: usize,
+        len: usize,
+    ) -> Result<(), Errno> {
+        let content = bytes(self.contents[&token.0]);
+        self.parts[part.0 as usize][at..at + len].copy_from_slice(&content[..len]);
+        Ok(())
+    }
+    fn slot_to_part(&mut self, _: Slot, _: PartId, _: usize) {
+        unreachable!()
+    }
+    fn part(&mut self, part: PartId) -> &mut [u8] {
+        &mut self.parts[part.0 as usize]
+    }
+    fn release_slots(&mut self, _: &[Slot]) {}
+    fn release_meta(&mut self, _: std::ops::Range<u64>) {}
+    fn base_to_guest(&mut self, _: Token, _: u32, _: u64, _: u32) -> Option<Result<(), Errno>> {
+        unreachable!("there is no image")
+    }
+    fn read_base(&mut self, _: OpId, _: u64, _: u32) {
+        unreachable!("there is no image")
+    }
+    fn read_overflow(&mut self, op: OpId, offset: u64, len: u32) {
+        self.pending.push((op, Pending::Read(offset / BLOCK_BYTES as u64, len / BLOCK_BYTES as u32)));
+    }
+    fn write_overflow(&mut self, op: OpId, part: PartId, at: usize, offset: u64, len: u32, sync: bool) {
+        let (block, blocks) = (offset / BLOCK_BYTES as u64, len / BLOCK_BYTES as u32);
+        self.pending.push((op, Pending::Write(part, at, block, blocks, sync)));
+    }
+    fn write_map(&mut self, op: OpId, part: PartId, at: usize, page: u32, pages: u32, sync: bool) {
+        self.pending.push((op, Pending::Write(part, at, MAP_AT + u64::from(page), pages, sync)));
+    }
+    fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64) {
+        self.pending.push((op, Pending::Punch(offset / BLOCK_BYTES as u64, len / BLOCK_BYTES as u64)));
+    }
+    fn sync_overflow(&mut self, op: OpId) {
+        self.syncs += 1;
+        self.pending.push((op, Pending::Sync(self.medium.changes)));
+    }
+    fn drain_overflow(&mut self, op: OpId) {
+        self.pending.push((op, Pending::Drain));
+    }
+    fn event(&mut self, event: Event) {
+        panic!("{event:?}");
+    }
+}
+
+/// What a block may be after a power loss: the newest that is stable, then all that came after.
+struct Known {
+    contents: Vec<(Content, Option<u64>)>,
+}
+
+struct Machine {
+    spec: DiskSpec,
+    disk: Option<Disk>,
+    host: Host,
+    rng: Rng,
+    meta: Vec<u64>,
+    live: Vec<u64>,
+    known: BTreeMap<u32, Known>,
+    /// What each unfinished request is, and when it came.
+    sent: HashMap<u64, (Operation, u32, Content, u64)>,
+    token: u64,
+    ended: u64,
+    now_ns: u64,
+}
+
+fn aligned(memory: &mut [u64]) -> *mut u8 {
+    let start = memory.as_mut_ptr().cast::<u8>();
+    start.wrapping_add(start.align_offset(4096))
+}
+
+impl Machine {
+    fn new(rng: Rng) -> Machine {
+        let spec = DiskSpec {
+            size_bytes: u64::from(BLOCKS) * BLOCK_BYTES as u64,
+            base_bytes: 0,
+            mode: Mode::Persistent,
+            full: FullPolicy::Pause,
+            ram_limit_bytes: 0,
+            overflow_limit_bytes: 0,
+            shape: SHAPE,
+        };
+        let host = Host {
+            medium: Medium::default(),
+            parts: vec![vec![0; SHAPE.part_blocks as usize * BLOCK_BYTES]; PARTS],
+            pending: Vec::new(),
+            contents: HashMap::new(),
+            completed: Vec::new(),
+            syncs: 0,
+        };
+        let mut machine = Machine {
+            spec,
+            disk: None,
+            host,
+            rng,
+            meta: vec![0; (Layout::of(&spec).len_bytes() as usize + 4096) / 8],
+            live: vec![0; (state_map_bytes(BLOCKS) as usize + 4096) / 8],
+            known: BTreeMap::new(),
+            sent: HashMap::new(),
+            token: 0,
+            ended: 0,
+            now_ns: 1,
+        };
+        machine.attach();
+        machine
+    }
+
+    fn attach(&mut self) {
+        let (meta, live) = (aligned(&mut self.meta), aligned(&mut self.live));
+        // SAFETY: both are long enough, are not moved, and outlive the disk; nobody else touches them while it lives.
+        let disk = unsafe {
+            let (meta, existing) = Meta::open(meta, &self.spec, 1).unwrap();
+            Disk::attach_persistent(meta, existing, self.spec, StateMap::new(live, BLOCKS))
+        };
+        self.disk = Some(disk.unwrap());
+    }
+
+    /// Power is lost, and somebody opens the file.
+    fn lose_power(&mut self) {
+        self.disk = None;
+        // What was under way has reached the medium or not.
+        for (_, pending) in std::mem::take(&mut self.host.pending) {
+            if self.rng.below(2) == 0 {
+                self.host.land(&pending);
+            }
+        }
+        self.host.medium.lose_power(&mut self.rng);
+        let mark = self.host.medium.read(MAP_AT).starts_with(&RESET_MARK);
+        assert!(!mark, "nobody has reset it");
+        self.live.fill(0);
+        let to = aligned(&mut self.live);
+        for page in 0..PAGES {
+            let content = self.host.medium.read(MAP_AT + 1 + u64::from(page));
+            assert_eq!(find_bad_state(&content), None);
+            // SAFETY: no disk is attached, and the map has so many pages.
+            unsafe { to.add(page as usize * BLOCK_BYTES).copy_from(content.as_ptr(), BLOCK_BYTES) };
+        }
+        self.meta.fill(0);
+        self.sent.clear();
+        self.host.completed.clear();
+        self.attach();
+        // Each block is one of what it may be, and that is stable now.
+        for block in self.known.keys().copied().collect::<Vec<_>>() {
+            let found = self.read(block);
+            let known = self.known.get_mut(&block).unwrap();
+            assert!(
+                known.contents.iter().any(|&(c, _)| c == found),
+                "block {block}: {found} of {:?}",
+                known.contents
+            );
+            known.contents = vec![(found, Some(0))];
+        }
+    }
+
+    fn read(&mut self, block: u32) -> Content {
+        let token = self.send(Operation::Read, block, 0);
+        while self.sent.contains_key(&token) {
+            self.turn();
+            self.end_one();
+        }
+        self.host.contents.remove(&token).unwrap()
+    }
+
+    fn send(&mut self, operation: Operation, block: u32, content: Content) -> u64 {
+        self.token += 1;
+        let token = self.token;
+        let (sector, sectors) = match operation {
+            Operation::Flush => (0, 0),
+            _ => (u64::from(block) * BLOCK_SECTORS, BLOCK_SECTORS as u32),
+        };
+        if !matches!(operation, Operation::Read | Operation::Flush) {
+            let known = self.known.entry(block).or_insert_with(|| Known { contents: vec![(0, Some(0))] });
+            known.contents.push((content, None));
+        }
+        self.host.contents.insert(token, content);
+        self.sent.insert(token, (operation, block, content, self.ended));
+        let request = Request { token: Token(token), operation, sector, sectors };
+        self.disk.as_mut().unwrap().submit(&mut self.host, request);
+        self.reap();
+        token
+    }
+
+    fn reap(&mut self) {
+        for token in std::mem::take(&mut self.host.completed) {
+            self.ended += 1;
+            let (operation, block, content, then) = self.sent.remove(&token).unwrap();
+            let done =
+                |known: &Known| known.contents.iter().rposition(|&(_, d)| d.is_some_and(|d| d <= then));
+            match operation {
+                Operation::Read => continue,
+                Operation::Flush => {
+                    for known in self.known.values_mut() {
+                        let stable = done(known).unwrap_or(0);
+                        known.contents.drain(..stable);
+                    }
+                }
+                _ => {
+                    let known = self.known.get_mut(&block).unwrap();
+                    let of = |&(c, done): &(Content, Option<u64>)| c == content && done.is_none();
+                    let i = known.contents.iter().position(of).unwrap();
+                    known.contents[i].1 = Some(self.ended);
+                    if matches!(
+                        operation,
+                        Operation::Write { fua: true } | Operation::WriteZeroes { fua: true }
+                    ) {
+                        known.contents.drain(..i);
+                    }
+                }
+            }
+            self.host.contents.remove(&token);
+        }
+    }
+
+    fn turn(&mut self) {
+        self.now_ns += 10_000;
+        let disk = self.disk.as_mut().unwrap();
+        disk.begin_turn(self.now_ns);
+        disk.end_turn(&mut self.host, self.now_ns);
+        self.reap();
+    }
+
+    fn end_one(&mut self) {
+        if self.host.pending.is_empty() {
+            return;
+        }
+        let i = self.rng.below(self.host.pending.len() as u64) as usize;
+        let (op, pending) = self.host.pending.swap_remove(i);
+        let disk = self.disk.as_mut().unwrap();
+        if let Pending::Read(block, blocks) = pending {
+            let found: Vec<u8> =
+                (block..block + u64::from(blocks)).flat_map(|b| self.host.medium.read(b)).collect();
+            disk.read_done(&mut self.host, op, Ok(&found));
+        } else {
+            self.host.land(&pending);
+            disk.op_done(&mut self.host, op, Ok(()));
+        }
+        self.reap();
+    }
+
+    /// Some of everything, on few blocks of each page so that they meet.
+    fn step(&mut self) {
+        if self.sent.len() < 40 && self.rng.below(2) == 0 {
+            let block =
+                self.rng.below(PAGES.into()) as u32 * STATE_PAGE_BLOCKS + self.rng.below(20) as u32 * 31;
+            let content = self.token + 1;
+            let fua = self.rng.below(6) == 0;
+            let (operation, content) = match self.rng.below(20) {
+                0 => (Operation::Flush, 0),
+                1 => (Operation::Discard, 0),
+                2 => (Operation::WriteZeroes { fua }, 0),
+                3 => (Operation::Read, 0),
+                _ => (Operation::Write { fua }, content),
+            };
+            self.send(operation, block, content);
+        } else if self.rng.below(4) == 0 {
+            self.turn();
+        } else {
+            self.end_one();
+        }
+    }
+}
+
+impl Host {
+    fn land(&mut self, pending: &Pending) {
+        match *pending {
+            Pending::Write(part, at, block, blocks, sync) => {
+                for i in 0..blocks as usize {
+                    let page = self.parts[part.0 as usize][at + i * BLOCK_BYTES..][..BLOCK_BYTES].to_vec();
+                    self.medium.write(block + i as u64, page, sync);
+                }
+            }
+            Pending::Punch(block, blocks) => {
+                let held = self.medium.now.keys().copied();
+                let mut held: Vec<_> = held.filter(|at| (block..block + blocks).contains(at)).collect();
+                held.sort_unstable();
+                for block in held {
+                    self.medium.write(block, vec![0; BLOCK_BYTES], false);
+                }
+            }
+            Pending::Sync(changes) => self.medium.synced(changes),
+            Pending::Read(..) | Pending::Drain => {}
+        }
+    }
+}
+
+#[test]
+fn what_was_flushed_is_there_after_a_power_loss() {
+    let seed = seed();
+    let mut losses = 0;
+    for seed in seed..seed + 10 {
+        let mut machine = Machine::new(Rng(seed));
+        for _ in 0..25 {
+            let steps = machine.rng.below(1_500);
+            (0..steps).for_each(|_| machine.step());
+            machine.disk.as_ref().unwrap().check();
+            machine.lose_power();
+            losses += 1;
+        }
+    }
+    println!("{losses} power losses");
+}
+
+/// A FLUSH with nothing new in the map is one fdatasync, with some two, and one more for each staging buffer of pages.
+#[test]
+fn a_flush_syncs_as_often_as_it_must() {
+    let finish = |machine: &mut Machine| {
+        while !machine.sent.is_empty() {
+            machine.end_one();
+            machine.turn();
+        }
+    };
+    let flush = |machine: &mut Machine, blocks: &[u32]| {
+        for &block in blocks {
+            machine.send(Operation::Write { fua: false }, block, 1 + u64::from(block));
+        }
+        finish(machine);
+        let before = machine.host.syncs;
+        machine.send(Operation::Flush, 0, 0);
+        finish(machine);
+        machine.host.syncs - before
+    };
+    let mut machine = Machine::new(Rng(1));
+    assert_eq!(flush(&mut machine, &[]), 1);
+    assert_eq!(flush(&mut machine, &[1, 2, 3]), 2);
+    assert_eq!(flush(&mut machine, &[1, 2, 3]), 1, "they are in the map already");
+    let pages: Vec<u32> = (0..9).map(|page| page * STATE_PAGE_BLOCKS).collect();
+    assert_eq!(flush(&mut machine, &pages[1..]), 1 + 8_u64.div_ceil(SHAPE.part_blocks.into()));
+    // What waits meanwhile shares the next round.
+    let before = machine.host.syncs;
+    (0..10).for_each(|_| _ = machine.send(Operation::Flush, 0, 0));
+    finish(&mut machine);
+    assert_eq!(machine.host.syncs - before, 2);
+}
+
+/// Whoever stops leaves nothing behind that a power loss could take.
+#[test]
+fn what_was_put_away_is_on_the_medium() {
+    for seed in 0..20 {
+        let mut machine = Machine::new(Rng(seed));
+        (0..500).for_each(|_| machine.step());
+        while !machine.sent.is_empty() {
+            machine.turn();
+            machine.end_one();
+        }
+        loop {
+            let disk = machine.disk.as_mut().unwrap();
+            if let Some(result) = disk.put_away(&mut machine.host) {
+                assert_eq!(result, Ok(()));
+                break;
+            }
+            machine.end_one();
+            machine.turn();
+        }
+        for known in machine.known.values_mut() {
+            let newest = known.contents.len() - 1;
+            known.contents.drain(..newest);
+        }
+        machine.lose_power();
+    }
+}

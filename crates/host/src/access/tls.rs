@@ -1,0 +1,111 @@
+//! The way in over TCP: TLS always, and a token with each request. Owns the port, and how long a stranger may keep a place.
+//!
+//! Invariant: nothing that came in the clear is answered, and remote clients take no places from local ones.
+
+use super::tokens::Tokens;
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+/// Connections at a time; more wait to be let in.
+const MOST_CONNECTIONS: usize = 64;
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// Where and how it listens: all of it, or not at all.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    /// Where.
+    pub address: SocketAddr,
+    /// The server's certificate and those above it, PEM.
+    pub certificate: PathBuf,
+    /// Its key, PEM.
+    pub key: PathBuf,
+    /// The file of tokens.
+    pub tokens: PathBuf,
+}
+
+/// The open port.
+pub struct Door {
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    /// Whom it knows.
+    pub tokens: Arc<Tokens>,
+    places: Arc<Semaphore>,
+}
+
+impl Door {
+    /// Opens it, once everything that it takes was read.
+    pub async fn open(remote: &Remote) -> Result<Door> {
+        let tokens = Arc::new(Tokens::load(&remote.tokens).context("--tokens")?);
+        let config = config(remote)?;
+        let listener = TcpListener::bind(remote.address).await;
+        let listener = listener.with_context(|| format!("--listen {}", remote.address))?;
+        let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        Ok(Door { listener, acceptor: TlsAcceptor::from(Arc::new(config)), tokens, places })
+    }
+
+    /// Where it is: the port may have been the kernel's choice.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.listener.local_addr().ok()
+    }
+
+    /// Whoever comes next, unknown yet. May be given up at any time.
+    pub async fn next(&self) -> Option<Stranger> {
+        let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
+        let (stream, address) = self.listener.accept().await.ok()?;
+        Some(Stranger { stream, address, place, acceptor: self.acceptor.clone() })
+    }
+}
+
+/// Somebody who has said nothing yet.
+pub struct Stranger {
+    stream: TcpStream,
+    /// Where it comes from.
+    pub address: SocketAddr,
+    place: OwnedSemaphorePermit,
+    acceptor: TlsAcceptor,
+}
+
+impl Stranger {
+    /// Speaks TLS with it, if it does. The place is held for as long as the value lives.
+    pub async fn greet(self) -> Option<(TlsStream<TcpStream>, OwnedSemaphorePermit)> {
+        let _ = self.stream.set_nodelay(true);
+        let greeted = tokio::time::timeout(HANDSHAKE, self.acceptor.accept(self.stream)).await;
+        Some((greeted.ok()?.ok()?, self.place))
+    }
+}
+
+fn config(remote: &Remote) -> Result<ServerConfig> {
+    let at = |path: &Path| path.display().to_string();
+    let certificates = CertificateDer::pem_file_iter(&remote.certificate)
+        .and_then(|certificates| certificates.collect::<Result<Vec<_>, _>>())
+        .with_context(|| format!("--tls-cert {}", at(&remote.certificate)))?;
+    if certificates.is_empty() {
+        bail!("--tls-cert {}: there is no certificate in it", at(&remote.certificate));
+    }
+    let rights = fs::metadata(&remote.key).with_context(|| format!("--tls-key {}", at(&remote.key)))?.mode();
+    if rights & 0o007 != 0 {
+        bail!("--tls-key {}: others may read it: chmod 0600", at(&remote.key));
+    }
+    let key = PrivateKeyDer::from_pem_file(&remote.key)
+        .with_context(|| format!("--tls-key {}", at(&remote.key)))?;
+    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(certificates, key)
+        .context("--tls-cert and --tls-key do not go together")?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}

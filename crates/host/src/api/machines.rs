@@ -1,0 +1,101 @@
+//! Routes of machines.
+
+use super::extract::{Body, Path, Query, select};
+use super::{App, Failure, ask};
+use crate::error::HostError;
+use axum::Json;
+use axum::extract::State;
+use serde::Deserialize;
+use spillway_api::{List, MachineAction, MachineDetails, Name, NewClaim};
+use std::time::Duration;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// The longest that an answer is held back.
+const LONGEST_WAIT_SECONDS: u32 = 30;
+
+type Answer<T> = Result<Json<T>, HostError>;
+
+pub fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(list_machines))
+        .routes(routes!(show_machine))
+        .routes(routes!(release_machine))
+}
+
+pub fn action_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(act_on_machines))
+}
+
+pub fn claim_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(claim_machine))
+}
+
+/// Which machines.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "for the document")]
+struct Which {
+    /// Those of this catalog.
+    catalog: Option<Name>,
+    /// Those whose catalog has this label, `KEY=VALUE`; again for more, all of which must be there.
+    #[param(required = false)]
+    label: Vec<String>,
+}
+
+/// All machines, or those of certain catalogs.
+#[utoipa::path(get, path = "", params(Which), responses((status = 200, body = List<MachineDetails>), Failure))]
+async fn list_machines(
+    State(app): State<App>,
+    Query(pairs): Query<Vec<(String, String)>>,
+) -> Answer<List<MachineDetails>> {
+    let selector = select(pairs, &["catalog", "label"])?;
+    ask(move || Ok(List { items: app.machines.list(&selector)? })).await
+}
+
+/// How long to wait.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Wait {
+    /// Answer when it is what is wanted of it, or after so many seconds, at most 30.
+    #[serde(default)]
+    wait_seconds: u32,
+}
+
+/// A machine.
+#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path), Wait), responses((status = 200, body = MachineDetails), Failure))]
+async fn show_machine(
+    State(app): State<App>,
+    Path(name): Path<Name>,
+    Query(wait): Query<Wait>,
+) -> Answer<MachineDetails> {
+    let seconds = wait.wait_seconds.min(LONGEST_WAIT_SECONDS);
+    app.machines.wait(&name, Duration::from_secs(seconds.into())).await.map(Json)
+}
+
+/// Records what is wanted of machines: it is done after the answer. They, as they are.
+#[utoipa::path(post, path = "", request_body = MachineAction, responses((status = 200, body = List<MachineDetails>), Failure))]
+async fn act_on_machines(
+    State(app): State<App>,
+    Body(action): Body<MachineAction>,
+) -> Answer<List<MachineDetails>> {
+    ask(move || Ok(List { items: app.machines.act(&action)? })).await
+}
+
+/// Takes a machine of a catalog: one that is ready, if there is one. `exhausted`: there is none.
+#[utoipa::path(post, path = "/{name}/claims", params(("name" = Name, Path)), request_body = NewClaim, responses((status = 200, body = MachineDetails), Failure))]
+async fn claim_machine(
+    State(app): State<App>,
+    Path(catalog): Path<Name>,
+    Body(claim): Body<NewClaim>,
+) -> Answer<MachineDetails> {
+    ask(move || app.machines.claim(&catalog, &claim)).await
+}
+
+/// Gives a machine back: it forgets.
+#[utoipa::path(delete, path = "/{name}/claim", params(("name" = Name, Path)), responses((status = 200, body = MachineDetails), Failure))]
+async fn release_machine(State(app): State<App>, Path(name): Path<Name>) -> Answer<MachineDetails> {
+    ask(move || app.machines.release(&name)).await
+}

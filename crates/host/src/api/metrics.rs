@@ -1,0 +1,265 @@
+//! Routes of figures: as JSON, and for Prometheus. Owns the names of the daemon's metrics, and how many requests it has
+//! answered.
+//!
+//! Invariant: labels are bounded: by catalogs, stores and codes, and by machines only for who asks for those.
+
+use super::App;
+use super::extract::Query;
+use crate::error::HostError;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::header;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use spillway_api::exposition::{CONTENT_TYPE, Exposition, seconds};
+use spillway_api::{
+    CatalogFigures, DiskCounters, DiskLevels, EventKind, Figures, MachineCounts, PlaneCounters,
+};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub fn figure_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(show_figures))
+}
+
+pub fn metric_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(show_metrics))
+}
+
+/// Requests that were answered, by status. A clone is the same.
+#[derive(Clone, Default)]
+pub struct Answered(Arc<Mutex<BTreeMap<u16, u64>>>);
+
+impl Answered {
+    fn by_status(&self) -> MutexGuard<'_, BTreeMap<u16, u64>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Counts an answer.
+pub async fn count(State(answered): State<Answered>, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    *answered.by_status().entry(response.status().as_u16()).or_default() += 1;
+    response
+}
+
+/// What machines' disks hold and have done, by machine and by catalog. Not older than half a second.
+#[utoipa::path(get, path = "", responses((status = 200, body = Figures), super::Failure))]
+async fn show_figures(State(app): State<App>) -> Result<Json<Figures>, HostError> {
+    Ok(Json(Figures::clone(&*app.machines.figures().await?)))
+}
+
+/// How much of it.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Detail {
+    /// By machine too.
+    #[serde(default)]
+    machines: bool,
+}
+
+/// The same for Prometheus, by catalog, and what the daemon has done.
+#[utoipa::path(get, path = "", params(Detail), responses((status = 200, body = String, content_type = "text/plain"), super::Failure))]
+async fn show_metrics(State(app): State<App>, Query(detail): Query<Detail>) -> Result<Response, HostError> {
+    let begun = Instant::now();
+    let figures = app.machines.figures().await?;
+    let mut text = Exposition::default();
+    disks(&mut text, &figures);
+    if detail.machines {
+        machines(&mut text, &figures);
+    }
+    host(&mut text, &figures, &app);
+    text.family("figures_duration_seconds", "gauge", "How long it took to ask all disks for this answer.");
+    text.sample("figures_duration_seconds", [], begun.elapsed().as_secs_f64());
+    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text.text()).into_response())
+}
+
+/// Name, what it is, and how it is found.
+type Of<T> = (&'static str, &'static str, fn(&T) -> u64);
+
+const LEVELS: [Of<DiskLevels>; 12] = [
+    ("ram_used_bytes", "RAM tier in use.", |l| l.ram_used_bytes),
+    ("ram_limit_bytes", "Limit of the RAM tier.", |l| l.ram_limit_bytes),
+    ("overflow_used_bytes", "Live bytes in overflow files.", |l| l.overflow_used_bytes),
+    ("overflow_file_bytes", "Bytes that overflow files hold.", |l| l.overflow_file_bytes),
+    ("overflow_limit_bytes", "Limit of overflow files; 0 for none.", |l| l.overflow_limit_bytes),
+    ("map_bytes", "Memory of block maps.", |l| l.map_bytes),
+    ("requests_inflight", "Unfinished requests.", |l| l.inflight),
+    ("requests_waiting", "Unfinished requests that wait for room.", |l| l.waiting),
+    ("disks_warning", "Disks whose write cache is nearly full, or worse.", |l| l.warning),
+    ("disks_critical", "Disks whose write cache is critically full.", |l| l.critical),
+    ("disks_full", "Disks whose write cache is full: writes wait or fail.", |l| l.full),
+    ("disks_degraded", "Disks whose overflow writes go on failing.", |l| l.degraded),
+];
+
+const PLANES: [Of<PlaneCounters>; 4] = [
+    ("reads_total", "Read operations by plane.", |p| p.reads),
+    ("writes_total", "Write operations by plane.", |p| p.writes),
+    ("read_bytes_total", "Bytes read by plane.", |p| p.read_bytes),
+    ("written_bytes_total", "Bytes written by plane.", |p| p.written_bytes),
+];
+
+const COUNTERS: [Of<DiskCounters>; 12] = [
+    ("base_store_reads_total", "Base reads past the host's page cache.", |c| c.base_store_reads),
+    ("base_store_read_bytes_total", "Bytes of those.", |c| c.base_store_read_bytes),
+    ("evicted_blocks_total", "Blocks moved from RAM tier to overflow.", |c| c.evicted_blocks),
+    ("stalls_total", "Writes that waited for room.", |c| c.stalls),
+    ("failed_requests_total", "Requests that ended with an error.", |c| c.failed_requests),
+    ("overflow_write_errors_total", "Overflow writes that failed.", |c| c.overflow_write_errors),
+    ("overflow_read_errors_total", "Overflow reads that failed.", |c| c.overflow_read_errors),
+    ("checksum_mismatches_total", "Blocks read back that did not match.", |c| c.checksum_mismatches),
+    ("resets_total", "Resets of disks.", |c| c.resets),
+    ("worker_restarts_total", "Workers attached after the first.", |c| c.worker_restarts),
+    ("guest_reads_completed_total", "Guest reads completed.", |c| c.read_count),
+    ("guest_writes_completed_total", "Guest writes completed.", |c| c.write_count),
+];
+
+const SECONDS: [Of<DiskCounters>; 3] = [
+    ("stall_seconds_total", "How long writes waited for room.", |c| c.stall_ns),
+    ("guest_read_seconds_total", "How long guest reads took.", |c| c.read_ns),
+    ("guest_write_seconds_total", "How long guest writes took.", |c| c.write_ns),
+];
+
+const MACHINES: [Of<MachineCounts>; 3] = [
+    ("machines_ready", "Machines that are ready.", |m| m.ready),
+    ("machines_claimed", "Machines that are claimed.", |m| m.claimed),
+    ("machines_available", "Machines that are ready to be claimed.", |m| m.available),
+];
+
+const CATALOG: [Of<CatalogFigures>; 4] = [
+    ("machines_warm", "Machines that are to be kept ready.", |c| c.warm.into()),
+    ("disks", "Disks that have said their figures.", |c| c.disks),
+    ("disks_silent", "Disks that have not: their last known figures are in the sums.", |c| c.silent_disks),
+    ("spared_bytes", "Bytes written by guests that never reached a disk.", |c| c.spared_bytes),
+];
+
+/// What a family's samples are of.
+struct Row<'a> {
+    labels: Vec<(&'a str, &'a str)>,
+    levels: &'a DiskLevels,
+    counters: &'a DiskCounters,
+}
+
+/// Families of the same figures, whatever they are of.
+fn families(text: &mut Exposition, of: &str, rows: &[Row]) {
+    for (name, help, value) in LEVELS {
+        let name = format!("{of}_{name}");
+        text.family(&name, "gauge", help);
+        for row in rows {
+            text.sample(&name, row.labels.iter().copied(), value(row.levels));
+        }
+    }
+    for (name, help, value) in PLANES {
+        let name = format!("{of}_{name}");
+        text.family(&name, "counter", help);
+        for row in rows {
+            let c = row.counters;
+            let planes = [
+                ("guest", c.guest),
+                ("ram", c.ram),
+                ("overflow", c.overflow),
+                ("base", c.base),
+                ("zero", c.zero),
+            ];
+            for (plane, figures) in &planes {
+                let labels = row.labels.iter().copied().chain([("plane", *plane)]);
+                text.sample(&name, labels, value(figures));
+            }
+        }
+    }
+    for (name, help, value) in COUNTERS {
+        let name = format!("{of}_{name}");
+        text.family(&name, "counter", help);
+        for row in rows {
+            text.sample(&name, row.labels.iter().copied(), value(row.counters));
+        }
+    }
+    for (name, help, value) in SECONDS {
+        let name = format!("{of}_{name}");
+        text.family(&name, "counter", help);
+        for row in rows {
+            text.sample(&name, row.labels.iter().copied(), seconds(value(row.counters)));
+        }
+    }
+}
+
+fn disks(text: &mut Exposition, figures: &Figures) {
+    text.family("catalog_machines", "gauge", "Machines by phase.");
+    for catalog in &figures.catalogs {
+        let m = &catalog.machines;
+        let phases = [
+            ("stopped", m.stopped),
+            ("starting", m.starting),
+            ("running", m.running),
+            ("stopping", m.stopping),
+            ("failed", m.failed),
+        ];
+        for (phase, machines) in phases {
+            text.sample("catalog_machines", [("catalog", catalog.name.as_str()), ("phase", phase)], machines);
+        }
+    }
+    let mut by_catalog = |name: &str, help: &str, value: &dyn Fn(&CatalogFigures) -> u64| {
+        let name = format!("catalog_{name}");
+        text.family(&name, "gauge", help);
+        for catalog in &figures.catalogs {
+            text.sample(&name, [("catalog", catalog.name.as_str())], value(catalog));
+        }
+    };
+    for (name, help, value) in MACHINES {
+        by_catalog(name, help, &|catalog| value(&catalog.machines));
+    }
+    for (name, help, value) in CATALOG {
+        by_catalog(name, help, &value);
+    }
+    let rows = figures.catalogs.iter().map(|catalog| Row {
+        labels: vec![("catalog", catalog.name.as_str())],
+        levels: &catalog.levels,
+        counters: &catalog.counters,
+    });
+    families(text, "catalog", &rows.collect::<Vec<_>>());
+}
+
+fn machines(text: &mut Exposition, figures: &Figures) {
+    text.family("machine_spared_bytes", "gauge", "Bytes written by the guest that never reached a disk.");
+    for machine in &figures.machines {
+        let labels = [("catalog", machine.catalog.as_str()), ("machine", machine.name.as_str())];
+        text.sample("machine_spared_bytes", labels, machine.spared_bytes);
+    }
+    let rows = figures.machines.iter().map(|machine| Row {
+        labels: vec![("catalog", machine.catalog.as_str()), ("machine", machine.name.as_str())],
+        levels: &machine.levels,
+        counters: &machine.counters,
+    });
+    families(text, "machine", &rows.collect::<Vec<_>>());
+}
+
+/// What is the host's and the daemon's.
+fn host(text: &mut Exposition, figures: &Figures, app: &App) {
+    text.family("store_size_bytes", "gauge", "Size of a store's file system.");
+    for store in &figures.stores {
+        text.sample("store_size_bytes", [("store", store.name.as_str())], store.size_bytes);
+    }
+    text.family("store_free_bytes", "gauge", "What is free there.");
+    for store in &figures.stores {
+        text.sample("store_free_bytes", [("store", store.name.as_str())], store.free_bytes);
+    }
+    text.family("events_total", "counter", "Events by kind.");
+    for kind in EventKind::ALL {
+        let word = crate::machines::word(kind);
+        text.sample("events_total", [("kind", word.as_str())], app.events.count(kind));
+    }
+    text.family("api_requests_total", "counter", "Requests by the status that they were answered with.");
+    for (status, requests) in &*app.answered.by_status() {
+        text.sample("api_requests_total", [("code", status.to_string().as_str())], requests);
+    }
+    text.family("daemon_info", "gauge", "The daemon's version; always 1.");
+    text.sample("daemon_info", [("version", env!("CARGO_PKG_VERSION"))], 1);
+    text.family("daemon_start_time_seconds", "gauge", "When the daemon began.");
+    text.sample("daemon_start_time_seconds", [], figures.since.as_millisecond() as f64 / 1000.0);
+}

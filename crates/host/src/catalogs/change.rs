@@ -1,0 +1,166 @@
+//! Other settings for a catalog: what may become of what. Owns the rules of a change and their words.
+//!
+//! Invariant: what machines keep is thrown away only by who says so.
+
+use super::{Catalogs, update};
+use crate::error::HostError;
+use crate::store::Revision;
+use spillway_api::{Catalog, CatalogSpec, ErrorCode, Name};
+
+/// On which terms a change is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms {
+    /// The revision that it was decided on: another one is a conflict.
+    pub expected: Option<Revision>,
+    /// What machines keep may be thrown away.
+    pub discard_data: bool,
+    /// The data disks of machines that are removed go too.
+    pub with_data: bool,
+    /// All is looked at and nothing done.
+    pub dry_run: bool,
+}
+
+impl Catalogs {
+    /// Other settings. Machines are recorded and removed as the count says. What is as it was is not written.
+    pub fn change(&self, name: &Name, spec: &CatalogSpec, terms: Terms) -> Result<Catalog, HostError> {
+        let counting = self.counting();
+        let warnings = self.check(name, spec)?;
+        self.names_are_free(name, spec)?;
+        let (mut catalog, notes, is_new) = self.objects.change(|changes| {
+            let before = self.found(changes, name, terms.expected)?;
+            check(&before, spec, terms.discard_data)?;
+            let mut catalog = Catalog { spec: spec.clone(), warnings: warnings.clone(), ..before.clone() };
+            let mut notes = Vec::new();
+            if before.spec.image != spec.image {
+                let version = self.version(changes, &spec.image)?;
+                notes.extend(update::take(&mut catalog, version));
+            }
+            let is_new = catalog != before && !terms.dry_run;
+            match is_new {
+                true => changes.put(name.as_str(), &catalog),
+                false => changes.forget(),
+            }
+            Ok::<_, HostError>((catalog, notes, is_new))
+        })?;
+        if is_new {
+            self.count(&counting, &catalog, terms.with_data)?;
+            catalog = self.get(name)?;
+        }
+        catalog.warnings.extend(notes);
+        Ok(catalog)
+    }
+}
+
+/// Refuses what cannot become of a catalog.
+pub(super) fn check(before: &Catalog, after: &CatalogSpec, discard_data: bool) -> Result<(), HostError> {
+    let (name, spec) = (&before.name, &before.spec);
+    let refuse = |why: &str| Err(HostError::new(ErrorCode::Conflict, format!("catalog {name}: {why}")));
+    if spec.naming(name) != after.naming(name) {
+        return refuse("its naming cannot be changed: make another");
+    }
+    match (spec.data_disk_bytes, after.data_disk_bytes) {
+        (Some(before), Some(after)) if after < before => {
+            return refuse("its data disks can grow, not shrink");
+        }
+        (Some(_), None) if !discard_data => {
+            return refuse(
+                "its machines would lose their data disks: that needs discard_data (--discard-data)",
+            );
+        }
+        (Some(_), Some(_)) if spec.data_disk_store != after.data_disk_store => {
+            return refuse("its data disks stay in their store: data_disk_store cannot be changed");
+        }
+        _ => {}
+    }
+    if spec.keeps_writes() && !discard_data {
+        let thrown_away = |by: &str| {
+            refuse(&format!(
+                "its machines keep what is written, and another {by} throws that away: that needs discard_data (--discard-data)"
+            ))
+        };
+        if spec.kind != after.kind {
+            return thrown_away("type");
+        }
+        if spec.mode() != after.mode() {
+            return thrown_away("mode");
+        }
+        if spec.image.name != after.image.name {
+            return thrown_away("image");
+        }
+        if !after.keeps_writes() {
+            return thrown_away("reset");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn catalog(settings: &str) -> Catalog {
+        let spec: serde_json::Value =
+            serde_json::from_str(&format!(r#"{{"image": "debian", {settings}}}"#)).unwrap();
+        serde_json::from_value(json!({
+            "name": "desk", "spec": spec, "version": 1, "history": [], "warnings": [],
+            "created": "2026-01-01T00:00:00Z"
+        }))
+        .unwrap()
+    }
+
+    fn of(before: &str, after: &str, discard_data: bool) -> Result<(), String> {
+        check(&catalog(before), &catalog(after).spec, discard_data).map_err(|e| e.message)
+    }
+
+    #[test]
+    fn what_is_kept_is_thrown_away_only_on_demand() {
+        for (before, after, why) in [
+            (r#""type": "dedicated""#, r#""type": "pooled""#, "another type throws that away"),
+            (r#""reset": "never""#, r#""reset": "never", "mode": "direct""#, "another mode throws that away"),
+            (r#""reset": "never""#, r#""reset": "power-cycle""#, "another reset throws that away"),
+            (r#""data_disk_bytes": 1048576"#, r#""count": 1"#, "lose their data disks"),
+        ] {
+            let error = of(before, after, false).unwrap_err();
+            assert!(error.contains(why) && error.contains("discard_data"), "{before} {after}: {error}");
+            assert_eq!(of(before, after, true), Ok(()), "{before} {after}");
+        }
+        let mut other = catalog(r#""type": "dedicated""#).spec;
+        other.image = "windows:3".parse().unwrap();
+        let dedicated = catalog(r#""type": "dedicated""#);
+        assert!(check(&dedicated, &other, false).unwrap_err().message.contains("another image throws"));
+        assert!(check(&dedicated, &other, true).is_ok());
+        other.image = "debian:3".parse().unwrap();
+        assert!(check(&dedicated, &other, false).is_ok(), "another version is not another image");
+    }
+
+    #[test]
+    fn what_is_forgotten_anyway_needs_no_leave() {
+        for (before, after) in [
+            (r#""count": 1"#, r#""mode": "direct""#),
+            (r#""mode": "ram""#, r#""reset": "never""#),
+            (r#""count": 1"#, r#""type": "dedicated""#),
+            (r#""type": "dedicated""#, r#""type": "dedicated", "mode": "persistent", "reset": "never""#),
+            (r#""data_disk_bytes": 1048576"#, r#""data_disk_bytes": 2097152"#),
+            (r#""count": 1"#, r#""data_disk_bytes": 1048576"#),
+            (r#""count": 1"#, r#""naming": "desk-###""#),
+        ] {
+            assert_eq!(of(before, after, false), Ok(()), "{before} {after}");
+        }
+    }
+
+    #[test]
+    fn some_things_stay() {
+        for (before, after, why) in [
+            (r#""count": 1"#, r#""naming": "d-###""#, "naming cannot be changed"),
+            (r#""data_disk_bytes": 2097152"#, r#""data_disk_bytes": 1048576"#, "grow, not shrink"),
+            (
+                r#""data_disk_bytes": 1048576"#,
+                r#""data_disk_bytes": 1048576, "data_disk_store": "x""#,
+                "stay in their store",
+            ),
+        ] {
+            assert!(of(before, after, true).unwrap_err().contains(why), "{before} {after}");
+        }
+    }
+}

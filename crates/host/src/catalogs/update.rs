@@ -1,0 +1,251 @@
+//! Versions of a catalog: update, roll back, follow what is published. Owns the history and what is to be rolled out;
+//! whoever starts machines carries it out.
+//!
+//! Invariant: the history's last entry is what machines take at their next start, and what a rollout brings.
+
+use super::Catalogs;
+use super::change::check;
+use crate::error::HostError;
+use crate::store::{Changes, Revision};
+use jiff::Timestamp;
+use spillway_api::{
+    Catalog, CatalogRollback, CatalogUpdate, ErrorCode, HistoryEntry, ImageRef, Name, Rollout,
+    RolloutStrategy,
+};
+use std::num::NonZeroU32;
+
+/// Entries of a history.
+const MOST_ENTRIES: usize = 32;
+
+impl Catalogs {
+    /// Another version, or another way that machines come to it. A rollout that goes on is replaced, which is said.
+    pub fn update(
+        &self,
+        name: &Name,
+        update: &CatalogUpdate,
+        expected: Option<Revision>,
+    ) -> Result<Catalog, HostError> {
+        self.move_to(name, update, expected, |_| Ok(update.image.clone()))
+    }
+
+    /// A version that the catalog has had.
+    pub fn rollback(
+        &self,
+        name: &Name,
+        rollback: &CatalogRollback,
+        expected: Option<Revision>,
+    ) -> Result<Catalog, HostError> {
+        // Which image it is, is seen when it is decided.
+        let update = CatalogUpdate {
+            image: ImageRef { name: name.clone(), version: None },
+            rollout: rollback.rollout,
+            grace_seconds: rollback.grace_seconds,
+            discard_data: rollback.discard_data,
+        };
+        self.move_to(name, &update, expected, |catalog| earlier(catalog, rollback.to))
+    }
+
+    /// A rollout has ended, unless somebody has changed the catalog since it was looked at.
+    pub fn is_rolled_out(&self, name: &Name, seen: Revision) -> Result<(), HostError> {
+        self.objects.change(|changes| {
+            if let Some(found) = changes.get::<Catalog>(name.as_str())?.filter(|found| found.revision == seen)
+            {
+                changes.put(name.as_str(), &Catalog { rollout: None, ..found.value });
+            }
+            Ok(())
+        })
+    }
+
+    /// Updates a catalog to the image that is chosen for it; that of `update` is not looked at.
+    fn move_to(
+        &self,
+        name: &Name,
+        update: &CatalogUpdate,
+        expected: Option<Revision>,
+        choose: impl Fn(&Catalog) -> Result<ImageRef, HostError>,
+    ) -> Result<Catalog, HostError> {
+        let notes = self.objects.change(|changes| {
+            let mut catalog = self.found(changes, name, expected)?;
+            let mut spec = catalog.spec.clone();
+            spec.image = choose(&catalog)?;
+            self.check(name, &spec)?;
+            check(&catalog, &spec, update.discard_data)?;
+            let stays = spec.keeps_writes() && spec.image.name == catalog.spec.image.name;
+            let grace_seconds = update.grace_seconds;
+            catalog.spec.image = spec.image;
+            let replaced = catalog.rollout.take();
+            let version = self.version(changes, &catalog.spec.image)?;
+            let mut notes = take(&mut catalog, version);
+            catalog.rollout = match update.rollout {
+                RolloutStrategy::NextStart => None,
+                RolloutStrategy::Batch(0) => {
+                    return Err(HostError::invalid("a batch of no machines: from 1 on can be"));
+                }
+                _ if stays => {
+                    let why = "its disks keep what is written and stay on their version, so that no machine is to be restarted: roll out at the next start";
+                    return Err(HostError::new(ErrorCode::Conflict, format!("catalog {name}: {why}")));
+                }
+                strategy => {
+                    let image = catalog.spec.image.name.clone();
+                    Some(Rollout { strategy, grace_seconds, since: Timestamp::now(), image, version })
+                }
+            };
+            notes.extend(replaced.map(|old| {
+                let since = old.since.strftime("%Y-%m-%d %H:%M:%S");
+                let (image, version, strategy) = (old.image, old.version, old.strategy);
+                format!("this replaces the rollout of {image}:{version} ({strategy}) of {since}, which had not ended")
+            }));
+            changes.put(name.as_str(), &catalog);
+            Ok::<_, HostError>(notes)
+        })?;
+        let mut catalog = self.get(name)?;
+        catalog.warnings.extend(notes);
+        Ok(catalog)
+    }
+}
+
+/// Moves the catalogs that follow an image to the version that is being published.
+pub(crate) fn follow(changes: &mut Changes, image: &Name, version: u32) -> Result<(), HostError> {
+    for catalog in changes.list_below::<Catalog>("")? {
+        let mut catalog = catalog.value;
+        let follows = catalog.spec.image.name == *image && catalog.spec.image.version.is_none();
+        if follows && catalog.version != version {
+            take(&mut catalog, version);
+            changes.put(catalog.name.as_str(), &catalog);
+        }
+    }
+    Ok(())
+}
+
+/// A version of its image becomes what a catalog's machines take at their next start, and is entered in its history. A
+/// rollout that goes on brings that one from then on. What there is to say of it.
+pub(super) fn take(catalog: &mut Catalog, version: u32) -> Vec<String> {
+    let image = catalog.spec.image.name.clone();
+    let mut notes = Vec::new();
+    let is_last = |entry: &HistoryEntry| (&entry.image, entry.version) == (&image, version);
+    if !catalog.history.last().is_some_and(is_last) {
+        if catalog.spec.keeps_writes() {
+            notes.push("disks that keep what is written stay on their version until they are reset".into());
+        }
+        catalog.history.push(HistoryEntry { image: image.clone(), version, since: Timestamp::now() });
+        shorten(&mut catalog.history, catalog.spec.keeps_writes());
+    }
+    catalog.version = version;
+    if let Some(rollout) = &mut catalog.rollout
+        && (&rollout.image, rollout.version) != (&image, version)
+    {
+        notes.push(format!("the rollout that goes on brings {image}:{version} from now on"));
+        (rollout.image, rollout.version) = (image, version);
+    }
+    notes
+}
+
+/// Forgets the oldest entries; a version that none names can be deleted. Where disks stay on their version only
+/// entries go that a later one repeats: a disk may be on any other.
+fn shorten(history: &mut Vec<HistoryEntry>, disks_stay: bool) {
+    while history.len() > MOST_ENTRIES {
+        let repeated = |entry: &HistoryEntry, later: &[HistoryEntry]| {
+            later.iter().any(|other| (&other.image, other.version) == (&entry.image, entry.version))
+        };
+        let may_go = (0..history.len()).find(|&n| !disks_stay || repeated(&history[n], &history[n + 1..]));
+        let Some(oldest) = may_go else { return };
+        history.remove(oldest);
+    }
+}
+
+/// What to roll back to: this version, or the one that the catalog had before it first had the present one, so that
+/// doing it again goes further back.
+fn earlier(catalog: &Catalog, to: Option<u32>) -> Result<ImageRef, HostError> {
+    let refuse = |code, why: String| Err(HostError::new(code, format!("catalog {}: {why}", catalog.name)));
+    let (image, version) = (&catalog.spec.image.name, catalog.version);
+    let chosen = match to {
+        Some(to) if to == version => {
+            return refuse(ErrorCode::Conflict, format!("it has {image}:{version} already"));
+        }
+        Some(to) => {
+            let line = || catalog.history.iter().rev().filter(|entry| entry.image == *image);
+            let any = || catalog.history.iter().rev().find(|entry| entry.version == to);
+            line().find(|entry| entry.version == to).or_else(any)
+        }
+        None => {
+            let is_present = |entry: &HistoryEntry| (&entry.image, entry.version) == (image, version);
+            let first = catalog.history.iter().position(is_present).unwrap_or(0);
+            first.checked_sub(1).map(|before| &catalog.history[before])
+        }
+    };
+    let Some((entry, number)) = chosen.and_then(|entry| Some((entry, NonZeroU32::new(entry.version)?)))
+    else {
+        let had: Vec<String> =
+            catalog.history.iter().map(|entry| format!("{}:{}", entry.image, entry.version)).collect();
+        let what = to.map_or("nothing before the present version".into(), |to| format!("no version {to}"));
+        return refuse(ErrorCode::NotFound, format!("{what} is in its history: {}", had.join(", ")));
+    };
+    Ok(ImageRef { name: entry.image.clone(), version: Some(number) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn catalog(settings: &str, versions: &[u32]) -> Catalog {
+        let mut catalog: Catalog = serde_json::from_value(json!({
+            "name": "desk", "version": versions[0], "history": [], "warnings": [], "created": "2026-01-01T00:00:00Z",
+            "spec": serde_json::from_str::<serde_json::Value>(&format!(r#"{{"image": "debian"{settings}}}"#)).unwrap(),
+        }))
+        .unwrap();
+        versions.iter().for_each(|version| _ = take(&mut catalog, *version));
+        catalog
+    }
+
+    fn versions(catalog: &Catalog) -> Vec<u32> {
+        catalog.history.iter().map(|entry| entry.version).collect()
+    }
+
+    #[test]
+    fn rolling_back_again_goes_further_back() {
+        let mut catalog = catalog("", &[1, 2, 3]);
+        for expected in [2, 1] {
+            let to = earlier(&catalog, None).unwrap();
+            assert_eq!(to.to_string(), format!("debian:{expected}"));
+            catalog.spec.image = to;
+            take(&mut catalog, expected);
+        }
+        assert_eq!(versions(&catalog), [1, 2, 3, 2, 1]);
+        let error = earlier(&catalog, None).unwrap_err();
+        assert!(error.message.contains("nothing before") && error.message.contains("debian:3"), "{error}");
+        assert_eq!(earlier(&catalog, Some(3)).unwrap().to_string(), "debian:3");
+        assert_eq!(earlier(&catalog, Some(1)).unwrap_err().code, ErrorCode::Conflict);
+        assert!(earlier(&catalog, Some(9)).unwrap_err().message.contains("no version 9"));
+    }
+
+    #[test]
+    fn a_history_is_bounded() {
+        let many: Vec<u32> = (1..=100).collect();
+        assert_eq!(versions(&catalog("", &many)), (69..=100).collect::<Vec<_>>());
+        // A disk may have stayed on any of them.
+        let keeps = r#", "type": "dedicated""#;
+        assert_eq!(versions(&catalog(keeps, &many)), many);
+        let to_and_fro: Vec<u32> = (0..100).map(|n| [1, 2, 3, 2][n % 4]).collect();
+        let kept = versions(&catalog(keeps, &to_and_fro));
+        assert_eq!((kept.len(), kept.last()), (MOST_ENTRIES, to_and_fro.last()));
+        assert!([1, 2, 3].iter().all(|version| kept.contains(version)), "{kept:?}");
+    }
+
+    #[test]
+    fn the_same_version_is_entered_once() {
+        let mut catalog = catalog("", &[1, 1, 2, 2]);
+        assert_eq!(versions(&catalog), [1, 2]);
+        let image = catalog.spec.image.name.clone();
+        catalog.rollout = Some(Rollout {
+            strategy: RolloutStrategy::Now,
+            grace_seconds: None,
+            since: Timestamp::now(),
+            image,
+            version: 2,
+        });
+        assert_eq!(take(&mut catalog, 2), [""; 0]);
+        assert!(take(&mut catalog, 3)[0].contains("brings debian:3"));
+        assert_eq!(catalog.rollout.unwrap().version, 3);
+    }
+}

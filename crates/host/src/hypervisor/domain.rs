@@ -1,0 +1,208 @@
+//! A machine as a domain of libvirt's: its description (libvirt, formatdomain). Owns the domain's name and the mark by
+//! which it is known as ours; asks libvirt nothing.
+//!
+//! Invariant: what a name, a path or a text holds never becomes another element or attribute.
+
+use super::qemu::{self, Files};
+use spillway_api::{CatalogSpec, Machine, Network};
+use spillway_worker::kvm::Accelerator;
+use std::path::Path;
+
+/// The namespace of our mark.
+pub const NAMESPACE: &str = "urn:spillway:machine";
+
+/// What a machine is called there.
+pub fn name(machine: &str) -> String {
+    format!("spillway-{machine}")
+}
+
+/// The domain of a machine in its folder, whose disk is served on `disk_socket` there.
+pub fn describe(
+    machine: &Machine,
+    spec: &CatalogSpec,
+    accelerator: &Accelerator,
+    (folder, disk_socket): (&Path, &str),
+    files: &Files,
+    ends_at_reboot: bool,
+) -> String {
+    let (kind, cpu) = match accelerator {
+        Accelerator::Kvm => ("kvm", "host-passthrough"),
+        Accelerator::Tcg(_) => ("qemu", "maximum"),
+    };
+    let path = |name: &Path| escape(&folder.join(name).to_string_lossy());
+    let (uuid, vcpus, mib) = (escape(&machine.identity.uuid), spec.vcpus, spec.memory_bytes >> 20);
+    let at_reboot = if ends_at_reboot { "destroy" } else { "restart" };
+    let (name, disk_socket) = (escape(&name(machine.name.as_str())), path(disk_socket.as_ref()));
+    // With a kernel of the host's the first place is that one's.
+    let (kernel, boot) = match &spec.kernel {
+        Some(kernel) => (direct_boot(kernel, spec, accelerator), ""),
+        None => (String::new(), "<boot order='1'/>"),
+    };
+    let disks = file_disks(folder, files);
+    let network = network(&spec.network, &machine.identity.mac);
+    let console = path(qemu::CONSOLE.as_ref());
+    format!(
+        "\
+<domain type='{kind}'>
+  <name>{name}</name>
+  <uuid>{uuid}</uuid>
+  <metadata><spillway:machine xmlns:spillway='{NAMESPACE}' uuid='{uuid}'/></metadata>
+  <memory unit='MiB'>{mib}</memory>
+  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>
+  <vcpu>{vcpus}</vcpu>
+  <sysinfo type='smbios'><system>
+    <entry name='manufacturer'>Spillway</entry>
+    <entry name='serial'>{uuid}</entry>
+    <entry name='uuid'>{uuid}</entry>
+  </system></sysinfo>
+  <os>
+    <type arch='x86_64' machine='q35'>hvm</type>
+    <smbios mode='sysinfo'/>
+{kernel}  </os>
+  <features><acpi/><apic/></features>
+  <cpu mode='{cpu}'><topology sockets='1' cores='{vcpus}' threads='1'/></cpu>
+  <on_poweroff>destroy</on_poweroff>
+  <on_reboot>{at_reboot}</on_reboot>
+  <on_crash>destroy</on_crash>
+  <devices>
+    <disk type='vhostuser' device='disk'>
+      <driver name='qemu' type='raw' queues='{vcpus}'/>
+      <source type='unix' path='{disk_socket}'><reconnect enabled='yes' timeout='1'/></source>
+      <target dev='vda' bus='virtio'/>{boot}
+    </disk>
+{disks}{network}    <serial type='unix'><source mode='bind' path='{console}'/><target port='0'/></serial>
+    <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+    <rng model='virtio'><backend model='builtin'/></rng>
+    <controller type='usb' model='none'/>
+    <memballoon model='none'/>
+  </devices>
+</domain>
+"
+    )
+}
+
+fn direct_boot(kernel: &str, spec: &CatalogSpec, accelerator: &Accelerator) -> String {
+    let initrd = spec.initrd.as_ref().map(|initrd| format!("    <initrd>{}</initrd>\n", escape(initrd)));
+    let (kernel, append) = (escape(kernel), escape(&qemu::append(spec, accelerator)));
+    format!("    <kernel>{kernel}</kernel>\n{}    <cmdline>{append}</cmdline>\n", initrd.unwrap_or_default())
+}
+
+/// Its disks besides the first, in the order in which its guest finds them.
+fn file_disks(folder: &Path, files: &Files) -> String {
+    let disks = [
+        ("data", files.data, " discard='unmap'", ""),
+        ("scratch", files.scratch, " discard='unmap'", ""),
+        ("seed", files.seed, "", "<readonly/>"),
+    ];
+    let disks = disks.into_iter().filter_map(|(id, path, discard, more)| Some((id, path?, discard, more)));
+    let disk = |((id, path, discard, more), letter): ((&str, &Path, &str, &str), char)| {
+        let path = escape(&folder.join(path).to_string_lossy());
+        format!(
+            "\
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='raw'{discard}/>
+      <source file='{path}'/>
+      <target dev='vd{letter}' bus='virtio'/><serial>{id}</serial>{more}
+    </disk>
+"
+        )
+    };
+    disks.zip('b'..).map(disk).collect()
+}
+
+fn network(network: &Network, mac: &str) -> String {
+    let (kind, source) = match network {
+        Network::None => return String::new(),
+        Network::User => ("user", String::new()),
+        Network::Bridge(bridge) => ("bridge", format!("<source bridge='{}'/>", escape(bridge))),
+    };
+    let mac = escape(mac);
+    format!(
+        "    <interface type='{kind}'>{source}<mac address='{mac}'/><model type='virtio'/><rom enabled='no'/></interface>\n"
+    )
+}
+
+/// For text and for attributes in quotes of either kind (XML 1.0, 2.4 and 2.2: what is no character becomes one that
+/// says so).
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&apos;"),
+            '\t' | '\n' | '\r' => escaped.push_str(&format!("&#{};", u32::from(c))),
+            '\0'..'\u{20}' | '\u{fffe}' | '\u{ffff}' => escaped.push('\u{fffd}'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn described(spec: serde_json::Value, files: &Files) -> String {
+        let machine: Machine = serde_json::from_value(json!({
+            "name": "desk-001", "catalog": "desk", "number": 1, "created": "2026-01-01T00:00:00Z",
+            "identity": { "uuid": "11111111-2222-4333-8444-555555555555", "mac": "52:54:00:12:34:56" },
+        }))
+        .unwrap();
+        let spec: CatalogSpec = serde_json::from_value(spec).unwrap();
+        describe(
+            &machine,
+            &spec,
+            &Accelerator::Kvm,
+            (Path::new("/run/a 'b' & <c>"), "disk.sock"),
+            files,
+            true,
+        )
+    }
+
+    #[test]
+    fn all_that_a_catalog_says_is_in_it() {
+        let spec = json!({
+            "image": "debian", "vcpus": 3, "memory_bytes": 512 << 20, "network": { "bridge": "br0" },
+            "kernel": "/boot/k", "initrd": "/boot/i", "append": "console=ttyS0",
+        });
+        let (seed, data) = (Some(Path::new("seed.img")), Some(Path::new("/data/x.raw")));
+        let text = described(spec, &Files { seed, data, ..Files::default() });
+        for part in [
+            "<domain type='kvm'>",
+            "<name>spillway-desk-001</name>",
+            "<uuid>11111111-2222-4333-8444-555555555555</uuid>",
+            "<memory unit='MiB'>512</memory>",
+            "<vcpu>3</vcpu>",
+            "queues='3'",
+            "<interface type='bridge'><source bridge='br0'/><mac address='52:54:00:12:34:56'/>",
+            "<kernel>/boot/k</kernel>",
+            "<initrd>/boot/i</initrd>",
+            "<cmdline>console=ttyS0</cmdline>",
+            "<source file='/data/x.raw'/>\n      <target dev='vdb' bus='virtio'/><serial>data</serial>\n",
+            "<source file='/run/a &apos;b&apos; &amp; &lt;c&gt;/seed.img'/>",
+            "<target dev='vdc' bus='virtio'/><serial>seed</serial><readonly/>",
+            "<on_reboot>destroy</on_reboot>",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("boot order"));
+        let text = described(json!({ "image": "debian", "network": "none" }), &Files::default());
+        assert!(text.contains("<boot order='1'/>"), "{text}");
+        assert!(!text.contains("<interface") && !text.contains("<kernel") && !text.contains("vdb"), "{text}");
+    }
+
+    #[test]
+    fn text_stays_text() {
+        assert_eq!(escape("a b"), "a b");
+        assert_eq!(escape("<a b='\"'>&\n\u{7}"), "&lt;a b=&apos;&quot;&apos;&gt;&amp;&#10;\u{fffd}");
+        let evil = "x</cmdline><loader>/tmp/evil</loader><cmdline>";
+        let text = described(json!({ "image": "debian", "kernel": "/k", "append": evil }), &Files::default());
+        assert!(!text.contains("<loader>"), "{text}");
+        let socket = "path='/run/a &apos;b&apos; &amp; &lt;c&gt;/disk.sock'";
+        assert!(text.contains(socket), "{text}");
+    }
+}

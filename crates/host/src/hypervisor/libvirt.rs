@@ -1,0 +1,300 @@
+//! libvirt, asked through its client `virsh`: one process a question, and one that listens. Owns how it is reached, how
+//! long an answer may take and how much it may be; knows no machine.
+//!
+//! Invariant: a libvirtd that is not there, hangs or is started again is an error that says so, never a wait for ever.
+
+use crate::error::HostError;
+use serde_json::Value;
+use spillway_api::ErrorCode;
+use spillway_worker::supervisor::{default_signals, end_with_parent};
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, Once};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::sync::{Notify, OnceCell};
+use tokio::time::timeout;
+
+const PROGRAM: &str = "virsh";
+/// How long an answer may take. libvirt itself waits up to 30 seconds for a QEMU that it starts.
+const PATIENCE: Duration = Duration::from_secs(60);
+const MOST_ANSWER_BYTES: u64 = 8 << 20;
+const MOST_COMPLAINT_BYTES: u64 = 4 << 10;
+const MOST_LINE_BYTES: u64 = 64 << 10;
+/// Between two tries to listen.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How long a word about an end may come after the end.
+const LATENESS: Duration = Duration::from_secs(2);
+
+/// A libvirt.
+pub struct Libvirt {
+    uri: String,
+    group: OnceCell<Option<u32>>,
+    listening: Once,
+    heard: Arc<Heard>,
+}
+
+/// Of domains that are listened to, what their QEMU has said of a shutdown.
+#[derive(Default)]
+struct Heard {
+    reasons: Mutex<HashMap<String, Option<String>>>,
+    news: Notify,
+}
+
+/// What libvirt knows of a domain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing.
+    Absent,
+    /// It has a QEMU.
+    On,
+    /// It has none, for this reason (`virsh domstate --reason`).
+    Off(String),
+}
+
+impl Libvirt {
+    /// Nothing is connected to before something is asked.
+    pub fn new(uri: String) -> Libvirt {
+        Libvirt { uri, group: OnceCell::new(), listening: Once::new(), heard: Arc::default() }
+    }
+
+    /// Carries out a command of virsh's. What it answers.
+    pub async fn ask(&self, command: &[&str]) -> Result<String, HostError> {
+        let what = command.first().copied().unwrap_or_default();
+        let cannot = |code, why: &str| HostError::new(code, format!("libvirt ({}): {what}: {why}", self.uri));
+        let unavailable = |why: &str| cannot(ErrorCode::Unavailable, why);
+        let mut virsh = tokio::process::Command::from(self.virsh(command));
+        let mut child = virsh.kill_on_drop(true).spawn().map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => unavailable("virsh is not installed (Debian: libvirt-clients)"),
+            _ => unavailable(&format!("virsh cannot be started: {e}")),
+        })?;
+        let (answer, complaint) = (child.stdout.take(), child.stderr.take());
+        let talk = async {
+            let said = tokio::join!(read(answer, MOST_ANSWER_BYTES), read(complaint, MOST_COMPLAINT_BYTES));
+            (child.wait().await, said)
+        };
+        let Ok((status, (answer, complaint))) = timeout(PATIENCE, talk).await else {
+            return Err(unavailable(&format!("libvirtd has not answered for {} s", PATIENCE.as_secs())));
+        };
+        if status.map_err(|e| unavailable(&e.to_string()))?.success() {
+            return Ok(answer);
+        }
+        let words: Vec<&str> =
+            complaint.lines().map(|line| line.trim_start_matches("error: ").trim()).collect();
+        let code = match complaint.contains("failed to connect") {
+            true => ErrorCode::Unavailable,
+            false => ErrorCode::Internal,
+        };
+        Err(cannot(code, &words.join(": ")))
+    }
+
+    /// What is known of the domain with this UUID.
+    pub async fn state(&self, uuid: &str) -> Result<State, HostError> {
+        match self.ask(&["domstate", uuid, "--reason"]).await {
+            Ok(said) => Ok(state(&said)),
+            Err(e) if e.code == ErrorCode::Unavailable => Err(e),
+            // What libvirtd complains of, it says in its own language.
+            Err(e) => {
+                match self.ask(&["list", "--all", "--uuid"]).await?.lines().any(|line| line.trim() == uuid) {
+                    true => Err(e),
+                    false => Ok(State::Absent),
+                }
+            }
+        }
+    }
+
+    /// The group that it runs QEMU as; `None`: as we run.
+    pub async fn group(&self) -> Result<Option<u32>, HostError> {
+        let ask = async { Ok(group(&self.ask(&["capabilities"]).await?)) };
+        self.group.get_or_try_init(|| ask).await.copied()
+    }
+
+    /// Where it writes which process a domain has.
+    pub fn pid_file(&self, domain: &str) -> PathBuf {
+        let of_user = self.uri.ends_with("/session") && !rustix::process::geteuid().is_root();
+        let folder = match of_user {
+            true => user_runtime_folder().join("libvirt/qemu/run"),
+            false => PathBuf::from("/run/libvirt/qemu"),
+        };
+        folder.join(format!("{domain}.pid"))
+    }
+
+    /// From now on it is noted why the guest of this domain ends.
+    pub fn listen_to(&self, domain: &str) {
+        self.heard.reasons().insert(domain.to_owned(), None);
+        self.listening.call_once(|| {
+            let (virsh, heard) = (Libvirt::new(self.uri.clone()), Arc::clone(&self.heard));
+            // A thread of its own: with it the child ends that it has started.
+            std::thread::spawn(move || {
+                loop {
+                    virsh.hear(&heard);
+                    std::thread::sleep(PAUSE);
+                }
+            });
+        });
+    }
+
+    /// Whether this domain is listened to.
+    pub fn listens_to(&self, domain: &str) -> bool {
+        self.heard.reasons().contains_key(domain)
+    }
+
+    /// Why the guest of a domain has ended, as QEMU's `SHUTDOWN` event has it, if it was listened to. It may come a little
+    /// later than the end.
+    pub async fn reason(&self, domain: &str) -> Option<String> {
+        let wait = async {
+            loop {
+                let news = self.heard.news.notified();
+                if let reason @ Some(_) = self.heard.reasons().get(domain)?.clone() {
+                    return reason;
+                }
+                news.await;
+            }
+        };
+        timeout(LATENESS, wait).await.unwrap_or(None)
+    }
+
+    /// Nobody asks for this domain any more.
+    pub fn forget(&self, domain: &str) {
+        self.heard.reasons().remove(domain);
+    }
+
+    /// Listens until libvirtd ends or says no.
+    fn hear(&self, heard: &Heard) {
+        let mut virsh = self.virsh(&["qemu-monitor-event", "--event", "SHUTDOWN", "--loop"]);
+        end_with_parent(&mut virsh);
+        let Ok(mut child) = virsh.stderr(Stdio::null()).spawn() else { return };
+        if let Some(output) = child.stdout.take() {
+            let mut output = BufReader::new(output);
+            let mut line = Vec::new();
+            while output.by_ref().take(MOST_LINE_BYTES).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+                if let Some((domain, reason)) = shutdown(&String::from_utf8_lossy(&line)) {
+                    heard.note(&domain, reason);
+                }
+                line.clear();
+            }
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    fn virsh(&self, command: &[&str]) -> Command {
+        let mut virsh = Command::new(PROGRAM);
+        default_signals(&mut virsh);
+        virsh.args(["--quiet", "--connect", &self.uri]).args(command).env("LC_ALL", "C");
+        virsh.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        virsh
+    }
+}
+
+impl Heard {
+    /// The first reason counts: QEMU gives another when libvirtd ends it then.
+    fn note(&self, domain: &str, reason: String) {
+        if let Some(known) = self.reasons().get_mut(domain) {
+            known.get_or_insert(reason);
+        }
+        self.news.notify_waiters();
+    }
+
+    fn reasons(&self) -> MutexGuard<'_, HashMap<String, Option<String>>> {
+        self.reasons.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+async fn read(stream: Option<impl AsyncRead + Unpin>, most_bytes: u64) -> String {
+    let mut said = Vec::new();
+    if let Some(mut stream) = stream {
+        let _ = (&mut stream).take(most_bytes).read_to_end(&mut said).await;
+        // Who says more is not kept from ending.
+        let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+    }
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+fn state(said: &str) -> State {
+    match said.trim().split_once(" (") {
+        Some(("shut off", reason)) => State::Off(reason.trim_end_matches(')').to_owned()),
+        _ => State::On,
+    }
+}
+
+/// Of `virsh capabilities`: the group of the base label of its access rights (libvirt, drvqemu: DAC).
+fn group(capabilities: &str) -> Option<u32> {
+    let (_, rights) = capabilities.split_once("<model>dac</model>")?;
+    let (rights, _) = rights.split_once("</secmodel>")?;
+    let (_, label) = rights.split_once("<baselabel")?.1.split_once('>')?;
+    let (_, group) = label.split_once('<')?.0.split_once(":+")?;
+    group.parse().ok()
+}
+
+/// Of a line of `virsh qemu-monitor-event`: the domain, and the reason that its QEMU gives.
+fn shutdown(line: &str) -> Option<(String, String)> {
+    let (domain, details) = line.split_once(" for domain '")?.1.split_once("': ")?;
+    let details: Value = serde_json::from_str(details.trim()).ok()?;
+    Some((domain.to_owned(), details["reason"].as_str()?.to_owned()))
+}
+
+/// Where a user's libvirtd has its files (XDG Base Directory: `XDG_RUNTIME_DIR`, else the cache).
+fn user_runtime_folder() -> PathBuf {
+    let folder = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = || {
+        folder("XDG_CACHE_HOME")
+            .unwrap_or_else(|| folder("HOME").unwrap_or_else(|| Path::new("/").into()).join(".cache"))
+    };
+    folder("XDG_RUNTIME_DIR").unwrap_or_else(cache)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_virsh_says_is_understood() {
+        assert_eq!(state("running (booted)\n\n"), State::On);
+        assert_eq!(state("in shutdown (unknown)\n"), State::On);
+        assert_eq!(state("shut off (crashed)\n\n"), State::Off("crashed".into()));
+        let line = "event SHUTDOWN at 1795368940.970306 for domain 'spillway-a': {\"guest\":true,\"reason\":\"guest-reset\"}\n";
+        assert_eq!(shutdown(line), Some(("spillway-a".into(), "guest-reset".into())));
+        for nonsense in ["", "events received: 3", "event X for domain 'a': {", "event X for domain 'a': {}"]
+        {
+            assert_eq!(shutdown(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn the_group_of_its_qemu_is_found() {
+        let label = |label: &str| {
+            format!(
+                "<secmodel><model>apparmor</model><baselabel type='kvm'>x:+7</baselabel></secmodel><secmodel>
+                 <model>dac</model><doi>0</doi><baselabel type='kvm'>{label}</baselabel></secmodel>"
+            )
+        };
+        assert_eq!(group(&label("+64055:+993")), Some(993));
+        assert_eq!(group(&label("nobody")), None);
+        // That of a user runs QEMU as this user, and says nothing of it.
+        assert_eq!(group("<secmodel><model>none</model></secmodel>"), None);
+    }
+
+    #[tokio::test]
+    async fn a_libvirt_that_is_not_there_says_so() {
+        let libvirt = Libvirt::new("qemu+unix:///system?socket=/nonexistent/socket".into());
+        let error = libvirt.state("11111111-2222-4333-8444-555555555555").await.unwrap_err();
+        assert_eq!(error.code, ErrorCode::Unavailable, "{error}");
+        assert!(error.message.contains("/nonexistent/socket"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn the_first_reason_counts_and_only_of_whom_is_listened_to() {
+        let libvirt = Libvirt::new("qemu:///system".into());
+        libvirt.heard.reasons().insert("spillway-a".into(), None);
+        for (domain, reason) in
+            [("spillway-a", "guest-reset"), ("spillway-a", "host-signal"), ("b", "guest-shutdown")]
+        {
+            libvirt.heard.note(domain, reason.into());
+        }
+        assert_eq!(libvirt.reason("spillway-a").await.as_deref(), Some("guest-reset"));
+        assert_eq!(libvirt.reason("b").await, None);
+    }
+}

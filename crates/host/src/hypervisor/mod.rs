@@ -1,0 +1,6 @@
+//! Who runs machines. Owns how they are spoken to; knows nothing of when.
+
+pub mod domain;
+pub mod libvirt;
+pub mod qemu;
+pub mod qmp;

@@ -1,0 +1,73 @@
+//! What of an image version breaks its clones: a machine's identity that was left in it, and what a clone needs and it
+//! lacks. Owns which volume is the system's.
+//!
+//! Invariant: the image is a stranger's. It is read by confined programs and by code that trusts no length; whatever it
+//! holds, the check ends in time, with what was found or with the reason why not.
+
+mod initrd;
+mod kernel;
+mod reader;
+mod rules;
+mod volumes;
+
+#[cfg(test)]
+mod tests;
+
+use crate::error::HostError;
+use reader::Reader;
+use rules::System;
+use spillway_api::{Finding, Volume, VolumeContent, VolumeRole};
+use std::fs::File;
+use std::time::Instant;
+use volumes::Extent;
+
+/// Looks into a disk until then.
+pub fn check(disk: &File, until: Instant) -> Result<(Vec<Volume>, Vec<Finding>), HostError> {
+    let extents = volumes::volumes(disk);
+    let mut found: Vec<Volume> = extents.iter().map(|extent| described(disk, extent)).collect();
+    for (volume, extent) in found.iter_mut().zip(&extents) {
+        if volume.content == VolumeContent::Ext {
+            let listed = Reader::new(disk, extent, until).list("/")?;
+            let has = |name: &str| listed.iter().any(|entry| entry.name == name);
+            (volume.role, volume.unread) = if listed.is_empty() {
+                (None, Some("debugfs cannot read it: is it damaged?".into()))
+            } else if has("etc") && (has("usr") || has("bin")) {
+                (Some(VolumeRole::Root), None)
+            } else if listed.iter().any(|entry| entry.name.starts_with("vmlinuz-")) {
+                (Some(VolumeRole::Boot), None)
+            } else {
+                (None, Some("it has no system".into()))
+            };
+        }
+    }
+    // Of several systems the first is the one that starts, as far as can be told.
+    for role in [VolumeRole::Root, VolumeRole::Boot] {
+        for second in found.iter_mut().filter(|volume| volume.role == Some(role)).skip(1) {
+            (second.role, second.unread) = (None, Some("it is a second system's".into()));
+        }
+    }
+    let of = |role| {
+        found.iter().zip(&extents).find(|(volume, _)| volume.role == Some(role)).map(|(_, extent)| extent)
+    };
+    let findings = match of(VolumeRole::Root) {
+        None => Vec::new(),
+        Some(root) => rules::findings(&System {
+            root: Reader::new(disk, root, until),
+            boot: of(VolumeRole::Boot).map(|boot| Reader::new(disk, boot, until)),
+            discards: volumes::ext_discards(disk, root),
+        })?,
+    };
+    Ok((found, findings))
+}
+
+fn described(disk: &File, extent: &Extent) -> Volume {
+    let content = volumes::content(disk, extent);
+    let unread = match content {
+        VolumeContent::Ext => None,
+        VolumeContent::Unknown => Some("what it holds is not known".into()),
+        VolumeContent::Swap | VolumeContent::Fat => Some("no system is there".into()),
+        other => Some(format!("{} cannot be looked into: only ext2, ext3 and ext4 can", other.as_str())),
+    };
+    let Extent { partition, offset_bytes, size_bytes } = *extent;
+    Volume { partition, offset_bytes, size_bytes, content, role: None, unread }
+}

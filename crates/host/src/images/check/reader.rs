@@ -1,0 +1,187 @@
+//! Files of an ext2/3/4 file system in an image, read by debugfs in a confined process. Owns how it is asked.
+//!
+//! Invariant: what the image says is bounded: in time by one deadline for all questions, in length for each; only names
+//! that need no quotes are ever passed on.
+
+use super::volumes::Extent;
+use crate::confined::{Confined, path_of};
+use crate::error::HostError;
+use spillway_api::ErrorCode;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Longest file that is read as text.
+const MOST_TEXT_BYTES: usize = 256 << 10;
+/// Most of a folder.
+const MOST_LISTED_BYTES: usize = 1 << 20;
+
+/// One name in a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Letters, digits and a few signs.
+    pub name: String,
+    /// What it is.
+    pub kind: EntryKind,
+    /// Of a file.
+    pub size_bytes: u64,
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A file.
+    File,
+    /// A folder.
+    Folder,
+    /// A link or something special.
+    Other,
+}
+
+/// A file system in an image.
+pub struct Reader<'a> {
+    disk: &'a File,
+    offset_bytes: u64,
+    until: Instant,
+    folders: RefCell<BTreeMap<String, Rc<[Entry]>>>,
+}
+
+impl<'a> Reader<'a> {
+    /// That is there, to be read until then.
+    pub fn new(disk: &'a File, volume: &Extent, until: Instant) -> Reader<'a> {
+        Reader { disk, offset_bytes: volume.offset_bytes, until, folders: RefCell::default() }
+    }
+
+    /// What is in a folder. Nothing if there is none. Links on the way there are followed within the file system.
+    pub fn list(&self, folder: &str) -> Result<Rc<[Entry]>, HostError> {
+        if let Some(known) = self.folders.borrow().get(folder) {
+            return Ok(Rc::clone(known));
+        }
+        let said = self.said("ls -p", folder, MOST_LISTED_BYTES)?;
+        let listed: Rc<[Entry]> = String::from_utf8_lossy(&said).lines().filter_map(entry).collect();
+        self.folders.borrow_mut().insert(folder.to_owned(), Rc::clone(&listed));
+        Ok(listed)
+    }
+
+    /// A name, if it is there.
+    pub fn find(&self, path: &str) -> Result<Option<Entry>, HostError> {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let folder = if folder.is_empty() { "/" } else { folder };
+        Ok(self.list(folder)?.iter().find(|entry| entry.name == name).cloned())
+    }
+
+    /// Whether anything has that name.
+    pub fn has(&self, path: &str) -> Result<bool, HostError> {
+        Ok(self.find(path)?.is_some())
+    }
+
+    /// A file's text, or the first of it. None if it is no file.
+    pub fn text(&self, path: &str) -> Result<Option<String>, HostError> {
+        match self.find(path)? {
+            Some(Entry { kind: EntryKind::File, .. }) => {}
+            _ => return Ok(None),
+        }
+        let said = self.said("cat", path, MOST_TEXT_BYTES)?;
+        Ok(Some(String::from_utf8_lossy(&said).into_owned()))
+    }
+
+    /// A file's content piece by piece, until `hear` says that it is enough.
+    pub fn stream(&self, path: &str, hear: impl FnMut(&[u8]) -> bool) -> Result<(), HostError> {
+        self.ask("cat", path, hear)
+    }
+
+    /// When all must be read.
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
+    fn said(&self, verb: &str, path: &str, most_bytes: usize) -> Result<Vec<u8>, HostError> {
+        let mut said = Vec::new();
+        self.ask(verb, path, |part| {
+            let room = most_bytes - said.len();
+            said.extend_from_slice(&part[..part.len().min(room)]);
+            part.len() <= room
+        })?;
+        Ok(said)
+    }
+
+    fn ask(&self, verb: &str, path: &str, hear: impl FnMut(&[u8]) -> bool) -> Result<(), HostError> {
+        if !path.split('/').all(|name| name.is_empty() || is_plain(name)) {
+            let message = format!("'{}' is no name for debugfs", path.escape_debug());
+            return Err(HostError::new(ErrorCode::Internal, message));
+        }
+        let debugfs = Confined::new("debugfs", self.until.saturating_duration_since(Instant::now()))
+            // It would start a pager, which would not end with it.
+            .env("DEBUGFS_PAGER", "__none__")
+            // Without its bitmaps: they may be damaged, and take long to read.
+            .arg("-c")
+            .arg("-R")
+            .arg(format!("{verb} {path}"))
+            .arg(format!("{}?offset={}", path_of(self.disk), self.offset_bytes))
+            .may_read(self.disk);
+        hear_some(debugfs, hear).map(drop)
+    }
+}
+
+/// Runs a program until it ends or enough was heard. Whether it ended well.
+pub fn hear_some(program: Confined, mut hear: impl FnMut(&[u8]) -> bool) -> Result<bool, HostError> {
+    let mut enough = false;
+    let outcome = program.run(|part| {
+        enough = !hear(part);
+        if enough { Err(HostError::new(ErrorCode::Cancelled, "enough was heard")) } else { Ok(()) }
+    });
+    match outcome {
+        Err(_) if enough => Ok(true),
+        outcome => outcome.map(|outcome| outcome.success),
+    }
+}
+
+/// A line of `ls -p`: `/inode/mode/user/group/name/size/`.
+fn entry(line: &str) -> Option<Entry> {
+    let mut fields = line.strip_prefix('/')?.split('/');
+    let mode = u32::from_str_radix(fields.nth(1)?, 8).ok()?;
+    let name = fields.nth(2)?;
+    let size_bytes = fields.next()?.parse().unwrap_or(0);
+    let kind = match mode >> 12 {
+        0o10 => EntryKind::File,
+        0o04 => EntryKind::Folder,
+        _ => EntryKind::Other,
+    };
+    is_plain(name).then(|| Entry { name: name.to_owned(), kind, size_bytes })
+}
+
+/// A name that debugfs, a terminal and a person take for what it is.
+fn is_plain(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+~@:,".contains(&byte);
+    !name.is_empty() && name != "." && name != ".." && name.len() <= 255 && name.bytes().all(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listing_is_taken_apart_line_by_line() {
+        let file = Entry { name: "fstab".into(), kind: EntryKind::File, size_bytes: 37 };
+        assert_eq!(entry("/16/100644/0/0/fstab/37/"), Some(file));
+        let folder = entry("/13/040755/0/0/boot//").unwrap();
+        assert_eq!((folder.kind, folder.size_bytes), (EntryKind::Folder, 0));
+        assert_eq!(entry("/12/120777/0/0/bin/7/").unwrap().kind, EntryKind::Other);
+        for line in [
+            "",
+            "/",
+            "debugfs: x",
+            "/2/040755/0/0/.//",
+            "/2/040755/0/0/..//",
+            "/2/9/0/0/a/1/",
+            "/2/100644/0/0/a b/1/",
+            "/2/100644/0/0/a\"b/1/",
+            "/2/100644/0/0/\u{1b}[2J/1/",
+            "/2/100644/0/0/",
+        ] {
+            assert_eq!(entry(line), None, "{line}");
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Where the volumes of a disk are, and what each holds: partition tables (MBR with logical partitions, GPT) and the first
+//! bytes of file systems. Owns what is read in this process of an image's own structures.
+//!
+//! Invariant: an image is a stranger's. Every length is checked before it is used, every chain has an end, a volume lies
+//! within the disk; whatever the bytes are, the answer is a list.
+
+use spillway_api::VolumeContent;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// More partitions than these are not looked at.
+const MOST_PARTITIONS: usize = 128;
+/// Where the superblock of ext2/3/4 begins.
+const EXT_SUPERBLOCK: u64 = 1024;
+/// In its default mount options (`s_default_mount_opts`): discard.
+const EXT_DEFAULT_DISCARD: u32 = 0x0400;
+
+/// A part of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Its number in the partition table. None: the whole disk.
+    pub partition: Option<u32>,
+    /// Where it begins.
+    pub offset_bytes: u64,
+    /// Its length; what lies beyond the disk's end does not count.
+    pub size_bytes: u64,
+}
+
+/// The partitions of a disk, or all of it if it has none.
+pub fn volumes(disk: &File) -> Vec<Extent> {
+    let size_bytes = disk.metadata().map_or(0, |metadata| metadata.len());
+    let whole = Extent { partition: None, offset_bytes: 0, size_bytes };
+    let mut found = gpt(disk, 512);
+    if found.is_empty() {
+        found = gpt(disk, 4096);
+    }
+    // The first sector of these has what looks like a table.
+    if found.is_empty() && !matches!(content(disk, &whole), VolumeContent::Fat | VolumeContent::Ntfs) {
+        found = mbr(disk);
+    }
+    found.retain_mut(|extent| {
+        extent.size_bytes = extent.size_bytes.min(size_bytes.saturating_sub(extent.offset_bytes));
+        extent.size_bytes > 0
+    });
+    found.truncate(MOST_PARTITIONS);
+    if found.is_empty() { vec![whole] } else { found }
+}
+
+/// What a volume holds.
+pub fn content(disk: &File, volume: &Extent) -> VolumeContent {
+    use VolumeContent::{Btrfs, Ext, Fat, Luks, Lvm, Ntfs, Squashfs, Swap, Unknown, Xfs};
+    let magics: [(u64, &[u8], VolumeContent); 14] = [
+        (EXT_SUPERBLOCK + 56, b"\x53\xef", Ext),
+        (0, b"XFSB", Xfs),
+        (0x1_0040, b"_BHRfS_M", Btrfs),
+        (3, b"NTFS    ", Ntfs),
+        (0, b"LUKS\xba\xbe", Luks),
+        (0, b"LABELONE", Lvm),
+        (512, b"LABELONE", Lvm),
+        (1024, b"LABELONE", Lvm),
+        (1536, b"LABELONE", Lvm),
+        (4086, b"SWAPSPACE2", Swap),
+        (0, b"hsqs", Squashfs),
+        (54, b"FAT12   ", Fat),
+        (54, b"FAT16   ", Fat),
+        (82, b"FAT32   ", Fat),
+    ];
+    let holds = |(at, magic, _): &&(u64, &[u8], _)| {
+        let end = at + magic.len() as u64;
+        end <= volume.size_bytes
+            && read(disk, volume.offset_bytes + at, magic.len()).as_deref() == Some(magic)
+    };
+    magics.iter().find(holds).map_or(Unknown, |(_, _, content)| *content)
+}
+
+/// Whether ext2/3/4 is mounted with discard when nothing else is said.
+pub fn ext_discards(disk: &File, volume: &Extent) -> bool {
+    let options = read(disk, volume.offset_bytes + EXT_SUPERBLOCK + 0x100, 4);
+    options.is_some_and(|bytes| u32_at(&bytes, 0) & EXT_DEFAULT_DISCARD != 0)
+}
+
+/// UEFI 2.10, 5.3: the header is in the second sector; it says where the entries are, how many and how long.
+fn gpt(disk: &File, sector_bytes: u64) -> Vec<Extent> {
+    let Some(header) = read(disk, sector_bytes, 92) else { return vec![] };
+    let (at, count, entry_bytes) = (u64_at(&header, 72), u32_at(&header, 80), u32_at(&header, 84) as usize);
+    if !header.starts_with(b"EFI PART") || !(128..=4096).contains(&entry_bytes) {
+        return vec![];
+    }
+    let count = (count as usize).min(MOST_PARTITIONS);
+    let entry = |n: usize| {
+        let at = at.checked_mul(sector_bytes)?.checked_add((n * entry_bytes) as u64)?;
+        let entry = read(disk, at, 48)?;
+        let (first, last) = (u64_at(&entry, 32), u64_at(&entry, 40));
+        let sectors = last.checked_sub(first)?.checked_add(1)?;
+        let is_used = entry[..16].iter().any(|&byte| byte != 0);
+        is_used.then_some(())?;
+        Some(Extent {
+            partition: Some(n as u32 + 1),
+            offset_bytes: first.checked_mul(sector_bytes)?,
+            size_bytes: sectors.checked_mul(sector_bytes)?,
+        })
+    };
+    (0..count).filter_map(entry).collect()
+}
+
+/// The table of the first sector, and the chain of logical partitions in an extended one.
+fn mbr(disk: &File) -> Vec<Extent> {
+    let Some(primary) = table(disk, 0) else { return vec![] };
+    let mut found = Vec::new();
+    for (n, entry) in primary.iter().enumerate() {
+        match entry.kind {
+            0 => {}
+            0x05 | 0x0f | 0x85 => logical(disk, u64::from(entry.first), &mut found),
+            _ => found.push(entry.extent(n as u32 + 1, 0)),
+        }
+    }
+    found
+}
+
+fn logical(disk: &File, extended: u64, found: &mut Vec<Extent>) {
+    let mut at = extended;
+    // A chain may come back to where it was: it has an end all the same.
+    for number in 5..5 + MOST_PARTITIONS as u32 {
+        let Some([own, next, ..]) = table(disk, at) else { return };
+        if own.kind != 0 {
+            found.push(own.extent(number, at));
+        }
+        if next.kind == 0 || next.first == 0 {
+            return;
+        }
+        at = extended + u64::from(next.first);
+    }
+}
+
+/// An entry of such a table.
+#[derive(Clone, Copy)]
+struct Entry {
+    kind: u8,
+    first: u32,
+    sectors: u32,
+}
+
+impl Entry {
+    /// Counted from a sector.
+    fn extent(self, partition: u32, from: u64) -> Extent {
+        Extent {
+            partition: Some(partition),
+            offset_bytes: (from + u64::from(self.first)) * 512,
+            size_bytes: u64::from(self.sectors) * 512,
+        }
+    }
+}
+
+fn table(disk: &File, sector: u64) -> Option<[Entry; 4]> {
+    let sector = read(disk, sector * 512, 512)?;
+    (sector[510..] == [0x55, 0xaa]).then_some(())?;
+    Some([446, 462, 478, 494].map(|at| Entry {
+        kind: sector[at + 4],
+        first: u32_at(&sector, at + 8),
+        sectors: u32_at(&sector, at + 12),
+    }))
+}
+
+/// So many bytes, all of them there.
+fn read(disk: &File, at: u64, len: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    disk.read_exact_at(&mut bytes, at).ok()?;
+    Some(bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(std::array::from_fn(|n| bytes[at + n]))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|n| bytes[at + n]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    fn disk(size: u64) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(size).unwrap();
+        file
+    }
+
+    fn sfdisk(script: &str) -> tempfile::NamedTempFile {
+        let file = disk(64 << 20);
+        let mut child = Command::new("/usr/sbin/sfdisk");
+        let mut child = child.arg("-q").arg(file.path()).stdin(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+        assert!(child.wait().unwrap().success());
+        file
+    }
+
+    fn extent(partition: u32, offset_mib: u64, size_mib: u64) -> Extent {
+        Extent { partition: Some(partition), offset_bytes: offset_mib << 20, size_bytes: size_mib << 20 }
+    }
+
+    #[test]
+    fn partitions_are_where_sfdisk_put_them() {
+        let gpt = sfdisk("label: gpt\nstart=2048, size=16384\nstart=18432, size=32768\n");
+        assert_eq!(volumes(gpt.as_file()), [extent(1, 1, 8), extent(2, 9, 16)]);
+        let mbr = sfdisk(
+            "label: dos\nstart=2048, size=16384, type=83\nstart=18432, size=81920, type=5\n\
+             start=20480, size=16384, type=83\nstart=38912, size=16384, type=83\n",
+        );
+        assert_eq!(volumes(mbr.as_file()), [extent(1, 1, 8), extent(5, 10, 8), extent(6, 19, 8)]);
+        // What a file system left behind before the first partition does not count; FAT has no table.
+        mbr.as_file().write_all_at(b"\x53\xef", 1080).unwrap();
+        assert_eq!(volumes(mbr.as_file()).len(), 3);
+        mbr.as_file().write_all_at(b"\0\0", 1080).unwrap();
+        mbr.as_file().write_all_at(b"FAT16   ", 54).unwrap();
+        assert_eq!(volumes(mbr.as_file()).len(), 1);
+        let none = disk(1 << 20);
+        let whole = Extent { partition: None, offset_bytes: 0, size_bytes: 1 << 20 };
+        assert_eq!(volumes(none.as_file()), [whole]);
+        assert_eq!(volumes(disk(0).as_file()).len(), 1);
+        // Cut off in the middle of the second.
+        gpt.as_file().set_len(12 << 20).unwrap();
+        assert_eq!(volumes(gpt.as_file()), [extent(1, 1, 8), extent(2, 9, 3)]);
+    }
+
+    #[test]
+    fn contents_are_known_by_their_first_bytes() {
+        let file = disk(1 << 20);
+        let volume = Extent { partition: Some(1), offset_bytes: 4096, size_bytes: 256 << 10 };
+        for (at, magic, expected) in [
+            (0x438, &b"\x53\xef"[..], VolumeContent::Ext),
+            (0, b"XFSB", VolumeContent::Xfs),
+            (0x1_0040, b"_BHRfS_M", VolumeContent::Btrfs),
+            (3, b"NTFS    ", VolumeContent::Ntfs),
+            (0, b"LUKS\xba\xbe", VolumeContent::Luks),
+            (512, b"LABELONE", VolumeContent::Lvm),
+            (4086, b"SWAPSPACE2", VolumeContent::Swap),
+            (82, b"FAT32   ", VolumeContent::Fat),
+        ] {
+            file.as_file().write_all_at(magic, 4096 + at).unwrap();
+            assert_eq!(content(file.as_file(), &volume), expected);
+            let shorter = Extent { size_bytes: at + magic.len() as u64 - 1, ..volume };
+            assert_eq!(content(file.as_file(), &shorter), VolumeContent::Unknown, "not beyond its end");
+            file.as_file().write_all_at(&vec![0; magic.len()], 4096 + at).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_chain_of_logical_partitions_has_an_end() {
+        let file = disk(8 << 20);
+        let mut sector = [0; 512];
+        sector[510..].copy_from_slice(&[0x55, 0xaa]);
+        // One in the extended partition, and the next link is this one.
+        for (at, kind, first) in [(446, 0x83, 1u32), (462, 5, 1)] {
+            sector[at + 4] = kind;
+            sector[at + 8..at + 12].copy_from_slice(&first.to_le_bytes());
+            sector[at + 12..at + 16].copy_from_slice(&8u32.to_le_bytes());
+        }
+        file.as_file().write_all_at(&sector, 512 * 101).unwrap();
+        sector[446 + 4] = 5;
+        sector[446 + 8..446 + 12].copy_from_slice(&100u32.to_le_bytes());
+        file.as_file().write_all_at(&sector, 0).unwrap();
+        sector[446 + 4] = 0;
+        file.as_file().write_all_at(&sector, 512 * 100).unwrap();
+        let found = volumes(file.as_file());
+        assert!(found.len() <= MOST_PARTITIONS && found.len() > 10, "{}", found.len());
+    }
+
+    /// Tables of which some bytes are changed, or all: the answer is within the disk.
+    #[test]
+    fn no_table_leads_out_of_the_disk() {
+        let seed = std::env::var("SPILLWAY_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed: u64 = seed.unwrap_or_else(|| u64::from(std::process::id()) << 20 | 1);
+        println!("SPILLWAY_SEED={seed}");
+        let mut state = seed;
+        let mut random = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state >> 33
+        };
+        let gpt = sfdisk("label: gpt\nstart=2048, size=16384\n");
+        let mbr = sfdisk("label: dos\nstart=2048, size=16384, type=5\nstart=4096, size=2048, type=83\n");
+        for file in [gpt, mbr] {
+            let mut head = vec![0; 4096];
+            file.as_file().read_exact_at(&mut head, 0).unwrap();
+            for round in 0..2000 {
+                let mut bytes = head.clone();
+                for _ in 0..=random() % 12 {
+                    let edges = [0, 1, 0x7f, 0x80, 0xff, random() as u8];
+                    // Where the tables are.
+                    let at = if random() % 2 == 0 { 446 + random() % 66 } else { 512 + random() % 700 };
+                    bytes[at as usize] = edges[random() as usize % edges.len()];
+                }
+                if round % 50 == 0 {
+                    bytes.iter_mut().for_each(|byte| *byte = random() as u8);
+                    bytes[510..520].copy_from_slice(b"\x55\xaaEFI PART");
+                }
+                file.as_file().write_all_at(&bytes, 0).unwrap();
+                let found = volumes(file.as_file());
+                assert!(!found.is_empty() && found.len() <= MOST_PARTITIONS);
+                for volume in &found {
+                    assert!(volume.offset_bytes + volume.size_bytes <= 64 << 20, "{volume:?}");
+                    content(file.as_file(), volume);
+                    ext_discards(file.as_file(), volume);
+                }
+            }
+        }
+    }
+}

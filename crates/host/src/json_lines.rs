@@ -1,0 +1,52 @@
+//! One JSON value a line over a unix socket: monitors of VMMs, guest agents, disks' control sockets. Owns what was read
+//! and is no whole line yet.
+//!
+//! Invariant: who says too much, or no JSON, is an error; a wait for a line may be given up without losing a byte.
+
+use serde_json::Value;
+use std::io;
+use std::path::Path;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+/// A connection.
+#[derive(Debug)]
+pub struct JsonLines {
+    stream: UnixStream,
+    input: Vec<u8>,
+    longest_bytes: usize,
+}
+
+impl JsonLines {
+    /// Connects. Longer lines are not taken.
+    pub async fn connect(socket: &Path, longest_bytes: usize) -> io::Result<JsonLines> {
+        Ok(JsonLines { stream: UnixStream::connect(socket).await?, input: Vec::new(), longest_bytes })
+    }
+
+    /// The process that listens.
+    pub fn peer_pid(&self) -> Option<i32> {
+        self.stream.peer_cred().ok()?.pid()
+    }
+
+    /// Says something.
+    pub async fn send(&mut self, value: &Value) -> io::Result<()> {
+        self.stream.write_all(format!("{value}\n").as_bytes()).await
+    }
+
+    /// What is said next.
+    pub async fn next(&mut self) -> io::Result<Value> {
+        let strange = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
+        loop {
+            if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.input.drain(..=end).collect();
+                return serde_json::from_slice(&line).map_err(|_| strange("it does not speak JSON"));
+            }
+            if self.input.len() > self.longest_bytes {
+                return Err(strange("its line does not end"));
+            }
+            if self.stream.read_buf(&mut self.input).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+}

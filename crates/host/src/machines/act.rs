@@ -1,0 +1,169 @@
+//! What is asked of machines: to start, stop, restart, forget; to be somebody's for a while. Owns the rules of what may
+//! be asked; it is recorded here, and done by the machines' tasks.
+//!
+//! Invariant: a machine is claimed once, whoever asks at the same time.
+
+use super::wanted::{Claimed, Wanted};
+use super::{Machines, View};
+use crate::error::HostError;
+use spillway_api::{
+    Action, Catalog, ErrorCode, EventKind, Machine, MachineAction, MachineDetails, Name, NewClaim, Power,
+    Selector,
+};
+use std::collections::HashMap;
+
+/// Records written in one transaction.
+const BATCH: usize = 256;
+
+impl Machines {
+    /// Records what is wanted of machines; their tasks do it. They, as they are now.
+    pub fn act(&self, action: &MachineAction) -> Result<Vec<MachineDetails>, HostError> {
+        let select = &action.select;
+        if select.names.is_empty() && select.catalog.is_none() && select.labels.is_empty() && !select.all {
+            return Err(HostError::invalid(
+                "which machines? Name them, their catalog or its labels, or say all",
+            ));
+        }
+        let catalogs: HashMap<Name, Catalog> =
+            self.catalogs.list()?.into_iter().map(|catalog| (catalog.name.clone(), catalog)).collect();
+        let grace = |machine: &Machine| match (action.force, action.grace_seconds) {
+            (true, _) => 0,
+            (false, Some(seconds)) => seconds,
+            (false, None) => catalogs.get(&machine.catalog).map_or(0, |catalog| catalog.spec.grace_seconds),
+        };
+        for batch in self.select(select)?.chunks(BATCH) {
+            self.shared.objects.change(|changes| {
+                for machine in batch {
+                    let name = machine.name.as_str();
+                    if changes.get::<Machine>(name)?.is_none() {
+                        return Err(HostError::not_found("machine", name, []));
+                    }
+                    let is = changes.get::<Wanted>(name)?.map(|wanted| wanted.value).unwrap_or_default();
+                    let keeps = catalogs.get(&machine.catalog).is_some_and(|c| c.spec.keeps_writes());
+                    if action.action == Action::Reset && keeps && !action.discard_data {
+                        let message = format!(
+                            "{name} keeps what is written: a reset throws that away: that needs discard_data"
+                        );
+                        return Err(HostError::new(ErrorCode::Conflict, message));
+                    }
+                    let asked = ask(&machine.name, &is, action.action, grace(machine), keeps)?;
+                    // Written even if it is as it was: one that has failed is tried again at once.
+                    changes.put(name, &asked);
+                }
+                Ok(())
+            })?;
+        }
+        self.list(select)
+    }
+
+    /// A machine of a catalog becomes somebody's.
+    pub fn claim(&self, catalog: &Name, claim: &NewClaim) -> Result<MachineDetails, HostError> {
+        if self.shared.has_no_room(&self.catalogs.get(catalog)?.spec)? {
+            let message =
+                format!("the store of the overflow of '{catalog}' is nearly full: make room there first");
+            return Err(HostError::new(ErrorCode::Exhausted, message));
+        }
+        let of = Selector { catalog: Some(catalog.clone()), ..Selector::default() };
+        let mut views = self.views(&of)?;
+        let free = |view: &View| view.wanted.claim.is_none() && !view.wanted.drained;
+        let claimed = views.iter().filter(|view| view.wanted.claim.is_some()).count();
+        let starting =
+            views.iter().filter(|view| free(view) && view.wanted.power == Power::On && !is_ready(view));
+        let starting = starting.count();
+        views.retain(|view| free(view) && (claim.any || is_ready(view)));
+        // Those first that are ready, and of these those that have the newest version; then those that start.
+        views.sort_by_key(|view| {
+            let outdated = view.status.run.as_ref().is_none_or(|run| run.outdated);
+            (!is_ready(view), view.wanted.power == Power::Off, outdated, view.machine.number)
+        });
+        for view in views {
+            if self.is_claimed_now(&view, claim)? {
+                let object = format!("machine/{}", view.machine.name);
+                self.shared.events.raise(EventKind::Claimed, &object, "it is claimed");
+                return self.get(&view.machine.name);
+            }
+        }
+        let message = format!(
+            "no machine of '{catalog}' is free and ready: {claimed} are claimed, {starting} start: wait, or raise its warm"
+        );
+        Err(HostError::new(ErrorCode::Exhausted, message))
+    }
+
+    /// Claims a machine, if it is still as it was seen.
+    fn is_claimed_now(&self, seen: &View, claim: &NewClaim) -> Result<bool, HostError> {
+        let name = seen.machine.name.as_str();
+        self.shared.objects.change(|changes| {
+            let is = changes.get::<Wanted>(name)?;
+            let there = changes.get::<Machine>(name)?.is_some();
+            let revision = is.as_ref().map(|wanted| wanted.revision).unwrap_or_default();
+            if !there || revision != seen.revision {
+                return Ok(false);
+            }
+            let is = is.map(|wanted| wanted.value).unwrap_or_default();
+            let claim = Some(Claimed::new(claim.ttl_seconds, is.power == Power::Off));
+            changes.put(name, &Wanted { claim, power: Power::On, ..is });
+            Ok(true)
+        })
+    }
+
+    /// A machine is nobody's any more: it forgets, and is ready for the next one.
+    pub fn release(&self, name: &Name) -> Result<MachineDetails, HostError> {
+        let catalog = self.catalogs.get(&self.catalogs.machine(name)?.catalog)?;
+        let views = self.views(&Selector { catalog: Some(catalog.name.clone()), ..Selector::default() })?;
+        let free = free(&views, Some(name));
+        self.shared.objects.change(|changes| {
+            let Some(mut wanted) = changes.get::<Wanted>(name.as_str())?.filter(|w| w.value.claim.is_some())
+            else {
+                let message = format!("nobody has claimed {name}");
+                return Err(HostError::new(ErrorCode::Conflict, message));
+            };
+            wanted.value.release(catalog.spec.warm, free);
+            changes.put(name.as_str(), &wanted.value);
+            Ok(())
+        })?;
+        self.shared.events.raise(EventKind::Released, &format!("machine/{name}"), "it is released");
+        self.get(name)
+    }
+}
+
+/// How many run, or are to, and are nobody's; but for this one.
+pub(super) fn free<'a>(views: impl IntoIterator<Item = &'a View>, but: Option<&Name>) -> usize {
+    let is_free = |view: &&View| {
+        let wanted = &view.wanted;
+        wanted.power == Power::On
+            && wanted.claim.is_none()
+            && !wanted.drained
+            && Some(&view.machine.name) != but
+    };
+    views.into_iter().filter(is_free).count()
+}
+
+fn is_ready(view: &View) -> bool {
+    view.wanted.power == Power::On && view.status.settled && view.status.ready
+}
+
+/// What is wanted of a machine once it was asked this.
+fn ask(
+    name: &Name,
+    is: &Wanted,
+    action: Action,
+    grace_seconds: u32,
+    keeps: bool,
+) -> Result<Wanted, HostError> {
+    let mut wanted = Wanted { grace_seconds, ..is.clone() };
+    match action {
+        Action::Start | Action::Restart if is.drained && is.power == Power::Off => {
+            let message = format!("{name} is drained: 'machine undrain {name}' first");
+            return Err(HostError::new(ErrorCode::Conflict, message));
+        }
+        Action::Restart if is.power == Power::On => wanted.restarts += 1,
+        Action::Start | Action::Restart => wanted.power = Power::On,
+        Action::Stop => wanted.power = Power::Off,
+        Action::Reset if keeps || is.power == Power::On => wanted.resets += 1,
+        // It keeps nothing.
+        Action::Reset => {}
+        Action::Drain => wanted.drained = true,
+        Action::Undrain => wanted.drained = false,
+    }
+    Ok(wanted)
+}

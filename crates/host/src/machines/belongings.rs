@@ -1,0 +1,265 @@
+//! What a machine has that outlives its runs: the key that its SSH server shows, its data disk. Owns these records and
+//! files; and the files of a run that are made anew for each: the seed disk, the scratch disk.
+//!
+//! Invariant: a file that is kept is named by its machine's UUID and goes only when somebody said so; a record names a
+//! file only once it is there.
+
+use super::Shared;
+use super::run::Run;
+use crate::error::HostError;
+use crate::seed::{HostKey, Seed, SeedNetwork, host_key};
+use crate::store::Kind;
+use serde::{Deserialize, Serialize};
+use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, Machine, Name, Network, StoreClass};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The seed disk's file in a machine's folder.
+pub const SEED: &str = "seed.img";
+/// Folders of stores.
+const DATA: &str = "data";
+const DISKS: &str = "disks";
+const SCRATCH: &str = "scratch";
+
+/// What a machine has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Belongings {
+    /// Of the machine's identity.
+    pub uuid: String,
+    /// Made once.
+    pub host_key: HostKey,
+    /// The file of its data disk.
+    pub data: Option<PathBuf>,
+    /// Its disk, in mode `persistent`.
+    pub disk: Option<KeptDisk>,
+    /// Its machine is gone, and what it had is to go.
+    pub doomed: bool,
+}
+
+/// A disk of mode `persistent`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptDisk {
+    /// Its file.
+    pub path: PathBuf,
+    /// Whether it has been served: then the file must be there.
+    pub made: bool,
+    /// The image that it is of, on which it stays.
+    pub image: Name,
+    /// Its version.
+    pub version: u32,
+    /// Of the resets that the machine was asked for, those that came before it.
+    pub resets: u64,
+}
+
+impl Kind for Belongings {
+    const PREFIX: &'static str = "belongings/";
+    const WORD: &'static str = "machine";
+}
+
+impl Shared {
+    /// What a machine has, as its settings want it from its next start on. Made if it is not there yet.
+    pub(super) fn belongings(
+        &self,
+        machine: &Machine,
+        catalog: &Catalog,
+        resets: u64,
+    ) -> Result<Belongings, HostError> {
+        let spec = &catalog.spec;
+        let name = machine.name.as_str();
+        let uuid = &machine.identity.uuid;
+        let found = self.objects.get::<Belongings>(name)?.map(|belongings| belongings.value);
+        let earlier = found.filter(|belongings| belongings.uuid == *uuid);
+        let mut belongings = match earlier.clone() {
+            Some(belongings) => belongings,
+            None => Belongings {
+                uuid: uuid.clone(),
+                host_key: host_key()?,
+                data: None,
+                disk: None,
+                doomed: false,
+            },
+        };
+        match (&belongings.data, spec.data_disk_bytes) {
+            (Some(path), Some(bytes)) => grow(path, bytes)?,
+            // Whoever took it out of the settings has said that it may go.
+            (Some(path), None) => {
+                remove(path)?;
+                belongings.data = None;
+            }
+            (None, Some(bytes)) => {
+                let store = self.stores.for_disks(spec.data_disk_store.as_ref())?;
+                self.stores.check(&store)?;
+                let path = store.path.join(DATA).join(format!("{name}-{uuid}.raw"));
+                make(&path, bytes)?;
+                belongings.data = Some(path);
+            }
+            (None, None) => {}
+        }
+        let stays = |disk: &KeptDisk| {
+            spec.mode() == DiskMode::Persistent && disk.image == spec.image.name && disk.resets == resets
+        };
+        if let Some(disk) = belongings.disk.take_if(|disk| !stays(disk)) {
+            remove(&disk.path)?;
+        }
+        if spec.mode() == DiskMode::Persistent && belongings.disk.is_none() {
+            let store = self.stores.for_disks(spec.overflow_store.as_ref())?;
+            self.stores.check(&store)?;
+            let path = store.path.join(DISKS).join(format!("{name}-{uuid}.disk"));
+            let folder = path.parent().unwrap_or(&path);
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+            made.map_err(|e| failed(folder, "cannot be made", e))?;
+            let (image, version) = (spec.image.name.clone(), catalog.version);
+            belongings.disk = Some(KeptDisk { path, made: false, image, version, resets });
+        }
+        if let Some(disk) = belongings.disk.as_ref().filter(|disk| disk.made && !disk.path.exists()) {
+            let message = format!("{} is gone: is its file system mounted?", disk.path.display());
+            return Err(HostError::new(ErrorCode::Unavailable, message));
+        }
+        if earlier.as_ref() != Some(&belongings) {
+            self.objects.change(|changes| {
+                if changes.get::<Machine>(name)?.is_none_or(|found| found.value.identity.uuid != *uuid) {
+                    return Err(HostError::not_found("machine", name, []));
+                }
+                changes.put(name, &belongings);
+                Ok(())
+            })?;
+        }
+        Ok(belongings)
+    }
+
+    /// A machine's kept disk has been served: from now on its file must be there.
+    pub(super) fn disk_is_made(&self, name: &str) -> Result<(), HostError> {
+        self.objects.change(|changes| {
+            if let Some(mut found) = changes.get::<Belongings>(name)?
+                && let Some(disk) = found.value.disk.as_mut().filter(|disk| !disk.made)
+            {
+                disk.made = true;
+                changes.put(name, &found.value);
+            }
+            Ok(())
+        })
+    }
+
+    /// Where a machine's scratch disk is, if it has one.
+    pub(super) fn scratch(
+        &self,
+        machine: &Machine,
+        spec: &CatalogSpec,
+    ) -> Result<Option<PathBuf>, HostError> {
+        if spec.scratch_disk_bytes.is_none() {
+            return Ok(None);
+        }
+        let store = self.stores.list()?.into_iter().find(|store| store.class == StoreClass::Temp);
+        let none = "no store is of class temp: add one ('spillway store add')";
+        let store = store.ok_or_else(|| HostError::new(ErrorCode::Unavailable, none))?;
+        self.stores.check(&store)?;
+        Ok(Some(store.path.join(SCRATCH).join(format!("{}-{}.raw", machine.name, machine.identity.uuid))))
+    }
+
+    /// What a machine that is gone had goes too, if somebody said so.
+    pub(super) fn dispose(&self, name: &str) -> Result<(), HostError> {
+        let Some(found) = self.objects.get::<Belongings>(name)?.filter(|found| found.value.doomed) else {
+            return Ok(());
+        };
+        let disk = found.value.disk.as_ref().map(|disk| &disk.path);
+        disk.into_iter().chain(&found.value.data).try_for_each(|path| remove(path))?;
+        self.objects.change(|changes| {
+            if changes.get::<Belongings>(name)?.is_some_and(|now| now.revision == found.revision) {
+                changes.delete::<Belongings>(name);
+            }
+            Ok(())
+        })
+    }
+
+    /// Removes scratch disks that no run names: those of machines whose host has ended.
+    pub(super) fn sweep_scratch(&self, runs: &[(Name, Run)]) -> Result<(), HostError> {
+        for store in self.stores.list()?.into_iter().filter(|store| store.class == StoreClass::Temp) {
+            let Ok(entries) = fs::read_dir(store.path.join(SCRATCH)) else { continue };
+            for path in entries.flatten().map(|entry| entry.path()) {
+                if !runs.iter().any(|(_, run)| run.scratch.as_ref() == Some(&path)) {
+                    remove(&path)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes what tells a machine's guest who it is.
+pub fn write_seed(
+    folder: &Path,
+    machine: &Machine,
+    spec: &CatalogSpec,
+    host_key: &HostKey,
+) -> Result<(), HostError> {
+    let network = match spec.network {
+        Network::None => SeedNetwork::None,
+        Network::User | Network::Bridge(_) => SeedNetwork::Dhcp,
+    };
+    let seed = Seed {
+        name: &machine.name,
+        identity: &machine.identity,
+        host_key,
+        network,
+        authorized_keys: &spec.authorized_keys,
+        user_data: spec.user_data.as_deref(),
+    };
+    let path = folder.join(SEED);
+    let disk = seed.disk()?;
+    let write = || {
+        // It holds a secret key.
+        let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(&path)?;
+        file.write_all(&disk)
+    };
+    write().map_err(|e| failed(&path, "cannot be written", e))
+}
+
+/// An empty scratch disk, whatever was in it before.
+pub fn empty(path: &Path, bytes: u64) -> Result<(), HostError> {
+    remove(path)?;
+    make(path, bytes)
+}
+
+/// Removes a file, if it is there.
+pub fn remove(path: &Path) -> Result<(), HostError> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(path, "cannot be removed", e)),
+        _ => Ok(()),
+    }
+}
+
+/// A sparse file of this size. One that is there is the one that was being made.
+fn make(path: &Path, bytes: u64) -> Result<(), HostError> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let make = || {
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+        file.set_len(bytes)?;
+        file.sync_all()?;
+        folder.ancestors().take(2).try_for_each(|folder| File::open(folder)?.sync_all())
+    };
+    make().map_err(|e| failed(path, "cannot be made", e))
+}
+
+/// Makes a file that must be there so large at least.
+fn grow(path: &Path, bytes: u64) -> Result<(), HostError> {
+    let grow = || {
+        let file = File::options().write(true).open(path)?;
+        if file.metadata()?.len() < bytes {
+            file.set_len(bytes)?;
+            file.sync_all()?;
+        }
+        Ok(())
+    };
+    grow().map_err(|e| failed(path, "cannot be used", e))
+}
+
+fn failed(path: &Path, what: &str, error: io::Error) -> HostError {
+    let code = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::Exhausted,
+        _ => ErrorCode::Internal,
+    };
+    HostError::new(code, format!("{} {what}: {error}", path.display()))
+}

@@ -1,0 +1,184 @@
+//! A machine's disk: a `spillway serve` of its own in the machine's folder, spoken to over its control socket. Owns its
+//! options and its sockets' names.
+//!
+//! Invariant: nothing here waits longer than its deadline for a disk that does not answer.
+
+use super::run::Run;
+use super::short_path::ShortPath;
+use crate::error::HostError;
+use crate::json_lines::JsonLines;
+use crate::processes::{self, Process, Seen};
+use crate::scopes::Scopes;
+use serde::Serialize;
+use spillway_api::{DiskMode, ErrorCode, Hypervisor};
+use spillway_worker::supervisor::{Client, ErrorKind, Request};
+use std::ffi::OsString;
+use std::future::pending;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// What the process is called.
+pub const PROCESS: &str = "disk";
+/// Its vhost-user socket.
+pub const SOCKET: &str = "disk.sock";
+/// Its NBD socket, for machines that somebody else runs.
+pub const NBD: &str = "disk.nbd";
+/// Its control socket.
+pub const CONTROL: &str = "disk.ctl";
+/// How long it may take to be ready.
+const READY: Duration = Duration::from_secs(60);
+/// How long it may take to end when it is asked to: what it holds of a machine that is over is worth nothing, but what
+/// it has to write of one that is kept is.
+const END: Duration = Duration::from_secs(30);
+/// How long it may take to let us listen.
+const LISTEN: Duration = Duration::from_secs(5);
+/// Longest line that it may say unasked.
+const MAX_EVENT_BYTES: usize = 64 << 10;
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Where its parts are.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// `spillway`.
+    pub program: PathBuf,
+    /// The image's version: a raw file.
+    pub image: PathBuf,
+    /// Which one that is, for a disk that must never be put on another.
+    pub image_id: String,
+    /// The folder for its overflow or difference file.
+    pub overflow: PathBuf,
+}
+
+/// Starts it and waits until it serves.
+pub fn start(folder: &Path, run: &Run, source: &Source, scopes: &Scopes) -> Result<Process, HostError> {
+    let mut command = Command::new(&source.program);
+    command.args(options(run, source));
+    let process = processes::start(folder, PROCESS, scopes.place(folder, PROCESS, command))?;
+    let until = Instant::now() + READY;
+    while let Err(e) = ask(folder, &Request::Ping) {
+        if process.ends_within(LOOK) {
+            let said = processes::last_words(folder, PROCESS);
+            let code = if said.contains("memory") { ErrorCode::Exhausted } else { ErrorCode::Internal };
+            return Err(HostError::new(code, format!("its disk cannot be served: {said}")));
+        }
+        if Instant::now() > until {
+            let _ = process.end(Duration::ZERO);
+            return Err(HostError::new(ErrorCode::Internal, format!("its disk is not ready: {e}")));
+        }
+    }
+    Ok(process)
+}
+
+/// Its process, if it lives.
+pub fn find(folder: &Path) -> Result<Option<Process>, HostError> {
+    Ok(match processes::look(folder, PROCESS)? {
+        Seen::Alive(process) => Some(process),
+        Seen::None | Seen::Ended => None,
+    })
+}
+
+/// Ends it, and with it what was written.
+pub fn end(process: &Process) -> Result<(), HostError> {
+    process.end(END)
+}
+
+/// Throws away what was written. Whoever is still connected is let go.
+pub fn reset(folder: &Path) -> Result<(), HostError> {
+    ask(folder, &Request::Reset { force: true, discard_data: false }).map(drop)
+}
+
+/// Asks its supervisor.
+pub fn ask(folder: &Path, request: &Request) -> Result<serde_json::Value, HostError> {
+    let socket = ShortPath::of(folder, CONTROL)?;
+    let answer = Client::connect(socket.path()).and_then(|mut client| client.ask(request));
+    answer.map_err(|e| {
+        let code = match e.kind {
+            ErrorKind::Refused => ErrorCode::Conflict,
+            ErrorKind::Unavailable => ErrorCode::Unavailable,
+            _ => ErrorCode::Internal,
+        };
+        HostError::new(code, e.message)
+    })
+}
+
+/// What a disk says unasked, for as long as it is listened to.
+#[derive(Default)]
+pub struct Says(Option<JsonLines>);
+
+impl Says {
+    /// Listens, if nobody does yet. A disk that does not let us is asked again at the next step.
+    pub async fn listen(&mut self, folder: &Path) {
+        if self.0.is_some() {
+            return;
+        }
+        let connect = async {
+            let socket = ShortPath::of(folder, CONTROL).map_err(io::Error::other)?;
+            let mut lines = JsonLines::connect(socket.path(), MAX_EVENT_BYTES).await?;
+            lines.send(&serde_json::to_value(Request::Events)?).await?;
+            lines.next().await?;
+            io::Result::Ok(lines)
+        };
+        self.0 = tokio::time::timeout(LISTEN, connect).await.ok().and_then(Result::ok);
+    }
+
+    /// What it says next; `None`: it says no more. Never, while nobody listens. May be given up at any time.
+    pub async fn next(&mut self) -> Option<String> {
+        let Some(lines) = &mut self.0 else { return pending().await };
+        match lines.next().await {
+            Ok(line) => Some(line["event"]["text"].as_str().unwrap_or_default().to_owned()),
+            Err(_) => {
+                self.0 = None;
+                None
+            }
+        }
+    }
+}
+
+fn options(run: &Run, source: &Source) -> Vec<OsString> {
+    let spec = &run.spec;
+    let mode = spec.mode();
+    let mut options: Vec<OsString> = vec!["serve".into()];
+    let mut add = |name: &str, value: OsString| options.extend([name.into(), value]);
+    add("--mode", word(mode).into());
+    if mode != DiskMode::Ephemeral {
+        add("--image", source.image.clone().into());
+        add("--format", "raw".into());
+        add("--base-cache", word(spec.base_cache).into());
+    }
+    let own = run.kept.as_ref().or(run.copy.as_ref().map(|copy| &copy.path));
+    if let Some(path) = own {
+        add("--disk", path.into());
+    }
+    if mode == DiskMode::Persistent {
+        add("--image-id", source.image_id.clone().into());
+    }
+    for (option, bytes) in [("--ram", run.ram_bytes), ("--overflow", run.overflow_bytes)] {
+        if let Some(bytes) = bytes {
+            add(option, bytes.to_string().into());
+        }
+    }
+    if spec.ram_bytes().or(spec.overflow_bytes()).is_some() {
+        add("--full", word(spec.full).into());
+    }
+    if matches!(mode, DiskMode::RamOverflow | DiskMode::Overflow | DiskMode::Direct) {
+        add("--overflow-dir", source.overflow.clone().into());
+    }
+    add("--vhost-user", SOCKET.into());
+    add("--control", CONTROL.into());
+    match run.hypervisor {
+        // QEMU asks for one queue per processor.
+        Hypervisor::Qemu | Hypervisor::Libvirt => add("--queues", spec.vcpus.to_string().into()),
+        Hypervisor::None => add("--nbd", NBD.into()),
+    }
+    options
+}
+
+/// `spillway serve` and the interface have the same words.
+pub fn word<T: Serialize>(value: T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        other => unreachable!("a plain enumeration is a word, not {other:?}"),
+    }
+}

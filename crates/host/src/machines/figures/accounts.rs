@@ -1,0 +1,188 @@
+//! What disks have done since the daemon began, by machine and by catalog. Owns the sums; asks nobody.
+//!
+//! Invariant: counters never fall. A disk that takes another's place starts at 0, and what the other one had done stays
+//! in the sums; what a disk had done before the daemon began is left out of them.
+
+use jiff::Timestamp;
+use spillway_api::{DiskCounters, DiskLevels, Figure, Name};
+use std::collections::{HashMap, HashSet};
+
+/// Which disk it is: its supervisor's process, and when that began, in the kernel's ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskId {
+    pub pid: i32,
+    pub begun: u64,
+}
+
+/// What a disk has said of itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Report {
+    pub disk: DiskId,
+    pub counters: DiskCounters,
+    pub levels: DiskLevels,
+}
+
+/// A sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Account {
+    pub counters: DiskCounters,
+    /// What RAM tiers held when the daemon began: written before, and not to a disk.
+    held_bytes: u64,
+}
+
+impl Account {
+    fn add(&mut self, growth: &Account) {
+        self.counters.add(&growth.counters);
+        self.held_bytes.add(&growth.held_bytes);
+    }
+
+    /// Of the bytes that guests wrote those that no disk got, and that no RAM tier holds which might still go to one.
+    pub fn spared_bytes(&self, ram_used_bytes: u64) -> u64 {
+        let written = self.counters.guest.written_bytes.saturating_add(self.held_bytes);
+        written.saturating_sub(self.counters.overflow.written_bytes).saturating_sub(ram_used_bytes)
+    }
+}
+
+/// A machine's.
+#[derive(Clone, Debug)]
+pub struct Of {
+    catalog: Name,
+    disk: Option<DiskId>,
+    /// What that disk has said last.
+    said: DiskCounters,
+    /// What it holds; nothing, once it is gone.
+    pub levels: DiskLevels,
+    pub account: Account,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub struct Accounts {
+    /// When the daemon began.
+    pub since: Timestamp,
+    /// The same in ticks; disks that are older were there before.
+    begun: u64,
+    pub machines: HashMap<Name, Of>,
+    pub catalogs: HashMap<Name, Account>,
+}
+
+impl Accounts {
+    pub fn new(begun: u64) -> Accounts {
+        Accounts { since: Timestamp::now(), begun, machines: HashMap::new(), catalogs: HashMap::new() }
+    }
+
+    /// A machine's disk has said this.
+    pub fn note(&mut self, machine: &Name, catalog: &Name, report: &Report) {
+        let new = || Of {
+            catalog: catalog.clone(),
+            disk: None,
+            said: DiskCounters::default(),
+            levels: DiskLevels::default(),
+            account: Account::default(),
+        };
+        let of = self.machines.entry(machine.clone()).or_insert_with(new);
+        if of.catalog != *catalog {
+            // Another machine of that name.
+            *of = new();
+        }
+        let same = of.disk == Some(report.disk) && !report.counters.is_behind(&of.said);
+        let growth = match same {
+            true => Account { counters: report.counters.since(&of.said), held_bytes: 0 },
+            false if report.disk.begun < self.begun && of.disk.is_none() => {
+                Account { counters: DiskCounters::default(), held_bytes: report.levels.ram_used_bytes }
+            }
+            false => Account { counters: report.counters, held_bytes: 0 },
+        };
+        (of.disk, of.said, of.levels) = (Some(report.disk), report.counters, report.levels);
+        of.account.add(&growth);
+        self.catalogs.entry(catalog.clone()).or_default().add(&growth);
+    }
+
+    /// A machine has no disk any more.
+    pub fn is_gone(&mut self, machine: &Name) {
+        if let Some(of) = self.machines.get_mut(machine) {
+            of.levels = DiskLevels::default();
+        }
+    }
+
+    /// The catalog of a machine that has said something.
+    pub fn catalog(&self, machine: &Name) -> Option<Name> {
+        self.machines.get(machine).map(|of| of.catalog.clone())
+    }
+
+    /// What is not recorded any more is forgotten.
+    pub fn keep(&mut self, machines: &HashSet<&Name>, catalogs: &HashSet<&Name>) {
+        self.machines.retain(|name, _| machines.contains(name));
+        self.catalogs.retain(|name, _| catalogs.contains(name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    fn report(pid: i32, begun: u64, written: u64, evicted: u64, ram: u64) -> Report {
+        let mut counters = DiskCounters::default();
+        (counters.guest.written_bytes, counters.overflow.written_bytes) = (written, evicted);
+        let levels = DiskLevels { ram_used_bytes: ram, ..DiskLevels::default() };
+        Report { disk: DiskId { pid, begun }, counters, levels }
+    }
+
+    /// Bytes written and bytes spared, of the catalog.
+    fn sums(accounts: &Accounts) -> (u64, u64) {
+        let account = accounts.catalogs[&name("desk")];
+        let ram = accounts.machines.values().map(|of| of.levels.ram_used_bytes).sum();
+        (account.counters.guest.written_bytes, account.spared_bytes(ram))
+    }
+
+    #[test]
+    fn counters_go_on_when_disks_end_and_others_begin() {
+        let mut accounts = Accounts::new(100);
+        let desk = name("desk");
+        accounts.note(&name("a"), &desk, &report(1, 200, 50, 10, 30));
+        assert_eq!(sums(&accounts), (50, 10));
+        accounts.note(&name("a"), &desk, &report(1, 200, 60, 10, 30));
+        accounts.note(&name("a"), &desk, &report(1, 200, 60, 10, 30));
+        assert_eq!(sums(&accounts), (60, 20));
+        // What its RAM tier held went nowhere.
+        accounts.is_gone(&name("a"));
+        assert_eq!(sums(&accounts), (60, 50));
+        accounts.note(&name("a"), &desk, &report(2, 300, 5, 0, 5));
+        accounts.note(&name("b"), &desk, &report(3, 300, 7, 0, 0));
+        assert_eq!(sums(&accounts), (72, 57));
+        // The same number again, and the same moment: but its counters say that it is another.
+        accounts.note(&name("b"), &desk, &report(3, 300, 6, 0, 0));
+        assert_eq!(sums(&accounts), (78, 63));
+        assert_eq!(accounts.machines[&name("b")].account.counters.guest.written_bytes, 13);
+        // One that is removed leaves what it did with its catalog.
+        accounts.keep(&HashSet::from([&name("a")]), &HashSet::from([&desk]));
+        assert_eq!((sums(&accounts), accounts.machines.len()), ((78, 63), 1));
+        accounts.keep(&HashSet::new(), &HashSet::new());
+        assert!(accounts.catalogs.is_empty());
+    }
+
+    #[test]
+    fn what_was_before_the_daemon_is_left_out() {
+        let mut accounts = Accounts::new(100);
+        let desk = name("desk");
+        accounts.note(&name("a"), &desk, &report(1, 99, 1000, 400, 300));
+        assert_eq!(sums(&accounts), (0, 0));
+        accounts.note(&name("a"), &desk, &report(1, 99, 1010, 450, 260));
+        assert_eq!(sums(&accounts), (10, 0), "what it wrote to the disk it had written before");
+        accounts.note(&name("a"), &desk, &report(1, 99, 1010, 450, 0));
+        assert_eq!(sums(&accounts), (10, 260));
+    }
+
+    #[test]
+    fn another_machine_of_the_same_name_starts_anew() {
+        let mut accounts = Accounts::new(100);
+        accounts.note(&name("a"), &name("old"), &report(1, 200, 50, 0, 0));
+        accounts.note(&name("a"), &name("desk"), &report(2, 300, 5, 0, 0));
+        assert_eq!(sums(&accounts), (5, 5));
+        assert_eq!(accounts.machines[&name("a")].account.counters.guest.written_bytes, 5);
+    }
+}

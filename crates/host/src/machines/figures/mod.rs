@@ -1,0 +1,293 @@
+//! The figures of all machines: their disks are asked over their control sockets, all at once. Owns what was asked
+//! last, and how long it is good.
+//!
+//! Invariant: a disk that does not answer costs its own figures and nobody's time; who asks at the same time gets the
+//! same answer.
+
+mod accounts;
+
+use super::short_path::ShortPath;
+use super::{Machines, Shared, View, blocking, disk};
+use crate::error::HostError;
+use crate::json_lines::JsonLines;
+use crate::processes;
+use accounts::{Accounts, DiskId, Report};
+use jiff::Timestamp;
+use rustix::process::{Pid, getpid};
+use spillway_api::{
+    Catalog, CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Machine, MachineCounts,
+    MachineFigures, Name, Phase, PlaneCounters, Power, Selector, StoreFigures,
+};
+use spillway_worker::supervisor::{Answer, Plane, Request, Stats};
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+/// How long disks may take, all of them together.
+const PATIENCE: Duration = Duration::from_millis(700);
+/// Asked again sooner, the answer is the same.
+const FRESH: Duration = Duration::from_millis(400);
+/// Disks that are asked at a time: two descriptors each.
+const AT_A_TIME: usize = 128;
+/// Longest answer that is taken of a disk.
+const MAX_ANSWER_BYTES: usize = 64 << 10;
+
+/// What was asked, and what it adds up to.
+pub struct Seen {
+    accounts: Mutex<Accounts>,
+    last: tokio::sync::Mutex<Option<(Instant, Arc<Figures>)>>,
+    space: Mutex<Option<JoinHandle<Vec<StoreFigures>>>>,
+}
+
+impl Default for Seen {
+    fn default() -> Seen {
+        let accounts = Accounts::new(processes::begins(getpid()).unwrap_or(0));
+        Seen { accounts: Mutex::new(accounts), last: tokio::sync::Mutex::default(), space: Mutex::default() }
+    }
+}
+
+impl Seen {
+    fn accounts(&self) -> MutexGuard<'_, Accounts> {
+        self.accounts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Machines {
+    /// The figures of all machines, not older than a moment.
+    pub async fn figures(&self) -> Result<Arc<Figures>, HostError> {
+        let mut last = self.shared.figures.last.lock().await;
+        if let Some((at, figures)) = &*last
+            && at.elapsed() < FRESH
+        {
+            return Ok(Arc::clone(figures));
+        }
+        let machines = self.clone();
+        let (views, catalogs) =
+            blocking(move || Ok((machines.views(&Selector::default())?, machines.catalogs.list()?))).await?;
+        let until = Instant::now() + PATIENCE;
+        let silent = self.shared.ask_disks(&views, until).await;
+        let stores = self.shared.space(until).await;
+        let figures = Arc::new(self.shared.sum(&views, &catalogs, &silent, stores));
+        *last = Some((Instant::now(), Arc::clone(&figures)));
+        Ok(figures)
+    }
+}
+
+impl Shared {
+    /// A disk is about to be ended: what it has done is noted.
+    pub async fn note_last_figures(&self, name: &Name, folder: &Path) {
+        let recorded = self.objects.get::<Machine>(name.as_str()).ok().flatten();
+        let catalog = recorded.map(|machine| machine.value.catalog);
+        let Some(catalog) = catalog.or_else(|| self.figures.accounts().catalog(name)) else { return };
+        if let Ok(Ok(report)) = tokio::time::timeout(PATIENCE, ask(folder)).await {
+            self.figures.accounts().note(name, &catalog, &report);
+        }
+    }
+
+    /// Asks all disks that are served. Those that have not answered.
+    async fn ask_disks(&self, views: &[View], until: Instant) -> HashSet<Name> {
+        let mut silent = HashSet::new();
+        let mut asked = JoinSet::new();
+        let places = Arc::new(Semaphore::new(AT_A_TIME));
+        for view in views {
+            let Some(run) = &view.status.run else {
+                self.figures.accounts().is_gone(&view.machine.name);
+                continue;
+            };
+            // While it starts or ends it need not be there.
+            if run.disk_pid.is_some() {
+                silent.insert(view.machine.name.clone());
+            }
+            let folder: PathBuf = self.parts.folder.join(view.machine.name.as_str());
+            let (name, catalog) = (view.machine.name.clone(), view.machine.catalog.clone());
+            let places = Arc::clone(&places);
+            asked.spawn(async move {
+                let _place = places.acquire_owned().await;
+                (name, catalog, ask(&folder).await)
+            });
+        }
+        // Those that are asked still when the time is over are given up with the set.
+        while let Ok(Some(answer)) = tokio::time::timeout_at(until, asked.join_next()).await {
+            if let Ok((name, catalog, Ok(report))) = answer {
+                silent.remove(&name);
+                self.figures.accounts().note(&name, &catalog, &report);
+            }
+        }
+        silent
+    }
+
+    /// The space of stores. A file system that does not answer is not asked again before it does.
+    async fn space(&self, until: Instant) -> Vec<StoreFigures> {
+        let under_way = self.figures.space.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let stores = self.stores.clone();
+        let mut asking = under_way.unwrap_or_else(|| {
+            tokio::task::spawn_blocking(move || {
+                let space = |store: spillway_api::StoreFolder| {
+                    let found = rustix::fs::statvfs(&store.path).ok()?;
+                    Some(StoreFigures {
+                        name: store.name,
+                        size_bytes: found.f_blocks * found.f_frsize,
+                        free_bytes: found.f_bavail * found.f_frsize,
+                    })
+                };
+                stores.list().unwrap_or_default().into_iter().filter_map(space).collect()
+            })
+        });
+        match tokio::time::timeout_at(until, &mut asking).await {
+            Ok(found) => found.unwrap_or_default(),
+            Err(_) => {
+                *self.figures.space.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(asking);
+                Vec::new()
+            }
+        }
+    }
+
+    fn sum(
+        &self,
+        views: &[View],
+        catalogs: &[Catalog],
+        silent: &HashSet<Name>,
+        stores: Vec<StoreFigures>,
+    ) -> Figures {
+        let mut accounts = self.figures.accounts();
+        let machines = views.iter().map(|view| &view.machine.name).collect();
+        accounts.keep(&machines, &catalogs.iter().map(|catalog| &catalog.name).collect());
+        let sums = |catalog: &Catalog| {
+            let account = accounts.catalogs.get(&catalog.name).copied().unwrap_or_default();
+            CatalogFigures {
+                name: catalog.name.clone(),
+                machines: MachineCounts::default(),
+                warm: catalog.spec.warm,
+                disks: 0,
+                silent_disks: 0,
+                levels: DiskLevels::default(),
+                counters: account.counters,
+                spared_bytes: 0,
+            }
+        };
+        let mut of: HashMap<&Name, CatalogFigures> =
+            catalogs.iter().map(|catalog| (&catalog.name, sums(catalog))).collect();
+        let mut machines = Vec::new();
+        for view in views {
+            let Some(sum) = of.get_mut(&view.machine.catalog) else { continue };
+            count(&mut sum.machines, view);
+            let is_silent = silent.contains(&view.machine.name);
+            sum.silent_disks += u64::from(is_silent);
+            if let Some(of) = accounts.machines.get(&view.machine.name) {
+                let is_served = view.status.run.as_ref().is_some_and(|run| run.disk_pid.is_some());
+                sum.disks += u64::from(is_served && !is_silent);
+                sum.levels.add(&of.levels);
+                machines.push(MachineFigures {
+                    name: view.machine.name.clone(),
+                    catalog: view.machine.catalog.clone(),
+                    phase: view.status.phase,
+                    ready: view.status.ready,
+                    claimed: view.wanted.claim.is_some(),
+                    silent: is_silent,
+                    levels: of.levels,
+                    counters: of.account.counters,
+                    spared_bytes: of.account.spared_bytes(of.levels.ram_used_bytes),
+                });
+            }
+        }
+        for (name, sum) in &mut of {
+            let account = accounts.catalogs.get(name).copied().unwrap_or_default();
+            sum.spared_bytes = account.spared_bytes(sum.levels.ram_used_bytes);
+        }
+        let catalogs = catalogs.iter().filter_map(|catalog| of.remove(&catalog.name)).collect();
+        Figures { time: Timestamp::now(), since: accounts.since, catalogs, machines, stores }
+    }
+}
+
+fn count(counts: &mut MachineCounts, view: &View) {
+    let phase = match view.status.phase {
+        Phase::Stopped => &mut counts.stopped,
+        Phase::Placing | Phase::Starting => &mut counts.starting,
+        Phase::Running => &mut counts.running,
+        Phase::Stopping => &mut counts.stopping,
+        Phase::Failed => &mut counts.failed,
+    };
+    *phase += 1;
+    let (ready, claimed) = (view.status.ready, view.wanted.claim.is_some());
+    counts.ready += u64::from(ready);
+    counts.claimed += u64::from(claimed);
+    let is_on = view.wanted.power == Power::On && view.status.settled;
+    counts.available += u64::from(ready && is_on && !claimed && !view.wanted.drained);
+}
+
+/// Asks a machine's disk.
+async fn ask(folder: &Path) -> io::Result<Report> {
+    let strange = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
+    let socket = ShortPath::of(folder, disk::CONTROL).map_err(io::Error::other)?;
+    let mut lines = JsonLines::connect(socket.path(), MAX_ANSWER_BYTES).await?;
+    let pid = lines.peer_pid().and_then(Pid::from_raw).ok_or_else(|| strange("nobody is there"))?;
+    let begun = processes::begins(pid).ok_or_else(|| strange("it has ended"))?;
+    lines.send(&serde_json::to_value(Request::Stats)?).await?;
+    match serde_json::from_value(lines.next().await?)? {
+        Answer::Ok(stats) => {
+            let stats: Stats = serde_json::from_value(stats)?;
+            let disk = DiskId { pid: pid.as_raw_nonzero().get(), begun };
+            Ok(Report { disk, counters: counters(&stats), levels: levels(&stats) })
+        }
+        Answer::Error { message, .. } => Err(strange(&message)),
+    }
+}
+
+fn counters(s: &Stats) -> DiskCounters {
+    let plane = |p: &Plane| PlaneCounters {
+        reads: p.reads,
+        writes: p.writes,
+        read_bytes: p.read_bytes,
+        written_bytes: p.written_bytes,
+    };
+    let base = &s.planes.base;
+    DiskCounters {
+        guest: plane(&s.planes.guest),
+        ram: plane(&s.planes.ram),
+        overflow: plane(&s.planes.overflow),
+        base: PlaneCounters {
+            reads: base.reads,
+            writes: base.writes,
+            read_bytes: base.read_bytes,
+            written_bytes: base.written_bytes,
+        },
+        zero: plane(&s.planes.zero),
+        base_store_reads: base.store_reads,
+        base_store_read_bytes: base.store_read_bytes,
+        evicted_blocks: s.evictions.blocks,
+        stalls: s.stalls.count,
+        stall_ns: s.stalls.ns,
+        failed_requests: s.failed.requests,
+        overflow_write_errors: s.overflow.write_errors,
+        overflow_read_errors: s.overflow.read_errors,
+        checksum_mismatches: s.checksum_mismatches,
+        resets: s.resets,
+        worker_restarts: s.restarts,
+        read_count: s.latency.read.count,
+        read_ns: s.latency.read.sum_ns,
+        write_count: s.latency.write.count,
+        write_ns: s.latency.write.sum_ns,
+    }
+}
+
+fn levels(s: &Stats) -> DiskLevels {
+    DiskLevels {
+        ram_used_bytes: s.ram.used_bytes,
+        ram_limit_bytes: s.ram.limit_bytes,
+        overflow_used_bytes: s.overflow.used_bytes,
+        overflow_file_bytes: s.overflow.file_bytes,
+        overflow_limit_bytes: s.overflow.limit_bytes,
+        map_bytes: s.map.bytes,
+        inflight: s.inflight,
+        waiting: s.waiting,
+        warning: u64::from(s.level > 0),
+        critical: u64::from(s.level > 1),
+        full: u64::from(s.is_full > 0),
+        degraded: u64::from(s.degraded > 0),
+    }
+}

@@ -1,0 +1,108 @@
+//! What is wanted of machines when the host has started again: nothing of them runs, and nobody has claimed any. Owns the
+//! record of the start that was seen last.
+//!
+//! Invariant: a start of the host is seen once, together with what it changes.
+
+use super::wanted::{Wanted, boot_id};
+use crate::error::HostError;
+use crate::store::{Kind, Objects};
+use serde::{Deserialize, Serialize};
+use spillway_api::{Catalog, Machine, Power};
+
+/// The start of the host that was seen last.
+#[derive(Serialize, Deserialize)]
+struct Seen {
+    boot: String,
+}
+
+impl Kind for Seen {
+    const PREFIX: &'static str = "host/";
+    const WORD: &'static str = "host";
+}
+
+const NAME: &str = "boot";
+
+/// After a start of the host machines are to run whose catalog says so, and no others.
+pub fn look(objects: &Objects) -> Result<(), HostError> {
+    look_at(objects, &boot_id())
+}
+
+fn look_at(objects: &Objects, boot: &str) -> Result<(), HostError> {
+    objects.change(|changes| {
+        let seen = changes.get::<Seen>(NAME)?;
+        if seen.as_ref().is_some_and(|seen| seen.value.boot == boot) {
+            return Ok(());
+        }
+        changes.put(NAME, &Seen { boot: boot.into() });
+        if seen.is_none() {
+            return Ok(());
+        }
+        for machine in changes.list_below::<Machine>("")? {
+            let starts = changes
+                .get::<Catalog>(machine.value.catalog.as_str())?
+                .is_some_and(|catalog| catalog.value.spec.autostart);
+            // One of which nothing was ever wanted is looked after like a new one.
+            if let Some(wanted) = changes.get::<Wanted>(&machine.name)? {
+                let power = if starts && !wanted.value.drained { Power::On } else { Power::Off };
+                changes.put(&machine.name, &Wanted { power, claim: None, ..wanted.value });
+            }
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::SqliteStore;
+    use serde_json::json;
+    use std::sync::Arc;
+
+    #[test]
+    fn only_what_starts_by_itself_runs_after_a_start_of_the_host() {
+        let dir = tempfile::tempdir().unwrap();
+        let objects = Objects::new(Arc::new(SqliteStore::open(&dir.path().join("db")).unwrap()));
+        let now = jiff::Timestamp::now();
+        let catalog = |name: &str, autostart: bool| -> Catalog {
+            let spec = json!({ "image": "debian", "autostart": autostart });
+            let catalog = json!({
+                "name": name, "spec": spec, "version": 1, "history": [], "created": now, "warnings": [],
+            });
+            serde_json::from_value(catalog).unwrap()
+        };
+        let machine = |name: &str, catalog: &str| -> Machine {
+            let identity = json!({ "uuid": name, "mac": "02:00:00:00:00:01" });
+            let machine = json!({
+                "name": name, "catalog": catalog, "number": 1, "identity": identity, "created": now,
+            });
+            serde_json::from_value(machine).unwrap()
+        };
+        let on = Wanted { power: Power::On, ..Wanted::default() };
+        objects
+            .change(|changes| {
+                changes.put("kept", &catalog("kept", true));
+                changes.put("other", &catalog("other", false));
+                for (name, of) in [("a", "kept"), ("b", "kept"), ("c", "kept"), ("d", "other"), ("e", "kept")]
+                {
+                    changes.put(name, &machine(name, of));
+                }
+                changes.put("a", &Wanted { power: Power::Off, ..on.clone() });
+                changes.put("b", &on);
+                changes.put("c", &Wanted { drained: true, ..on.clone() });
+                changes.put("d", &on);
+                Ok::<_, HostError>(())
+            })
+            .unwrap();
+        let power = || {
+            ["a", "b", "c", "d", "e"].map(|name| objects.get::<Wanted>(name).unwrap().map(|w| w.value.power))
+        };
+        let (off, on) = (Some(Power::Off), Some(Power::On));
+        // The first daemon of all changes nothing, nor does another one of the same start.
+        for _ in 0..2 {
+            look_at(&objects, "first").unwrap();
+            assert_eq!(power(), [off, on, on, on, None]);
+        }
+        look_at(&objects, "second").unwrap();
+        assert_eq!(power(), [on, on, off, off, None]);
+    }
+}

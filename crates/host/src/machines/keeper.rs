@@ -1,0 +1,493 @@
+//! What brings a machine to what is wanted of it: one task for each that runs or is to. Owns the conversation with its
+//! VMM, and how often it has failed lately; what is wanted, and what runs, it looks up anew at every step.
+//!
+//! Invariant: a step may be broken off anywhere and done again: what it has recorded and what runs say where it was.
+
+mod start;
+
+use super::run::{Ending, Folder, Run};
+use super::status::{Known, Status};
+use super::vmm::{self, Vmm};
+use super::wanted::Wanted;
+use super::{Shared, belongings, blocking, disk};
+use crate::error::HostError;
+use crate::hypervisor::qmp::Event;
+use crate::processes::{self, Process, Seen};
+use crate::resources::budget::Need;
+use crate::store::{Object, Revision};
+use spillway_api::{Catalog, EventKind, Hypervisor, Machine, Name, Phase, Power, ResetEvent};
+use spillway_worker::supervisor::{Request, Wish};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+
+/// Between two tries of what does not work: twice as long after each.
+const RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// A VMM that has run so long does not fail at once.
+const STABLE: Duration = Duration::from_secs(60);
+/// The least that a RAM tier can have.
+const LEAST_RAM_BYTES: u64 = 64 << 10;
+/// How often it looks although nothing has happened.
+const TICK: Duration = Duration::from_secs(60);
+
+/// The task.
+pub struct Keeper {
+    shared: Arc<Shared>,
+    name: Name,
+    folder: Folder,
+    poke: Arc<Notify>,
+    status: watch::Sender<Known>,
+    vmm: Vmm,
+    /// What its disk says.
+    disk: disk::Says,
+    /// Makes its private copy of the image.
+    placing: Option<start::Placing>,
+    /// Finds out when its guest is ready.
+    probe: Option<JoinHandle<Option<String>>>,
+    /// When the VMM was started, by this daemon.
+    begun: Option<Instant>,
+    /// It is not started again before.
+    not_before: Option<Instant>,
+    /// Things that have not worked since it last ran for a while.
+    failures: u32,
+    crashes: u32,
+    /// Limits that were wanted and did not fit the host's memory.
+    refused: Option<Need>,
+    /// What the last step looked at.
+    seen: Revision,
+}
+
+/// What a step comes to.
+enum Next {
+    /// There is more to do.
+    Again,
+    /// Nothing until something happens.
+    Rest(Wait),
+    /// Nothing of the machine is left.
+    Over,
+}
+
+/// What was heard while it waited.
+enum Said {
+    Vmm(Event),
+    Disk(String),
+    /// It is ready, and perhaps there.
+    Ready(Option<String>),
+    /// Its copy is made, or cannot be.
+    Placed(Result<(), HostError>),
+}
+
+/// What is waited for, besides being told and what the VMM says.
+struct Wait {
+    disk: Option<OwnedFd>,
+    vmm: Option<OwnedFd>,
+    until: Instant,
+}
+
+impl Wait {
+    fn until(until: Instant) -> Wait {
+        Wait { disk: None, vmm: None, until }
+    }
+
+    fn for_end_of(disk: Option<&Process>, vmm: Option<&Process>) -> Result<Wait, HostError> {
+        let watch = |process: Option<&Process>| process.map(Process::watch).transpose();
+        Ok(Wait { disk: watch(disk)?, vmm: watch(vmm)?, until: Instant::now() + TICK })
+    }
+}
+
+/// What a step is decided on.
+struct Sight {
+    machine: Option<Machine>,
+    wanted: Wanted,
+    revision: Revision,
+    run: Option<Run>,
+}
+
+impl Keeper {
+    pub fn new(shared: Arc<Shared>, name: Name, poke: Arc<Notify>, status: watch::Sender<Known>) -> Keeper {
+        let folder = Folder::of(&shared.parts.folder, &name);
+        let vmm = Vmm::new(folder.clone(), Arc::clone(&shared.libvirt));
+        Keeper {
+            shared,
+            name,
+            folder,
+            poke,
+            status,
+            vmm,
+            disk: disk::Says::default(),
+            placing: None,
+            probe: None,
+            begun: None,
+            not_before: None,
+            failures: 0,
+            crashes: 0,
+            refused: None,
+            seen: Revision::default(),
+        }
+    }
+
+    /// Until nothing of the machine is left to keep.
+    pub async fn keep(mut self) {
+        loop {
+            let pokes = self.shared.pokes(&self.name);
+            let wait = match self.step().await {
+                Ok(Next::Again) => continue,
+                Ok(Next::Rest(wait)) => wait,
+                Ok(Next::Over) if self.shared.let_go(&self.name, pokes) => return,
+                Ok(Next::Over) => continue,
+                Err(error) => self.has_failed(&error),
+            };
+            let noted = match self.wait(wait).await {
+                Some(Said::Vmm(event)) => self.vmm.note(&event).await,
+                Some(Said::Disk(text)) => {
+                    self.raise(EventKind::Disk, &text);
+                    Ok(())
+                }
+                Some(Said::Ready(address)) => self.is_ready(address).await,
+                Some(Said::Placed(placed)) => placed,
+                None => Ok(()),
+            };
+            if let Err(error) = noted {
+                // Not again before the pause is over, whatever wakes it.
+                self.not_before = Some(self.has_failed(&error).until);
+            }
+        }
+    }
+
+    async fn step(&mut self) -> Result<Next, HostError> {
+        let Sight { machine, wanted, revision, run } = self.look().await?;
+        if self.seen != revision {
+            // Somebody wants something: what has failed is tried at once.
+            (self.not_before, self.failures, self.seen) = (None, 0, revision);
+        }
+        let stranger = |machine: &Machine| run.as_ref().is_some_and(|run| run.uuid != machine.identity.uuid);
+        match machine {
+            Some(machine) if wanted.power == Power::On && !stranger(&machine) => {
+                self.bring_up(&machine, &wanted, run).await
+            }
+            Some(machine) if !stranger(&machine) => self.bring_down(&wanted, run, true).await,
+            _ => self.bring_down(&wanted, run, false).await,
+        }
+    }
+
+    async fn look(&self) -> Result<Sight, HostError> {
+        let (shared, name, folder) = (Arc::clone(&self.shared), self.name.clone(), self.folder.clone());
+        blocking(move || {
+            let machine = shared.objects.get::<Machine>(name.as_str())?.map(|machine| machine.value);
+            let wanted = shared.objects.get::<Wanted>(name.as_str())?;
+            let (wanted, revision) =
+                wanted.map_or_else(Default::default, |w: Object<_>| (w.value, w.revision));
+            Ok(Sight { machine, wanted, revision, run: folder.load()? })
+        })
+        .await
+    }
+
+    /// Towards nothing.
+    async fn bring_down(
+        &mut self,
+        wanted: &Wanted,
+        run: Option<Run>,
+        gently: bool,
+    ) -> Result<Next, HostError> {
+        self.stop_probing();
+        self.stop_placing().await;
+        let was_there = run.is_some();
+        if let Some(mut run) = run {
+            self.say(Status::new(Phase::Stopping).of(&run, &self.folder));
+            if let Seen::Alive(vmm) = self.vmm.look(&run).await? {
+                let grace = if gently { wanted.grace() } else { Duration::ZERO };
+                if let Some(until) = self.vmm.shut_down(&vmm, &mut run, grace).await? {
+                    return Ok(Next::Rest(Wait { until, ..Wait::for_end_of(None, Some(&vmm))? }));
+                }
+                self.vmm.end(&vmm).await?;
+            }
+            if let Some(disk) = disk::find(self.folder.path())? {
+                if gently && run.keeps_its_disk() {
+                    return self.rests_without_vmm(run, &disk).await;
+                }
+                self.shared.note_last_figures(&self.name, self.folder.path()).await;
+                blocking(move || disk::end(&disk)).await?;
+            }
+            self.vmm.forget().await?;
+            blocking(move || {
+                let copy = run.copy.as_ref().map(|copy| &copy.path);
+                copy.into_iter().chain(&run.scratch).try_for_each(|path| belongings::remove(path))
+            })
+            .await?;
+        }
+        let (shared, folder, name) = (Arc::clone(&self.shared), self.folder.clone(), self.name.clone());
+        blocking(move || {
+            folder.remove()?;
+            shared.budget().give_back(&name);
+            shared.dispose(name.as_str())
+        })
+        .await?;
+        if was_there {
+            self.raise(EventKind::Stopped, "it is stopped");
+        }
+        (self.failures, self.crashes, self.not_before) = (0, 0, None);
+        self.say(Status::new(Phase::Stopped).settled(self.seen));
+        Ok(Next::Over)
+    }
+
+    /// It is off, and its disk keeps what was written until the host ends: in the overflow, so that it takes no memory.
+    async fn rests_without_vmm(&mut self, mut run: Run, disk: &Process) -> Result<Next, HostError> {
+        let least = Wish { ram_bytes: Some(LEAST_RAM_BYTES), ..Wish::default() };
+        let evicts = run.ram_bytes.is_some_and(|ram_bytes| ram_bytes > LEAST_RAM_BYTES);
+        if evicts {
+            run.ram_bytes = least.ram_bytes;
+        }
+        (run.ready, run.ending, run.asked) = (false, None, false);
+        let (folder, saved) = (self.folder.clone(), run.clone());
+        blocking(move || {
+            if evicts {
+                disk::ask(folder.path(), &Request::Set(least))?;
+            }
+            folder.save(&saved)
+        })
+        .await?;
+        self.vmm.forget().await?;
+        self.shared.budget().give_back(&self.name);
+        self.say(Status::new(Phase::Stopped).of(&run, &self.folder).by(disk, None).settled(self.seen));
+        Ok(Next::Rest(Wait::for_end_of(Some(disk), None)?))
+    }
+
+    /// Towards a machine that runs.
+    async fn bring_up(
+        &mut self,
+        machine: &Machine,
+        wanted: &Wanted,
+        run: Option<Run>,
+    ) -> Result<Next, HostError> {
+        if let Some(until) = self.not_before.filter(|until| *until > Instant::now()) {
+            return Ok(Next::Rest(Wait::until(until)));
+        }
+        let Some(catalog) = self.catalog(machine).await? else {
+            // Its machines go with it.
+            return self.bring_down(wanted, run, false).await;
+        };
+        let Some(mut run) = run else {
+            self.begin_run(machine, &catalog, wanted).await?;
+            return Ok(Next::Again);
+        };
+        let vmm = self.vmm.look(&run).await?;
+        let Some(disk) = disk::find(self.folder.path())? else {
+            return self.bring_up_disk(machine, run, vmm).await;
+        };
+        self.disk.listen(self.folder.path()).await;
+        match vmm {
+            Seen::None if run.hypervisor == Hypervisor::None => {
+                if wanted.resets > run.resets || wanted.restarts > run.restarts {
+                    return self.power_cycle(&catalog, run, wanted, Some(disk)).await;
+                }
+                self.adjust(&catalog, &mut run).await?;
+                run.ready = true;
+                self.rests(&catalog, &run, &disk, None)
+            }
+            Seen::None => {
+                // One whose disk was served on while it was off had given its memory back.
+                self.shared.budget().promise(&self.name, Need::of(&run.spec))?;
+                self.say(Status::new(Phase::Starting).of(&run, &self.folder));
+                // What it was told before belongs to the last one.
+                (run.ending, run.asked, run.ready, run.address) = (None, false, false, None);
+                run.port = self.port_for(&run)?;
+                self.folder.save_in_background(&run).await?;
+                self.start_vmm(machine, &run).await?;
+                Ok(Next::Again)
+            }
+            Seen::Ended => self.vmm_has_ended(&catalog, run, wanted, disk).await,
+            Seen::Alive(vmm) => {
+                self.vmm.attach(&vmm, &mut run).await?;
+                if run.ending.is_some() || wanted.resets > run.resets {
+                    self.vmm.end(&vmm).await?;
+                    return Ok(Next::Again);
+                }
+                if wanted.restarts > run.restarts {
+                    self.say(Status::new(Phase::Stopping).of(&run, &self.folder));
+                    if let Some(until) = self.vmm.shut_down(&vmm, &mut run, wanted.grace()).await? {
+                        return Ok(Next::Rest(Wait { until, ..Wait::for_end_of(Some(&disk), Some(&vmm))? }));
+                    }
+                    self.vmm.end(&vmm).await?;
+                    return Ok(Next::Again);
+                }
+                if self.begun.is_some_and(|begun| begun.elapsed() > STABLE) {
+                    self.failures = 0;
+                }
+                self.adjust(&catalog, &mut run).await?;
+                if !run.ready && run.spec.ready.is_none() {
+                    self.is_ready(None).await?;
+                    return Ok(Next::Again);
+                }
+                self.probe(&run);
+                self.rests(&catalog, &run, &disk, Some(&vmm))
+            }
+        }
+    }
+
+    /// It is as it is wanted.
+    fn rests(
+        &mut self,
+        catalog: &Catalog,
+        run: &Run,
+        disk: &Process,
+        vmm: Option<&Process>,
+    ) -> Result<Next, HostError> {
+        let status = Status::new(Phase::Running).of(run, &self.folder).by(disk, vmm).ready(run);
+        let status = status.but(run.is_outdated(catalog), self.crashes);
+        self.say(if run.ready { status.settled(self.seen) } else { status });
+        for name in [disk::PROCESS, vmm::PROCESS] {
+            processes::bound_log(self.folder.path(), name);
+        }
+        Ok(Next::Rest(Wait::for_end_of(Some(disk), vmm)?))
+    }
+
+    /// The VMM is not there any more, and is wanted.
+    async fn vmm_has_ended(
+        &mut self,
+        catalog: &Catalog,
+        mut run: Run,
+        wanted: &Wanted,
+        disk: Process,
+    ) -> Result<Next, HostError> {
+        self.stop_probing();
+        let asked = run.asked || wanted.resets > run.resets || wanted.restarts > run.restarts;
+        if !asked {
+            self.vmm.has_ended(&mut run).await?;
+        }
+        match run.ending {
+            _ if asked => {}
+            Some(Ending::GuestShutdown) if !catalog.spec.autostart => {
+                self.is_off().await?;
+                return Ok(Next::Again);
+            }
+            Some(_) => {}
+            None => {
+                let said = self.vmm.last_words();
+                self.has_crashed(&format!("its VMM has ended by itself: {said}"));
+            }
+        }
+        self.power_cycle(catalog, run, wanted, Some(disk)).await
+    }
+
+    /// Between two lives of a VMM: the disk forgets what it is to forget, or makes place for one of another version.
+    async fn power_cycle(
+        &mut self,
+        catalog: &Catalog,
+        mut run: Run,
+        wanted: &Wanted,
+        disk: Option<Process>,
+    ) -> Result<Next, HostError> {
+        let forgets = wanted.resets > run.resets || run.spec.reset() != ResetEvent::Never;
+        // A copy cannot forget, and one that is kept is thrown away by whoever starts the next run.
+        let is_remade = run.copy.is_some() || run.kept.is_some() && forgets;
+        if is_remade || forgets && run.is_outdated_but_for_data(catalog) {
+            self.shared.note_last_figures(&self.name, self.folder.path()).await;
+            blocking(move || disk.as_ref().map_or(Ok(()), disk::end)).await?;
+            self.vmm.forget().await?;
+            let folder = self.folder.clone();
+            blocking(move || folder.remove()).await?;
+            return Ok(Next::Again);
+        }
+        (run.restarts, run.resets) = (wanted.restarts, wanted.resets);
+        let folder = self.folder.clone();
+        blocking(move || {
+            if forgets {
+                disk::reset(folder.path())?;
+                run.empty_scratch()?;
+            }
+            folder.save(&run)
+        })
+        .await?;
+        self.vmm.forget().await?;
+        if forgets {
+            self.raise(EventKind::Reset, "it has forgotten what it had written");
+        }
+        Ok(Next::Again)
+    }
+
+    /// What can change while it runs: the limits of its cache, by the catalog's wish and the host's memory.
+    async fn adjust(&mut self, catalog: &Catalog, run: &mut Run) -> Result<(), HostError> {
+        let need = Need::of(&catalog.spec);
+        if let Err(refused) = self.shared.budget().promise(&self.name, need) {
+            if self.refused != Some(need) {
+                self.raise(EventKind::Memory, &format!("its limits stay as they are: {refused}"));
+            }
+            self.refused = Some(need);
+            return Ok(());
+        }
+        self.refused = None;
+        let Some(wish) = run.wish(&catalog.spec, self.shared.squeeze()) else { return Ok(()) };
+        let folder = self.folder.clone();
+        let asked = wish.clone();
+        blocking(move || disk::ask(folder.path(), &Request::Set(asked)).map(drop)).await?;
+        run.has_limits(&wish);
+        self.folder.save_in_background(run).await
+    }
+
+    /// Until something happens. What was said.
+    async fn wait(&mut self, wait: Wait) -> Option<Said> {
+        tokio::select! {
+            () = self.poke.notified() => None,
+            () = processes::ended(wait.disk) => None,
+            () = processes::ended(wait.vmm) => None,
+            () = tokio::time::sleep_until(wait.until.into()) => None,
+            event = self.vmm.event() => event.map(Said::Vmm),
+            text = self.disk.next() => text.map(Said::Disk),
+            placed = start::placed(&mut self.placing) => Some(Said::Placed(placed)),
+            address = start::answered(&mut self.probe) => Some(Said::Ready(address)),
+        }
+    }
+
+    /// The guest has shut down: that is what is wanted from now on, unless somebody wants something else meanwhile.
+    async fn is_off(&self) -> Result<(), HostError> {
+        let (shared, name, seen) = (Arc::clone(&self.shared), self.name.clone(), self.seen);
+        blocking(move || {
+            shared.objects.change(|changes| {
+                if let Some(found) = changes.get::<Wanted>(name.as_str())?
+                    && found.revision == seen
+                {
+                    changes.put(name.as_str(), &Wanted { power: Power::Off, ..found.value });
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    async fn catalog(&self, machine: &Machine) -> Result<Option<Catalog>, HostError> {
+        let (shared, name) = (Arc::clone(&self.shared), machine.catalog.clone());
+        let found = blocking(move || Ok(shared.objects.get::<Catalog>(name.as_str())?)).await?;
+        Ok(found.map(|catalog| catalog.value))
+    }
+
+    fn say(&self, status: Status) {
+        self.status.send_modify(|known| known.becomes(status));
+        self.shared.stir.notify_one();
+    }
+
+    fn raise(&self, kind: EventKind, text: &str) {
+        self.shared.events.raise(kind, &format!("machine/{}", self.name), text);
+    }
+
+    fn has_failed(&mut self, error: &HostError) -> Wait {
+        let seen = self.seen;
+        self.status.send_modify(|known| known.fails(&error.message, seen));
+        self.raise(EventKind::Failed, &error.message);
+        Wait::until(Instant::now() + self.pause())
+    }
+
+    fn has_crashed(&mut self, why: &str) {
+        self.crashes += 1;
+        self.raise(EventKind::Crashed, why);
+        self.not_before = Some(Instant::now() + self.pause());
+    }
+
+    fn pause(&mut self) -> Duration {
+        let pause = RETRY.saturating_mul(1 << self.failures.min(6)).min(LONGEST_RETRY);
+        self.failures += 1;
+        pause
+    }
+}

@@ -1,0 +1,219 @@
+//! The steps of a start: what a run is made of, its disk, its VMM, and when its guest is ready.
+//!
+//! Invariant: each may be done again after it was broken off.
+
+use super::{Keeper, Next, Wait};
+use crate::error::HostError;
+use crate::hypervisor::qemu;
+use crate::machines::ready::until_ready;
+use crate::machines::run::{Copied, Run};
+use crate::machines::status::Status;
+use crate::machines::wanted::Wanted;
+use crate::machines::{belongings, blocking, disk, placing};
+use crate::processes::{self, Seen};
+use crate::resources::budget::Need;
+use spillway_api::{Catalog, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
+use std::future::pending;
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use tokio::task::JoinHandle;
+
+impl Keeper {
+    /// A machine without a disk: its first one, or another after one that is lost with all that it held.
+    pub(super) async fn bring_up_disk(
+        &mut self,
+        machine: &Machine,
+        run: Run,
+        vmm: Seen,
+    ) -> Result<Next, HostError> {
+        self.say(Status::new(Phase::Starting).of(&run, &self.folder));
+        if let Seen::Alive(vmm) = &vmm {
+            self.vmm.end(vmm).await?;
+        }
+        if let Seen::Ended = processes::look(self.folder.path(), disk::PROCESS)? {
+            let said = processes::last_words(self.folder.path(), disk::PROCESS);
+            self.vmm.forget().await?;
+            let folder = self.folder.clone();
+            blocking(move || folder.remove()).await?;
+            let lost = if run.kept.is_some() { "" } else { ", and with it what was written" };
+            self.has_crashed(&format!("its disk has ended{lost}: {said}"));
+            return Ok(Next::Again);
+        }
+        if let Some(copy) = &run.copy
+            && !copy.path.exists()
+        {
+            return self.place(&run, copy.clone());
+        }
+        let (shared, folder, name) = (Arc::clone(&self.shared), self.folder.clone(), machine.name.clone());
+        let _turn = self.shared.starts.acquire().await;
+        blocking(move || {
+            let source = shared.source(&run)?;
+            disk::start(folder.path(), &run, &source, &shared.parts.scopes)
+                .map_err(|e| HostError::new(e.code, format!("{name}: {e}")))
+                .inspect_err(|_| _ = processes::forget(folder.path(), disk::PROCESS))?;
+            if run.kept.is_some() { shared.disk_is_made(name.as_str()) } else { Ok(()) }
+        })
+        .await?;
+        Ok(Next::Again)
+    }
+
+    /// Its private copy is made, as long as it is wanted.
+    fn place(&mut self, run: &Run, copy: Copied) -> Result<Next, HostError> {
+        self.say(Status::new(Phase::Placing).of(run, &self.folder));
+        if self.placing.is_none() {
+            let wanted = Arc::new(AtomicBool::new(true));
+            let (shared, is_wanted) = (Arc::clone(&self.shared), Arc::clone(&wanted));
+            let (image, version) = (run.image.clone(), run.version);
+            let work = tokio::task::spawn_blocking(move || {
+                let image = shared.images.disk(&image, version)?;
+                placing::copy(&image, &copy.path, &is_wanted).map(drop)
+            });
+            self.placing = Some(Placing { work, wanted });
+        }
+        Ok(Next::Rest(Wait::for_end_of(None, None)?))
+    }
+
+    /// Its private copy is not wanted any more.
+    pub(super) async fn stop_placing(&mut self) {
+        if let Some(placing) = self.placing.take() {
+            placing.wanted.store(false, Ordering::Relaxed);
+            let _ = placing.work.await;
+        }
+    }
+
+    /// Writes down what the machine starts with, and makes the files that it needs besides its disk.
+    pub(super) async fn begin_run(
+        &mut self,
+        machine: &Machine,
+        catalog: &Catalog,
+        wanted: &Wanted,
+    ) -> Result<(), HostError> {
+        let (shared, folder) = (Arc::clone(&self.shared), self.folder.clone());
+        let (machine, catalog, wanted) = (machine.clone(), catalog.clone(), wanted.clone());
+        let run = blocking(move || {
+            shared.budget().promise(&machine.name, Need::of(&catalog.spec))?;
+            let belongings = shared.belongings(&machine, &catalog, wanted.resets)?;
+            let spec = catalog.spec;
+            let kept = belongings.disk.as_ref();
+            let version = kept.map_or(catalog.version, |disk| disk.version);
+            let mut run = Run {
+                uuid: machine.identity.uuid.clone(),
+                image: spec.image.name.clone(),
+                version,
+                kept: kept.map(|disk| disk.path.clone()),
+                copy: None,
+                hypervisor: shared.parts.hypervisor,
+                restarts: wanted.restarts,
+                resets: wanted.resets,
+                data: belongings.data,
+                scratch: shared.scratch(&machine, &spec)?,
+                ending: None,
+                asked: false,
+                ready: false,
+                address: None,
+                port: None,
+                ram_bytes: spec.ram_bytes(),
+                overflow_bytes: spec.overflow_bytes(),
+                spec,
+            };
+            folder.make()?;
+            belongings::write_seed(folder.path(), &machine, &run.spec, &belongings.host_key)?;
+            run.empty_scratch()?;
+            // One at a time: each sees what was promised to those before it.
+            let _placing = shared.placing.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            if run.spec.mode() == DiskMode::Ephemeral {
+                let size_bytes = shared.images.size(&run.image, run.version)?;
+                run.copy = Some(Copied { path: shared.place(&machine, size_bytes)?, size_bytes });
+            }
+            folder.save(&run)?;
+            Ok(run)
+        })
+        .await?;
+        self.say(Status::new(Phase::Starting).of(&run, &self.folder));
+        Ok(())
+    }
+
+    pub(super) async fn start_vmm(&mut self, machine: &Machine, run: &Run) -> Result<(), HostError> {
+        self.stop_probing();
+        let accelerator = self.shared.accelerator().await?;
+        let _turn = self.shared.starts.acquire().await;
+        let forward = match (run.port, &run.spec.ready) {
+            (Some(here), Some(Ready::Tcp(there))) => Some((here, there.get())),
+            _ => None,
+        };
+        let seed = self.folder.path().join(belongings::SEED);
+        let files = qemu::Files {
+            seed: Some(&seed),
+            data: run.data.as_deref(),
+            scratch: run.scratch.as_deref(),
+            forward,
+        };
+        self.vmm.start(machine, run, accelerator, &files, &self.shared.parts.scopes).await?;
+        self.begun = Some(Instant::now());
+        self.raise(EventKind::Started, &format!("it starts on {}:{}", run.image, run.version));
+        Ok(())
+    }
+
+    /// One that nobody has at this moment, for a guest that is ready when it takes connections and is behind QEMU.
+    pub(super) fn port_for(&self, run: &Run) -> Result<Option<u16>, HostError> {
+        if !matches!((&run.spec.ready, &run.spec.network), (Some(Ready::Tcp(_)), Network::User)) {
+            return Ok(None);
+        }
+        let failed = |e| HostError::new(ErrorCode::Exhausted, format!("no port of this host is free: {e}"));
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
+        listener.local_addr().map(|address| Some(address.port())).map_err(failed)
+    }
+
+    /// Begins to find out when its guest is ready, unless that is known or being found out.
+    pub(super) fn probe(&mut self, run: &Run) {
+        if let (false, Some(ready), None) = (run.ready, run.spec.ready.clone(), &self.probe) {
+            let (folder, agent, port) = (self.folder.clone(), self.vmm.agent(), run.port);
+            let console = self.vmm.take_console();
+            let probe = async move { until_ready(folder.path(), &agent, &ready, port, console).await };
+            self.probe = Some(tokio::spawn(probe));
+        }
+    }
+
+    pub(super) fn stop_probing(&mut self) {
+        if let Some(probe) = self.probe.take() {
+            probe.abort();
+        }
+    }
+
+    pub(super) async fn is_ready(&mut self, address: Option<String>) -> Result<(), HostError> {
+        self.stop_probing();
+        let folder = self.folder.clone();
+        blocking(move || match folder.load()? {
+            Some(run) => folder.save(&Run { ready: true, address, ..run }),
+            None => Ok(()),
+        })
+        .await?;
+        self.raise(EventKind::Ready, "it is ready");
+        Ok(())
+    }
+}
+
+/// A private copy that is being made.
+pub(super) struct Placing {
+    work: JoinHandle<Result<(), HostError>>,
+    wanted: Arc<AtomicBool>,
+}
+
+/// When a copy has been made, or could not be; never, if none is being made.
+pub(super) async fn placed(placing: &mut Option<Placing>) -> Result<(), HostError> {
+    let Some(going_on) = placing else { return pending().await };
+    let done = (&mut going_on.work).await;
+    *placing = None;
+    done.map_err(|e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon: {e}")))?
+}
+
+/// What a probe has found out; never, if there is none.
+pub(super) async fn answered(probe: &mut Option<JoinHandle<Option<String>>>) -> Option<String> {
+    match probe {
+        // It ends by itself only when it knows; one that has panicked knows nothing.
+        Some(running) => running.await.unwrap_or(None),
+        None => pending().await,
+    }
+}

@@ -1,0 +1,470 @@
+//! The machines of a host: what is wanted of them, and the tasks that bring them there. Owns the tasks and the folder
+//! in which machines run.
+//!
+//! Invariant: a machine that runs, or is to, has one task; each change of a record that concerns it wakes that task.
+
+mod act;
+pub mod belongings;
+mod disk;
+mod figures;
+mod host;
+mod host_start;
+mod keeper;
+mod oversee;
+mod placing;
+mod ready;
+mod run;
+mod short_path;
+mod status;
+mod vmm;
+pub mod wanted;
+
+use crate::catalogs::Catalogs;
+use crate::error::HostError;
+use crate::events::Events;
+use crate::hypervisor::libvirt::Libvirt;
+use crate::hypervisor::qemu;
+use crate::images::Images;
+use crate::resources::budget::{Budget, Need};
+use crate::resources::memory::Squeeze;
+use crate::scopes::Scopes;
+use crate::store::{Changed, Kind, Object, Objects, Revision};
+use crate::stores::Stores;
+use belongings::Belongings;
+pub use disk::word;
+use host::Rooms;
+use keeper::Keeper;
+use run::{Folder, Run};
+use spillway_api::{
+    Catalog, ErrorCode, EventKind, Hypervisor, Machine, MachineDetails, MachineStatus, Name, Phase, Power,
+    Selector, StoreDetails,
+};
+use spillway_worker::kvm::{self, Accelerator};
+use status::Known;
+use std::collections::HashMap;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Notify, OnceCell, Semaphore, watch};
+use wanted::{Claimed, Wanted};
+
+/// Disks or VMMs that are started at a time.
+const STARTS: usize = 4;
+
+/// The machines of a host. A clone is the same.
+#[derive(Clone)]
+pub struct Machines {
+    shared: Arc<Shared>,
+    catalogs: Catalogs,
+}
+
+/// Where the parts are that machines are made of.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    /// The folder that machines run in.
+    pub folder: PathBuf,
+    /// The program `spillway`.
+    pub program: PathBuf,
+    /// Who runs machines.
+    pub hypervisor: Hypervisor,
+    /// The libvirt that does, if it does (libvirt, uri).
+    pub libvirt_uri: String,
+    /// Memory that all caches may have together.
+    pub ram_budget_bytes: u64,
+    /// Limits of caches may be so many percent of that together.
+    pub overcommit_percent: u32,
+    /// Caches shrink when less memory than this is available.
+    pub memory_floor_bytes: u64,
+    /// Where their processes are.
+    pub scopes: Scopes,
+}
+
+struct Shared {
+    events: Events,
+    objects: Objects,
+    stores: Stores,
+    images: Images,
+    parts: Parts,
+    libvirt: Arc<Libvirt>,
+    budget: Mutex<Budget>,
+    squeeze: Mutex<Squeeze>,
+    rooms: Mutex<Rooms>,
+    /// Held while a store is chosen for a private copy.
+    placing: Mutex<()>,
+    accelerator: OnceCell<Accelerator>,
+    starts: Semaphore,
+    kept: Mutex<HashMap<Name, Kept>>,
+    /// Something has changed that concerns more than one machine.
+    stir: Notify,
+    figures: figures::Seen,
+}
+
+/// A machine that has a task.
+struct Kept {
+    poke: Arc<Notify>,
+    pokes: u64,
+    status: watch::Receiver<Known>,
+}
+
+impl Machines {
+    /// Takes over what runs, and starts what is to.
+    pub fn open(
+        events: Events,
+        objects: Objects,
+        stores: Stores,
+        images: Images,
+        catalogs: Catalogs,
+        parts: Parts,
+    ) -> Result<Machines, HostError> {
+        let failed = |e: io::Error| {
+            HostError::new(ErrorCode::Internal, format!("{} cannot be made: {e}", parts.folder.display()))
+        };
+        DirBuilder::new().recursive(true).mode(0o700).create(&parts.folder).map_err(failed)?;
+        let shared = Arc::new(Shared {
+            events,
+            objects,
+            stores,
+            images,
+            budget: Mutex::new(Budget::new(parts.ram_budget_bytes, parts.overcommit_percent)),
+            squeeze: Mutex::default(),
+            rooms: Mutex::default(),
+            placing: Mutex::default(),
+            libvirt: Arc::new(Libvirt::new(parts.libvirt_uri.clone())),
+            parts,
+            accelerator: OnceCell::new(),
+            starts: Semaphore::new(STARTS),
+            kept: Mutex::default(),
+            stir: Notify::new(),
+            figures: figures::Seen::default(),
+        });
+        host_start::look(&shared.objects)?;
+        let runs = shared.runs()?;
+        // What runs has its memory, before anything else is promised some.
+        runs.iter().for_each(|(name, run)| shared.budget().note(name, Need::of(&run.spec)));
+        shared.sweep_scratch(&runs)?;
+        shared.sweep_copies(&runs)?;
+        // What changes from here on is not missed.
+        tokio::spawn(Arc::clone(&shared).follow(shared.objects.watch()));
+        shared.poke_all()?;
+        if shared.parts.hypervisor != Hypervisor::None {
+            // It takes seconds where KVM is there and runs nothing.
+            let shared = Arc::clone(&shared);
+            tokio::spawn(async move { _ = shared.accelerator().await });
+        }
+        let machines = Machines { shared, catalogs };
+        tokio::spawn(oversee::oversee(machines.clone()));
+        tokio::spawn(host::watch_memory(Arc::clone(&machines.shared)));
+        tokio::spawn(host::watch_space(Arc::clone(&machines.shared)));
+        Ok(machines)
+    }
+
+    /// Those that are selected, in the order of their names; all, if nothing is.
+    pub fn list(&self, selector: &Selector) -> Result<Vec<MachineDetails>, HostError> {
+        Ok(self.views(selector)?.into_iter().map(View::details).collect())
+    }
+
+    fn views(&self, selector: &Selector) -> Result<Vec<View>, HostError> {
+        let machines = self.select(selector)?;
+        let wanted = self.shared.objects.list::<Wanted>()?;
+        let wanted: HashMap<&str, &Object<Wanted>> = wanted.iter().map(|w| (w.name.as_str(), w)).collect();
+        let kept = self.shared.kept();
+        let view = |machine: Machine| {
+            let wanted = wanted.get(machine.name.as_str()).copied();
+            View::of(machine, wanted, &kept)
+        };
+        Ok(machines.into_iter().map(view).collect())
+    }
+
+    /// One of them.
+    pub fn get(&self, name: &Name) -> Result<MachineDetails, HostError> {
+        let machine = self.catalogs.machine(name)?;
+        let wanted = self.shared.objects.get::<Wanted>(name.as_str())?;
+        Ok(View::of(machine, wanted.as_ref(), &self.shared.kept()).details())
+    }
+
+    /// One of them when it is what is wanted of it, or so late.
+    pub async fn wait(&self, name: &Name, at_most: Duration) -> Result<MachineDetails, HostError> {
+        let until = tokio::time::Instant::now() + at_most;
+        loop {
+            let mut status = self.shared.kept().get(name).map(|kept| kept.status.clone());
+            // What changes after this is not missed.
+            status.iter_mut().for_each(|status| _ = status.borrow_and_update());
+            let machines = self.clone();
+            let asked = name.clone();
+            let found = blocking(move || machines.get(&asked)).await?;
+            if found.status.settled || tokio::time::Instant::now() >= until {
+                return Ok(found);
+            }
+            let changes = async {
+                match status {
+                    // An error: its task has ended.
+                    Some(mut status) => _ = status.changed().await,
+                    None => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            };
+            let _ = tokio::time::timeout_at(until, changes).await;
+        }
+    }
+
+    /// The host's stores, and how full they are.
+    pub fn stores(&self) -> Result<Vec<StoreDetails>, HostError> {
+        self.shared.store_details()
+    }
+
+    /// How they are, in a line for people.
+    pub async fn summary(&self) -> String {
+        let machines = self.clone();
+        match blocking(move || machines.list(&Selector::default())).await {
+            Ok(all) => {
+                let running = all.iter().filter(|machine| machine.status.phase == Phase::Running).count();
+                format!("{running} of {} machines running", all.len())
+            }
+            Err(e) => format!("machines cannot be listed: {}", e.message),
+        }
+    }
+
+    /// Refuses if a machine runs with this version, or any of the image.
+    pub fn unused(&self, image: &Name, version: Option<u32>) -> Result<(), HostError> {
+        for machine in self.list(&Selector::default())? {
+            let uses = machine
+                .status
+                .run
+                .filter(|run| run.image == *image && version.is_none_or(|version| run.version == version));
+            if let Some(run) = uses {
+                let message =
+                    format!("{image}:{}: the machine '{}' runs with it", run.version, machine.machine.name);
+                return Err(HostError::new(ErrorCode::InUse, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn select(&self, selector: &Selector) -> Result<Vec<Machine>, HostError> {
+        if let Some(catalog) = &selector.catalog {
+            self.catalogs.get(catalog)?;
+        }
+        for name in &selector.names {
+            self.catalogs.machine(name)?;
+        }
+        let labelled: Option<Vec<Name>> = match selector.labels.is_empty() {
+            true => None,
+            false => Some(
+                self.catalogs
+                    .list()?
+                    .into_iter()
+                    .filter(|catalog| selector.chooses(catalog))
+                    .map(|catalog| catalog.name)
+                    .collect(),
+            ),
+        };
+        let mut machines = self.catalogs.machines(selector.catalog.as_ref())?;
+        machines.retain(|machine| {
+            let named = selector.names.is_empty() || selector.names.contains(&machine.name);
+            named && labelled.as_ref().is_none_or(|catalogs| catalogs.contains(&machine.catalog))
+        });
+        Ok(machines)
+    }
+}
+
+/// A machine, what is wanted of it, and what it is.
+struct View {
+    machine: Machine,
+    wanted: Wanted,
+    revision: Revision,
+    status: MachineStatus,
+}
+
+impl View {
+    fn of(machine: Machine, wanted: Option<&Object<Wanted>>, kept: &HashMap<Name, Kept>) -> View {
+        let (wanted, revision) = wanted.map_or_else(Default::default, |w| (w.value.clone(), w.revision));
+        let status = match kept.get(&machine.name) {
+            Some(kept) => kept.status.borrow().status(revision),
+            None => status::stopped(wanted.power == Power::Off),
+        };
+        View { machine, wanted, revision, status }
+    }
+
+    fn details(self) -> MachineDetails {
+        let View { machine, wanted, status, .. } = self;
+        let claim = wanted.claim.as_ref().map(Claimed::describe);
+        MachineDetails { machine, power: wanted.power, claim, drained: wanted.drained, status }
+    }
+}
+
+impl Shared {
+    /// Wakes the tasks of machines whose records change.
+    async fn follow(self: Arc<Shared>, mut changes: tokio::sync::broadcast::Receiver<Changed>) {
+        loop {
+            let changed = changes.recv().await;
+            self.stir.notify_one();
+            let done = match changed {
+                Ok(changed) => self.poke_for(&changed.keys),
+                Err(RecvError::Lagged(_)) => {
+                    let shared = Arc::clone(&self);
+                    blocking(move || shared.poke_all()).await
+                }
+                Err(RecvError::Closed) => return,
+            };
+            done.unwrap_or_else(|e| {
+                self.events.raise(EventKind::Failed, "host", format!("machines are not looked after: {e}"));
+            });
+        }
+    }
+
+    fn poke_for(self: &Arc<Shared>, keys: &[String]) -> Result<(), HostError> {
+        for key in keys {
+            let names_one = key.strip_prefix(Wanted::PREFIX).or_else(|| key.strip_prefix(Belongings::PREFIX));
+            if let Some(name) = names_one
+                && let Ok(name) = name.parse()
+            {
+                self.poke(&name);
+            } else if let Some(name) = key.strip_prefix(Machine::PREFIX) {
+                // One that has no task and is recorded is not to run yet.
+                self.poke_kept(|kept| kept.as_str() == name);
+            } else if key.starts_with(Catalog::PREFIX) {
+                self.poke_kept(|_| true);
+            }
+        }
+        Ok(())
+    }
+
+    fn poke_all(self: &Arc<Shared>) -> Result<(), HostError> {
+        for wanted in self.objects.list::<Wanted>()? {
+            if let Ok(name) = wanted.name.parse()
+                && wanted.value.power == Power::On
+            {
+                self.poke(&name);
+            }
+        }
+        for belongings in self.objects.list::<Belongings>()? {
+            if let Ok(name) = belongings.name.parse()
+                && belongings.value.doomed
+            {
+                self.poke(&name);
+            }
+        }
+        let failed = |e: io::Error| {
+            HostError::new(
+                ErrorCode::Internal,
+                format!("{} cannot be read: {e}", self.parts.folder.display()),
+            )
+        };
+        for entry in std::fs::read_dir(&self.parts.folder).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            if let Some(Ok(name)) = name.to_str().map(str::parse) {
+                self.poke(&name);
+            }
+        }
+        Ok(())
+    }
+
+    /// What runs, as it is written down.
+    fn runs(&self) -> Result<Vec<(Name, Run)>, HostError> {
+        let failed = |e: io::Error| {
+            HostError::new(
+                ErrorCode::Internal,
+                format!("{} cannot be read: {e}", self.parts.folder.display()),
+            )
+        };
+        let mut runs = Vec::new();
+        for entry in std::fs::read_dir(&self.parts.folder).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            if let Some(Ok(name)) = name.to_str().map(str::parse) {
+                runs.extend(Folder::of(&self.parts.folder, &name).load()?.map(|run| (name, run)));
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Wakes a machine's task; begins it if there is none.
+    fn poke(self: &Arc<Shared>, name: &Name) {
+        let mut kept = self.kept();
+        if let Some(kept) = kept.get_mut(name) {
+            kept.pokes += 1;
+            kept.poke.notify_one();
+            return;
+        }
+        let (poke, (status, known)) = (Arc::new(Notify::new()), watch::channel(Known::default()));
+        let keeper = Keeper::new(Arc::clone(self), name.clone(), Arc::clone(&poke), status);
+        kept.insert(name.clone(), Kept { poke, pokes: 0, status: known });
+        drop(kept);
+        tokio::spawn(keeper.keep());
+    }
+
+    fn poke_kept(&self, which: impl Fn(&Name) -> bool) {
+        for (_, kept) in self.kept().iter_mut().filter(|(name, _)| which(name)) {
+            kept.pokes += 1;
+            kept.poke.notify_one();
+        }
+    }
+
+    /// How often a machine's task was woken.
+    fn pokes(&self, name: &Name) -> u64 {
+        self.kept().get(name).map_or(0, |kept| kept.pokes)
+    }
+
+    /// A task that has nothing to keep ends, unless it was woken meanwhile.
+    fn let_go(&self, name: &Name, pokes: u64) -> bool {
+        let mut kept = self.kept();
+        let goes = kept.get(name).is_none_or(|kept| kept.pokes == pokes);
+        if goes {
+            kept.remove(name);
+        }
+        goes
+    }
+
+    fn budget(&self) -> MutexGuard<'_, Budget> {
+        self.budget.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn kept(&self) -> MutexGuard<'_, HashMap<Name, Kept>> {
+        self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// What a run's disk is made from.
+    fn source(&self, run: &Run) -> Result<disk::Source, HostError> {
+        let image = self.images.disk(&run.image, run.version)?;
+        let store = self.stores.for_disks(run.spec.overflow_store.as_ref())?;
+        self.stores.check(&store)?;
+        let overflow = store.path.join("overflow");
+        let failed = |e: io::Error| {
+            HostError::new(ErrorCode::Internal, format!("{} cannot be made: {e}", overflow.display()))
+        };
+        DirBuilder::new().recursive(true).mode(0o700).create(&overflow).map_err(failed)?;
+        let image_id = format!("{}:{}", run.image, run.version);
+        Ok(disk::Source { program: self.parts.program.clone(), image, image_id, overflow })
+    }
+
+    /// How QEMU runs guests here: found out once.
+    async fn accelerator(&self) -> Result<&Accelerator, HostError> {
+        let probe = || async {
+            let folder = self.parts.folder.clone();
+            blocking(move || probe(&folder)).await
+        };
+        self.accelerator.get_or_try_init(probe).await
+    }
+}
+
+/// Does what may wait for a disk or a process on a thread that may.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, HostError> + Send + 'static,
+) -> Result<T, HostError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon: {e}")))?
+}
+
+fn probe(folder: &Path) -> Result<Accelerator, HostError> {
+    let internal = |e: io::Error| HostError::new(ErrorCode::Internal, format!("KVM cannot be probed: {e}"));
+    // Nobody interrupts it.
+    let (quiet, _other) = std::os::unix::net::UnixStream::pair().map_err(internal)?;
+    let dir = folder.parent().unwrap_or(folder);
+    match kvm::probe(qemu::PROGRAM, dir, std::os::fd::AsFd::as_fd(&quiet)) {
+        Ok(Some(accelerator)) => Ok(accelerator),
+        Ok(None) => Err(internal(io::ErrorKind::Interrupted.into())),
+        Err(e) => Err(HostError::new(ErrorCode::Unavailable, e.message)),
+    }
+}

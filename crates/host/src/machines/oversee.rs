@@ -1,0 +1,150 @@
+//! What concerns more than one machine: how many are kept warm, claims that end, machines that are drained, updates that
+//! are rolled out. Owns no state: it looks at what is recorded and what runs, and records what is wanted next.
+//!
+//! Invariant: each step may be done again, and changes only what nobody has changed since it looked.
+
+use super::act::free;
+use super::wanted::Wanted;
+use super::{Machines, View, blocking};
+use crate::error::HostError;
+use crate::store::Revision;
+use jiff::Timestamp;
+use spillway_api::{Catalog, EventKind, Name, Phase, Power, Rollout, RolloutStrategy, Selector};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Between two looks when much happens, and when nothing does.
+const LEAST: Duration = Duration::from_millis(100);
+const MOST: Duration = Duration::from_secs(30);
+
+/// For as long as the daemon lives.
+pub async fn oversee(machines: Machines) {
+    loop {
+        let looking = machines.clone();
+        let next = blocking(move || looking.look_after()).await;
+        let pause = next.unwrap_or_else(|e| {
+            let text = format!("catalogs are not looked after: {e}");
+            machines.shared.events.raise(EventKind::Failed, "host", text);
+            MOST
+        });
+        tokio::time::sleep(LEAST).await;
+        let _ = tokio::time::timeout(pause, machines.shared.stir.notified()).await;
+    }
+}
+
+impl Machines {
+    /// Records what is to be wanted next. How long nothing else is, unless something changes.
+    fn look_after(&self) -> Result<Duration, HostError> {
+        let mut of: HashMap<Name, Vec<View>> = HashMap::new();
+        for view in self.views(&Selector::default())? {
+            of.entry(view.machine.catalog.clone()).or_default().push(view);
+        }
+        let mut pause = MOST;
+        for view in of.values().flatten() {
+            self.drain(view)?;
+        }
+        for catalog in self.catalogs.list()? {
+            let views = of.remove(&catalog.name).unwrap_or_default();
+            for view in &views {
+                pause = pause.min(self.end_claim(&catalog, view, &views)?);
+            }
+            self.start_by_itself(&catalog, &views)?;
+            self.keep_warm(&catalog, &views)?;
+            if let Some(rollout) = &catalog.rollout {
+                pause = pause.min(self.roll_out(&catalog, rollout, &views)?);
+            }
+        }
+        Ok(pause)
+    }
+
+    /// Releases a machine whose claim is over. How long it still lasts.
+    fn end_claim(&self, catalog: &Catalog, view: &View, views: &[View]) -> Result<Duration, HostError> {
+        let Some(left) = view.wanted.claim.as_ref().and_then(|claim| claim.left()) else { return Ok(MOST) };
+        let free = free(views, Some(&view.machine.name));
+        if left.is_zero() && self.changes(view, |wanted| wanted.release(catalog.spec.warm, free))? {
+            let object = format!("machine/{}", view.machine.name);
+            self.shared.events.raise(EventKind::Released, &object, "its claim is over");
+        }
+        Ok(left)
+    }
+
+    /// Starts machines of which nothing was wanted yet, where the catalog says that they start by themselves.
+    fn start_by_itself(&self, catalog: &Catalog, views: &[View]) -> Result<(), HostError> {
+        let new = |view: &&View| view.revision == Revision::default();
+        for view in views.iter().filter(|_| catalog.spec.autostart).filter(new) {
+            self.changes(view, |wanted| wanted.power = Power::On)?;
+        }
+        Ok(())
+    }
+
+    fn drain(&self, view: &View) -> Result<(), HostError> {
+        let wanted = &view.wanted;
+        if wanted.drained && wanted.claim.is_none() && wanted.power == Power::On {
+            self.changes(view, |wanted| wanted.power = Power::Off)?;
+        }
+        Ok(())
+    }
+
+    /// Starts as many machines as are missing. None is stopped for being one too many: somebody may have started it.
+    fn keep_warm(&self, catalog: &Catalog, views: &[View]) -> Result<(), HostError> {
+        let warm = free(views, None);
+        let missing = (catalog.spec.warm as usize).saturating_sub(warm);
+        let startable = |view: &&View| {
+            view.wanted.power == Power::Off && view.wanted.claim.is_none() && !view.wanted.drained
+        };
+        for view in views.iter().filter(startable).take(missing) {
+            self.changes(view, |wanted| wanted.power = Power::On)?;
+        }
+        Ok(())
+    }
+
+    /// Restarts machines that run with something else, as many at a time as is wanted. How long it waits for a claim.
+    fn roll_out(&self, catalog: &Catalog, rollout: &Rollout, views: &[View]) -> Result<Duration, HostError> {
+        let on: Vec<&View> = views.iter().filter(|view| view.wanted.power == Power::On).collect();
+        // What they say of themselves may be older than the catalog.
+        let has = |view: &View| view.status.run.as_ref().map(|run| (run.image.clone(), run.version));
+        let target = (rollout.image.clone(), rollout.version);
+        let outdated = |view: &&&View| has(view).is_some_and(|has| has != target);
+        let is_settled = |view: &&View| view.status.settled && view.status.phase == Phase::Running;
+        let spared = rollout.grace_seconds.map(|grace| {
+            let since = Timestamp::now().duration_since(rollout.since).as_secs();
+            Duration::from_secs(u64::from(grace).saturating_sub(u64::try_from(since).unwrap_or(0)))
+        });
+        let on_its_way = on.iter().filter(|view| !is_settled(view)).count();
+        let room = match rollout.strategy {
+            RolloutStrategy::NextStart => 0,
+            RolloutStrategy::Now => usize::MAX,
+            RolloutStrategy::Batch(machines) => (machines as usize).saturating_sub(on_its_way),
+        };
+        let may = |view: &&&View| view.wanted.claim.is_none() || spared == Some(Duration::ZERO);
+        let due = on.iter().filter(|view| is_settled(view)).filter(outdated);
+        for view in due.filter(may).take(room) {
+            let grace_seconds = catalog.spec.grace_seconds;
+            self.changes(view, |wanted| {
+                wanted.restarts += 1;
+                wanted.grace_seconds = grace_seconds;
+            })?;
+        }
+        if on_its_way == 0 && !on.iter().any(|view| outdated(&view)) {
+            self.catalogs.is_rolled_out(&catalog.name, Revision(catalog.revision))?;
+            let text = format!("{}:{} has reached all machines", rollout.image, rollout.version);
+            self.shared.events.raise(EventKind::RolledOut, &format!("catalog/{}", catalog.name), text);
+        }
+        Ok(spared.filter(|spared| !spared.is_zero()).unwrap_or(MOST))
+    }
+
+    /// Changes what is wanted of a machine, unless somebody has since it was looked at.
+    fn changes(&self, seen: &View, change: impl Fn(&mut Wanted)) -> Result<bool, HostError> {
+        let name = seen.machine.name.as_str();
+        self.shared.objects.change(|changes| {
+            let is = changes.get::<Wanted>(name)?;
+            if is.as_ref().map(|wanted| wanted.revision).unwrap_or_default() != seen.revision {
+                return Ok(false);
+            }
+            let mut wanted = is.map(|wanted| wanted.value).unwrap_or_default();
+            change(&mut wanted);
+            changes.put(name, &wanted);
+            Ok(true)
+        })
+    }
+}

@@ -1,0 +1,172 @@
+//! Private copies of an image for machines of mode `ephemeral`: which store has room for one, and making it. Owns the
+//! files until a disk's server has taken them: from then on they have no name, and go with it.
+//!
+//! Invariant: a file without the word `partial` in its name is a whole copy; none takes room that another was promised.
+
+use super::run::Run;
+use super::{Shared, disk};
+use crate::error::HostError;
+use rustix::fs::{SeekFrom, copy_file_range, ioctl_ficlone, seek};
+use rustix::io::Errno;
+use spillway_api::{ErrorCode, Machine, Name, StoreClass};
+use spillway_worker::supervisor::{Request, bytes};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Folder of a store.
+const FOLDER: &str = "copies";
+/// Copied between two looks whether it is still wanted.
+const STEP_BYTES: usize = 64 << 20;
+
+impl Shared {
+    /// Where a machine's copy goes: the first store of class `cache`, then of `temp`, whose free space less what others
+    /// were promised is strictly larger than the disk.
+    pub(super) fn place(&self, machine: &Machine, size_bytes: u64) -> Result<PathBuf, HostError> {
+        // Two that are placed at a time must see each other: the one that comes later sees the record of the first.
+        let others = self.runs()?;
+        let mut seen = Vec::new();
+        for class in [StoreClass::Cache, StoreClass::Temp] {
+            for store in self.stores.list()?.into_iter().filter(|store| store.class == class) {
+                self.stores.check(&store)?;
+                let folder = store.path.join(FOLDER);
+                let failed =
+                    |e| HostError::new(ErrorCode::Internal, format!("{}: {e}", store.path.display()));
+                let (_, free) = crate::resources::space::of(&store.path).map_err(failed)?;
+                let reserved: u64 = others
+                    .iter()
+                    .filter(|(name, _)| *name != machine.name)
+                    .map(|(name, run)| self.reserved(name, run, &folder))
+                    .sum();
+                let left = free.saturating_sub(reserved);
+                if left > size_bytes {
+                    return Ok(folder.join(format!("{}-{}.raw", machine.name, machine.identity.uuid)));
+                }
+                seen.push(format!("{} has room for disks of less than {}", store.name, bytes(left)));
+            }
+        }
+        let why = match seen.is_empty() {
+            true => "no store is of class cache or temp: add one ('spillway store add')".into(),
+            false => seen.join(", "),
+        };
+        let message = format!("no store has room for a private copy of {}: {why}", bytes(size_bytes));
+        Err(HostError::new(ErrorCode::Exhausted, message))
+    }
+
+    /// What a run's copy may still take of the file system that it is on.
+    fn reserved(&self, name: &Name, run: &Run, folder: &Path) -> u64 {
+        let Some(copy) = run.copy.as_ref().filter(|copy| copy.path.starts_with(folder)) else { return 0 };
+        let named =
+            [copy.path.clone(), partial(&copy.path)].into_iter().find_map(|path| fs::metadata(path).ok());
+        let taken = match named {
+            Some(file) => file.blocks() * 512,
+            // Its server has it.
+            None => disk::ask(&self.parts.folder.join(name.as_str()), &Request::Stats)
+                .ok()
+                .and_then(|stats| stats["overflow"]["file_bytes"].as_u64())
+                .unwrap_or(0),
+        };
+        copy.size_bytes.saturating_sub(taken)
+    }
+
+    /// Removes copies that no run names.
+    pub(super) fn sweep_copies(&self, runs: &[(Name, Run)]) -> Result<(), HostError> {
+        for store in self.stores.list()? {
+            let Ok(entries) = fs::read_dir(store.path.join(FOLDER)) else { continue };
+            for path in entries.flatten().map(|entry| entry.path()) {
+                let is_whole = |run: &Run| run.copy.as_ref().is_some_and(|copy| copy.path == path);
+                if !runs.iter().any(|(_, run)| is_whole(run)) {
+                    super::belongings::remove(&path)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Copies an image: shared with it where the file system can, else what is in it. `false`: nobody wants it any more.
+pub fn copy(image: &Path, to: &Path, wanted: &AtomicBool) -> Result<bool, HostError> {
+    let partial = partial(to);
+    let copy = || -> io::Result<bool> {
+        if let Some(folder) = to.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        }
+        let source = File::open(image)?;
+        let target = File::options().create(true).truncate(true).write(true).mode(0o600).open(&partial)?;
+        if ioctl_ficlone(&target, &source).is_err() && !copy_data(&source, &target, wanted)? {
+            return Ok(false);
+        }
+        fs::rename(&partial, to)?;
+        Ok(true)
+    };
+    let copied = copy();
+    if !matches!(copied, Ok(true)) {
+        let _ = fs::remove_file(&partial);
+    }
+    copied.map_err(|e| {
+        let code = match e.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::Exhausted,
+            _ => ErrorCode::Internal,
+        };
+        HostError::new(code, format!("{} cannot be copied to {}: {e}", image.display(), to.display()))
+    })
+}
+
+/// Copies what is not a hole.
+fn copy_data(source: &File, target: &File, wanted: &AtomicBool) -> io::Result<bool> {
+    let size = source.metadata()?.len();
+    target.set_len(size)?;
+    let mut at = 0;
+    while at < size {
+        let data = match seek(source, SeekFrom::Data(at)) {
+            // A hole to the end.
+            Err(Errno::NXIO) => break,
+            data => data?,
+        };
+        let end = seek(source, SeekFrom::Hole(data))?;
+        let (mut from, mut to) = (data, data);
+        while from < end {
+            if !wanted.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+            let step = usize::try_from(end - from).unwrap_or(STEP_BYTES).min(STEP_BYTES);
+            if copy_file_range(source, Some(&mut from), target, Some(&mut to), step)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        at = end;
+    }
+    Ok(true)
+}
+
+fn partial(path: &Path) -> PathBuf {
+    path.with_extension("partial")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_copy_is_whole_and_has_the_same_holes() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (image, to) = (dir.path().join("image"), dir.path().join("copies/a.raw"));
+        let file = File::create(&image).unwrap();
+        file.set_len(64 << 20).unwrap();
+        for at in [0, 5 << 20, (64 << 20) - 4096] {
+            file.write_all_at(&[7; 4096], at).unwrap();
+        }
+        assert!(copy(&image, &to, &AtomicBool::new(true)).unwrap());
+        assert!(fs::read(&image).unwrap() == fs::read(&to).unwrap());
+        assert!(fs::metadata(&to).unwrap().blocks() * 512 < 1 << 20);
+        let (unwanted, nowhere) = (dir.path().join("copies/b.raw"), dir.path().join("image/c.raw"));
+        // Where files can be shared it is there at once, wanted or not.
+        if !copy(&image, &unwanted, &AtomicBool::new(false)).unwrap() {
+            assert_eq!(fs::read_dir(dir.path().join("copies")).unwrap().count(), 1);
+        }
+        assert!(copy(&image, &nowhere, &AtomicBool::new(true)).is_err());
+    }
+}

@@ -1,0 +1,247 @@
+//! When a machine counts as ready: its guest agent answers, a service speaks, its console shows a line. Owns how that is
+//! found out; what it is, its catalog says.
+//!
+//! Invariant: a guest can keep itself from being ready, and nothing else: what it says is bounded and not believed.
+
+use super::short_path::ShortPath;
+use crate::hypervisor::libvirt::Libvirt;
+use crate::hypervisor::qemu;
+use crate::json_lines::JsonLines;
+use regex::Regex;
+use serde_json::{Value, json};
+use spillway_api::Ready;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::{sleep, timeout};
+
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(500);
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+const MAX_LINE_BYTES: usize = 64 << 10;
+
+/// Waits until a machine is ready. Where it can be reached, if that is known. `port` is a port of this host's that QEMU
+/// passes on to the guest's.
+/// `console` is the guest's console as it was before the guest began, if somebody has connected to it.
+pub async fn until_ready(
+    folder: &Path,
+    agent: &Agent,
+    ready: &Ready,
+    port: Option<u16>,
+    mut console: Option<UnixStream>,
+) -> Option<String> {
+    loop {
+        let tried = match ready {
+            Ready::Agent => agent.address(folder).await,
+            Ready::Tcp(guest_port) => match port {
+                Some(port) => speaks(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await,
+                None => takes_connections(folder, agent, guest_port.get()).await,
+            },
+            Ready::Serial(pattern) => read_console(folder, pattern, console.take()).await,
+        };
+        match tried {
+            Ok(address) => return address,
+            Err(_) => sleep(PAUSE).await,
+        }
+    }
+}
+
+/// Who speaks with the guest agent.
+#[derive(Clone)]
+pub enum Agent {
+    /// We do.
+    Ours,
+    /// libvirt does, for a domain.
+    Libvirts(Arc<Libvirt>, String),
+}
+
+impl Agent {
+    /// Where it says that the guest can be reached.
+    async fn address(&self, folder: &Path) -> io::Result<Option<String>> {
+        match self {
+            Agent::Ours => ours(folder).await,
+            Agent::Libvirts(libvirt, domain) => {
+                let question = json!({ "execute": "guest-network-get-interfaces" }).to_string();
+                let asked = ["qemu-agent-command", domain, "--timeout", "3", &question];
+                let answer = libvirt.ask(&asked).await.map_err(io::Error::other)?;
+                Ok(address(&serde_json::from_str::<Value>(&answer)?["return"]))
+            }
+        }
+    }
+}
+
+async fn ours(folder: &Path) -> io::Result<Option<String>> {
+    let ask = async {
+        let socket = ShortPath::of(folder, qemu::AGENT).map_err(io::Error::other)?;
+        let mut agent = JsonLines::connect(socket.path(), MAX_LINE_BYTES).await?;
+        // What earlier questions are answered may still come.
+        let id =
+            u64::from(std::process::id()) << 16 | jiff::Timestamp::now().subsec_nanosecond() as u64 & 0xffff;
+        agent.send(&json!({ "execute": "guest-sync", "arguments": { "id": id } })).await?;
+        while agent.next().await?["return"] != id {}
+        agent.send(&json!({ "execute": "guest-network-get-interfaces" })).await?;
+        Ok(address(&agent.next().await?["return"]))
+    };
+    timeout(PATIENCE, ask).await?
+}
+
+/// The first address of this list that others can reach.
+fn address(interfaces: &Value) -> Option<String> {
+    let of = |interface: &Value| interface["ip-addresses"].as_array().cloned().unwrap_or_default();
+    let all = interfaces.as_array()?.iter().flat_map(of);
+    let mut addresses = all.filter_map(|entry| entry["ip-address"].as_str()?.parse::<IpAddr>().ok());
+    addresses
+        .find(|address| match address {
+            IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
+            IpAddr::V6(_) => false,
+        })
+        .map(|address| address.to_string())
+}
+
+/// QEMU takes the connection before the guest does: only one that the guest says something on is one.
+async fn speaks(address: SocketAddr) -> io::Result<Option<String>> {
+    let listen = async {
+        let mut stream = TcpStream::connect(address).await?;
+        match stream.read(&mut [0; 1]).await? {
+            0 => Err(io::ErrorKind::ConnectionReset.into()),
+            _ => Ok(Some(address.to_string())),
+        }
+    };
+    timeout(PATIENCE, listen).await?
+}
+
+async fn takes_connections(folder: &Path, agent: &Agent, port: u16) -> io::Result<Option<String>> {
+    let Some(address) = agent.address(folder).await? else {
+        return Err(io::ErrorKind::AddrNotAvailable.into());
+    };
+    timeout(PATIENCE, TcpStream::connect((address.as_str(), port))).await??;
+    Ok(Some(address))
+}
+
+/// Until a line fits, or the console ends.
+async fn read_console(
+    folder: &Path,
+    pattern: &str,
+    connected: Option<UnixStream>,
+) -> io::Result<Option<String>> {
+    let pattern = Regex::new(pattern).map_err(io::Error::other)?;
+    let mut stream = match connected {
+        Some(stream) => stream,
+        None => connect_console(folder).await?,
+    };
+    let mut line = Vec::new();
+    loop {
+        let mut buffer = [0; 4096];
+        let n = stream.read(&mut buffer).await?;
+        if n == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        for piece in buffer[..n].split_inclusive(|byte| *byte == b'\n') {
+            line.extend_from_slice(without_end(piece));
+            // The last line may be a prompt, which does not end.
+            if pattern.is_match(&plain(&line)) {
+                return Ok(None);
+            }
+            if piece.ends_with(b"\n") || line.len() > MAX_LINE_BYTES {
+                line.clear();
+            }
+        }
+    }
+}
+
+/// Connects to a guest's console, which takes one client at a time.
+pub async fn connect_console(folder: &Path) -> io::Result<UnixStream> {
+    let socket = ShortPath::of(folder, qemu::CONSOLE).map_err(io::Error::other)?;
+    UnixStream::connect(socket.path()).await
+}
+
+fn without_end(line: &[u8]) -> &[u8] {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    line.strip_suffix(b"\r").unwrap_or(line)
+}
+
+/// A line as people see it: firmware clears the screen and colours it (ECMA-48, 5.4) before the first line of a kernel.
+fn plain(line: &[u8]) -> String {
+    let text = String::from_utf8_lossy(line);
+    let mut plain = String::with_capacity(text.len());
+    let mut left = text.chars();
+    while let Some(c) = left.next() {
+        match c {
+            '\x1b' => {
+                if left.next() == Some('[') {
+                    // Parameters, then a final byte.
+                    left.find(|c| ('@'..='~').contains(c));
+                }
+            }
+            c if c.is_control() && c != '\t' => {}
+            c => plain.push(c),
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::{TcpListener, UnixListener};
+
+    #[tokio::test]
+    async fn a_console_is_read_until_a_line_fits() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join(qemu::CONSOLE)).unwrap();
+        tokio::spawn(async move {
+            for said in ["starting\nlogin is off\n", "\nhost log", "in: "] {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                stream.write_all(said.as_bytes()).await.unwrap();
+            }
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(b"\nhost login: ").await.unwrap();
+            sleep(Duration::from_secs(60)).await;
+        });
+        let ready = Ready::Serial("^[a-z]+ login: $".into());
+        assert_eq!(
+            timeout(PATIENCE * 2, until_ready(dir.path(), &Agent::Ours, &ready, None, None)).await.unwrap(),
+            None
+        );
+    }
+
+    #[tokio::test]
+    async fn a_service_that_says_nothing_is_not_there_yet() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            drop(listener.accept().await);
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(b"SSH-2.0-x\r\n").await.unwrap();
+        });
+        let ready = Ready::Tcp(22.try_into().unwrap());
+        let found =
+            timeout(PATIENCE * 2, until_ready(Path::new("/"), &Agent::Ours, &ready, Some(port), None))
+                .await
+                .unwrap();
+        assert_eq!(found, Some(format!("127.0.0.1:{port}")));
+    }
+
+    #[test]
+    fn a_line_is_what_people_see() {
+        assert_eq!(plain(b"\x1bc\x1b[?7l\x1b[2J\x1b[0mGUEST-UP\r"), "GUEST-UP");
+        assert_eq!(plain(b"a\x1b[1;32mb\x1b[\x07 cd\xff\x1b"), "abd\u{fffd}");
+        assert_eq!(plain(b"\x1b["), "");
+    }
+
+    #[test]
+    fn an_address_is_one_that_others_reach() {
+        let of = |list: &str| address(&serde_json::from_str(list).unwrap());
+        assert_eq!(of("{}"), None);
+        assert_eq!(of(r#"[{"name":"lo","ip-addresses":[{"ip-address":"127.0.0.1"}]},{}]"#), None);
+        let two = r#"[{"ip-addresses":[{"ip-address":"169.254.1.1"},{"ip-address":"fe80::1"},{"ip-address":"x"},
+            {"ip-address":"10.0.2.15"}]}]"#;
+        assert_eq!(of(two), Some("10.0.2.15".into()));
+    }
+}

@@ -1,0 +1,232 @@
+//! What a machine was started with: `run.json` in its folder below `run/machines`. Owns the file and the folder's names.
+//!
+//! Invariant: the file is written whole before anything that it speaks of is started, and goes last, with the folder.
+
+use super::{belongings, blocking};
+use crate::error::HostError;
+use crate::resources::budget::Need;
+use crate::resources::memory::Squeeze;
+use serde::{Deserialize, Serialize};
+use spillway_api::{Catalog, CatalogSpec, ErrorCode, Hypervisor, ImageRef, Name};
+use spillway_worker::supervisor::Wish;
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+const FILE: &str = "run.json";
+const NEW: &str = "run.json.new";
+
+/// A run: from a disk as its image is to the end of that disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Of the machine's identity: another machine may have its name by now.
+    pub uuid: String,
+    /// The image.
+    pub image: Name,
+    /// Its version.
+    pub version: u32,
+    /// The settings.
+    pub spec: CatalogSpec,
+    /// Who runs it.
+    pub hypervisor: Hypervisor,
+    /// Of the restarts that were asked for, those that need nothing more.
+    pub restarts: u64,
+    /// Of the resets.
+    pub resets: u64,
+    /// The limit of its RAM tier now, if it has one.
+    pub ram_bytes: Option<u64>,
+    /// The limit of its overflow now, if it has one.
+    pub overflow_bytes: Option<u64>,
+    /// The file of its disk, in mode `persistent`.
+    pub kept: Option<PathBuf>,
+    /// Its private copy of the image, in mode `ephemeral`.
+    pub copy: Option<Copied>,
+    /// Its data disk.
+    pub data: Option<PathBuf>,
+    /// Its scratch disk, which is empty after each reset.
+    pub scratch: Option<PathBuf>,
+    /// Why its VMM has ended or is being ended, if it said so.
+    pub ending: Option<Ending>,
+    /// Its guest was asked to shut down.
+    pub asked: bool,
+    /// Its guest has become ready since its VMM was started.
+    pub ready: bool,
+    /// Where it can be reached, if that is known.
+    pub address: Option<String>,
+    /// A port of this host's loopback that QEMU passes on to the one of the guest that says whether it is ready.
+    pub port: Option<u16>,
+}
+
+impl Run {
+    /// Whether a start would take something else now. A disk that keeps what is written stays on its version.
+    pub fn is_outdated(&self, catalog: &Catalog) -> bool {
+        let version = if catalog.spec.keeps_writes() { self.version } else { catalog.version };
+        self.differs_from(catalog, version)
+    }
+
+    /// Whether a start that forgets what was written would take something else now.
+    pub fn is_outdated_but_for_data(&self, catalog: &Catalog) -> bool {
+        self.differs_from(catalog, catalog.version)
+    }
+
+    fn differs_from(&self, catalog: &Catalog, version: u32) -> bool {
+        let next = (&catalog.spec.image.name, version, at_start(&catalog.spec));
+        (&self.image, self.version, at_start(&self.spec)) != next
+    }
+
+    /// What its disk is to be asked, now that the catalog wants this and the host's memory allows so much of it.
+    pub fn wish(&self, spec: &CatalogSpec, squeeze: Squeeze) -> Option<Wish> {
+        if spec.mode() != self.spec.mode() {
+            return None;
+        }
+        // Without an overflow nothing can be evicted to make a cache smaller.
+        let squeezed = |bytes: u64| match spec.overflow_bytes() {
+            Some(_) => squeeze.limit_bytes(Need::of(spec)),
+            None => bytes,
+        };
+        let (ram_bytes, overflow_bytes) = (spec.ram_bytes().map(squeezed), spec.overflow_bytes());
+        let differs = (self.ram_bytes, self.overflow_bytes) != (ram_bytes, overflow_bytes);
+        differs.then_some(Wish { ram_bytes, overflow_bytes, full: None, warn_at: None, critical_at: None })
+    }
+
+    /// Its disk has these limits now.
+    pub fn has_limits(&mut self, wish: &Wish) {
+        (self.ram_bytes, self.overflow_bytes) = (wish.ram_bytes, wish.overflow_bytes);
+    }
+
+    /// Whether its disk is served on while the machine is off, since nothing else keeps what was written.
+    pub fn keeps_its_disk(&self) -> bool {
+        self.spec.keeps_writes() && self.kept.is_none()
+    }
+
+    /// Makes its scratch disk as it is at first.
+    pub fn empty_scratch(&self) -> Result<(), HostError> {
+        match (&self.scratch, self.spec.scratch_disk_bytes) {
+            (Some(path), Some(bytes)) => belongings::empty(path, bytes),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Of the settings those that a machine takes when it starts, and keeps.
+fn at_start(spec: &CatalogSpec) -> CatalogSpec {
+    CatalogSpec {
+        image: ImageRef { version: None, ..spec.image.clone() },
+        count: 0,
+        mode: Some(spec.mode()),
+        ram_bytes: None,
+        ram_guarantee_bytes: 0,
+        overflow_bytes: None,
+        reset: Some(spec.reset()),
+        grace_seconds: 0,
+        naming: None,
+        warm: 0,
+        autostart: false,
+        labels: BTreeMap::new(),
+        ..spec.clone()
+    }
+}
+
+/// A private copy of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Copied {
+    /// Its file, until its disk's server has taken it.
+    pub path: PathBuf,
+    /// How large the disk is.
+    pub size_bytes: u64,
+}
+
+/// Why a VMM ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ending {
+    /// The guest has shut down.
+    GuestShutdown,
+    /// The guest reboots.
+    GuestReboot,
+}
+
+/// A machine's folder.
+#[derive(Clone, Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// Below the folder of all machines.
+    pub fn of(machines: &Path, name: &Name) -> Folder {
+        Folder(machines.join(name.as_str()))
+    }
+
+    /// The machine's name.
+    pub fn name(&self) -> &str {
+        self.0.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The run that goes on, or was going on when a daemon ended.
+    pub fn load(&self) -> Result<Option<Run>, HostError> {
+        match fs::read(self.0.join(FILE)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(self.failed("cannot be read", e)),
+            // Whole or not there: if it is neither, somebody else has written it.
+            Ok(text) => {
+                serde_json::from_slice(&text).map(Some).map_err(|e| self.failed("is damaged", e.into()))
+            }
+        }
+    }
+
+    /// Makes the folder, if need be.
+    pub fn make(&self) -> Result<(), HostError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
+        made.map_err(|e| self.failed("cannot be made", e))
+    }
+
+    /// Writes what the run is.
+    pub fn save(&self, run: &Run) -> Result<(), HostError> {
+        let text = serde_json::to_vec_pretty(run).expect("a run is plain data");
+        let write = || {
+            fs::write(self.0.join(NEW), text)?;
+            fs::rename(self.0.join(NEW), self.0.join(FILE))
+        };
+        write().map_err(|e| self.failed("cannot be written", e))
+    }
+
+    /// The same, on a thread that may wait for the disk.
+    pub async fn save_in_background(&self, run: &Run) -> Result<(), HostError> {
+        let (folder, run) = (self.clone(), run.clone());
+        blocking(move || folder.save(&run)).await
+    }
+
+    /// Removes it with all that is in it, the record of the run last.
+    pub fn remove(&self) -> Result<(), HostError> {
+        let absent = |e: io::Error| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) };
+        let remove = || {
+            let entries = match fs::read_dir(&self.0) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+                entries => entries?,
+            };
+            for entry in entries {
+                let entry = entry?;
+                if entry.file_name() != FILE {
+                    fs::remove_file(entry.path()).or_else(absent)?;
+                }
+            }
+            fs::remove_file(self.0.join(FILE)).or_else(absent)?;
+            fs::remove_dir(&self.0)
+        };
+        remove().map_err(|e| self.failed("cannot be removed", e))
+    }
+
+    fn failed(&self, what: &str, error: io::Error) -> HostError {
+        let code = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::Exhausted,
+            _ => ErrorCode::Internal,
+        };
+        HostError::new(code, format!("{} {what}: {error}", self.0.display()))
+    }
+}

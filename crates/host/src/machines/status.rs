@@ -1,0 +1,134 @@
+//! What is known of a machine, for those who ask. Owns no process and decides nothing.
+//!
+//! Invariant: what is settled is so of a record that was read before the step that says so.
+
+use super::disk;
+use super::run::{Folder, Run};
+use crate::hypervisor::qemu;
+use crate::processes::Process;
+use crate::store::Revision;
+use jiff::Timestamp;
+use spillway_api::{Hypervisor, MachineRun, MachineStatus, Phase};
+
+/// What is known, and of which record it is the whole truth.
+#[derive(Clone, Debug)]
+pub struct Known {
+    status: MachineStatus,
+    settled: Revision,
+}
+
+impl Default for Known {
+    fn default() -> Known {
+        Known {
+            status: MachineStatus { phase: Phase::Starting, ..stopped(false) },
+            settled: Revision::default(),
+        }
+    }
+}
+
+impl Known {
+    /// With what is wanted now.
+    pub fn status(&self, wanted: Revision) -> MachineStatus {
+        MachineStatus { settled: self.settled >= wanted, ..self.status.clone() }
+    }
+
+    /// It is something else now.
+    pub fn becomes(&mut self, status: Status) {
+        self.enters(status.phase);
+        self.status.message = None;
+        (self.status.ready, self.status.address) = (status.ready, status.address);
+        self.status.run = status.run;
+        self.settled = status.settled.unwrap_or(self.settled);
+    }
+
+    /// It has not become what was wanted.
+    pub fn fails(&mut self, why: &str, seen: Revision) {
+        self.enters(Phase::Failed);
+        self.status.message = Some(why.into());
+        self.status.ready = false;
+        self.settled = seen;
+    }
+
+    fn enters(&mut self, phase: Phase) {
+        if self.status.phase != phase || self.status.since.is_none() {
+            (self.status.phase, self.status.since) = (phase, Some(Timestamp::now()));
+        }
+    }
+}
+
+/// One that nobody keeps.
+pub fn stopped(settled: bool) -> MachineStatus {
+    MachineStatus {
+        phase: Phase::Stopped,
+        settled,
+        since: None,
+        ready: false,
+        address: None,
+        message: None,
+        run: None,
+    }
+}
+
+/// What a machine becomes.
+pub struct Status {
+    phase: Phase,
+    ready: bool,
+    address: Option<String>,
+    run: Option<MachineRun>,
+    settled: Option<Revision>,
+}
+
+impl Status {
+    /// With nothing known but where it is on its way.
+    pub fn new(phase: Phase) -> Status {
+        Status { phase, ready: false, address: None, run: None, settled: None }
+    }
+
+    /// Of this run.
+    pub fn of(mut self, run: &Run, folder: &Folder) -> Status {
+        let path = |name| folder.path().join(name);
+        let is_ours = run.hypervisor != Hypervisor::None;
+        self.run = Some(MachineRun {
+            image: run.image.clone(),
+            version: run.version,
+            outdated: false,
+            hypervisor: run.hypervisor,
+            disk_pid: None,
+            vmm_pid: None,
+            disk_socket: path(disk::SOCKET),
+            control_socket: path(disk::CONTROL),
+            console_socket: is_ours.then(|| path(qemu::CONSOLE)),
+            nbd_socket: (!is_ours).then(|| path(disk::NBD)),
+            crashes: 0,
+        });
+        self
+    }
+
+    /// By these processes.
+    pub fn by(mut self, disk: &Process, vmm: Option<&Process>) -> Status {
+        if let Some(run) = &mut self.run {
+            (run.disk_pid, run.vmm_pid) = (Some(disk.pid()), vmm.map(Process::pid));
+        }
+        self
+    }
+
+    /// Whether its guest is ready, and where it is then.
+    pub fn ready(mut self, run: &Run) -> Status {
+        (self.ready, self.address) = (run.ready, run.address.clone());
+        self
+    }
+
+    /// Whether a start would take something else, and how often the VMM has ended by itself.
+    pub fn but(mut self, outdated: bool, crashes: u32) -> Status {
+        if let Some(run) = &mut self.run {
+            (run.outdated, run.crashes) = (outdated, crashes);
+        }
+        self
+    }
+
+    /// It is what the record of this revision wants.
+    pub fn settled(mut self, revision: Revision) -> Status {
+        self.settled = Some(revision);
+        self
+    }
+}

@@ -1,0 +1,270 @@
+//! A domain of libvirt's as a machine's VMM. Owns its definition, which is there from the start of a VMM until it is
+//! forgotten, and the ways by which libvirt's QEMU comes to the machine's disk.
+//!
+//! Invariant: a domain without our mark is never touched, whatever its name: ours is asked for by the machine's UUID.
+
+use super::super::ready::Agent;
+use super::super::run::{Ending, Folder, Run};
+use super::super::{blocking, disk};
+use super::{PROCESS, ending, unheard};
+use crate::error::HostError;
+use crate::hypervisor::domain;
+use crate::hypervisor::libvirt::{Libvirt, State};
+use crate::hypervisor::qemu::{CONSOLE, Files};
+use crate::processes::{self, Seen};
+use spillway_api::{ErrorCode, Machine, ResetEvent};
+use spillway_worker::kvm::Accelerator;
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The description, as it was given to libvirt.
+const FILE: &str = "domain.xml";
+/// Of a socket's address (unix(7)), without the zero at its end.
+const MOST_SOCKET_BYTES: usize = 107;
+/// How long libvirt may take to see that a QEMU has ended.
+const NOTICE: Duration = Duration::from_secs(20);
+const LOOK: Duration = Duration::from_millis(20);
+/// The folders from a machine's to the one of everything that is kept.
+const WAY: usize = 4;
+/// Those from a file in a store to the store's.
+const STORE: usize = 2;
+
+/// A machine's domain.
+pub struct Domain {
+    folder: Folder,
+    libvirt: Arc<Libvirt>,
+    name: String,
+    uuid: String,
+    /// Why it is off, in libvirt's words.
+    reason: Option<String>,
+}
+
+impl Domain {
+    pub fn new(folder: Folder, libvirt: Arc<Libvirt>, run: &Run) -> Domain {
+        let name = domain::name(folder.name());
+        Domain { folder, libvirt, name, uuid: run.uuid.clone(), reason: None }
+    }
+
+    /// Whether it is this run's.
+    pub fn is_of(&self, run: &Run) -> bool {
+        self.uuid == run.uuid
+    }
+
+    /// What became of its process. libvirt is asked only if that is not written down.
+    pub async fn look(&self) -> Result<Seen, HostError> {
+        let known = processes::look(self.folder.path(), PROCESS)?;
+        if !matches!(known, Seen::None) {
+            return Ok(known);
+        }
+        match self.state().await? {
+            State::Absent => Ok(Seen::None),
+            // Defined, and not started.
+            State::Off(reason) if ["unknown", "failed"].contains(&reason.as_str()) => Ok(Seen::None),
+            State::Off(_) => Ok(Seen::Ended),
+            State::On => self.adopt(),
+        }
+    }
+
+    /// Defines and starts it.
+    pub async fn start(
+        &mut self,
+        machine: &Machine,
+        run: &Run,
+        accelerator: &Accelerator,
+        files: &Files<'_>,
+    ) -> Result<(), HostError> {
+        if files.forward.is_some() {
+            let message =
+                "ready tcp: with network user is QEMU's alone: with libvirt take a bridge, agent or serial";
+            return Err(HostError::invalid(message));
+        }
+        let ends_at_reboot = run.spec.reset() == ResetEvent::GuestReboot;
+        let place = (self.folder.path(), disk::SOCKET);
+        let text = domain::describe(machine, &run.spec, accelerator, place, files, ends_at_reboot);
+        let (folder, group) = (self.folder.clone(), self.libvirt.group().await?);
+        let own = [files.seed, files.data, files.scratch].into_iter().flatten();
+        let own: Vec<PathBuf> = own.map(|file| self.folder.path().join(file)).collect();
+        let file = self.folder.path().join(FILE);
+        let written = file.clone();
+        blocking(move || {
+            fits(folder.path())?;
+            if let Some(group) = group {
+                let_in(group, folder.path(), &own)?;
+            }
+            fs::write(&written, text).map_err(|e| failed(&written, "cannot be written", e))
+        })
+        .await?;
+        let Some(file) = file.to_str() else {
+            let message = format!("{}: libvirt takes paths that are text", file.display());
+            return Err(HostError::invalid(message));
+        };
+        if let Err(error) = self.libvirt.ask(&["define", file]).await {
+            return Err(self.stranger().await?.unwrap_or(error));
+        }
+        if ends_at_reboot {
+            self.libvirt.listen_to(&self.name);
+        }
+        self.libvirt.ask(&["start", &self.uuid]).await.map(drop)
+    }
+
+    /// Listens to it, if what it says is needed.
+    pub fn attach(&self, run: &Run) {
+        if run.spec.reset() == ResetEvent::GuestReboot && !self.libvirt.listens_to(&self.name) {
+            self.libvirt.listen_to(&self.name);
+        }
+    }
+
+    /// How its guest agent is asked.
+    pub fn agent(&self) -> Agent {
+        Agent::Libvirts(Arc::clone(&self.libvirt), self.uuid.clone())
+    }
+
+    /// Presses the power button.
+    pub async fn power_down(&self) {
+        let _ = self.libvirt.ask(&["shutdown", &self.uuid, "--mode", "acpi"]).await;
+    }
+
+    /// Ends its process.
+    pub async fn destroy(&self) {
+        let _ = self.libvirt.ask(&["destroy", &self.uuid]).await;
+    }
+
+    /// Why it has ended, if its guest wanted it to.
+    pub async fn why(&mut self, run: &Run) -> Result<Option<Ending>, HostError> {
+        let State::Off(reason) = self.off().await? else { return Ok(None) };
+        let by_guest = reason == "shutdown";
+        self.reason = Some(reason);
+        Ok(match run.spec.reset() {
+            _ if !by_guest => None,
+            // libvirt itself does not tell the one from the other.
+            ResetEvent::GuestReboot => {
+                let heard = self.libvirt.reason(&self.name).await;
+                Some(heard.as_deref().and_then(ending).unwrap_or_else(|| unheard(run)))
+            }
+            ResetEvent::PowerCycle | ResetEvent::Never => Some(unheard(run)),
+        })
+    }
+
+    /// Why it is off, for people.
+    pub fn last_words(&self) -> String {
+        let reason = self.reason.as_deref().unwrap_or("unknown");
+        format!("'{reason}', says libvirt, whose log of the domain {} may know more", self.name)
+    }
+
+    /// Removes its definition.
+    pub async fn undefine(&mut self) -> Result<(), HostError> {
+        if let State::Off(_) = self.off().await? {
+            self.libvirt.ask(&["undefine", &self.uuid, "--managed-save", "--snapshots-metadata"]).await?;
+        }
+        self.libvirt.forget(&self.name);
+        self.reason = None;
+        Ok(())
+    }
+
+    /// What libvirt knows of one whose process has ended, once it knows that.
+    async fn off(&self) -> Result<State, HostError> {
+        let until = Instant::now() + NOTICE;
+        loop {
+            match self.state().await? {
+                State::On if Instant::now() < until => tokio::time::sleep(LOOK).await,
+                State::On => {
+                    let message =
+                        format!("domain {}: its QEMU has ended, and libvirt does not notice", self.name);
+                    return Err(HostError::new(ErrorCode::Unavailable, message));
+                }
+                off => return Ok(off),
+            }
+        }
+    }
+
+    /// What libvirt knows of it. One with its UUID that is not ours is an error.
+    async fn state(&self) -> Result<State, HostError> {
+        let state = self.libvirt.state(&self.uuid).await?;
+        if state != State::Absent {
+            let mark = self.libvirt.ask(&["metadata", &self.uuid, domain::NAMESPACE]).await;
+            if !mark.is_ok_and(|mark| mark.contains(&self.uuid)) {
+                return Err(not_ours(&format!("with the UUID {}", self.uuid)));
+            }
+        }
+        Ok(state)
+    }
+
+    /// Somebody else's domain with its name, if that is why it cannot be defined.
+    async fn stranger(&self) -> Result<Option<HostError>, HostError> {
+        let domains = self.libvirt.ask(&["list", "--all", "--uuid", "--name"]).await?;
+        let others = domains.lines().filter_map(|line| line.trim().split_once(' '));
+        let mut namesakes = others.filter(|(uuid, name)| name.trim() == self.name && *uuid != self.uuid);
+        Ok(namesakes.next().map(|(uuid, _)| not_ours(&format!("'{}' (UUID {uuid})", self.name))))
+    }
+
+    /// The process that libvirt says is the domain's.
+    fn adopt(&self) -> Result<Seen, HostError> {
+        let file = self.libvirt.pid_file(&self.name);
+        let text =
+            fs::read_to_string(&file).map_err(|e| failed(&file, "does not say which process it is", e))?;
+        let pid = text.trim().parse().unwrap_or_default();
+        match processes::adopt(self.folder.path(), PROCESS, pid, &self.uuid)? {
+            Seen::None => {
+                let message =
+                    format!("domain {}: process {pid} of {} is not its QEMU", self.name, file.display());
+                Err(HostError::new(ErrorCode::Internal, message))
+            }
+            alive => Ok(alive),
+        }
+    }
+}
+
+fn not_ours(which: &str) -> HostError {
+    let message = format!(
+        "libvirt has a domain {which} that is not this machine's, and is left alone: rename or remove it"
+    );
+    HostError::new(ErrorCode::Conflict, message)
+}
+
+/// libvirt makes and finds sockets by their whole paths.
+fn fits(folder: &Path) -> Result<(), HostError> {
+    for socket in [disk::SOCKET, CONSOLE] {
+        let path = folder.join(socket);
+        let length = path.as_os_str().len();
+        if length > MOST_SOCKET_BYTES {
+            let message = format!(
+                "{}: {length} bytes, and a socket's path has at most {MOST_SOCKET_BYTES}: give a shorter --state",
+                path.display()
+            );
+            return Err(HostError::invalid(message));
+        }
+    }
+    Ok(())
+}
+
+/// Lets the group of libvirt's QEMU come to the machine's disk and files, through folders that it cannot list.
+fn let_in(group: u32, folder: &Path, files: &[PathBuf]) -> Result<(), HostError> {
+    let socket = folder.join(disk::SOCKET);
+    let ways = files
+        .iter()
+        .filter(|file| !file.starts_with(folder))
+        .flat_map(|file| file.ancestors().skip(1).take(STORE));
+    for folder in folder.ancestors().take(WAY).chain(ways) {
+        let found = fs::metadata(folder).map_err(|e| failed(folder, "cannot be looked at", e))?;
+        let (rights, is_theirs) = (found.mode() & 0o7777, found.gid() == group);
+        if !(rights & 0o001 != 0 || is_theirs && rights & 0o010 != 0) {
+            give(folder, group, rights & 0o700 | 0o010)?;
+        }
+    }
+    give(&socket, group, 0o660)?;
+    files.iter().try_for_each(|file| give(file, group, 0o660))
+}
+
+fn give(path: &Path, group: u32, rights: u32) -> Result<(), HostError> {
+    chown(path, None, Some(group))
+        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(rights)))
+        .map_err(|e| failed(path, &format!("cannot be given to group {group}, which libvirt's QEMU has"), e))
+}
+
+fn failed(path: &Path, what: &str, error: io::Error) -> HostError {
+    HostError::new(ErrorCode::Internal, format!("{} {what}: {error}", path.display()))
+}

@@ -1,0 +1,234 @@
+//! A machine's VMM, whoever runs it: what became of it, its start, its end and why. Owns the choice of the driver and
+//! when the guest was asked to shut down.
+//!
+//! Invariant: a VMM that was started is found again by any later daemon, and is ended before it is forgotten.
+
+mod libvirt;
+mod qemu;
+
+use super::blocking;
+use super::ready::Agent;
+use super::run::{Ending, Folder, Run};
+use crate::error::HostError;
+use crate::hypervisor::libvirt::Libvirt;
+use crate::hypervisor::qemu::Files;
+use crate::hypervisor::qmp::Event;
+use crate::processes::{self, Process, Seen};
+use crate::scopes::Scopes;
+use spillway_api::{Hypervisor, Machine, ResetEvent};
+use spillway_worker::kvm::Accelerator;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::UnixStream;
+
+/// What the process is called.
+pub const PROCESS: &str = "vmm";
+/// How long it may take to end when it is told to.
+const QUIT: Duration = Duration::from_secs(5);
+
+/// The VMM of a machine, whether it runs or not.
+pub struct Vmm {
+    folder: Folder,
+    libvirt: Arc<Libvirt>,
+    driver: Driver,
+    asked: Option<Instant>,
+}
+
+/// Who runs it.
+enum Driver {
+    Nobody,
+    Qemu(qemu::Qemu),
+    Libvirt(libvirt::Domain),
+}
+
+impl Vmm {
+    pub fn new(folder: Folder, libvirt: Arc<Libvirt>) -> Vmm {
+        Vmm { folder, libvirt, driver: Driver::Nobody, asked: None }
+    }
+
+    /// What became of it.
+    pub async fn look(&mut self, run: &Run) -> Result<Seen, HostError> {
+        self.driver_for(run);
+        match &self.driver {
+            Driver::Libvirt(domain) => domain.look().await,
+            Driver::Nobody | Driver::Qemu(_) => processes::look(self.folder.path(), PROCESS),
+        }
+    }
+
+    /// A run has the driver that it was begun with.
+    fn driver_for(&mut self, run: &Run) {
+        match (run.hypervisor, &self.driver) {
+            (Hypervisor::None, Driver::Nobody) | (Hypervisor::Qemu, Driver::Qemu(_)) => {}
+            (Hypervisor::Libvirt, Driver::Libvirt(domain)) if domain.is_of(run) => {}
+            (Hypervisor::None, _) => self.driver = Driver::Nobody,
+            (Hypervisor::Qemu, _) => self.driver = Driver::Qemu(qemu::Qemu::new(self.folder.clone())),
+            (Hypervisor::Libvirt, _) => {
+                let libvirt = Arc::clone(&self.libvirt);
+                self.driver = Driver::Libvirt(libvirt::Domain::new(self.folder.clone(), libvirt, run));
+            }
+        }
+    }
+
+    /// Starts it on the machine's disk.
+    pub async fn start(
+        &mut self,
+        machine: &Machine,
+        run: &Run,
+        accelerator: &Accelerator,
+        files: &Files<'_>,
+        scopes: &Scopes,
+    ) -> Result<(), HostError> {
+        self.is_gone();
+        self.driver_for(run);
+        match &mut self.driver {
+            Driver::Nobody => Ok(()),
+            Driver::Qemu(qemu) => qemu.start(machine, run, accelerator, files, scopes).await,
+            // libvirt gives it a scope.
+            Driver::Libvirt(domain) => domain.start(machine, run, accelerator, files).await,
+        }
+    }
+
+    /// Listens to it, and learns what it is doing if nobody has listened before.
+    pub async fn attach(&mut self, process: &Process, run: &mut Run) -> Result<(), HostError> {
+        match &mut self.driver {
+            Driver::Nobody => Ok(()),
+            Driver::Qemu(qemu) => qemu.attach(process, run).await,
+            Driver::Libvirt(domain) => {
+                domain.attach(run);
+                Ok(())
+            }
+        }
+    }
+
+    /// The guest's console as it was before the guest began, once, if the guest was held until somebody read it.
+    pub fn take_console(&mut self) -> Option<UnixStream> {
+        match &mut self.driver {
+            Driver::Qemu(qemu) => qemu.console.take(),
+            Driver::Nobody | Driver::Libvirt(_) => None,
+        }
+    }
+
+    /// Asks the guest to shut down, once. Until when it may take; `None`: it has, it will not, or it had its time.
+    pub async fn shut_down(
+        &mut self,
+        process: &Process,
+        run: &mut Run,
+        grace: Duration,
+    ) -> Result<Option<Instant>, HostError> {
+        if run.ending.is_some() || grace.is_zero() {
+            return Ok(None);
+        }
+        self.attach(process, run).await?;
+        let asked = match self.asked {
+            Some(asked) => asked,
+            None => {
+                run.asked = true;
+                self.folder.save_in_background(run).await?;
+                // One that cannot be asked has its time, and is ended.
+                match &mut self.driver {
+                    Driver::Nobody => {}
+                    Driver::Qemu(qemu) => qemu.power_down().await,
+                    Driver::Libvirt(domain) => domain.power_down().await,
+                }
+                *self.asked.insert(Instant::now())
+            }
+        };
+        Ok(Some(asked + grace).filter(|until| *until > Instant::now()))
+    }
+
+    /// How its guest agent is asked.
+    pub fn agent(&self) -> Agent {
+        match &self.driver {
+            Driver::Libvirt(domain) => domain.agent(),
+            Driver::Nobody | Driver::Qemu(_) => Agent::Ours,
+        }
+    }
+
+    /// Ends it, whatever its guest does.
+    pub async fn end(&mut self, process: &Process) -> Result<(), HostError> {
+        match &mut self.driver {
+            Driver::Nobody => {}
+            Driver::Qemu(qemu) => qemu.quit().await,
+            Driver::Libvirt(domain) => domain.destroy().await,
+        }
+        self.is_gone();
+        let process = process.try_clone()?;
+        blocking(move || if process.ends_within(QUIT) { Ok(()) } else { process.end(QUIT) }).await
+    }
+
+    /// One that has ended: nobody is spoken to any more, and it is written down why it has, if that can be known.
+    pub async fn has_ended(&mut self, run: &mut Run) -> Result<(), HostError> {
+        self.is_gone();
+        if let (Driver::Libvirt(domain), None) = (&mut self.driver, run.ending) {
+            run.ending = domain.why(run).await?;
+            self.folder.save_in_background(run).await?;
+        }
+        Ok(())
+    }
+
+    /// The last that one said that has ended by itself, for people.
+    pub fn last_words(&self) -> String {
+        match &self.driver {
+            Driver::Libvirt(domain) => domain.last_words(),
+            Driver::Nobody | Driver::Qemu(_) => processes::last_words(self.folder.path(), PROCESS),
+        }
+    }
+
+    /// Forgets one that has ended, or was never there; nothing is left of it.
+    pub async fn forget(&mut self) -> Result<(), HostError> {
+        self.is_gone();
+        if let Driver::Libvirt(domain) = &mut self.driver {
+            domain.undefine().await?;
+        }
+        let folder = self.folder.clone();
+        blocking(move || processes::forget(folder.path(), PROCESS)).await
+    }
+
+    /// What it says next; never, while nobody listens. May be given up at any time.
+    pub async fn event(&mut self) -> Option<Event> {
+        match &mut self.driver {
+            Driver::Qemu(qemu) => qemu.event().await,
+            Driver::Nobody | Driver::Libvirt(_) => pending().await,
+        }
+    }
+
+    /// Writes down why it ends, if that is what it says.
+    pub async fn note(&self, event: &Event) -> Result<(), HostError> {
+        let Some(ending) =
+            event.data["reason"].as_str().filter(|_| event.name == "SHUTDOWN").and_then(ending)
+        else {
+            return Ok(());
+        };
+        let folder = self.folder.clone();
+        blocking(move || match folder.load()? {
+            Some(run) => folder.save(&Run { ending: Some(ending), ..run }),
+            None => Ok(()),
+        })
+        .await
+    }
+
+    fn is_gone(&mut self) {
+        self.asked = None;
+        if let Driver::Qemu(qemu) = &mut self.driver {
+            qemu.is_gone();
+        }
+    }
+}
+
+/// Of the reasons of QEMU's `SHUTDOWN` event (QEMU, run-state.json: ShutdownCause) those that are the guest's.
+fn ending(reason: &str) -> Option<Ending> {
+    match reason {
+        "guest-reset" => Some(Ending::GuestReboot),
+        "guest-shutdown" => Some(Ending::GuestShutdown),
+        _ => None,
+    }
+}
+
+/// Of a guest that has ended when nobody listened. A machine that comes back from a reboot comes back clean.
+fn unheard(run: &Run) -> Ending {
+    match run.spec.reset() {
+        ResetEvent::GuestReboot => Ending::GuestReboot,
+        ResetEvent::PowerCycle | ResetEvent::Never => Ending::GuestShutdown,
+    }
+}

@@ -1,0 +1,146 @@
+//! What is wanted of machines, as it is kept. Owns these records; starts nothing.
+//!
+//! Invariant: what is wanted is recorded before anything is done about it, and counted, so that it is done once.
+
+use crate::processes;
+use crate::store::Kind;
+use jiff::Timestamp;
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use spillway_api::{Claim, Power};
+use std::time::Duration;
+
+/// What is wanted of a machine. One without a record is to be off.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// Whether it is to run.
+    pub power: Power,
+    /// How long its guest may take to shut down.
+    pub grace_seconds: u32,
+    /// How often it was asked to restart.
+    pub restarts: u64,
+    /// How often it was asked to be reset.
+    pub resets: u64,
+    /// Whose it is for now.
+    pub claim: Option<Claimed>,
+    /// Not to be started or claimed.
+    pub drained: bool,
+}
+
+/// A claim. It is counted by a clock that nobody sets: the host's since its start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claimed {
+    /// When it was made, for people.
+    pub since: Timestamp,
+    /// How long it lasts.
+    pub ttl_seconds: Option<u32>,
+    /// Whether the machine was started for it.
+    pub started: bool,
+    /// When it was made.
+    made: Instant,
+}
+
+/// Seconds since a start of the host's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Instant {
+    boot: String,
+    seconds: u64,
+}
+
+impl Instant {
+    fn now() -> Instant {
+        let seconds = clock_gettime(ClockId::Boottime).tv_sec;
+        Instant { boot: boot_id(), seconds: u64::try_from(seconds).unwrap_or(0) }
+    }
+}
+
+/// Which start of the host this is.
+pub fn boot_id() -> String {
+    // It is there on every Linux.
+    processes::boot_id().map(|id| String::from_utf8_lossy(&id).trim().to_owned()).unwrap_or_default()
+}
+
+impl Claimed {
+    /// From now on.
+    pub fn new(ttl_seconds: Option<u32>, started: bool) -> Claimed {
+        Claimed { since: Timestamp::now(), ttl_seconds, started, made: Instant::now() }
+    }
+
+    /// How long it still lasts; `None`: until it is released. What was claimed before the host started is over.
+    pub fn left(&self) -> Option<Duration> {
+        let now = Instant::now();
+        if now.boot != self.made.boot {
+            return Some(Duration::ZERO);
+        }
+        let end = self.made.seconds.saturating_add(self.ttl_seconds?.into());
+        Some(Duration::from_secs(end.saturating_sub(now.seconds)))
+    }
+
+    /// As others see it.
+    pub fn describe(&self) -> Claim {
+        Claim { since: self.since, ttl_seconds: self.ttl_seconds }
+    }
+}
+
+impl Wanted {
+    /// How long its guest may take to shut down.
+    pub fn grace(&self) -> Duration {
+        Duration::from_secs(self.grace_seconds.into())
+    }
+
+    /// Nobody has it any more, and what they have written goes. It is stopped if as many as are kept warm are free without
+    /// it, and somebody started it for the claim or others have taken its place.
+    pub fn release(&mut self, warm: u32, free: usize) {
+        let started = self.claim.take().is_some_and(|claim| claim.started);
+        if (started || warm > 0) && free >= warm as usize {
+            self.power = Power::Off;
+        } else if self.power == Power::On {
+            self.resets += 1;
+        }
+    }
+}
+
+impl Kind for Wanted {
+    const PREFIX: &'static str = "wanted/";
+    const WORD: &'static str = "machine";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_is_full_takes_none_back() {
+        let claimed = |started| Wanted {
+            power: Power::On,
+            claim: Some(Claimed::new(None, started)),
+            ..Wanted::default()
+        };
+        for (started, warm, free, power, resets) in [
+            // It takes its place in the pool again.
+            (false, 2, 1, Power::On, 1),
+            // Another one has it.
+            (false, 2, 2, Power::Off, 0),
+            // Somebody had started it before, and started it stays.
+            (false, 0, 0, Power::On, 1),
+            (true, 0, 0, Power::Off, 0),
+            (true, 1, 0, Power::On, 1),
+        ] {
+            let mut wanted = claimed(started);
+            wanted.release(warm, free);
+            assert_eq!((wanted.claim, wanted.power, wanted.resets), (None, power, resets), "{warm} {free}");
+        }
+    }
+
+    #[test]
+    fn a_claim_ends_by_its_own_clock_or_with_the_host() {
+        assert_eq!(Claimed::new(None, false).left(), None);
+        let claim = Claimed::new(Some(3600), false);
+        assert!(claim.left().is_some_and(|left| left > Duration::from_secs(3598)));
+        let mut earlier = claim.clone();
+        earlier.made.seconds -= earlier.made.seconds.min(3600);
+        assert!(earlier.left() < claim.left());
+        let before = Claimed { made: Instant { boot: "another".into(), ..claim.made.clone() }, ..claim };
+        assert_eq!(before.left(), Some(Duration::ZERO));
+    }
+}

@@ -1,0 +1,397 @@
+//! Processes that outlive the daemon: disks and virtual machines. Owns how they are begun so that the next daemon
+//! finds them again, and how they are ended; knows nothing of what they do.
+//!
+//! Invariant: a process has written down who it is before it executes its program, so that nobody else needs to have;
+//! until it has, it holds a lock on that record, which whoever looks waits for.
+
+#![expect(unsafe_code, reason = "between fork and exec, and for descriptors")]
+
+use crate::error::HostError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use spillway_api::ErrorCode;
+use std::fs::File;
+use std::future::pending;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// How long a process that has just been forked may take to say who it is.
+const BIRTH: Duration = Duration::from_secs(5);
+/// How long one that was killed may take to end.
+const DEATH: Duration = Duration::from_secs(10);
+/// A UUID in text and a line's end.
+const BOOT_ID_BYTES: usize = 37;
+/// What a process says may grow so long before its beginning is thrown away.
+const MAX_LOG_BYTES: u64 = 1 << 20;
+
+/// A process that lived when this value was made.
+#[derive(Debug)]
+pub struct Process {
+    pid: Pid,
+    pidfd: OwnedFd,
+    name: String,
+}
+
+/// What became of the last process of a name in a folder.
+#[derive(Debug)]
+pub enum Seen {
+    /// There has been none.
+    None,
+    /// It lives.
+    Alive(Process),
+    /// It has ended.
+    Ended,
+}
+
+/// Begins a process in a folder, which becomes its working directory, in a session of its own. It is nobody's
+/// child. What it says goes to `NAME.log`. Refused while the last one of that name lives.
+pub fn start(folder: &Path, name: &str, mut command: Command) -> Result<Process, HostError> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let cannot = |what: &str, e: io::Error| {
+        let code = match e.kind() {
+            io::ErrorKind::NotFound => ErrorCode::Unavailable,
+            _ => ErrorCode::Internal,
+        };
+        HostError::new(code, format!("{name} in {}: {program} {what}: {e}", folder.display()))
+    };
+    if let Seen::Alive(_) = look(folder, name)? {
+        let message = format!("{name} in {} runs already", folder.display());
+        return Err(HostError::new(ErrorCode::Conflict, message));
+    }
+    let unstarted = |e| cannot("cannot be begun", e);
+    let path = record_path(folder, name);
+    let record = File::options().create(true).truncate(false).read(true).write(true).open(path);
+    let record = record.map_err(unstarted)?;
+    lock(&record, FlockOperation::NonBlockingLockExclusive).map_err(unstarted)?;
+    record.set_len(0).and_then(|()| record.write_all_at(&boot_id()?, 0)).map_err(unstarted)?;
+    let log = File::options().create(true).append(true).open(log_path(folder, name));
+    let log = log.and_then(|log| Ok((log.try_clone()?, log))).map_err(|e| cannot("has no log", e))?;
+    command.current_dir(folder).stdin(Stdio::null()).stdout(log.0).stderr(log.1);
+    let fd = record.as_raw_fd();
+    let born = move || {
+        // SAFETY: system calls on plain numbers. The process between us and the one that executes ends at once.
+        unsafe {
+            match libc::fork() {
+                0 => {}
+                -1 => return Err(io::Error::last_os_error()),
+                _ => libc::_exit(0),
+            }
+            if libc::setsid() < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // What our own parent left open is not the machine's. A kernel without the call keeps it open.
+            libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+        }
+        // Who it is, in its own words: a number alone may be somebody else's tomorrow.
+        let mut stat = [0; 1024];
+        let this = rustix::fs::open(c"/proc/self/stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let n = rustix::io::read(&this, &mut stat)?;
+        // SAFETY: the file is open in every process that was forked with it.
+        rustix::io::pwrite(unsafe { BorrowedFd::borrow_raw(fd) }, &stat[..n], BOOT_ID_BYTES as u64)?;
+        Ok(())
+    };
+    // SAFETY: it makes system calls and neither allocates nor locks.
+    unsafe { command.pre_exec(born) };
+    let spawned = command.spawn().and_then(|mut between| between.wait());
+    // The lock goes with the last of those that share it: this process, and the new one until it executes its program.
+    drop(record);
+    spawned.map_err(|e| cannot("cannot be executed", e))?;
+    match look(folder, name)? {
+        Seen::Alive(process) => Ok(process),
+        Seen::None | Seen::Ended => Err(cannot("ended at once", io::Error::other(last_words(folder, name)))),
+    }
+}
+
+/// Takes a process that somebody else has begun for the one of this name in a folder, if its command line has this
+/// argument: its number may be somebody else's by now.
+pub fn adopt(folder: &Path, name: &str, pid: u32, argument: &str) -> Result<Seen, HostError> {
+    let broken = |e: io::Error| {
+        let message = format!("{name} in {}: process {pid} cannot be taken over: {e}", folder.display());
+        HostError::new(ErrorCode::Internal, message)
+    };
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(Seen::None) };
+    let process = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => Process { pid, pidfd, name: name.to_owned() },
+        Err(Errno::SRCH) => return Ok(Seen::None),
+        Err(e) => return Err(broken(e.into())),
+    };
+    let of = |file: &str| std::fs::read(format!("/proc/{}/{file}", process.pid())).unwrap_or_default();
+    let (stat, command_line) = (of("stat"), of("cmdline"));
+    // What was read is of this process if it still lives.
+    if process.ends_within(Duration::ZERO)
+        || !command_line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes())
+    {
+        return Ok(Seen::None);
+    }
+    let record = File::options().create(true).truncate(false).write(true).open(record_path(folder, name));
+    let record = record.map_err(broken)?;
+    lock(&record, FlockOperation::NonBlockingLockExclusive).map_err(broken)?;
+    let text = [boot_id().map_err(broken)?.as_slice(), &stat].concat();
+    record.set_len(0).and_then(|()| record.write_all_at(&text, 0)).map_err(broken)?;
+    Ok(Seen::Alive(process))
+}
+
+/// What became of the last process of that name in a folder.
+pub fn look(folder: &Path, name: &str) -> Result<Seen, HostError> {
+    let path = record_path(folder, name);
+    let broken = |e: io::Error| HostError::new(ErrorCode::Internal, format!("{}: {e}", path.display()));
+    let record = match File::open(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Seen::None),
+        record => record.map_err(broken)?,
+    };
+    lock(&record, FlockOperation::NonBlockingLockShared).map_err(broken)?;
+    let mut text = [0; BOOT_ID_BYTES + 1024];
+    let n = record.read_at(&mut text, 0).map_err(broken)?;
+    let Some((boot, stat)) = text[..n].split_at_checked(BOOT_ID_BYTES) else { return Ok(Seen::None) };
+    let Some((pid, begun)) = identity(stat) else { return Ok(Seen::None) };
+    if boot != boot_id().map_err(broken)? {
+        return Ok(Seen::Ended);
+    }
+    let process = match pidfd_open(pid, PidfdFlags::empty()) {
+        // Opened before it is looked at, so that it cannot become another meanwhile.
+        Ok(pidfd) if begins(pid) == Some(begun) => Process { pid, pidfd, name: name.to_owned() },
+        Ok(_) | Err(Errno::SRCH) => return Ok(Seen::Ended),
+        Err(e) => return Err(broken(e.into())),
+    };
+    // One that nobody has waited for is still there, and has ended.
+    Ok(if process.ends_within(Duration::ZERO) { Seen::Ended } else { Seen::Alive(process) })
+}
+
+/// Forgets the last process of that name, which must have ended.
+pub fn forget(folder: &Path, name: &str) -> Result<(), HostError> {
+    match std::fs::remove_file(record_path(folder, name)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            let message = format!("{name} in {}: its record cannot be removed: {e}", folder.display());
+            Err(HostError::new(ErrorCode::Internal, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The last line that a process of that name has said, for people.
+pub fn last_words(folder: &Path, name: &str) -> String {
+    let log = std::fs::read(log_path(folder, name)).unwrap_or_default();
+    let from = log.len().saturating_sub(1000);
+    let text = String::from_utf8_lossy(&log[from..]);
+    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").trim().to_owned()
+}
+
+/// Throws away what a process has said if that is much: a guest may make its VMM say things.
+pub fn bound_log(folder: &Path, name: &str) {
+    let log = File::options().write(true).open(log_path(folder, name));
+    if let Ok(log) = log
+        && log.metadata().is_ok_and(|log| log.len() > MAX_LOG_BYTES)
+    {
+        let _ = log.set_len(0);
+    }
+}
+
+impl Process {
+    /// Its id, for people.
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get() as u32
+    }
+
+    /// Readable when it has ended.
+    pub fn watch(&self) -> Result<OwnedFd, HostError> {
+        let failed =
+            |e| HostError::new(ErrorCode::Exhausted, format!("{} cannot be watched: {e}", self.name));
+        self.pidfd.try_clone().map_err(failed)
+    }
+
+    /// The same process.
+    pub fn try_clone(&self) -> Result<Process, HostError> {
+        Ok(Process { pid: self.pid, pidfd: self.watch()?, name: self.name.clone() })
+    }
+
+    /// Whether it has ended, or does so within this time.
+    pub fn ends_within(&self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&left)) {
+                Err(Errno::INTR) => {}
+                ended => return ended.is_ok_and(|n| n > 0),
+            }
+        }
+    }
+
+    /// Asks it to end, and ends it if it has not done so in time.
+    pub fn end(&self, patience: Duration) -> Result<(), HostError> {
+        for (signal, patience) in [(Signal::TERM, patience), (Signal::KILL, DEATH)] {
+            let _ = pidfd_send_signal(&self.pidfd, signal);
+            if self.ends_within(patience) {
+                return Ok(());
+            }
+        }
+        let message = format!("{} (process {}) was killed and does not end", self.name, self.pid());
+        Err(HostError::new(ErrorCode::Internal, message))
+    }
+}
+
+/// When a process has ended, of what [`Process::watch`] gave; never, if there is none.
+pub async fn ended(pidfd: Option<OwnedFd>) {
+    let Some(pidfd) = pidfd else { return pending().await };
+    // SAFETY: an `OwnedFd` has one number for as long as it lives.
+    let watched = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
+    if let Ok(pidfd) = watched {
+        let _ = pidfd.readable().await;
+    }
+}
+
+fn record_path(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.process"))
+}
+
+fn log_path(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.log"))
+}
+
+/// Takes a lock that others hold for moments only.
+fn lock(record: &File, operation: FlockOperation) -> io::Result<()> {
+    let until = Instant::now() + BIRTH;
+    loop {
+        match flock(record, operation) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+            Err(Errno::WOULDBLOCK) => return Err(io::Error::other("somebody holds it and does not say who")),
+            locked => return Ok(locked?),
+        }
+    }
+}
+
+/// Which start of the host this is: a UUID and a line's end.
+pub fn boot_id() -> io::Result<[u8; BOOT_ID_BYTES]> {
+    let text = std::fs::read("/proc/sys/kernel/random/boot_id")?;
+    text.try_into().map_err(|_| io::Error::other("the kernel's boot id is no UUID"))
+}
+
+/// Process and start time, of a line of `/proc/PID/stat` (proc(5)).
+fn identity(stat: &[u8]) -> Option<(Pid, u64)> {
+    let stat = std::str::from_utf8(stat).ok()?;
+    let pid = stat.split(' ').next()?.parse().ok()?;
+    // The program's name is in parentheses and may hold anything; the start time is field 22.
+    let begun = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+    Some((Pid::from_raw(pid)?, begun))
+}
+
+/// When a process began, in ticks since the host did.
+pub fn begins(pid: Pid) -> Option<u64> {
+    let stat = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    identity(&stat).map(|(_, begun)| begun)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sleep(seconds: &str) -> Command {
+        let mut command = Command::new("sleep");
+        command.arg(seconds);
+        command
+    }
+
+    fn alive(folder: &Path, name: &str) -> Process {
+        match look(folder, name).unwrap() {
+            Seen::Alive(process) => process,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_process_is_found_again_and_is_nobodys_child() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::None));
+        let begun = start(dir.path(), "disk", sleep("1000")).unwrap();
+        let pid = begun.pid();
+        drop(begun);
+        let error = start(dir.path(), "disk", sleep("1")).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Conflict);
+        let found = alive(dir.path(), "disk");
+        assert_eq!(found.pid(), pid);
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let parent: u32 =
+            stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().parse().unwrap();
+        assert_ne!(parent, std::process::id());
+        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+        assert_eq!(open.count(), 3, "it has nothing of ours but its log");
+        found.end(Duration::from_secs(5)).unwrap();
+        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::Ended));
+        // Its place is free.
+        start(dir.path(), "disk", sleep("1000")).unwrap().end(Duration::ZERO).unwrap();
+        forget(dir.path(), "disk").unwrap();
+        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::None));
+    }
+
+    #[test]
+    fn one_that_cannot_begin_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = start(dir.path(), "x", Command::new("/nonexistent/program")).unwrap_err();
+        assert_eq!(missing.code, ErrorCode::Unavailable, "{missing}");
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo the reason; exit 3"]);
+        let begun = start(dir.path(), "y", command);
+        // It may have been seen alive.
+        if let Ok(begun) = begun {
+            assert!(begun.ends_within(Duration::from_secs(5)));
+        }
+        assert_eq!(last_words(dir.path(), "y"), "the reason");
+        assert!(matches!(look(dir.path(), "y").unwrap(), Seen::Ended));
+    }
+
+    #[test]
+    fn one_that_somebody_else_has_begun_is_taken_over_if_it_is_the_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = sleep("1000").spawn().unwrap();
+        // One that has just executed its program has no command line for a moment.
+        while std::fs::read(format!("/proc/{}/cmdline", child.id())).unwrap().is_empty() {
+            std::thread::yield_now();
+        }
+        let adopt = |pid, argument| adopt(dir.path(), "vmm", pid, argument).unwrap();
+        for (pid, argument) in
+            [(child.id(), "100"), (child.id(), "sleep 1000"), (0, "1000"), (u32::MAX, "1000")]
+        {
+            assert!(matches!(adopt(pid, argument), Seen::None), "{pid} {argument}");
+            assert!(matches!(look(dir.path(), "vmm").unwrap(), Seen::None));
+        }
+        assert!(matches!(adopt(child.id(), "1000"), Seen::Alive(_)));
+        let found = alive(dir.path(), "vmm");
+        assert_eq!(found.pid(), child.id());
+        child.kill().unwrap();
+        // Nobody has waited for it yet.
+        assert!(found.ends_within(Duration::from_secs(5)));
+        assert!(matches!(adopt(child.id(), "1000"), Seen::None));
+        assert!(matches!(look(dir.path(), "vmm").unwrap(), Seen::Ended));
+        child.wait().unwrap();
+        assert!(matches!(look(dir.path(), "vmm").unwrap(), Seen::Ended));
+    }
+
+    #[test]
+    fn a_number_that_is_somebody_elses_is_not_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let begun = start(dir.path(), "disk", sleep("1000")).unwrap();
+        let path = record_path(dir.path(), "disk");
+        let true_record = std::fs::read_to_string(&path).unwrap();
+        let (before, after) = true_record.rsplit_once(')').unwrap();
+        let mut fields: Vec<&str> = after.split_whitespace().collect();
+        fields[19] = "1";
+        std::fs::write(&path, format!("{before}) {}", fields.join(" "))).unwrap();
+        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::Ended));
+        let another_boot = format!("{}{}", "0".repeat(36), &true_record[36..]);
+        std::fs::write(&path, another_boot).unwrap();
+        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::Ended));
+        // One that was forked and has not said who it is, and never will.
+        std::fs::write(&path, &true_record[..BOOT_ID_BYTES]).unwrap();
+        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::None));
+        begun.end(Duration::ZERO).unwrap();
+    }
+}

@@ -1,0 +1,189 @@
+//! The seed disk: what tells a machine's guest who it is, each time that it starts from the image again. Owns its files
+//! and its form (cloud-init's NoCloud: a small FAT file system with the label CIDATA).
+//!
+//! What is ours is in `meta-data`, `network-config` and `vendor-data`, which cloud-init has for whoever runs the machine;
+//! `user-data` is the operator's, byte for byte, whatever of cloud-init's forms it has, and wins where both say something.
+//!
+//! Invariant: a disk is a function of its [`Seed`]: the same one gives the same bytes, and so the same instance, host
+//! name and host key after every reset.
+
+use crate::error::HostError;
+use fatfs::{
+    Date, DateTime, FatType, FileSystem, FormatVolumeOptions, FsOptions, Time, TimeProvider, format_volume,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use spillway_api::{ErrorCode, Identity, Name};
+use ssh_key::private::{Ed25519Keypair, KeypairData};
+use ssh_key::{LineEnding, PrivateKey};
+use std::fmt;
+use std::io::{self, Cursor, Write};
+
+/// Of the disk.
+pub const SEED_BYTES: usize = 1 << 20;
+/// The most user-data. The rest of the disk is for what is ours and for the file system.
+pub const MOST_USER_DATA_BYTES: usize = 512 << 10;
+
+/// The files that cloud-init looks for.
+const META_DATA: &str = "meta-data";
+const USER_DATA: &str = "user-data";
+const VENDOR_DATA: &str = "vendor-data";
+const NETWORK_CONFIG: &str = "network-config";
+/// What a file of cloud-config begins with. JSON follows, which is YAML that needs no care with quotes.
+const CLOUD_CONFIG: &str = "#cloud-config\n";
+
+/// What a machine is told of itself.
+#[derive(Clone, Debug)]
+pub struct Seed<'a> {
+    /// Its name, and its host name.
+    pub name: &'a Name,
+    /// Its UUID, which names the instance, and the address of its network card.
+    pub identity: &'a Identity,
+    /// The key that its SSH server shows.
+    pub host_key: &'a HostKey,
+    /// Whether the card is used.
+    pub network: SeedNetwork,
+    /// Who may log in, each a line of `authorized_keys`. They add to those that user-data names.
+    pub authorized_keys: &'a [String],
+    /// What the operator has for cloud-init, in any of its forms.
+    pub user_data: Option<&'a str>,
+}
+
+/// What the guest does with its network card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeedNetwork {
+    /// It asks for an address (DHCP, IPv4); those of IPv6 come by router advertisement.
+    Dhcp,
+    /// Nothing.
+    None,
+}
+
+/// An SSH host key (Ed25519). Made once for a machine, and kept with it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostKey {
+    /// As OpenSSH keeps it in a file. A secret.
+    pub private: String,
+    /// One line: kind, key.
+    pub public: String,
+}
+
+impl fmt::Debug for HostKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostKey").field("public", &self.public).finish_non_exhaustive()
+    }
+}
+
+/// A new host key.
+pub fn host_key() -> Result<HostKey, HostError> {
+    let mut secret = [0; 32];
+    let failed = |why: String| HostError::new(ErrorCode::Internal, format!("no host key can be made: {why}"));
+    // So few bytes come at once, or, early in the host's life, when the kernel has enough randomness.
+    let got = rustix::rand::getrandom(&mut secret[..], rustix::rand::GetRandomFlags::empty());
+    if got.map_err(|e| failed(e.to_string()))? != secret.len() {
+        return Err(failed("the kernel gives no random bytes".into()));
+    }
+    let pair = KeypairData::from(Ed25519Keypair::from_seed(&secret));
+    let make = || {
+        let private = PrivateKey::new(pair, "")?;
+        let public = private.public_key().to_openssh()?;
+        Ok(HostKey { private: private.to_openssh(LineEnding::LF)?.to_string(), public })
+    };
+    make().map_err(|e: ssh_key::Error| failed(e.to_string()))
+}
+
+impl Seed<'_> {
+    /// The disk, [`SEED_BYTES`] long.
+    pub fn disk(&self) -> Result<Vec<u8>, HostError> {
+        let files = self.files()?;
+        let failed = |why: &dyn fmt::Display| {
+            let message = format!("{}: its seed disk cannot be made: {why}", self.name);
+            HostError::new(ErrorCode::Internal, message)
+        };
+        let uuid = uuid::Uuid::parse_str(&self.identity.uuid).map_err(|e| failed(&e))?;
+        write(uuid.as_fields().0, &files).map_err(|e| failed(&e))
+    }
+
+    fn files(&self) -> Result<[(&'static str, String); 4], HostError> {
+        let user_data = self.user_data.unwrap_or(CLOUD_CONFIG);
+        if user_data.len() > MOST_USER_DATA_BYTES {
+            let message =
+                format!("user-data has {} bytes: {MOST_USER_DATA_BYTES} are the most", user_data.len());
+            return Err(HostError::new(ErrorCode::TooLarge, message));
+        }
+        if let Some(key) = self.authorized_keys.iter().find(|key| key.contains(char::is_control)) {
+            return Err(HostError::invalid(format!("'{}' is not one line", key.escape_debug())));
+        }
+        let meta_data = json!({
+            "instance-id": format!("iid-{}", self.identity.uuid),
+            "local-hostname": self.name,
+            "public-keys": self.authorized_keys,
+        });
+        let vendor_data = json!({
+            "hostname": self.name,
+            "preserve_hostname": false,
+            // Those of the image go, whatever their kind; no others are made.
+            "ssh_deletekeys": true,
+            "ssh_keys": {
+                "ed25519_private": self.host_key.private,
+                "ed25519_public": self.host_key.public,
+            },
+        });
+        let ethernets = match self.network {
+            SeedNetwork::None => json!({}),
+            // The lease follows the card, whatever identity the image may have baked in. Renderers other than netplan
+            // take the name from `set-name`.
+            SeedNetwork::Dhcp => json!({
+                "eth0": {
+                    "match": { "macaddress": self.identity.mac },
+                    "set-name": "eth0",
+                    "dhcp4": true,
+                    "dhcp-identifier": "mac",
+                },
+            }),
+        };
+        let network_config = json!({ "version": 2, "ethernets": ethernets });
+        Ok([
+            (META_DATA, format!("{meta_data}\n")),
+            (USER_DATA, user_data.to_owned()),
+            (VENDOR_DATA, format!("{CLOUD_CONFIG}{vendor_data}\n")),
+            (NETWORK_CONFIG, format!("{network_config}\n")),
+        ])
+    }
+}
+
+/// The first instant that FAT knows.
+#[derive(Debug)]
+struct Epoch;
+
+impl TimeProvider for Epoch {
+    fn get_current_date(&self) -> Date {
+        Date { year: 1980, month: 1, day: 1 }
+    }
+
+    fn get_current_date_time(&self) -> DateTime {
+        DateTime { date: self.get_current_date(), time: Time { hour: 0, min: 0, sec: 0, millis: 0 } }
+    }
+}
+
+/// A file system with these files in its root.
+fn write(serial: u32, files: &[(&str, String)]) -> io::Result<Vec<u8>> {
+    let mut disk = Cursor::new(vec![0; SEED_BYTES]);
+    let options = FormatVolumeOptions::new()
+        .fat_type(FatType::Fat12)
+        .bytes_per_cluster(1024)
+        .max_root_dir_entries(64)
+        .volume_id(serial)
+        .volume_label(*b"CIDATA     ");
+    format_volume(&mut disk, options)?;
+    let system = FileSystem::new(&mut disk, FsOptions::new().time_provider(&Epoch))?;
+    for (name, content) in files {
+        let mut file = system.root_dir().create_file(name)?;
+        file.write_all(content.as_bytes())?;
+        file.flush()?;
+    }
+    system.unmount()?;
+    Ok(disk.into_inner())
+}
+
+#[cfg(test)]
+mod tests;

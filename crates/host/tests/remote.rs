@@ -1,0 +1,219 @@
+//! The way in over TCP: TLS, tokens, roles, and what is written down of changes.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::World;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+const OPENSSL: &str = "[req]\ndistinguished_name=dn\nprompt=no\nx509_extensions=ext\n[dn]\nCN=localhost\n[ext]\n\
+    subjectAltName=DNS:localhost\nbasicConstraints=critical,CA:FALSE\n";
+
+/// A daemon that listens, with a token for each role: its word. `None`: no openssl here, which is said.
+fn remote() -> Option<World> {
+    let mut world = World::unstarted();
+    std::fs::write(world.path("openssl.cnf"), OPENSSL).unwrap();
+    let [config, cert, key, tokens] =
+        ["openssl.cnf", "cert", "key", "tokens"].map(|name| world.path(name).display().to_string());
+    let made = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+        ])
+        .args(["-config", &config, "-keyout", &key, "-out", &cert])
+        .output();
+    if !made.is_ok_and(|made| made.status.success()) {
+        spillway_lab::skip("openssl makes no certificate here");
+        return None;
+    }
+    let lines =
+        ["read", "operate", "admin"].map(|role| format!("{role} {role}er {:x}\n", Sha256::digest(role)));
+    std::fs::write(&tokens, lines.concat()).unwrap();
+    private(&key);
+    private(&tokens);
+    let options = ["--listen", "127.0.0.1:0", "--tls-cert", &cert, "--tls-key", &key, "--tokens", &tokens];
+    world.start_with(options.map(str::to_owned).into());
+    Some(world)
+}
+
+fn private(path: &str) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+fn tcp(world: &World) -> TcpStream {
+    let address = world.said.trim().rsplit_once("https://").unwrap().1;
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream
+}
+
+/// Speaks TLS with the daemon, whose certificate is checked.
+fn tls(world: &World) -> StreamOwned<ClientConnection, TcpStream> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(world.path("cert")).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let client = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+    StreamOwned::new(client, tcp(world))
+}
+
+/// The status of an answer to a request with these lines in its head.
+fn ask(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> u16 {
+    let mut stream = tls(world);
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{lines}content-length: {length}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    // It may have answered before all of it was sent.
+    let _ = stream.write_all(body);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    let text = String::from_utf8_lossy(&answer);
+    text.split(' ').nth(1).unwrap_or_else(|| panic!("{method} {path}: {text:?}")).parse().unwrap()
+}
+
+fn token(word: &str) -> String {
+    format!("authorization: Bearer {word}\r\n")
+}
+
+fn audit(world: &World) -> Vec<Value> {
+    let text = std::fs::read_to_string(world.state().join("audit.log")).unwrap_or_default();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn who_has_no_token_gets_nothing_and_roles_hold() {
+    let Some(world) = remote() else { return };
+    let nobody =
+        ["", "authorization: Bearer\r\n", "authorization: Basic YTpi\r\n", "authorization: bearer admin\r\n"];
+    for lines in nobody.map(str::to_owned).into_iter().chain(["wrong", "adminer", "admin "].map(token)) {
+        let want = if lines.ends_with("admin \r\n") { 200 } else { 401 };
+        // A space at a header's end is none of its value's.
+        assert_eq!(ask(&world, "GET", "/v1/images", &lines, b""), want, "{lines:?}");
+    }
+    assert_eq!(ask(&world, "GET", "/v1/metrics?token=admin", "", b""), 401);
+    let act = br#"{"action": "stop", "select": {"names": ["desk-001"]}}"#;
+    let store = br#"{"name": "s", "path": "relative", "class": "local"}"#;
+    // 404 and 400 are of those who were let through.
+    for (role, get, post, put) in
+        [("read", 200, 403, 403), ("operate", 200, 404, 403), ("admin", 200, 404, 400)]
+    {
+        assert_eq!(ask(&world, "GET", "/v1/metrics", &token(role), b""), get, "{role}");
+        assert_eq!(ask(&world, "POST", "/v1/machine-actions", &token(role), act), post, "{role}");
+        assert_eq!(ask(&world, "POST", "/v1/stores", &token(role), store), put, "{role}");
+    }
+    let written = audit(&world);
+    let seen: Vec<(&str, u64)> = written
+        .iter()
+        .map(|line| (line["who"].as_str().unwrap(), line["status"].as_u64().unwrap()))
+        .collect();
+    let of =
+        |name: &str, statuses: [u64; 2]| statuses.map(|status| (format!("{name} from 127.0.0.1"), status));
+    let want = [of("reader", [403, 403]), of("operateer", [404, 403]), of("adminer", [404, 400])].concat();
+    assert_eq!(seen, want.iter().map(|(who, status)| (who.as_str(), *status)).collect::<Vec<_>>());
+    let text = std::fs::read_to_string(world.state().join("audit.log")).unwrap();
+    assert!(!text.contains("Bearer") && !text.contains("relative"), "{text}");
+}
+
+#[test]
+fn changes_on_the_socket_are_written_down_with_their_user() {
+    let world = World::new();
+    let ask = |head: &str| {
+        let mut stream = UnixStream::connect(world.socket()).unwrap();
+        stream
+            .write_all(format!("{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
+            .unwrap();
+        stream.read_to_end(&mut Vec::new()).unwrap();
+    };
+    ask("GET /v1/images");
+    ask("DELETE /v1/images/none?secret=1");
+    let uid = rustix::process::getuid().as_raw();
+    let written = audit(&world);
+    assert_eq!(written.len(), 1, "{written:?}");
+    let line = &written[0];
+    assert_eq!((&line["who"], &line["method"]), (&format!("uid {uid}").into(), &"DELETE".into()));
+    assert_eq!((&line["path"], &line["status"]), (&"/v1/images/none".into(), &404.into()));
+}
+
+#[test]
+fn what_is_no_tls_or_too_much_or_too_slow_disturbs_nobody() {
+    let Some(world) = remote() else { return };
+    let mut plain = tcp(&world);
+    plain.write_all(b"GET /v1/images HTTP/1.1\r\nhost: x\r\nauthorization: Bearer admin\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer);
+    assert!(!String::from_utf8_lossy(&answer).contains("HTTP/1.1"), "{answer:?}");
+    let large = vec![b' '; 300 << 10];
+    assert_eq!(ask(&world, "POST", "/v1/catalogs", &token("admin"), &large), 413);
+    assert_eq!(ask(&world, "POST", "/v1/catalogs", "", &large), 401);
+    // Silent before TLS, after it, in the middle of a head and of a body.
+    let silent: Vec<TcpStream> = (0..20).map(|_| tcp(&world)).collect();
+    let slow: Vec<_> = [
+        "",
+        "GET /v1/im",
+        "POST /v1/stores HTTP/1.1\r\nauthorization: Bearer admin\r\ncontent-length: 100\r\n\r\n{",
+    ]
+    .map(|said| {
+        let mut stream = tls(&world);
+        stream.write_all(said.as_bytes()).unwrap();
+        stream.flush().unwrap();
+        stream
+    })
+    .into();
+    assert_eq!(ask(&world, "GET", "/v1/images", &token("read"), b""), 200);
+    drop((silent, slow));
+}
+
+#[test]
+fn a_door_without_a_lock_is_not_opened() {
+    let Some(world) = remote() else { return };
+    let start = |options: &[&str]| {
+        let mut daemon = Command::new(env!("CARGO_BIN_EXE_spillwayd"));
+        daemon
+            .arg("--state")
+            .arg(world.path("other"))
+            .arg("--socket")
+            .arg(world.path("other.sock"))
+            .args(options);
+        let done = daemon.args(["--hypervisor", "none"]).output().unwrap();
+        assert!(!done.status.success(), "{options:?}");
+        String::from_utf8(done.stderr).unwrap()
+    };
+    let [cert, key, tokens] = ["cert", "key", "tokens"].map(|name| world.path(name).display().to_string());
+    assert!(start(&["--listen", "127.0.0.1:0"]).contains("--tls-cert"));
+    assert!(start(&["--listen", "127.0.0.1:0", "--tls-cert", &cert, "--tls-key", &key]).contains("--tokens"));
+    assert!(start(&["--tokens", &tokens]).contains("--listen"));
+    let all = |cert: &str, key: &str, tokens: &str| {
+        start(&["--listen", "127.0.0.1:0", "--tls-cert", cert, "--tls-key", key, "--tokens", tokens])
+    };
+    assert!(all(&key, &key, &tokens).contains("--tls-cert"));
+    assert!(all(&cert, &cert, &tokens).contains("--tls-key"));
+    std::fs::set_permissions(world.path("tokens"), std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(all(&cert, &key, &tokens).contains("chmod 0600"));
+    private(&tokens);
+    std::fs::set_permissions(world.path("key"), std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(all(&cert, &key, &tokens).contains("chmod 0600"));
+}

@@ -1,0 +1,179 @@
+//! The daemon is killed at any instant while a script asks it for things: afterwards what is recorded and what runs
+//! agree, what was answered is so, and machines that nobody asked anything of have noticed nothing.
+
+use crate::world::{World, kill};
+use serde_json::Value;
+use spillway_lab::load::Rng;
+use spillway_lab::process::wait_until;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+/// Kills, unless `SPILLWAY_DAEMON_KILLS` says another number.
+const KILLS: u32 = 20;
+/// How long everything may take to be as it is wanted after a restart.
+const SETTLED: Duration = Duration::from_secs(120);
+
+/// What is known of what was asked: by machine, what was answered last; none: the last answer did not come.
+#[derive(Default)]
+struct Answered {
+    power: BTreeMap<String, Option<&'static str>>,
+    claimed: BTreeMap<String, Option<bool>>,
+}
+
+/// Asks for things until it is told to stop.
+fn script(world: &World, random: &mut Rng, stop: &AtomicBool, answered: &mut Answered) {
+    while !stop.load(Ordering::Relaxed) {
+        let name = format!("work-00{}", 1 + random.below(3));
+        let (arguments, power, claim): (Vec<&str>, Option<&'static str>, Option<bool>) = match random.below(9)
+        {
+            0 | 1 => (vec!["machine", "start", &name], Some("on"), None),
+            2 => (vec!["machine", "stop", &name, "--force"], Some("off"), None),
+            3 => (vec!["machine", "reset", &name], None, None),
+            4 => (vec!["machine", "restart", &name, "--force"], Some("on"), None),
+            5 => {
+                let version = format!("golden:{}", 1 + random.below(2));
+                let (code, _, err) =
+                    world.spillway(&["catalog", "update", "work", "--image", &version, "--rollout", "now"]);
+                assert!([0, 69, 75].contains(&code), "{code} {err}");
+                continue;
+            }
+            6 => {
+                let (code, out, err) = world.spillway(&["machine", "claim", "work", "--json"]);
+                assert!([0, 69, 73].contains(&code), "{code} {err}");
+                match serde_json::from_str::<Value>(&out) {
+                    Ok(machine) => {
+                        let name = machine["name"].as_str().unwrap().to_owned();
+                        answered.power.insert(name.clone(), Some("on"));
+                        answered.claimed.insert(name, Some(true));
+                    }
+                    // Whose it may have become is not known.
+                    Err(_) if code == 69 => {
+                        answered.power.clear();
+                        answered.claimed.retain(|_, claimed| *claimed == Some(true));
+                    }
+                    Err(_) => {}
+                }
+                continue;
+            }
+            7 => (vec!["machine", "release", &name], None, Some(false)),
+            _ => {
+                let (code, _, err) = match random.below(2) {
+                    0 => world.spillway(&["catalog", "delete", "passing"]),
+                    _ => {
+                        world.spillway(&["catalog", "create", "passing", "--image", "golden", "--count", "3"])
+                    }
+                };
+                assert!([0, 66, 69, 75].contains(&code), "{code} {err}");
+                continue;
+            }
+        };
+        let (code, _, err) = world.spillway(&arguments);
+        // Done, not reachable, or not now: a claim that is not there.
+        assert!([0, 69, 75].contains(&code), "{arguments:?}: {code} {err}");
+        let known = code == 0;
+        if let Some(power) = power
+            && code != 75
+        {
+            answered.power.insert(name.clone(), known.then_some(power));
+        }
+        if let Some(claim) = claim
+            && code != 75
+        {
+            answered.claimed.insert(name.clone(), known.then_some(claim));
+        }
+    }
+}
+
+/// The machines, once each is what is wanted of it.
+fn settled(world: &World) -> Vec<Value> {
+    let all = || world.json(&["machine", "list"])["items"].as_array().unwrap().clone();
+    let is_settled = |machine: &Value| {
+        let phase = if machine["power"] == "on" { "running" } else { "stopped" };
+        machine["status"]["settled"] == true && machine["status"]["phase"] == phase
+    };
+    let rolled_out = || world.json(&["catalog", "show", "work"])["rollout"].is_null();
+    let found = wait_until(SETTLED, || Some(all()).filter(|all| all.iter().all(is_settled) && rolled_out()));
+    found.unwrap_or_else(|| panic!("not what is wanted: {:#?}", all()))
+}
+
+/// What runs is what is recorded, no more and no less.
+fn agrees(world: &World, machines: &[Value]) {
+    let on: BTreeSet<&str> =
+        machines.iter().filter(|m| m["power"] == "on").map(|m| m["name"].as_str().unwrap()).collect();
+    let is_so = || {
+        let folders: BTreeSet<String> = std::fs::read_dir(world.machines())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        let processes = world.processes();
+        let of = |word: &str| processes.iter().filter(|process| process.contains(word)).count();
+        // Of each disk its supervisor and its worker.
+        let right = folders.iter().map(String::as_str).eq(on.iter().copied())
+            && of("qemu-system") == on.len()
+            && of("serve --mode") == on.len()
+            && of("__worker") == on.len()
+            && processes.len() == 3 * on.len();
+        right.then_some(())
+    };
+    // What was removed from the records just now may still be ending.
+    wait_until(Duration::from_secs(20), is_so)
+        .unwrap_or_else(|| panic!("{on:?} run: {:#?}", world.processes()));
+    for machine in machines.iter().filter(|m| m["power"] == "on") {
+        let version = machine["status"]["run"]["version"].as_u64();
+        let catalog = world.json(&["catalog", "show", machine["catalog"].as_str().unwrap()]);
+        assert_eq!(version, catalog["version"].as_u64(), "{machine:#}");
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_at_any_instant_goes_on() {
+    let Some(mut world) = World::new("qemu") else { return };
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let kills = number("SPILLWAY_DAEMON_KILLS").map_or(KILLS, |kills| kills as u32);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let seed = number("SPILLWAY_SEED").unwrap_or(now);
+    println!("SPILLWAY_SEED={seed}");
+    let mut random = Rng::new(seed);
+    for version in ["version-1", "version-2"] {
+        world.import("golden", version);
+    }
+    world.catalog("stay", 1, &["--image", "golden:1", "--grace", "0"]);
+    world.catalog("work", 3, &["--image", "golden:1", "--grace", "0"]);
+    world.ok(&["machine", "start", "stay-001", "--wait"]);
+    world.tell("stay-001", "markmine", "MARKED");
+    let stays = (world.pid("stay-001", "disk_pid"), world.pid("stay-001", "vmm_pid"));
+    let mut answered = Answered::default();
+    for round in 0..kills {
+        let delay = Duration::from_millis(random.below(1500));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (stop, world, random, answered) = (&stop, &world, &mut random, &mut answered);
+            let asking = scope.spawn(move || script(world, random, stop, answered));
+            std::thread::sleep(delay);
+            kill(world.daemon_pid());
+            stop.store(true, Ordering::Relaxed);
+            asking.join().unwrap();
+        });
+        world.kill_daemon();
+        world.start_daemon();
+        let machines = settled(&world);
+        agrees(&world, &machines);
+        for machine in machines.iter().filter(|m| m["catalog"] == "work") {
+            let name = machine["name"].as_str().unwrap();
+            if let Some(Some(power)) = answered.power.get(name) {
+                assert_eq!(machine["power"], *power, "round {round}: {machine:#}");
+            }
+            if let Some(Some(claimed)) = answered.claimed.get(name) {
+                assert_eq!(!machine["claim"].is_null(), *claimed, "round {round}: {machine:#}");
+            }
+        }
+        assert_eq!((world.pid("stay-001", "disk_pid"), world.pid("stay-001", "vmm_pid")), stays);
+    }
+    assert!(world.tell("stay-001", "state", "STATE").contains("mark=mine "));
+    for catalog in ["stay", "work"] {
+        world.ok(&["catalog", "delete", catalog]);
+    }
+    let _ = world.spillway(&["catalog", "delete", "passing"]);
+    agrees(&world, &[]);
+}

@@ -1,0 +1,10 @@
+//! Machines of catalogs, run by `spillwayd`: real guests on real disks.
+#![allow(clippy::unwrap_used)]
+
+mod crash;
+mod figures;
+mod libvirt;
+mod libvirtd;
+mod life;
+mod pool;
+mod world;

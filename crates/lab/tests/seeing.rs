@@ -1,0 +1,146 @@
+//! `spillway top` and `spillway doctor` as people and scripts use them.
+#![allow(clippy::unwrap_used)]
+
+mod daemon_world;
+
+use daemon_world::World;
+use spillway_lab::disk;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+fn with_catalog() -> World {
+    let world = World::new();
+    let file = world.path("a.raw").display().to_string();
+    std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+    world.ok(&["image", "import", "debian", &file, "--format", "raw"]);
+    world.ok(&["catalog", "create", "desk", "--image", "debian", "--count", "2"]);
+    world
+}
+
+#[test]
+fn top_is_a_table_where_there_is_no_terminal() {
+    let world = with_catalog();
+    let table = world.ok(&["top", "--by", "catalog"]);
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(lines[0].starts_with("NAME") && lines[0].contains("FULL IN"), "{table}");
+    assert!(lines[1].starts_with("desk") && lines[1].contains("0/2"), "{table}");
+    let json = world.json(&["top", "--by", "catalog"]);
+    assert_eq!(
+        (&json["rows"][0]["name"], &json["rows"][0]["rates"]["writes"]),
+        (&"desk".into(), &0.0.into())
+    );
+    assert_eq!(world.json(&["top", "--by", "catalog", "--filter", "other"])["rows"], serde_json::json!([]));
+    let (code, _, err) = world.spillway(&["top", "--sort", "size"]);
+    assert!(code == 2 && err.contains("write/s"), "{err}");
+    let (code, _, err) = world.spillway(&["top", "--socket", "/nonexistent"]);
+    assert!(code == 69 && err.contains("is spillwayd running?"), "{err}");
+}
+
+/// A process that does not outlive its test; with its terminal goes what runs on it.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn top_is_live_on_a_terminal_and_leaves_it_as_it_was() {
+    let world = with_catalog();
+    let command = format!("stty cols 160 rows 20; {} top --by catalog", disk::program().unwrap().display());
+    let mut script = Command::new("script");
+    script
+        .args(["-qfec", &command, "/dev/null"])
+        .env("SPILLWAY_SOCKET", world.path("sock"))
+        .env("TERM", "xterm");
+    let mut top = Ended(script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let (mut keys, mut screen) = (top.0.stdin.take().unwrap(), top.0.stdout.take().unwrap());
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(n @ 1..) = screen.read(&mut bytes) {
+            let _ = tell.send(String::from_utf8_lossy(&bytes[..n]).into_owned());
+        }
+    });
+    let mut seen = String::new();
+    let mut until = |word: &str| {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !seen.contains(word) {
+            match told.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(more) => seen.push_str(&more),
+                Err(_) => panic!("{word} is not seen: {seen:?}"),
+            }
+        }
+        std::mem::take(&mut seen)
+    };
+    // The other screen of the terminal, and what is on it. Only what changes is drawn: words, and parts of words.
+    assert!(until("machines").contains("\x1b[?1049h"));
+    keys.write_all(b"\t").unwrap();
+    until("talog");
+    keys.write_all(b"/nothing\r").unwrap();
+    until("nothing");
+    keys.write_all(b"q").unwrap();
+    until("\x1b[?1049l");
+    assert!(top.0.wait().unwrap().success());
+}
+
+#[test]
+fn doctor_looks_at_everything_and_says_what_to_do() {
+    let world = with_catalog();
+    let (code, out, err) = world.spillway(&["doctor", "--json"]);
+    let found: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let checks = found["checks"].as_array().unwrap();
+    for check in [
+        "kvm",
+        "qemu",
+        "qemu-img",
+        "debugfs",
+        "io_uring",
+        "aio",
+        "huge-pages",
+        "memlock",
+        "memory",
+        "swap",
+        "landlock",
+        "seccomp",
+        "cgroup",
+        "spillwayd",
+        "space",
+        "machines",
+    ] {
+        let one = checks.iter().find(|one| one["check"] == check).unwrap_or_else(|| panic!("{check}: {out}"));
+        let good = one["state"] == "ok";
+        assert!(good == one["advice"].is_null() && !one["text"].as_str().unwrap().is_empty(), "{one}");
+    }
+    let problems = checks.iter().filter(|one| one["state"] == "problem").count();
+    assert_eq!(
+        (found["problems"].as_u64(), code, err.as_str()),
+        (Some(problems as u64), i32::from(problems > 0), "")
+    );
+    assert!(
+        checks
+            .iter()
+            .any(|one| one["check"] == "space" && one["text"].as_str().unwrap().contains("state/store"))
+    );
+
+    // Everybody may use the socket; no daemon at all; a program that is missing.
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(world.path("sock"), std::fs::Permissions::from_mode(0o666)).unwrap();
+    let (code, out, _) = world.spillway(&["doctor"]);
+    assert!(code == 1 && out.contains("PROBLEM  spillwayd") && out.contains("root here"), "{out}");
+    let none = Command::new(disk::program().unwrap())
+        .args(["doctor", "--socket", "/nonexistent"])
+        .env("PATH", "/nonexistent")
+        .output()
+        .unwrap();
+    let out = String::from_utf8(none.stdout).unwrap();
+    assert_eq!(none.status.code(), Some(1), "{out}");
+    assert!(
+        out.contains("notice   spillwayd") && out.contains("PROBLEM  qemu  ") && out.contains("do: apt-get"),
+        "{out}"
+    );
+}
