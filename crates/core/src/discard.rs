@@ -155,13 +155,20 @@ impl Disk {
         let end = a.request.sector * SECTOR_BYTES + u64::from(a.len());
         let end = if end == self.spec.size_bytes { end.next_multiple_of(BLOCK_BYTES as u64) } else { end };
         let end = end / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        let sync = a.request.operation == Operation::WriteZeroes { fua: true };
         if start >= end {
-            // Only parts of blocks: their writes were synced if that was asked.
+            // Only parts of blocks: their writes are synced if that was asked. A block that was zero already had none, and
+            // the medium need not say so yet.
+            let first = (a.request.sector * SECTOR_BYTES / BLOCK_BYTES as u64) as u32;
+            if sync && self.may_be_unstable(first..(first + 2).min(self.spec.blocks())) {
+                let id = self.row(a);
+                a.pending += 1;
+                self.join_flush(io, id);
+            }
             return;
         }
         let id = self.row(a);
         a.pending += 1;
-        let sync = a.request.operation == Operation::WriteZeroes { fua: true };
         let op = self.new_op(Op::DirectPunch { id, sync });
         io.punch_overflow(op, start, end - start);
     }

@@ -201,10 +201,16 @@ impl Disk {
 
     /// One of the request's operations has put content, or a hole, in place durably. It ends when the medium also says so.
     pub(crate) fn end_when_stable<I: Io>(&mut self, io: &mut I, id: Id, blocks: Range<u32>) {
-        match &self.persistent {
-            Some(p) if !p.is_stable(blocks) => self.join_flush(io, id),
-            _ => self.operation_done(io, id, Ok(())),
+        if self.may_be_unstable(blocks) {
+            self.join_flush(io, id);
+        } else {
+            self.operation_done(io, id, Ok(()));
         }
+    }
+
+    /// In mode `persistent`: whether the medium may say something else of these blocks than the live map does.
+    pub(crate) fn may_be_unstable(&self, blocks: Range<u32>) -> bool {
+        self.persistent.as_ref().is_some_and(|p| !p.is_stable(blocks))
     }
 
     fn persistent(&mut self) -> &mut Persistent {

@@ -554,6 +554,27 @@ fn a_reset_of_a_persistent_disk_outlives_power_losses() {
     assert!(losses[&true] > 100 && losses[&false] > 100, "{losses:?}");
 }
 
+/// FUA zeroes over parts of blocks that were zero already, which the medium does not know yet.
+#[test]
+fn durable_zeroes_outlive_a_power_loss_where_there_was_nothing_to_write() {
+    for seed in 0..40 {
+        let base_bytes = 40 * 4096;
+        let spec = DiskSpec { overflow_limit_bytes: 0, base_bytes, ..run::full_spec(Mode::Persistent) };
+        let mut run = Run::with(spec, seed);
+        // Part of one block; parts of two.
+        for (sector, sectors) in [(43, 3), (83, 8)] {
+            run.discard(sector / 8, 2);
+            run.settle();
+            run.request(Operation::WriteZeroes { fua: true }, sector, sectors);
+            run.settle();
+            assert_eq!(run.unfinished(), 0);
+        }
+        run.lose_all(true);
+        run.read_all();
+        run.check();
+    }
+}
+
 /// Who stops right after a worker's death waits for what that may still write to the map, and then all of it is kept.
 #[test]
 fn a_stop_after_a_death_keeps_everything() {
