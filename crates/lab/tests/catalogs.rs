@@ -241,12 +241,17 @@ fn versions_are_updated_and_rolled_back() {
     let world = world();
     world.ok(&["catalog", "create", "desk", "--image", "debian", "--count", "2"]);
     world.ok(&["image", "publish", "debian:2"]);
+    // One that is to run and cannot be started keeps a rollout from its end.
+    world.ok(&["machine", "start", "desk-001"]);
     let line = world.ok(&["catalog", "rollback", "desk", "--rollout", "batch=5", "--grace", "9"]);
-    assert_eq!(line, "desk: machines take debian:1 5 at a time, with 9 s to shut down\n");
+    assert_eq!(line, "desk: machines take debian:1 5 at a time, claimed ones after 9 s\n");
     assert!(world.ok(&["catalog", "list"]).lines().nth(1).unwrap().ends_with("batch=5"));
     let (code, out, err) =
         world.spillway(&["catalog", "update", "desk", "--image", "debian", "--rollout", "now"]);
-    assert_eq!((code, out.as_str()), (0, "desk: machines take debian:2 now, with 60 s to shut down\n"));
+    assert_eq!(
+        (code, out.as_str()),
+        (0, "desk: machines take debian:2 now, claimed ones when they are released\n")
+    );
     assert!(err.contains("warning: this replaces the rollout of debian:1 (batch=5)"), "{err}");
     let (code, _, err) = world.spillway(&["catalog", "rollback", "desk", "--to", "7"]);
     assert!(code == 66 && err.contains("debian:1, debian:2, debian:1"), "{code} {err}");

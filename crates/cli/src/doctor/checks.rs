@@ -7,7 +7,7 @@ use crate::error::{Exit, Failure};
 use crate::host::Daemon;
 use rustix::process::{Resource, getrlimit};
 use spillway_api::client::{Client, ClientError};
-use spillway_api::{Figures, List, StoreFolder};
+use spillway_api::{Figures, List, StoreDetails};
 use spillway_worker::kvm::{self, Accelerator};
 use spillway_worker::supervisor::bytes;
 use spillway_worker::worker;
@@ -55,9 +55,9 @@ pub fn all(daemon: &Daemon) -> Result<Vec<Finding>, Failure> {
     found.push(cgroup(root));
     let (socket, client) = socket(daemon)?;
     found.push(socket);
-    let stores = client.as_ref().and_then(|client| client.get::<List<StoreFolder>>("/v1/stores").ok());
+    let stores = client.as_ref().and_then(|client| client.get::<List<StoreDetails>>("/v1/stores").ok());
     let folders: Vec<PathBuf> = match stores {
-        Some(stores) => stores.items.into_iter().map(|store| store.path).collect(),
+        Some(stores) => stores.items.into_iter().map(|store| store.folder.path).collect(),
         None => ["/var/lib/spillway", "/var/tmp"]
             .map(PathBuf::from)
             .into_iter()
@@ -264,7 +264,7 @@ fn socket(daemon: &Daemon) -> Result<(Finding, Option<Client>), Failure> {
     let client = daemon.client().map_err(|e| Failure::new(Exit::Internal, e.message))?;
     let rights = fs::metadata(daemon.path()).ok().filter(|found| found.file_type().is_socket());
     let rights = rights.map(|found| found.permissions().mode() & 0o777);
-    let finding = match client.get::<List<StoreFolder>>("/v1/stores") {
+    let finding = match client.get::<List<StoreDetails>>("/v1/stores") {
         Ok(_) if rights.is_some_and(|rights| rights & 0o002 != 0) => Finding::problem(
             "spillwayd",
             format!("{path} can be used by everybody on this host, and who can use it is root here"),

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-/// A folder, and the daemon that keeps its state there.
+/// A folder, and the daemon that keeps its state there. Its machines cannot be started: it has no disks to give.
 pub struct World {
     dir: tempfile::TempDir,
     daemon: Child,
@@ -20,6 +20,7 @@ impl World {
         let program = disk::program().unwrap().with_file_name("spillwayd");
         let mut daemon = Command::new(program);
         daemon.arg("--state").arg(dir.path().join("state")).arg("--socket").arg(dir.path().join("sock"));
+        daemon.args(["--hypervisor", "none", "--spillway", "/nonexistent/spillway"]);
         let daemon =
             daemon.stdout(std::process::Stdio::null()).spawn().expect("'make test' builds spillwayd");
         let world = World { dir, daemon };
