@@ -44,9 +44,12 @@ impl ErrorCode {
             ErrorCode::Unauthenticated => 401,
             ErrorCode::Forbidden => 403,
             ErrorCode::NotFound => 404,
-            ErrorCode::Exists | ErrorCode::InUse | ErrorCode::Conflict | ErrorCode::Cancelled => 409,
+            ErrorCode::Exists
+            | ErrorCode::InUse
+            | ErrorCode::Conflict
+            | ErrorCode::Cancelled
+            | ErrorCode::Exhausted => 409,
             ErrorCode::TooLarge => 413,
-            ErrorCode::Exhausted => 507,
             ErrorCode::Unavailable => 503,
             ErrorCode::Internal | ErrorCode::Damaged => 500,
         }

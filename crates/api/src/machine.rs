@@ -51,6 +51,8 @@ pub struct MachineDetails {
 /// A machine is somebody's for a while.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Claim {
+    /// Which one, of all that there ever were: who releases it can say so, and releases nobody else's.
+    pub id: String,
     /// Since when.
     #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,

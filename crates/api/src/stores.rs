@@ -35,11 +35,23 @@ pub enum StoreClass {
 /// A store as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoreDetails {
-    /// Which one.
-    #[serde(flatten)]
-    pub folder: StoreFolder,
+    /// Its name.
+    pub name: Name,
+    /// An absolute path on the host.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// What it is good for.
+    pub class: StoreClass,
     /// How full it is, once that was looked at.
     pub space: Option<Space>,
+}
+
+impl StoreDetails {
+    /// Of this store.
+    pub fn new(folder: StoreFolder, space: Option<Space>) -> StoreDetails {
+        let StoreFolder { name, path, class } = folder;
+        StoreDetails { name, path, class, space }
+    }
 }
 
 /// How full a store's file system is.

@@ -9,7 +9,7 @@ use crate::access::tls::{Door, Remote};
 use crate::api::{self, Answered, App};
 use crate::catalogs::Catalogs;
 use crate::confined;
-use crate::events::Events;
+use crate::events::{Events, say};
 use crate::images::Images;
 use crate::machines::{Machines, Parts};
 use crate::operations::Operations;
@@ -25,6 +25,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_api::Hypervisor;
 use std::fs::{self, File};
 use std::future::pending;
@@ -51,6 +52,8 @@ const UNREAD: Duration = Duration::from_secs(2);
 const RUN: &str = "run";
 /// The system's libvirt.
 pub const LIBVIRT_URI_DEFAULT: &str = "qemu:///system";
+/// A folder that has it is a daemon's.
+const LOCK_FILE: &str = "lock";
 /// How long the lock and the socket of a daemon that has just ended may stay.
 const LOCK: Duration = Duration::from_secs(2);
 
@@ -87,11 +90,13 @@ pub async fn run(
 ) -> Result<()> {
     let state = std::path::absolute(&settings.state).context("--state")?;
     fs::create_dir_all(&state).with_context(|| format!("{}: cannot be made", state.display()))?;
+    is_ours(&state)?;
+    raise_descriptors();
     // What is made here is ours alone, unless it is made for others.
     rustix::process::umask(Mode::from_raw_mode(0o077));
     close(&state, settings.hypervisor).with_context(|| format!("{}: is not ours", state.display()))?;
-    let _lock = lock(&state.join("lock"))?;
-    let mut complain = |line: &str| eprintln!("spillwayd: warning: {line}");
+    let _lock = lock(&state.join(LOCK_FILE))?;
+    let mut complain = |line: &str| say(&format!("warning: {line}"));
     if !confined::is_supported() {
         complain(
             "this kernel has no Landlock: qemu-img and debugfs are kept from sockets, devices and rights, not from files",
@@ -124,6 +129,11 @@ pub async fn run(
             "this host swaps: a cache that is swapped out is slower than none; swap off, or keep machines out of it",
         );
     }
+    // Before there are others who make files: it changes what all of them get.
+    let listener = match manager.listener(&settings.socket, &mut complain) {
+        Some(listener) => listener,
+        None => listen(&settings)?,
+    };
     let events = Events::default();
     let machines =
         Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;
@@ -135,10 +145,6 @@ pub async fn run(
     let door = match &settings.remote {
         Some(remote) => Some(Door::open(remote).await?),
         None => None,
-    };
-    let listener = match manager.listener(&settings.socket, &mut complain) {
-        Some(listener) => listener,
-        None => listen(&settings)?,
     };
     let is_kept = manager.keep(&listener);
     listener.set_nonblocking(true)?;
@@ -221,6 +227,33 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, peer
         std::io::Result::Ok(())
     };
     let _ = tokio::time::timeout(UNREAD, rest).await;
+}
+
+/// Refuses a folder that holds something else: it is about to be closed to everybody.
+fn is_ours(state: &Path) -> Result<()> {
+    if state.join(LOCK_FILE).exists() {
+        return Ok(());
+    }
+    let entries = fs::read_dir(state).with_context(|| format!("{}: cannot be read", state.display()))?;
+    for entry in entries {
+        let name = entry?.file_name();
+        // A file system has it from its birth.
+        if name != "lost+found" {
+            bail!(
+                "{} holds '{}' and nothing of spillwayd's: give an empty folder, or a new one, as --state",
+                state.display(),
+                name.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Each machine takes some descriptors.
+fn raise_descriptors() {
+    let most = getrlimit(Resource::Nofile).maximum;
+    // It stays as it is if that is not allowed.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
 }
 
 /// Nobody else has any right to what is kept; the group that libvirt's QEMU was let in as may go through to `run`.

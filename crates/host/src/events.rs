@@ -6,12 +6,18 @@
 use jiff::Timestamp;
 use spillway_api::{Event, EventKind};
 use std::collections::VecDeque;
+use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::watch;
 
 /// Events that are known still.
 const REMEMBERED: usize = 4096;
+
+/// A line for whoever reads standard error. What runs does not end because nobody can.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "spillwayd: {line}");
+}
 
 /// The events of a host. A clone is the same.
 #[derive(Clone, Default)]
@@ -31,13 +37,15 @@ impl Events {
         let mut known = self.known();
         let number = known.back().map_or(1, |event| event.number + 1);
         let event = Event { number, time: Timestamp::now(), kind, object: object.into(), text: text.into() };
-        eprintln!("spillwayd: {object}: {}", event.text);
+        let line = format!("{object}: {}", event.text);
         if known.len() == REMEMBERED {
             known.pop_front();
         }
         known.push_back(event);
         self.counted(kind).fetch_add(1, Ordering::Relaxed);
         self.0.last.send_replace(number);
+        drop(known);
+        say(&line);
     }
 
     /// How many of a kind there were.

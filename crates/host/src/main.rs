@@ -80,6 +80,12 @@ fn beside() -> Result<PathBuf> {
     Ok(PathBuf::from(text.strip_suffix(" (deleted)").unwrap_or(&text)).with_file_name("spillway"))
 }
 
+/// That it is ready is for whoever reads; it is ready if nobody does.
+fn said(place: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stdout(), "spillwayd: ready on {place}");
+}
+
 #[expect(unsafe_code, reason = "before there are threads")]
 fn main() -> Result<()> {
     // SAFETY: nothing has been opened or begun yet.
@@ -111,8 +117,8 @@ fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let socket = settings.socket.display().to_string();
     let done = runtime.block_on(daemon::run(settings, manager, move |remote| match remote {
-        Some(address) => println!("spillwayd: ready on {socket} and https://{address}"),
-        None => println!("spillwayd: ready on {socket}"),
+        Some(address) => said(&format!("{socket} and https://{address}")),
+        None => said(&socket),
     }));
     // Nothing is waited for: what goes on is undone by the next start.
     runtime.shutdown_background();

@@ -158,7 +158,9 @@ pub fn look(folder: &Path, name: &str) -> Result<Seen, HostError> {
     }
     let process = match pidfd_open(pid, PidfdFlags::empty()) {
         // Opened before it is looked at, so that it cannot become another meanwhile.
-        Ok(pidfd) if begins(pid) == Some(begun) => Process { pid, pidfd, name: name.to_owned() },
+        Ok(pidfd) if begins(pid).map_err(broken)? == Some(begun) => {
+            Process { pid, pidfd, name: name.to_owned() }
+        }
         Ok(_) | Err(Errno::SRCH) => return Ok(Seen::Ended),
         Err(e) => return Err(broken(e.into())),
     };
@@ -284,10 +286,15 @@ fn identity(stat: &[u8]) -> Option<(Pid, u64)> {
     Some((Pid::from_raw(pid)?, begun))
 }
 
-/// When a process began, in ticks since the host did.
-pub fn begins(pid: Pid) -> Option<u64> {
-    let stat = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    identity(&stat).map(|(_, begun)| begun)
+/// When a process began, in ticks since the host did; none if there is no such process. That it could not be looked at says
+/// nothing of it.
+pub fn begins(pid: Pid) -> io::Result<Option<u64>> {
+    match std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())) {
+        Ok(stat) => Ok(identity(&stat).map(|(_, begun)| begun)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 #[cfg(test)]

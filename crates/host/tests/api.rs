@@ -169,8 +169,8 @@ fn stores_do_not_share_files() {
 #[test]
 fn nobody_else_gets_in() {
     let mut world = World::new();
-    let mode = |path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(world.socket()), mode(world.state())), (0o600, 0o700));
+    let mode = |path: std::path::PathBuf| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(world.socket().into()), mode(world.state().into())), (0o600, 0o700));
     let second = |state: &str, socket: &str| {
         let mut daemon = Command::new(env!("CARGO_BIN_EXE_spillwayd"));
         daemon.arg("--state").arg(world.path(state)).arg("--socket").arg(world.path(socket));
@@ -183,6 +183,14 @@ fn nobody_else_gets_in() {
     std::fs::write(world.path("file"), "mine").unwrap();
     assert!(second("other", "file").contains("no socket"));
     assert_eq!(std::fs::read(world.path("file")).unwrap(), b"mine");
+    // A folder of somebody else's, mistyped, stays as it is.
+    let foreign = world.path("foreign");
+    std::fs::create_dir(&foreign).unwrap();
+    std::fs::write(foreign.join("file"), "mine").unwrap();
+    std::fs::set_permissions(&foreign, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let rights = mode(foreign.join("file"));
+    assert!(second("foreign", "third").contains("holds 'file'"));
+    assert_eq!((mode(foreign.clone()), mode(foreign.join("file"))), (0o755, rights));
     // What a killed one has left is taken.
     world.end(Signal::KILL);
     assert!(world.socket().exists());

@@ -7,7 +7,8 @@ use common::{World, create, import, machines, refused};
 use rustix::process::Signal;
 use spillway_api::client::{Client, ClientError};
 use spillway_api::{
-    Catalog, Empty, ErrorBody, ErrorCode, Image, ImageDetails, List, RolloutStrategy, VersionChoice,
+    Catalog, Empty, ErrorBody, ErrorCode, Image, ImageDetails, List, MachineDetails, RolloutStrategy,
+    VersionChoice,
 };
 
 fn get(client: &Client, name: &str) -> Catalog {
@@ -62,6 +63,35 @@ fn who_follows_an_image_goes_along_and_who_does_not_stays() {
     client.delete::<Empty>("/v1/catalogs/follows").unwrap();
     delete_version(&client, 2).unwrap();
     assert_eq!(delete_version(&client, 1).unwrap_err().code, ErrorCode::InUse);
+}
+
+#[test]
+fn a_claim_ends_by_its_own_id_and_never_with_what_is_kept() {
+    let world = World::new();
+    import(&world, "debian", 1);
+    let client = world.client();
+    create(&client, "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
+    create(&client, "own", r#"{"image": "debian", "type": "dedicated"}"#).unwrap();
+    create(&client, "stays", r#"{"image": "debian", "reset": "never"}"#).unwrap();
+    let claim = |catalog: &str| {
+        let asked = serde_json::json!({ "any": true });
+        client.post::<_, MachineDetails>(&format!("/v1/catalogs/{catalog}/claims"), &asked)
+    };
+    for catalog in ["own", "stays"] {
+        let Err(ClientError::Refused(error)) = claim(catalog) else { panic!("{catalog} is claimed") };
+        assert!(error.code == ErrorCode::Conflict && error.message.contains("keep what is written"));
+    }
+    let release = |id: &str| client.delete::<MachineDetails>(&format!("/v1/machines/desk-001/claim{id}"));
+    let first = claim("desk").unwrap().claim.unwrap().id;
+    release(&format!("?claim={first}")).unwrap();
+    // It is somebody else's now: whoever comes late takes nothing from them.
+    let second = claim("desk").unwrap().claim.unwrap().id;
+    assert_ne!(first, second);
+    let Err(ClientError::Refused(late)) = release(&format!("?claim={first}")) else { panic!("released") };
+    assert!(late.code == ErrorCode::Conflict && late.message.contains("somebody else's"), "{late:?}");
+    let machine: MachineDetails = client.get("/v1/machines/desk-001").unwrap();
+    assert_eq!(machine.claim.map(|claim| claim.id), Some(second));
+    release("").unwrap();
 }
 
 #[test]

@@ -158,6 +158,21 @@ fn changes_on_the_socket_are_written_down_with_their_user() {
     assert_eq!((&line["path"], &line["status"]), (&"/v1/images/none".into(), &404.into()));
 }
 
+/// Whoever goes before the answer comes has asked all the same.
+#[test]
+fn changes_of_those_who_do_not_wait_are_written_down() {
+    const CHANGES: usize = 30;
+    let world = World::new();
+    for n in 0..CHANGES {
+        let mut stream = UnixStream::connect(world.socket()).unwrap();
+        let head = format!("DELETE /v1/images/none-{n} HTTP/1.1\r\nhost: x\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+    }
+    let all = || (audit(&world).len() >= CHANGES).then_some(());
+    let found = spillway_lab::process::wait_until(Duration::from_secs(10), all);
+    found.unwrap_or_else(|| panic!("{:#?}", audit(&world)));
+}
+
 #[test]
 fn what_is_no_tls_or_too_much_or_too_slow_disturbs_nobody() {
     let Some(world) = remote() else { return };

@@ -57,7 +57,7 @@ pub fn all(daemon: &Daemon) -> Result<Vec<Finding>, Failure> {
     found.push(socket);
     let stores = client.as_ref().and_then(|client| client.get::<List<StoreDetails>>("/v1/stores").ok());
     let folders: Vec<PathBuf> = match stores {
-        Some(stores) => stores.items.into_iter().map(|store| store.folder.path).collect(),
+        Some(stores) => stores.items.into_iter().map(|store| store.path).collect(),
         None => ["/var/lib/spillway", "/var/tmp"]
             .map(PathBuf::from)
             .into_iter()

@@ -71,7 +71,7 @@ pub enum MachineCommand {
         #[arg(long)]
         discard_data: bool,
     },
-    /// Take a machine of a catalog for yourself: prints its name, and its address if that is known
+    /// Take a machine of a catalog for yourself: prints its name, its address if that is known, and the claim's id
     #[command(after_help = CLAIM_EXAMPLES)]
     Claim {
         /// The catalog
@@ -90,6 +90,9 @@ pub enum MachineCommand {
     Release {
         /// The machine
         name: Name,
+        /// Only if it still has the claim of this id, which 'claim' printed: not one that somebody has made since
+        #[arg(long, value_name = "ID")]
+        claim: Option<String>,
     },
     /// Stop machines as soon as nobody has claimed them, and keep them from being started and claimed
     Drain(Drained),
@@ -187,16 +190,21 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
             let path = format!("/v1/catalogs/{catalog}/claims");
             let mut machine: MachineDetails = client.post(&path, &asked)?;
             if wait {
-                self::wait(&client, &mut machine, Instant::now() + Duration::from_secs(timeout))?;
-                failed(&machine)?;
+                let deadline = Instant::now() + Duration::from_secs(timeout);
+                let waited = self::wait(&client, &mut machine, deadline).and_then(|()| failed(&machine));
+                if waited.is_err() {
+                    // Whoever asked does not get it.
+                    let _ = release(&client, &machine.machine.name, claim_of(&machine));
+                }
+                waited?;
             }
             daemon.show(&machine, |machine| {
                 let address = machine.status.address.as_deref().unwrap_or("-");
-                format!("{}\t{address}\n", machine.machine.name)
+                format!("{}\t{address}\t{}\n", machine.machine.name, claim_of(machine).unwrap_or("-"))
             })
         }
-        MachineCommand::Release { name } => {
-            let machine: MachineDetails = client.delete(&format!("/v1/machines/{name}/claim"))?;
+        MachineCommand::Release { name, claim } => {
+            let machine = release(&client, &name, claim.as_deref())?;
             daemon.show(&machine, |machine| format!("{} is released\n", machine.machine.name))
         }
         MachineCommand::Drain(which) => drain(daemon, &client, Action::Drain, which),
@@ -231,6 +239,17 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
 
 fn get(client: &Client, name: &Name) -> Result<MachineDetails, Failure> {
     Ok(client.get(&format!("/v1/machines/{name}"))?)
+}
+
+/// The id of the claim that a machine has.
+fn claim_of(machine: &MachineDetails) -> Option<&str> {
+    machine.claim.as_ref().map(|claim| claim.id.as_str())
+}
+
+/// Ends this claim, or whichever there is.
+fn release(client: &Client, name: &Name, claim: Option<&str>) -> Result<MachineDetails, Failure> {
+    let which = claim.map(|id| spillway_api::client::query([("claim", id.to_owned())])).unwrap_or_default();
+    Ok(client.delete(&format!("/v1/machines/{name}/claim{which}"))?)
 }
 
 /// What a machine runs with, if its disk is served.

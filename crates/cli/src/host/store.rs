@@ -44,16 +44,16 @@ pub fn store(daemon: &Daemon, command: StoreCommand) -> Result<(), Failure> {
         StoreCommand::List => client.get::<List<StoreDetails>>("/v1/stores")?,
         StoreCommand::Add { name, path, class } => {
             let folder = client.post("/v1/stores", &StoreFolder { name, path, class })?;
-            List { items: vec![StoreDetails { folder, space: None }] }
+            List { items: vec![StoreDetails::new(folder, None)] }
         }
     };
     daemon.show(&stores, |stores| {
-        let rows = stores.items.iter().map(|StoreDetails { folder, space }| {
-            let class = CLASSES.iter().find(|(_, class)| *class == folder.class).map_or("", |(word, _)| word);
-            let free = space.as_ref().map_or("-".into(), |space| {
+        let rows = stores.items.iter().map(|store| {
+            let class = CLASSES.iter().find(|(_, class)| *class == store.class).map_or("", |(word, _)| word);
+            let free = store.space.as_ref().map_or("-".into(), |space| {
                 format!("{} of {}", bytes(space.free_bytes), bytes(space.total_bytes))
             });
-            [folder.name.to_string(), class.to_owned(), free, folder.path.display().to_string()]
+            [store.name.to_string(), class.to_owned(), free, store.path.display().to_string()]
         });
         table(["NAME", "CLASS", "FREE", "FOLDER"], rows)
     })

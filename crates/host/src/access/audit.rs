@@ -2,6 +2,7 @@
 //!
 //! Invariant: a line is written whole before the change is answered, and holds neither body nor header of the request.
 
+use crate::events::say;
 use axum::http::Method;
 use jiff::Timestamp;
 use serde::Serialize;
@@ -56,7 +57,7 @@ impl Audit {
         if let Err(e) = &written
             && !inner.fails
         {
-            eprintln!("spillwayd: warning: {}: changes are not written down: {e}", inner.path.display());
+            say(&format!("warning: {}: changes are not written down: {e}", inner.path.display()));
         }
         inner.fails = written.is_err();
     }

@@ -94,8 +94,22 @@ async fn claim_machine(
     ask(move || app.machines.claim(&catalog, &claim)).await
 }
 
-/// Gives a machine back: it forgets.
-#[utoipa::path(delete, path = "/{name}/claim", params(("name" = Name, Path)), responses((status = 200, body = MachineDetails), Failure))]
-async fn release_machine(State(app): State<App>, Path(name): Path<Name>) -> Answer<MachineDetails> {
-    ask(move || app.machines.release(&name)).await
+/// Whose claim ends.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Released {
+    /// The id of a claim; whichever there is if nothing is said.
+    claim: Option<String>,
+}
+
+/// Gives a machine back: it forgets. With the id of a claim only if it is still claimed by that one, else this is a
+/// `conflict`.
+#[utoipa::path(delete, path = "/{name}/claim", params(("name" = Name, Path), Released), responses((status = 200, body = MachineDetails), Failure))]
+async fn release_machine(
+    State(app): State<App>,
+    Path(name): Path<Name>,
+    Query(released): Query<Released>,
+) -> Answer<MachineDetails> {
+    ask(move || app.machines.release(&name, released.claim.as_deref())).await
 }

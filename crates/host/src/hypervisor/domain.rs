@@ -100,7 +100,7 @@ fn file_disks(folder: &Path, files: &Files) -> String {
         format!(
             "\
     <disk type='file' device='disk'>
-      <driver name='qemu' type='raw'{discard}/>
+      <driver name='qemu' type='raw' error_policy='report'{discard}/>
       <source file='{path}'/>
       <target dev='vd{letter}' bus='virtio'/><serial>{id}</serial>{more}
     </disk>

@@ -135,5 +135,6 @@ pub fn append(spec: &CatalogSpec, accelerator: &Accelerator) -> String {
 
 fn drive(id: &str, path: &Path, more: &str) -> OsString {
     let path = path.display().to_string().replace(',', ",,");
-    format!("if=none,id={id},format=raw,file={path}{more}").into()
+    // A guest is told that its disk is full: one that is stopped for it would wait for somebody to notice.
+    format!("if=none,id={id},format=raw,werror=report,rerror=report,file={path}{more}").into()
 }

@@ -7,8 +7,8 @@ use super::wanted::{Claimed, Wanted};
 use super::{Machines, View};
 use crate::error::HostError;
 use spillway_api::{
-    Action, Catalog, ErrorCode, EventKind, Machine, MachineAction, MachineDetails, Name, NewClaim, Power,
-    Selector,
+    Action, Catalog, ErrorCode, EventKind, Machine, MachineAction, MachineDetails, Name, NewClaim, Phase,
+    Power, Selector,
 };
 use std::collections::HashMap;
 
@@ -58,7 +58,14 @@ impl Machines {
 
     /// A machine of a catalog becomes somebody's.
     pub fn claim(&self, catalog: &Name, claim: &NewClaim) -> Result<MachineDetails, HostError> {
-        if self.shared.has_no_room(&self.catalogs.get(catalog)?.spec)? {
+        let spec = self.catalogs.get(catalog)?.spec;
+        if spec.keeps_writes() {
+            let message = format!(
+                "the machines of '{catalog}' keep what is written, and a claim ends with a machine that forgets: start one by its name"
+            );
+            return Err(HostError::new(ErrorCode::Conflict, message));
+        }
+        if self.shared.has_no_room(&spec)? {
             let message =
                 format!("the store of the overflow of '{catalog}' is nearly full: make room there first");
             return Err(HostError::new(ErrorCode::Exhausted, message));
@@ -71,10 +78,12 @@ impl Machines {
             views.iter().filter(|view| free(view) && view.wanted.power == Power::On && !is_ready(view));
         let starting = starting.count();
         views.retain(|view| free(view) && (claim.any || is_ready(view)));
-        // Those first that are ready, and of these those that have the newest version; then those that start.
+        // Those first that are ready, and of these those that have the newest version; then those that start, and last those
+        // that have failed to.
         views.sort_by_key(|view| {
             let outdated = view.status.run.as_ref().is_none_or(|run| run.outdated);
-            (!is_ready(view), view.wanted.power == Power::Off, outdated, view.machine.number)
+            let failed = view.status.phase == Phase::Failed;
+            (!is_ready(view), failed, view.wanted.power == Power::Off, outdated, view.machine.number)
         });
         for view in views {
             if self.is_claimed_now(&view, claim)? {
@@ -106,8 +115,9 @@ impl Machines {
         })
     }
 
-    /// A machine is nobody's any more: it forgets, and is ready for the next one.
-    pub fn release(&self, name: &Name) -> Result<MachineDetails, HostError> {
+    /// A machine is nobody's any more: it forgets, and is ready for the next one. With a claim's id only if it still has
+    /// that one.
+    pub fn release(&self, name: &Name, id: Option<&str>) -> Result<MachineDetails, HostError> {
         let catalog = self.catalogs.get(&self.catalogs.machine(name)?.catalog)?;
         let views = self.views(&Selector { catalog: Some(catalog.name.clone()), ..Selector::default() })?;
         let free = free(&views, Some(name));
@@ -117,7 +127,11 @@ impl Machines {
                 let message = format!("nobody has claimed {name}");
                 return Err(HostError::new(ErrorCode::Conflict, message));
             };
-            wanted.value.release(catalog.spec.warm, free);
+            if id.is_some_and(|id| wanted.value.claim.as_ref().is_some_and(|claim| claim.id != id)) {
+                let message = format!("that claim of {name} is over: it is somebody else's now");
+                return Err(HostError::new(ErrorCode::Conflict, message));
+            }
+            wanted.value.release(&catalog.spec, free);
             changes.put(name.as_str(), &wanted.value);
             Ok(())
         })?;

@@ -5,12 +5,13 @@
 //! file only once it is there.
 
 use super::Shared;
-use super::run::Run;
 use crate::error::HostError;
 use crate::seed::{HostKey, Seed, SeedNetwork, host_key};
 use crate::store::Kind;
 use serde::{Deserialize, Serialize};
-use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, Machine, Name, Network, StoreClass};
+use spillway_api::{
+    Catalog, CatalogSpec, DiskMode, ErrorCode, EventKind, Machine, Name, Network, StoreClass,
+};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -21,7 +22,7 @@ pub const SEED: &str = "seed.img";
 /// Folders of stores.
 const DATA: &str = "data";
 const DISKS: &str = "disks";
-const SCRATCH: &str = "scratch";
+pub(super) const SCRATCH: &str = "scratch";
 
 /// What a machine has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,14 +174,17 @@ impl Shared {
         })
     }
 
-    /// Removes scratch disks that no run names: those of machines whose host has ended.
-    pub(super) fn sweep_scratch(&self, runs: &[(Name, Run)]) -> Result<(), HostError> {
-        for store in self.stores.list()?.into_iter().filter(|store| store.class == StoreClass::Temp) {
-            let Ok(entries) = fs::read_dir(store.path.join(SCRATCH)) else { continue };
-            for path in entries.flatten().map(|entry| entry.path()) {
-                if !runs.iter().any(|(_, run)| run.scratch.as_ref() == Some(&path)) {
-                    remove(&path)?;
-                }
+    /// Removes files of that folder of stores that no run names. What cannot be removed is left, and said.
+    pub(super) fn sweep(&self, folder: &str, is_named: impl Fn(&Path) -> bool) -> Result<(), HostError> {
+        for store in self.stores.list()? {
+            let Ok(entries) = fs::read_dir(store.path.join(folder)) else { continue };
+            let swept = self.stores.check(&store).and_then(|()| {
+                let mut unnamed = entries.flatten().map(|entry| entry.path()).filter(|path| !is_named(path));
+                unnamed.try_for_each(|path| remove(&path))
+            });
+            if let Err(e) = swept {
+                let text = format!("what machines have left there is not removed: {e}");
+                self.events.raise(EventKind::Failed, &format!("store/{}", store.name), text);
             }
         }
         Ok(())

@@ -82,7 +82,7 @@ impl Shared {
         let rooms = self.rooms.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let details = |folder: StoreFolder| {
             let space = rooms.get(&folder.name).and_then(|(_, space)| space.clone());
-            StoreDetails { folder, space }
+            StoreDetails::new(folder, space)
         };
         Ok(stores.into_iter().map(details).collect())
     }

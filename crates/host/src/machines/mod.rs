@@ -33,6 +33,7 @@ use crate::stores::Stores;
 use belongings::Belongings;
 pub use disk::word;
 use host::Rooms;
+use jiff::Timestamp;
 use keeper::Keeper;
 use run::{Folder, Run};
 use spillway_api::{
@@ -47,7 +48,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, OnceCell, Semaphore, watch};
 use wanted::{Claimed, Wanted};
@@ -93,6 +94,8 @@ struct Shared {
     budget: Mutex<Budget>,
     squeeze: Mutex<Squeeze>,
     rooms: Mutex<Rooms>,
+    /// Of each catalog's rollout, by when it began: until when claimed machines are spared.
+    graces: Mutex<HashMap<Name, (Timestamp, Instant)>>,
     /// Held while a store is chosen for a private copy.
     placing: Mutex<()>,
     accelerator: OnceCell<Accelerator>,
@@ -132,6 +135,7 @@ impl Machines {
             budget: Mutex::new(Budget::new(parts.ram_budget_bytes, parts.overcommit_percent)),
             squeeze: Mutex::default(),
             rooms: Mutex::default(),
+            graces: Mutex::default(),
             placing: Mutex::default(),
             libvirt: Arc::new(Libvirt::new(parts.libvirt_uri.clone())),
             parts,
@@ -145,8 +149,11 @@ impl Machines {
         let runs = shared.runs()?;
         // What runs has its memory, before anything else is promised some.
         runs.iter().for_each(|(name, run)| shared.budget().note(name, Need::of(&run.spec)));
-        shared.sweep_scratch(&runs)?;
-        shared.sweep_copies(&runs)?;
+        let scratch = |path: &Path| runs.iter().any(|(_, run)| run.scratch.as_deref() == Some(path));
+        shared.sweep(belongings::SCRATCH, scratch)?;
+        let copy =
+            |path: &Path| runs.iter().any(|(_, run)| run.copy.as_ref().is_some_and(|copy| copy.path == path));
+        shared.sweep(placing::FOLDER, copy)?;
         // What changes from here on is not missed.
         tokio::spawn(Arc::clone(&shared).follow(shared.objects.watch()));
         shared.poke_all()?;

@@ -11,7 +11,7 @@ use crate::store::Revision;
 use jiff::Timestamp;
 use spillway_api::{Catalog, EventKind, Name, Phase, Power, Rollout, RolloutStrategy, Selector};
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Between two looks when much happens, and when nothing does.
 const LEAST: Duration = Duration::from_millis(100);
@@ -61,7 +61,7 @@ impl Machines {
     fn end_claim(&self, catalog: &Catalog, view: &View, views: &[View]) -> Result<Duration, HostError> {
         let Some(left) = view.wanted.claim.as_ref().and_then(|claim| claim.left()) else { return Ok(MOST) };
         let free = free(views, Some(&view.machine.name));
-        if left.is_zero() && self.changes(view, |wanted| wanted.release(catalog.spec.warm, free))? {
+        if left.is_zero() && self.changes(view, |wanted| wanted.release(&catalog.spec, free))? {
             let object = format!("machine/{}", view.machine.name);
             self.shared.events.raise(EventKind::Released, &object, "its claim is over");
         }
@@ -106,10 +106,7 @@ impl Machines {
         let target = (rollout.image.clone(), rollout.version);
         let outdated = |view: &&&View| has(view).is_some_and(|has| has != target);
         let is_settled = |view: &&View| view.status.settled && view.status.phase == Phase::Running;
-        let spared = rollout.grace_seconds.map(|grace| {
-            let since = Timestamp::now().duration_since(rollout.since).as_secs();
-            Duration::from_secs(u64::from(grace).saturating_sub(u64::try_from(since).unwrap_or(0)))
-        });
+        let spared = rollout.grace_seconds.map(|grace| self.left_of(&catalog.name, rollout, grace));
         let on_its_way = on.iter().filter(|view| !is_settled(view)).count();
         let room = match rollout.strategy {
             RolloutStrategy::NextStart => 0,
@@ -131,6 +128,18 @@ impl Machines {
             self.shared.events.raise(EventKind::RolledOut, &format!("catalog/{}", catalog.name), text);
         }
         Ok(spared.filter(|spared| !spared.is_zero()).unwrap_or(MOST))
+    }
+
+    /// How long machines that are claimed are spared still. The wall clock is asked once in a daemon's life: it may be set.
+    fn left_of(&self, catalog: &Name, rollout: &Rollout, grace_seconds: u32) -> Duration {
+        let mut graces = self.shared.graces.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let (since, end) = graces.entry(catalog.clone()).or_insert((Timestamp::MIN, Instant::now()));
+        if *since != rollout.since {
+            let passed = Timestamp::now().duration_since(rollout.since).as_secs();
+            let left = u64::from(grace_seconds).saturating_sub(u64::try_from(passed).unwrap_or(0));
+            (*since, *end) = (rollout.since, Instant::now() + Duration::from_secs(left));
+        }
+        end.saturating_duration_since(Instant::now())
     }
 
     /// Changes what is wanted of a machine, unless somebody has since it was looked at.

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Folder of a store.
-const FOLDER: &str = "copies";
+pub(super) const FOLDER: &str = "copies";
 /// Copied between two looks whether it is still wanted.
 const STEP_BYTES: usize = 64 << 20;
 
@@ -69,20 +69,6 @@ impl Shared {
                 .unwrap_or(0),
         };
         copy.size_bytes.saturating_sub(taken)
-    }
-
-    /// Removes copies that no run names.
-    pub(super) fn sweep_copies(&self, runs: &[(Name, Run)]) -> Result<(), HostError> {
-        for store in self.stores.list()? {
-            let Ok(entries) = fs::read_dir(store.path.join(FOLDER)) else { continue };
-            for path in entries.flatten().map(|entry| entry.path()) {
-                let is_whole = |run: &Run| run.copy.as_ref().is_some_and(|copy| copy.path == path);
-                if !runs.iter().any(|(_, run)| is_whole(run)) {
-                    super::belongings::remove(&path)?;
-                }
-            }
-        }
-        Ok(())
     }
 }
 

@@ -24,6 +24,12 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(3);
 const MAX_LINE_BYTES: usize = 64 << 10;
+/// What is looked at of a line of a console.
+const MAX_CONSOLE_LINE_BYTES: usize = 4 << 10;
+/// Between two looks at what a console says: a guest that says much costs no more than one that says little.
+const LOOK: Duration = Duration::from_millis(20);
+/// Answers to other questions before an agent's own.
+const MAX_STRAY_ANSWERS: usize = 100;
 
 /// Waits until a machine is ready. Where it can be reached, if that is known. `port` is a port of this host's that QEMU
 /// passes on to the guest's.
@@ -83,7 +89,13 @@ async fn ours(folder: &Path) -> io::Result<Option<String>> {
         let id =
             u64::from(std::process::id()) << 16 | jiff::Timestamp::now().subsec_nanosecond() as u64 & 0xffff;
         agent.send(&json!({ "execute": "guest-sync", "arguments": { "id": id } })).await?;
-        while agent.next().await?["return"] != id {}
+        let mut strays = 0;
+        while agent.next().await?["return"] != id {
+            strays += 1;
+            if strays > MAX_STRAY_ANSWERS {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+        }
         agent.send(&json!({ "execute": "guest-network-get-interfaces" })).await?;
         Ok(address(&agent.next().await?["return"]))
     };
@@ -142,15 +154,19 @@ async fn read_console(
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         for piece in buffer[..n].split_inclusive(|byte| *byte == b'\n') {
-            line.extend_from_slice(without_end(piece));
+            // The beginning of a line is enough to know it by.
+            let room = MAX_CONSOLE_LINE_BYTES.saturating_sub(line.len());
+            let piece_line = without_end(piece);
+            line.extend_from_slice(&piece_line[..piece_line.len().min(room)]);
             // The last line may be a prompt, which does not end.
-            if pattern.is_match(&plain(&line)) {
+            if room > 0 && pattern.is_match(&plain(&line)) {
                 return Ok(None);
             }
-            if piece.ends_with(b"\n") || line.len() > MAX_LINE_BYTES {
+            if piece.ends_with(b"\n") {
                 line.clear();
             }
         }
+        sleep(LOOK).await;
     }
 }
 

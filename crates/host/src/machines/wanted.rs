@@ -7,8 +7,9 @@ use crate::store::Kind;
 use jiff::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use spillway_api::{Claim, Power};
+use spillway_api::{CatalogSpec, Claim, Power};
 use std::time::Duration;
+use uuid::Uuid;
 
 /// What is wanted of a machine. One without a record is to be off.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +31,8 @@ pub struct Wanted {
 /// A claim. It is counted by a clock that nobody sets: the host's since its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claimed {
+    /// Which one, of all that there ever were.
+    pub id: String,
     /// When it was made, for people.
     pub since: Timestamp,
     /// How long it lasts.
@@ -63,7 +66,13 @@ pub fn boot_id() -> String {
 impl Claimed {
     /// From now on.
     pub fn new(ttl_seconds: Option<u32>, started: bool) -> Claimed {
-        Claimed { since: Timestamp::now(), ttl_seconds, started, made: Instant::now() }
+        Claimed {
+            id: Uuid::new_v4().to_string(),
+            since: Timestamp::now(),
+            ttl_seconds,
+            started,
+            made: Instant::now(),
+        }
     }
 
     /// How long it still lasts; `None`: until it is released. What was claimed before the host started is over.
@@ -78,7 +87,7 @@ impl Claimed {
 
     /// As others see it.
     pub fn describe(&self) -> Claim {
-        Claim { since: self.since, ttl_seconds: self.ttl_seconds }
+        Claim { id: self.id.clone(), since: self.since, ttl_seconds: self.ttl_seconds }
     }
 }
 
@@ -88,13 +97,13 @@ impl Wanted {
         Duration::from_secs(self.grace_seconds.into())
     }
 
-    /// Nobody has it any more, and what they have written goes. It is stopped if as many as are kept warm are free without
-    /// it, and somebody started it for the claim or others have taken its place.
-    pub fn release(&mut self, warm: u32, free: usize) {
+    /// Nobody has it any more, and what they have written goes, unless its catalog keeps what is written. It is stopped if
+    /// as many as are kept warm are free without it, and somebody started it for the claim or others have taken its place.
+    pub fn release(&mut self, spec: &CatalogSpec, free: usize) {
         let started = self.claim.take().is_some_and(|claim| claim.started);
-        if (started || warm > 0) && free >= warm as usize {
+        if (started || spec.warm > 0) && free >= spec.warm as usize {
             self.power = Power::Off;
-        } else if self.power == Power::On {
+        } else if self.power == Power::On && !spec.keeps_writes() {
             self.resets += 1;
         }
     }
@@ -116,18 +125,23 @@ mod tests {
             claim: Some(Claimed::new(None, started)),
             ..Wanted::default()
         };
-        for (started, warm, free, power, resets) in [
+        let pooled = serde_json::json!({ "image": "debian" });
+        let dedicated = serde_json::json!({ "image": "debian", "type": "dedicated" });
+        for (spec, started, warm, free, power, resets) in [
             // It takes its place in the pool again.
-            (false, 2, 1, Power::On, 1),
+            (&pooled, false, 2, 1, Power::On, 1),
             // Another one has it.
-            (false, 2, 2, Power::Off, 0),
+            (&pooled, false, 2, 2, Power::Off, 0),
             // Somebody had started it before, and started it stays.
-            (false, 0, 0, Power::On, 1),
-            (true, 0, 0, Power::Off, 0),
-            (true, 1, 0, Power::On, 1),
+            (&pooled, false, 0, 0, Power::On, 1),
+            (&pooled, true, 0, 0, Power::Off, 0),
+            (&pooled, true, 1, 0, Power::On, 1),
+            // The catalog has become one whose disks are kept.
+            (&dedicated, false, 0, 0, Power::On, 0),
         ] {
             let mut wanted = claimed(started);
-            wanted.release(warm, free);
+            let spec: CatalogSpec = serde_json::from_value(spec.clone()).unwrap();
+            wanted.release(&CatalogSpec { warm, ..spec }, free);
             assert_eq!((wanted.claim, wanted.power, wanted.resets), (None, power, resets), "{warm} {free}");
         }
     }

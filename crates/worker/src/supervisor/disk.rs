@@ -244,6 +244,13 @@ impl Disk {
         self.overflow.as_ref().is_some_and(|file| file.direct)
     }
 
+    /// What a private copy takes of its file system: it is the disk's own, and may have holes still.
+    pub fn occupied_bytes(&self) -> Option<u64> {
+        let file = self.overflow.as_ref().filter(|_| self.spec.mode == Mode::Ephemeral)?;
+        let found = rustix::fs::fstat(&file.fd).ok()?;
+        u64::try_from(found.st_blocks).ok().map(|blocks| blocks * 512)
+    }
+
     /// The serial number that the guest sees.
     pub fn serial(&self) -> &str {
         &self.start.serial

@@ -187,6 +187,7 @@ impl Supervisor {
         if let Some(data) = &self.disk.data {
             read.ram.huge_bytes = self.huge_pages.bytes(self.life.worker_pid(), data);
         }
+        read.overflow.file_bytes = self.disk.occupied_bytes().unwrap_or(read.overflow.file_bytes);
         Stats {
             serial: self.disk.serial().into(),
             mode: spec.mode.name().into(),

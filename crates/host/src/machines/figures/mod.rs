@@ -46,7 +46,7 @@ pub struct Seen {
 
 impl Default for Seen {
     fn default() -> Seen {
-        let accounts = Accounts::new(processes::begins(getpid()).unwrap_or(0));
+        let accounts = Accounts::new(processes::begins(getpid()).ok().flatten().unwrap_or(0));
         Seen { accounts: Mutex::new(accounts), last: tokio::sync::Mutex::default(), space: Mutex::default() }
     }
 }
@@ -226,7 +226,7 @@ async fn ask(folder: &Path) -> io::Result<Report> {
     let socket = ShortPath::of(folder, disk::CONTROL).map_err(io::Error::other)?;
     let mut lines = JsonLines::connect(socket.path(), MAX_ANSWER_BYTES).await?;
     let pid = lines.peer_pid().and_then(Pid::from_raw).ok_or_else(|| strange("nobody is there"))?;
-    let begun = processes::begins(pid).ok_or_else(|| strange("it has ended"))?;
+    let begun = processes::begins(pid)?.ok_or_else(|| strange("it has ended"))?;
     lines.send(&serde_json::to_value(Request::Stats)?).await?;
     match serde_json::from_value(lines.next().await?)? {
         Answer::Ok(stats) => {
