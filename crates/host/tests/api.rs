@@ -170,7 +170,7 @@ fn stores_do_not_share_files() {
 fn nobody_else_gets_in() {
     let mut world = World::new();
     let mode = |path: std::path::PathBuf| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(world.socket().into()), mode(world.state().into())), (0o600, 0o700));
+    assert_eq!((mode(world.socket()), mode(world.state())), (0o600, 0o700));
     let second = |state: &str, socket: &str| {
         let mut daemon = Command::new(env!("CARGO_BIN_EXE_spillwayd"));
         daemon.arg("--state").arg(world.path(state)).arg("--socket").arg(world.path(socket));

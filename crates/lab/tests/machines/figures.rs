@@ -4,35 +4,26 @@ use crate::world::{World, kill};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use spillway_lab::process::wait_until;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
-fn get(world: &World, path: &str) -> String {
-    let mut stream = UnixStream::connect(world.path("sock")).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-    stream.write_all(head.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
-    assert!(path.starts_with("/v1/figures") || head.contains("text/plain; version=0.0.4"), "{head}");
-    body.to_owned()
+fn exposition(world: &World, path: &str) -> String {
+    let (head, body) = world.ask("GET", path, "");
+    assert!(head.contains("text/plain; version=0.0.4"), "{head}");
+    body
 }
 
 /// A sample's value.
 fn metric(world: &World, sample: &str) -> Option<f64> {
-    let text = get(world, "/v1/metrics?machines=true");
+    let text = exposition(world, "/v1/metrics?machines=true");
     let line = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ').map(str::to_owned));
     line.map(|value| value.parse().unwrap())
 }
 
 fn catalog(world: &World) -> Value {
-    let figures: Value = serde_json::from_str(&get(world, "/v1/figures")).unwrap();
+    let figures: Value = serde_json::from_str(&world.get("/v1/figures")).unwrap();
     figures["catalogs"][0].clone()
 }
 
@@ -86,7 +77,10 @@ fn what_was_written_stays_counted_whatever_becomes_of_the_machine() {
     assert_eq!(metric(&world, sample), Some(5.0 * MIB as f64));
     let of_one = r#"spillway_machine_written_bytes_total{catalog="desk",machine="desk-001",plane="guest"}"#;
     assert_eq!(metric(&world, of_one), Some(3.0 * MIB as f64));
-    assert!(!get(&world, "/v1/metrics").contains("machine="), "labels are bounded unless it is asked for");
+    assert!(
+        !exposition(&world, "/v1/metrics").contains("machine="),
+        "labels are bounded unless it is asked for"
+    );
     assert!(metric(&world, r#"spillway_events_total{kind="stopped"}"#) >= Some(1.0));
     assert!(metric(&world, r#"spillway_api_requests_total{code="200"}"#) > Some(5.0));
     assert!(metric(&world, r#"spillway_store_free_bytes{store="default"}"#) > Some(1e6));

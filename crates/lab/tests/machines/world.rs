@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long a guest may take to come up in software on a busy host.
-pub const BOOT: Duration = Duration::from_secs(90);
+pub const BOOT: Duration = Duration::from_secs(180);
 
 /// What a guest does: it says which image it runs on and what it finds where it writes, and obeys.
 const GUEST: &str = r#"#!/bin/busybox sh
@@ -32,10 +32,10 @@ while read -r word; do
         echo MARKED ;;
     get*) echo "GOT $(dd "if=/dev/${word#get}" bs=4096 count=1 2>/dev/null | head -n 1)" ;;
     put*) { echo kept; } | dd "of=/dev/${word#put}" bs=4096 conv=notrunc,fsync,sync 2>/dev/null; echo PUT ;;
+    all) echo "READ $(cat /dev/vda | wc -c)" ;;
     size*) echo "SIZE $(cat "/sys/block/${word#size}/size")" ;;
     seed*) echo "SEED $(grep -ao 'iid-[0-9a-f-]*' "/dev/${word#seed}") $(grep -ao 'ssh-ed25519 [^"]*' "/dev/${word#seed}")" ;;
-    reboot) reboot -f ;;
-    poweroff) poweroff -f ;;
+    reboot | poweroff) echo BYE; sleep 1; $word -f ;;
     esac
 done
 "#;
@@ -173,6 +173,26 @@ impl World {
         serde_json::from_str(&self.ok(&[arguments, &["--json"]].concat())).unwrap()
     }
 
+    /// Asks the daemon itself: the head of its answer, which is a good one, and the body.
+    pub fn ask(&self, method: &str, path: &str, body: &str) -> (String, String) {
+        let mut stream = UnixStream::connect(self.path("sock")).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+        (head.to_owned(), body.to_owned())
+    }
+
+    pub fn get(&self, path: &str) -> String {
+        self.ask("GET", path, "").1
+    }
+
     pub fn machine(&self, name: &str) -> Value {
         self.json(&["machine", "show", name])
     }
@@ -190,10 +210,15 @@ impl World {
 
     /// Says a word to a guest until it answers with a line that begins so; that line.
     pub fn tell(&self, name: &str, word: &str, answer: &str) -> String {
+        self.tell_slow(name, word, answer, Duration::from_secs(1))
+    }
+
+    /// The same for what takes a guest so long: it is told again when it has said nothing for that time.
+    pub fn tell_slow(&self, name: &str, word: &str, answer: &str, patience: Duration) -> String {
         let until = Instant::now() + BOOT;
         loop {
             // It may be that of a VMM that is about to end.
-            let said = self.console(name).and_then(|console| converse(console, word, answer));
+            let said = self.console(name).and_then(|console| converse(console, word, answer, patience));
             if let Some(line) = said {
                 return line;
             }
@@ -202,13 +227,9 @@ impl World {
         }
     }
 
-    /// Says a word to a guest, which does not answer.
+    /// Tells a guest to reboot or to power itself off.
     pub fn say(&self, name: &str, word: &str) {
-        let mut console = self.console(name).expect("it has a console");
-        console.write_all(format!("{word}\n").as_bytes()).unwrap();
-        // QEMU reads what has come before the other end has gone.
-        let _ = console.set_read_timeout(Some(Duration::from_millis(500)));
-        let _ = console.read(&mut [0; 100]);
+        self.tell(name, word, "BYE");
     }
 
     fn console(&self, name: &str) -> Option<UnixStream> {
@@ -237,9 +258,9 @@ impl World {
     }
 }
 
-/// `None`: no answer for a second.
-fn converse(mut console: UnixStream, word: &str, answer: &str) -> Option<String> {
-    console.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
+/// `None`: no answer for so long.
+fn converse(mut console: UnixStream, word: &str, answer: &str, patience: Duration) -> Option<String> {
+    console.set_read_timeout(Some(patience)).ok()?;
     console.write_all(format!("{word}\n").as_bytes()).ok()?;
     let (mut heard, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
