@@ -13,13 +13,13 @@ build: ## The programs, optimised, and their man pages: target/release/spillway,
 deb: build ## The Debian package of them: target/deb/spillway_VERSION_ARCH.deb
 	scripts/deb
 
-demo: install-deps image ## One machine on three disks, where its I/O goes (DEMO_ARGS="--out FILE" keeps the figures)
-	$(CARGO) build --release -p spillway -p spillway-lab
+demo: install-deps image ## A machine of each of three catalogs, and where its I/O goes (DEMO_ARGS="--out FILE" keeps the figures)
+	$(CARGO) build --release -p spillway -p spillway-host -p spillway-lab
 	target/release/demo $(DEMO_ARGS)
 
 BENCH_PART ?= all
 bench: install-deps ## Spillway beside its peers (BENCH_PART=peers|cliff|scale|all BENCH_ARGS="--quick --check --out DIR")
-	$(CARGO) build --release -p spillway -p spillway-lab
+	$(CARGO) build --release -p spillway -p spillway-host -p spillway-lab
 	target/release/bench $(BENCH_PART) $(BENCH_ARGS)
 
 test: install-deps image ## All tests; says what was skipped

@@ -6,6 +6,7 @@
 pub mod chart;
 pub mod cores;
 pub mod cpio;
+pub mod daemon;
 pub mod disk;
 pub mod driver;
 pub mod flow;

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a [`Server`] that is dropped has ended, and has been waited for.
 
+use crate::daemon::end_machines;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
@@ -9,11 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// When this program is interrupted or asked to end, removes these directories and ends at once; its servers
-/// follow it. Once in a program.
+/// When this program is interrupted or asked to end, removes these directories, with the machines that run below them, and
+/// ends at once; its servers follow it. Once in a program.
 pub fn clean_up_when_interrupted(directories: Vec<PathBuf>) -> Result<()> {
     ctrlc::set_handler(move || {
         for directory in &directories {
+            end_machines(directory);
             let _ = std::fs::remove_dir_all(directory);
         }
         std::process::exit(130);

@@ -1,7 +1,7 @@
 //! `make demo`: one machine, the same work, three kinds of disk. What seed 000 measured, in small and by plane.
 //!
-//! Owns the order of the scenarios and what is shown. Invariant: the base image has the same digest before and
-//! after, and every figure was measured in this run.
+//! Owns the order of the scenarios and what is shown. Invariant: the image has the digests of its import afterwards, and
+//! every figure was measured in this run.
 
 mod progress;
 mod scenario;
@@ -10,9 +10,8 @@ mod table;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use progress::Progress;
-use scenario::{Outcome, SCENARIOS};
+use scenario::{Host, Outcome, SCENARIOS};
 use serde::Serialize;
-use sha2::{Digest, Sha256};
 use spillway_lab::Stamp;
 use spillway_lab::cores::Hardware;
 use spillway_lab::guest::{Accelerator, Kit};
@@ -47,7 +46,6 @@ struct Report<'a> {
     stamp: Stamp,
     hardware: Hardware,
     accelerator: &'static str,
-    base_sha256: &'a str,
     outcomes: &'a [Outcome],
 }
 
@@ -81,31 +79,37 @@ fn demo(options: &Options) -> Result<()> {
     clean_up_when_interrupted(vec![work.path().into()])?;
 
     let mut progress = Progress::new(chosen.len());
-    progress.say("the base image's digest");
-    let before = digest(&kit.golden())?;
     progress.say("looking whether KVM runs guests here");
     let accelerator = Accelerator::probe(&kit)?;
+    progress.say("spillwayd starts, and imports the golden image");
+    let host = Host::new(&spillway, &kit, work.path())?;
     let mut outcomes = Vec::new();
     for scenario in &chosen {
         // The first machine of a host: nothing of the image is in the page cache yet.
-        forget(&kit.golden())?;
+        forget(&work.path().join("state/store"))?;
         progress.machine(scenario.name);
-        let outcome = scenario::run(scenario, &spillway, &kit, accelerator, work.path(), &mut progress);
+        let outcome = scenario::run(scenario, &host, &mut progress);
         outcomes.push(outcome.with_context(|| format!("scenario '{}'", scenario.name))?);
     }
-    progress.say("the base image's digest again");
-    let after = digest(&kit.golden())?;
+    progress.say("the image's digests");
+    let verified = host.daemon.ask(&["image", "verify", scenario::IMAGE])?;
+    let top = host.daemon.ask(&["top", "--by", "catalog"])?;
     progress.finish();
 
     let hardware = Hardware::look(&options.dir)?;
     println!(
-        "One Debian 12 machine, the same work on each disk: boot, logon, 256 MB copied, documents saved,"
+        "One image of Debian 12, three catalogs, and in each a machine that does the same: boot, logon, 256 MB copied, documents"
     );
-    println!(
-        "copies read again, deleted, trimmed. Each scenario on a fresh disk over the same base image.\n"
-    );
+    println!("saved, copies read again, deleted, trimmed. Each on a fresh disk.\n");
     for s in &chosen {
         println!("  {:<9} {}", s.name, s.what);
+    }
+    println!("\nAs a user does it:\n");
+    println!("  spillway image import {} golden.raw --format raw", scenario::IMAGE);
+    for outcome in &outcomes {
+        // What its machine boots is the same for all.
+        let (command, _) = outcome.spillway.split_once(" --memory").unwrap_or((&outcome.spillway, ""));
+        println!("  {command} {}", outcome.options.join(" "));
     }
     println!("\nMeasured: {stamp}");
     println!(
@@ -117,17 +121,15 @@ fn demo(options: &Options) -> Result<()> {
         accelerator.name()
     );
     println!("{}", table::table(&outcomes));
-    ensure!(before == after, "the base image changed: its SHA-256 was {before} and is {after}");
-    println!("\nThe base image is unchanged: SHA-256 {before} before and after.");
+    println!(
+        "\nspillway top --by catalog:\n\n{top}\nspillway image verify {}: {}",
+        scenario::IMAGE,
+        verified.trim()
+    );
+    drop(host);
     if let Some(out) = &options.out {
-        let report = Report {
-            schema: 1,
-            stamp,
-            hardware,
-            accelerator: accelerator.name(),
-            base_sha256: &before,
-            outcomes: &outcomes,
-        };
+        let report =
+            Report { schema: 1, stamp, hardware, accelerator: accelerator.name(), outcomes: &outcomes };
         keep(&report, out)?;
     }
     println!("All in {:.0} s.\n", begin.elapsed().as_secs_f64());
@@ -135,20 +137,20 @@ fn demo(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// SHA-256 of a file, in hexadecimal.
-fn digest(path: &Path) -> Result<String> {
-    let mut file = std::fs::File::open(path).with_context(|| format!("{}: cannot open", path.display()))?;
-    let mut hasher = Sha256::new();
-    std::io::copy(&mut file, &mut hasher).with_context(|| format!("{}: cannot read", path.display()))?;
-    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// Takes a file out of the host's page cache.
-fn forget(path: &Path) -> Result<()> {
-    let file = std::fs::File::open(path).with_context(|| format!("{}: cannot open", path.display()))?;
-    rustix::fs::fsync(&file)?;
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
-        .with_context(|| format!("{}: cannot be taken out of the page cache", path.display()))
+/// Takes all files below a folder out of the host's page cache.
+fn forget(folder: &Path) -> Result<()> {
+    let cannot = |path: &Path| format!("{}: cannot be taken out of the page cache", path.display());
+    for entry in std::fs::read_dir(folder).with_context(|| cannot(folder))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            forget(&path)?;
+            continue;
+        }
+        let file = std::fs::File::open(&path).with_context(|| cannot(&path))?;
+        rustix::fs::fsync(&file)?;
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).with_context(|| cannot(&path))?;
+    }
+    Ok(())
 }
 
 fn keep(report: &Report<'_>, out: &Path) -> Result<()> {

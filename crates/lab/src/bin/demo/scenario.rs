@@ -1,18 +1,23 @@
-//! One scenario: a fresh disk, one machine that works on it, and the figures of both.
+//! One scenario: a catalog, its machine at work on a fresh disk, and the figures of both.
 //!
-//! Owns the processes of one run. Invariant: the counters are read after the machine has ended and before the
-//! disk goes, so that they hold every request of the run.
+//! Owns the commands of one run. Invariant: the counters are read when the machine's work is done, before its disk goes,
+//! so that they hold every request of it.
 
 use crate::progress::Progress;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
-use spillway_lab::Disk;
-use spillway_lab::cpio::Entry;
-use spillway_lab::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
-use spillway_lab::process::{cpu_seconds, storage_bytes};
-use std::path::Path;
+use spillway_lab::cpio::{Entry, archive};
+use spillway_lab::daemon::Daemon;
+use spillway_lab::guest::Kit;
+use spillway_lab::process::{cpu_seconds, line, storage_bytes};
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// What the golden image is called.
+pub const IMAGE: &str = "debian";
 /// The longest that one machine may take.
 const DEADLINE: Duration = Duration::from_secs(300);
 
@@ -32,7 +37,9 @@ pub struct Scenario {
     pub name: &'static str,
     /// What it stands for, in a sentence.
     pub what: &'static str,
-    /// Its options of `spillway serve`.
+    /// The catalog that its machine is of.
+    pub catalog: &'static str,
+    /// Its options of `spillway catalog create`.
     pub options: &'static [&'static str],
 }
 
@@ -40,16 +47,19 @@ pub struct Scenario {
 pub const SCENARIOS: [Scenario; 3] = [
     Scenario {
         name: "direct",
+        catalog: "direct",
         what: "every write in place in a difference file, past the host's cache: plain MCS, the baseline",
         options: &["--mode", "direct", "--base-cache", "none"],
     },
     Scenario {
         name: "RAM 256M",
+        catalog: "ram-256m",
         what: "256 MB of RAM, then the overflow",
         options: &["--ram", "256M", "--overflow", "10G"],
     },
     Scenario {
         name: "RAM 512M",
+        catalog: "ram-512m",
         what: "512 MB of RAM, then the overflow",
         options: &["--ram", "512M", "--overflow", "10G"],
     },
@@ -118,7 +128,7 @@ pub struct Discards {
     pub bytes: u64,
 }
 
-/// What is used of `spillway stats --json`.
+/// What is used of `spillway machine stats --json`.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Stats {
     pub planes: Planes,
@@ -158,20 +168,22 @@ pub struct Step {
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     pub name: &'static str,
+    /// The command that made its catalog.
     pub spillway: String,
-    pub qemu: String,
-    /// From QEMU's start until the work began.
+    /// What of it makes the difference.
+    pub options: &'static [&'static str],
+    /// From the catalog's making until the work began.
     pub boot_seconds: f64,
-    /// From QEMU's start until its end.
+    /// The same until it was done.
     pub total_seconds: f64,
     pub steps: Vec<Step>,
     pub qemu_cpu_seconds: f64,
     pub spillway_cpu_seconds: f64,
     /// What the kernel read from and wrote to devices for Spillway; `None` where this user may not know.
     pub storage_bytes: Option<(u64, u64)>,
-    /// After the machine has powered off.
+    /// When the work was done.
     pub stats: Stats,
-    /// Everything that `spillway stats --json` said.
+    /// Everything that `spillway machine stats --json` said.
     pub all_stats: serde_json::Value,
 }
 
@@ -182,61 +194,85 @@ impl Outcome {
     }
 }
 
+/// What all of them share: the daemon with the image, and what its machines boot.
+pub struct Host {
+    pub daemon: Daemon,
+    kernel: PathBuf,
+    initrd: PathBuf,
+}
+
+impl Host {
+    /// A daemon of the demo's own, which imports the golden image.
+    pub fn new(spillway: &Path, kit: &Kit, dir: &Path) -> Result<Host> {
+        let initrd = dir.join("initrd.cpio");
+        let payload = [
+            Entry::directory("payload"),
+            Entry::file("payload/work", 0o755, include_str!("../../../guest/work.sh")),
+            Entry::directory("payload/systemd"),
+            Entry::file("payload/systemd/work.service", 0o644, include_str!("../../../guest/work.service")),
+            Entry::directory("payload/systemd/multi-user.target.wants"),
+            Entry::link("payload/systemd/multi-user.target.wants/work.service", "../work.service"),
+            // A login there would take the console from the work.
+            Entry::link("payload/systemd/serial-getty@ttyS0.service", "/dev/null"),
+        ];
+        let mut bytes = std::fs::read(kit.initrd()).context("the guest's initrd cannot be read")?;
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes.extend(archive(&payload)?);
+        std::fs::write(&initrd, bytes).with_context(|| format!("{}: cannot write", initrd.display()))?;
+        let daemon = Daemon::start(spillway, dir, &[])?;
+        daemon.ask(&["image", "import", IMAGE, &kit.golden().display().to_string(), "--format", "raw"])?;
+        Ok(Host { daemon, kernel: kit.kernel(), initrd })
+    }
+
+    /// What the commands of a scenario are.
+    pub fn commands(&self, scenario: &Scenario) -> [Vec<String>; 2] {
+        let append = "console=ttyS0 quiet loglevel=4 panic=1 spillway.root=/dev/vda systemd.show_status=0";
+        let catalog = scenario.catalog;
+        let (kernel, initrd) = (self.kernel.display().to_string(), self.initrd.display().to_string());
+        let create = ["catalog", "create", catalog, "--image", IMAGE, "--count", "1", "--memory", "768M"];
+        let boot = ["--network", "none", "--kernel", &kernel, "--initrd", &initrd, "--append", append];
+        let machine = format!("{catalog}-001");
+        let words = |words: &[&str]| words.iter().map(ToString::to_string).collect();
+        [
+            words(&[&create[..], scenario.options, &boot].concat()),
+            words(&["machine", "start", &machine, "--wait"]),
+        ]
+    }
+}
+
 /// Runs one.
-pub fn run(
-    scenario: &Scenario,
-    spillway: &Path,
-    kit: &Kit,
-    accelerator: Accelerator,
-    work: &Path,
-    progress: &mut Progress,
-) -> Result<Outcome> {
-    let dir = tempfile::Builder::new().prefix("spillway-demo.").tempdir_in(work)?;
-    let disk = Disk::start_with(spillway, dir.path(), &kit.golden(), scenario.options)?;
+pub fn run(scenario: &Scenario, host: &Host, progress: &mut Progress) -> Result<Outcome> {
+    let daemon = &host.daemon;
+    let machine = format!("{}-001", scenario.catalog);
+    let commands = host.commands(scenario);
+    let started = Instant::now();
+    for command in &commands {
+        daemon.ask(&command.iter().map(String::as_str).collect::<Vec<_>>())?;
+    }
+    let run = daemon.json(&["machine", "show", &machine])?["status"]["run"].clone();
+    let text = |name: &str| run[name].as_str().with_context(|| format!("the machine has no {name}"));
+    let pid = |name: &str| run[name].as_u64().with_context(|| format!("the machine has no {name}"));
     ensure!(
-        disk.report["overflow_direct"] == true,
-        "{} has no O_DIRECT, so the host's page cache would take part: name another directory with --dir",
-        work.display()
+        is_direct(Path::new(text("control_socket")?))?,
+        "the overflow has no O_DIRECT, so the host's page cache would take part: name another directory with --dir"
     );
+    let (disk, vmm) = (pid("disk_pid")? as u32, pid("vmm_pid")? as u32);
+    let mut console = Console::connect(Path::new(text("console_socket")?))?;
+    let watched = watch(&mut console, vmm, started, progress)
+        .with_context(|| format!("the daemon said:\n{}\nthe guest:\n{}", daemon.tail(), console.tail()))?;
 
-    let mut guest = Guest::start(
-        kit,
-        &GuestSpec {
-            dir: dir.path().into(),
-            disks: vec![GuestDisk::VhostUser(disk.vhost())],
-            system: true,
-            payload: vec![
-                Entry::file("payload/work", 0o755, include_str!("../../../guest/work.sh")),
-                Entry::directory("payload/systemd"),
-                Entry::file(
-                    "payload/systemd/work.service",
-                    0o644,
-                    include_str!("../../../guest/work.service"),
-                ),
-                Entry::directory("payload/systemd/multi-user.target.wants"),
-                Entry::link("payload/systemd/multi-user.target.wants/work.service", "../work.service"),
-            ],
-            memory_mib: 768,
-            vcpus: 1,
-            accelerator,
-            reboots: false,
-        },
-    )?;
-    let watched = watch(&mut guest, progress).with_context(|| format!("spillway said:\n{}", disk.log()))?;
-
-    let all_stats = disk.stats()?;
-    let stats = Stats::deserialize(&all_stats).context("spillway stats lacks a figure")?;
-    let spillway_cpu_seconds = cpu_seconds(disk.supervisor());
-    let storage_bytes = storage_bytes(disk.supervisor());
-    // Where program and guest lie says nothing.
-    let plain = |command: &str| {
-        let command = command.replace(&spillway.display().to_string(), "spillway");
-        command.replace(&kit.dir().display().to_string(), ".cache/guest/current")
-    };
-    let outcome = Outcome {
+    let all_stats = daemon.json(&["machine", "stats", &machine])?;
+    let stats = Stats::deserialize(&all_stats).context("the disk's figures lack one")?;
+    let (spillway_cpu_seconds, storage_bytes) = (cpu_seconds(disk), storage_bytes(disk));
+    daemon.ask(&["machine", "stop", &machine, "--force", "--wait"])?;
+    Ok(Outcome {
         name: scenario.name,
-        spillway: plain(disk.command()),
-        qemu: plain(guest.command()),
+        // Where kernel and initrd lie says nothing.
+        spillway: line("spillway", &commands[0]).replace(
+            &host.kernel.parent().map_or("".into(), |dir| dir.display().to_string()),
+            ".cache/guest/current",
+        ),
+        options: scenario.options,
         boot_seconds: watched.boot_seconds,
         total_seconds: watched.total_seconds,
         steps: watched.steps,
@@ -245,9 +281,19 @@ pub fn run(
         storage_bytes,
         stats,
         all_stats,
-    };
-    disk.stop()?;
-    Ok(outcome)
+    })
+}
+
+/// Whether a disk writes past the host's page cache.
+fn is_direct(control: &Path) -> Result<bool> {
+    let mut socket =
+        UnixStream::connect(control).with_context(|| format!("{}: no disk", control.display()))?;
+    socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+    socket.write_all(b"{\"command\": \"ping\"}\n")?;
+    let mut answer = String::new();
+    BufReader::new(socket).read_line(&mut answer)?;
+    let answer: serde_json::Value = serde_json::from_str(&answer)?;
+    Ok(answer["ok"]["overflow_direct"] == true)
 }
 
 struct Watched {
@@ -257,47 +303,72 @@ struct Watched {
     steps: Vec<Step>,
 }
 
-/// Follows the work until the machine has powered off.
-fn watch(guest: &mut Guest, progress: &mut Progress) -> Result<Watched> {
-    let (mut seen, mut done) = (0, false);
+/// Follows the work until it is done.
+fn watch(console: &mut Console, vmm: u32, started: Instant, progress: &mut Progress) -> Result<Watched> {
     let mut watched = Watched { boot_seconds: 0.0, total_seconds: 0.0, cpu_seconds: 0.0, steps: vec![] };
-    loop {
-        let ended = guest.ended()?;
-        // While it has not ended its processor time can be read; the last reading stays.
-        watched.cpu_seconds = cpu_seconds(guest.pid()).max(watched.cpu_seconds);
-        for line in guest.reports().into_iter().skip(seen) {
-            seen += 1;
-            let value: serde_json::Value = serde_json::from_str(&line)
-                .with_context(|| format!("the guest reported '{line}'\n{}", guest.tail()))?;
-            if let Some(error) = value.get("error") {
-                bail!("in the guest: {error}\n{}", guest.tail());
-            } else if value.get("done").is_some() {
-                done = true;
-            } else {
-                let step: Step =
-                    serde_json::from_value(value).with_context(|| format!("the guest reported '{line}'"))?;
-                if watched.steps.is_empty() {
-                    watched.boot_seconds = guest.started().elapsed().as_secs_f64();
-                }
-                progress.step(&step.step);
-                watched.steps.push(step);
-            }
-        }
-        if let Some(status) = ended {
-            ensure!(
-                status.success() && done && watched.steps.len() == STEPS.len(),
-                "the machine ended with {status} before its work was done\n{}",
-                guest.tail()
-            );
-            watched.total_seconds = guest.started().elapsed().as_secs_f64();
+    while let Some(text) = console.next_report(started + DEADLINE)? {
+        let value: serde_json::Value =
+            serde_json::from_str(&text).with_context(|| format!("the guest reported '{text}'"))?;
+        if let Some(error) = value.get("error") {
+            bail!("in the guest: {error}");
+        } else if value.get("done").is_some() {
+            ensure!(watched.steps.len() == STEPS.len(), "the machine's work ended before it was done");
+            watched.total_seconds = started.elapsed().as_secs_f64();
+            watched.cpu_seconds = cpu_seconds(vmm);
             return Ok(watched);
         }
-        let now = Instant::now();
-        ensure!(
-            now - guest.started() < DEADLINE,
-            "the machine did not finish within {DEADLINE:?}\n{}",
-            guest.tail()
-        );
-        std::thread::sleep(Duration::from_millis(50));
+        let step: Step =
+            serde_json::from_value(value).with_context(|| format!("the guest reported '{text}'"))?;
+        if watched.steps.is_empty() {
+            watched.boot_seconds = started.elapsed().as_secs_f64();
+        }
+        progress.step(&step.step);
+        watched.steps.push(step);
+    }
+    bail!("the machine did not finish within {DEADLINE:?}")
+}
+
+/// A machine's console. What its work reports are objects, one a line.
+struct Console {
+    lines: BufReader<UnixStream>,
+    heard: VecDeque<String>,
+}
+
+impl Console {
+    fn connect(socket: &Path) -> Result<Console> {
+        let stream =
+            UnixStream::connect(socket).with_context(|| format!("{}: no console", socket.display()))?;
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        Ok(Console { lines: BufReader::new(stream), heard: VecDeque::new() })
+    }
+
+    /// `None`: it is too late.
+    fn next_report(&mut self, until: Instant) -> Result<Option<String>> {
+        let mut line = Vec::new();
+        while Instant::now() < until {
+            match self.lines.read_until(b'\n', &mut line) {
+                Ok(0) => bail!("the machine has ended"),
+                Ok(_) if line.ends_with(b"\n") => {}
+                Ok(_) => continue,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
+                Err(e) => return Err(e).context("its console"),
+            }
+            let text = String::from_utf8_lossy(&line).trim().to_owned();
+            line.clear();
+            // Firmware clears the screen and ends no line.
+            if let Some(report) = text.find("{\"") {
+                return Ok(Some(text[report..].to_owned()));
+            }
+            self.heard.push_back(text);
+            if self.heard.len() > 20 {
+                self.heard.pop_front();
+            }
+        }
+        Ok(None)
+    }
+
+    /// What it said last that was no report.
+    fn tail(&self) -> String {
+        self.heard.iter().cloned().collect::<Vec<_>>().join("\n")
     }
 }

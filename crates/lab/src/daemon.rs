@@ -1,0 +1,91 @@
+//! A daemon of one's own with its machines, as a user has them: `spillwayd` on a folder, asked by `spillway`.
+//!
+//! Invariant: when a [`Daemon`] is dropped its machines have ended too, which would outlive it otherwise.
+
+use crate::process::{Server, wait_until};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// How long it may take until it is ready.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running `spillwayd`.
+pub struct Daemon {
+    server: Server,
+    spillway: PathBuf,
+    dir: PathBuf,
+}
+
+impl Daemon {
+    /// Starts the one that lies beside `spillway`. State, socket and messages go to `dir`.
+    pub fn start(spillway: &Path, dir: &Path, options: &[&str]) -> Result<Daemon> {
+        let program = spillway.with_file_name("spillwayd");
+        ensure!(program.is_file(), "{}: not there: it is built with spillway", program.display());
+        let text = |path: PathBuf| path.display().to_string();
+        let mut arguments =
+            vec!["--state".into(), text(dir.join("state")), "--socket".into(), text(dir.join("sock"))];
+        arguments.extend(options.iter().map(ToString::to_string));
+        let log = dir.join("spillwayd.log");
+        let program = program.to_str().context("the program's path is not UTF-8")?;
+        let mut server = Server::start("spillwayd", program, &arguments, None, &log)?;
+        let ready = wait_until(PATIENCE, || {
+            let is_ready = std::fs::read_to_string(&log).unwrap_or_default().contains("spillwayd: ready on");
+            (is_ready || server.ended().ok().flatten().is_some()).then_some(is_ready)
+        });
+        ensure!(ready == Some(true), "{} is not ready\n{}", server.command, server.tail());
+        Ok(Daemon { server, spillway: spillway.into(), dir: dir.into() })
+    }
+
+    /// What `spillway` prints when it is asked so, as a user would.
+    pub fn ask(&self, arguments: &[&str]) -> Result<String> {
+        let done = Command::new(&self.spillway)
+            .args(arguments)
+            .env("SPILLWAY_SOCKET", self.dir.join("sock"))
+            .output()
+            .with_context(|| format!("{}: cannot be executed", self.spillway.display()))?;
+        if !done.status.success() {
+            bail!("spillway {}: {}", arguments.join(" "), String::from_utf8_lossy(&done.stderr).trim());
+        }
+        String::from_utf8(done.stdout).context("what it printed is not UTF-8")
+    }
+
+    /// The same with `--json`.
+    pub fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let text = self.ask(&[arguments, &["--json"]].concat())?;
+        serde_json::from_str(&text).with_context(|| format!("spillway {} --json", arguments.join(" ")))
+    }
+
+    /// What it said last.
+    pub fn tail(&self) -> String {
+        self.server.tail()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.ask(&["machine", "stop", "--all", "--force", "--wait"]);
+        let _ = self.server.stop();
+        end_machines(&self.dir);
+    }
+}
+
+/// Ends every process that works in a folder below this one: machines are nobody's children.
+pub fn end_machines(dir: &Path) {
+    let Ok(dir) = dir.canonicalize() else { return };
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let works_there = std::fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(&dir));
+        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        if let Some(pid) = pid.filter(|_| works_there && !is_this(entry.file_name().as_os_str())) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+fn is_this(name: &OsStr) -> bool {
+    name == std::process::id().to_string().as_str()
+}
