@@ -1,6 +1,6 @@
 //! Machines.
 
-use crate::{Catalog, Name};
+use crate::{Catalog, ErrorCode, Name};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -99,6 +99,8 @@ pub struct MachineStatus {
     pub address: Option<String>,
     /// Why it is not what is wanted, for people.
     pub message: Option<String>,
+    /// The same for programs, if it has failed.
+    pub code: Option<ErrorCode>,
     /// What it was started with, unless it is stopped.
     pub run: Option<MachineRun>,
 }

@@ -2,13 +2,14 @@
 
 use super::console::console;
 use super::words::{label, word};
-use super::{Daemon, Labels, table};
+use super::{Daemon, Labels, exit, table};
 use crate::error::{Exit, Failure};
 use crate::{attach, output};
 use clap::{Args, Subcommand};
 use spillway_api::client::Client;
 use spillway_api::{
-    Action, List, MachineAction, MachineDetails, MachineRun, Name, NewClaim, Phase, Power, Selector,
+    Action, ErrorCode, List, MachineAction, MachineDetails, MachineRun, Name, NewClaim, Phase, Power,
+    Selector,
 };
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -287,7 +288,8 @@ fn failed(machine: &MachineDetails) -> Result<(), Failure> {
     match machine.status.phase {
         Phase::Failed => {
             let why = machine.status.message.as_deref().unwrap_or("it has failed");
-            Err(Failure::new(Exit::Internal, format!("{}: {why}", machine.machine.name)))
+            let code = machine.status.code.unwrap_or(ErrorCode::Internal);
+            Err(Failure::new(exit(code), format!("{}: {why}", machine.machine.name)))
         }
         _ => Ok(()),
     }

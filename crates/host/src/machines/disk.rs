@@ -60,7 +60,8 @@ pub fn start(folder: &Path, run: &Run, source: &Source, scopes: &Scopes) -> Resu
     while let Err(e) = ask(folder, &Request::Ping) {
         if process.ends_within(LOOK) {
             let said = processes::last_words(folder, PROCESS);
-            let code = if said.contains("memory") { ErrorCode::Exhausted } else { ErrorCode::Internal };
+            let is_short = ["memory", "make room"].iter().any(|word| said.contains(word));
+            let code = if is_short { ErrorCode::Exhausted } else { ErrorCode::Internal };
             return Err(HostError::new(code, format!("its disk cannot be served: {said}")));
         }
         if Instant::now() > until {

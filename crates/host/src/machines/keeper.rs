@@ -474,7 +474,7 @@ impl Keeper {
 
     fn has_failed(&mut self, error: &HostError) -> Wait {
         let seen = self.seen;
-        self.status.send_modify(|known| known.fails(&error.message, seen));
+        self.status.send_modify(|known| known.fails(error, seen));
         self.raise(EventKind::Failed, &error.message);
         Wait::until(Instant::now() + self.pause())
     }

@@ -4,6 +4,7 @@
 
 use super::disk;
 use super::run::{Folder, Run};
+use crate::error::HostError;
 use crate::hypervisor::qemu;
 use crate::processes::Process;
 use crate::store::Revision;
@@ -35,16 +36,16 @@ impl Known {
     /// It is something else now.
     pub fn becomes(&mut self, status: Status) {
         self.enters(status.phase);
-        self.status.message = None;
+        (self.status.message, self.status.code) = (None, None);
         (self.status.ready, self.status.address) = (status.ready, status.address);
         self.status.run = status.run;
         self.settled = status.settled.unwrap_or(self.settled);
     }
 
     /// It has not become what was wanted.
-    pub fn fails(&mut self, why: &str, seen: Revision) {
+    pub fn fails(&mut self, why: &HostError, seen: Revision) {
         self.enters(Phase::Failed);
-        self.status.message = Some(why.into());
+        (self.status.message, self.status.code) = (Some(why.message.clone()), Some(why.code));
         self.status.ready = false;
         self.settled = seen;
     }
@@ -65,6 +66,7 @@ pub fn stopped(settled: bool) -> MachineStatus {
         ready: false,
         address: None,
         message: None,
+        code: None,
         run: None,
     }
 }

@@ -240,7 +240,7 @@ fn caches_have_a_budget_and_give_way_when_the_host_is_short() {
     world.ok(&["machine", "start", "desk-001", "--wait"]);
     let (code, _, err) = world.spillway(&["machine", "start", "desk-002", "--wait"]);
     assert!(
-        code == 70 && err.contains("may take 64.0 MiB, and 1 others have 64.0 MiB of 100.0 MiB"),
+        code == 73 && err.contains("may take 64.0 MiB, and 1 others have 64.0 MiB of 100.0 MiB"),
         "{code} {err}"
     );
     // Smaller ones fit, the one that runs included.
@@ -288,7 +288,7 @@ fn disks_keep_what_their_mode_keeps(hypervisor: &'static str) {
     assert_eq!(code, 0, "{err}");
     world.catalog("copy", 1, &["--image", "golden", "--mode", "ephemeral"]);
     let (code, _, err) = world.spillway(&["machine", "start", "copy-001", "--wait"]);
-    assert!(code == 70 && err.contains("no store is of class cache or temp"), "{code} {err}");
+    assert!(code == 73 && err.contains("no store is of class cache or temp"), "{code} {err}");
     world.ok(&["store", "add", "cache", cache.to_str().unwrap(), "--class", "cache"]);
     let all = ["own-001", "still-001", "copy-001"];
     world.ok(&[&["machine", "start", "--wait"][..], &all].concat());
