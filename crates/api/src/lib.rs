@@ -52,6 +52,10 @@ use utoipa::ToSchema;
 pub const DEFAULT_SOCKET: &str = "/run/spillway/spillwayd.sock";
 /// The variable that says where it listens.
 pub const SOCKET_VARIABLE: &str = "SPILLWAY_SOCKET";
+/// The variable that holds the token of who asks over TCP.
+pub const TOKEN_VARIABLE: &str = "SPILLWAY_TOKEN";
+/// The variable that says which certificates are trusted.
+pub const CA_VARIABLE: &str = "SPILLWAY_CA";
 
 /// A list of objects, in the order of their names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -6,10 +6,12 @@ mod disk;
 
 use crate::error::{EXIT_CODES, Failure};
 use crate::examples::{
-    ATTACH_EXAMPLES, DOCTOR_EXAMPLES, EVENTS_EXAMPLES, RESET_EXAMPLES, RUN_EXAMPLES, SERVE_EXAMPLES,
-    SET_EXAMPLES, STATS_EXAMPLES, TOP_EXAMPLES, UPGRADE_EXAMPLES,
+    ATTACH_EXAMPLES, DOCTOR_EXAMPLES, EVENT_EXAMPLES, EVENTS_EXAMPLES, RESET_EXAMPLES, RUN_EXAMPLES,
+    SERVE_EXAMPLES, SET_EXAMPLES, STATS_EXAMPLES, TOP_EXAMPLES, UPGRADE_EXAMPLES,
 };
-use crate::host::{CatalogCommand, Daemon, ImageCommand, MachineCommand, OperationCommand, StoreCommand};
+use crate::host::{
+    self, CatalogCommand, Daemon, ImageCommand, MachineCommand, OperationCommand, StoreCommand,
+};
 use crate::man::Man;
 use crate::token::TokenCommand;
 use crate::top::Top;
@@ -97,6 +99,16 @@ pub enum Command {
         /// What to do.
         #[command(subcommand)]
         command: OperationCommand,
+    },
+    /// Show what has happened on the host, and follow what happens: machines, catalogs, stores
+    #[command(after_help = EVENT_EXAMPLES)]
+    Event {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+        /// Which.
+        #[command(flatten)]
+        events: host::Events,
     },
     /// Folders that spillwayd keeps images and disks in
     Store {

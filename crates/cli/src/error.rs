@@ -19,11 +19,11 @@ pub enum Exit {
     Unavailable = 69,
     /// EX_SOFTWARE: the worker failed, or the host did something that it never should.
     Internal = 70,
-    /// EX_CANTCREAT: an overflow file or a socket cannot be made.
+    /// EX_CANTCREAT: an overflow file or a socket cannot be made; the host has no room for an image or a machine.
     Create = 73,
     /// EX_TEMPFAIL: refused for now: a client is connected, or the memory is not free.
     Refused = 75,
-    /// EX_NOPERM: the operating system refuses access.
+    /// EX_NOPERM: the operating system, or spillwayd, refuses access; or nobody can say that it is spillwayd.
     Permission = 77,
 }
 
@@ -34,11 +34,12 @@ Exit codes:
   1   'catalog diff': something differs; 'image check --strict' has found something; 'doctor' a problem
   2   usage: the options cannot be
   66  the base image or a disk is missing or cannot be used; there is no object of that name
-  69  not reachable: nobody serves this socket, or QEMU is not installed
+  69  not reachable: nobody serves this socket or host, or QEMU is not installed
   70  the worker or spillwayd failed, or the host refuses what every program may have
-  73  an overflow file, a disk, a socket or an image cannot be made
+  73  an overflow file, a disk, a socket or an image cannot be made; spillwayd's host has no room for
+      this: the memory of its caches, a store
   75  refused for now: a client is connected, the memory is not free, somebody uses it
-  77  permission denied
+  77  permission denied; a token that is not known or not enough, a certificate that is not trusted
   'run' passes on the exit code of QEMU.";
 
 /// Why the program fails.
@@ -83,7 +84,7 @@ impl From<clap::Error> for Failure {
     fn from(error: clap::Error) -> Failure {
         if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             return Failure::usage(
-                "no command: say serve, run, stats, reset, set, events, upgrade, attach, image, catalog, machine, operation, store, top, doctor, token, completion or man: see --help",
+                "no command: say serve, run, stats, reset, set, events, upgrade, attach, image, catalog, machine, operation, event, store, top, doctor, token, completion or man: see --help",
             );
         }
         let text = error.to_string();

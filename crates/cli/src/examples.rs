@@ -76,6 +76,15 @@ Examples:
   spillway events /run/vm1.ctl
   spillway events /run/vm1.ctl --json | jq --unbuffered -r 'select(.kind == \"critical\").text'";
 
+pub const EVENT_EXAMPLES: &str = "\
+spillwayd knows its last 4,096 events; those of before its start are in its log. With --json each is one JSON object a line:
+number, time, kind, object, text. 'spillway events' follows a single disk.
+
+Examples:
+  spillway event --kind failed --kind crashed
+  spillway event --follow --last 0 --object machine/desk-001
+  spillway event --follow --json | jq --unbuffered -r 'select(.object == \"host\").text'";
+
 pub const TOP_EXAMPLES: &str = "\
 Keys: q ends, left and right choose the column to sort by, r turns the order, / filters, tab shows catalogs or machines.
 

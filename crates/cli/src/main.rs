@@ -59,6 +59,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Machine { daemon, command } => host::machine(&daemon, command)?,
         Command::Image { daemon, command } => host::image(&daemon, command)?,
         Command::Operation { daemon, command } => host::operation(&daemon, command)?,
+        Command::Event { daemon, events } => host::event(&daemon, &events)?,
         Command::Store { daemon, command } => host::store(&daemon, command)?,
         Command::Top { daemon, top } => top::top(&daemon, &top)?,
         Command::Doctor { daemon } => return doctor::doctor(&daemon),

@@ -111,6 +111,7 @@ fn help_teaches() {
         "reset",
         "set",
         "events",
+        "event",
         "upgrade",
         "attach",
         "completion",
@@ -141,7 +142,10 @@ fn every_shell_gets_its_completions() {
         assert!(code == 0 && out.contains("overflow-dir") && !out.contains("__worker"), "{shell}");
     }
     let script = finishes(spillway().args(["completion", "bash"])).1;
-    let (code, _, err) = finishes(std::process::Command::new("bash").args(["-n", "-c", &script]));
+    // Longer than an argument can be.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, script).unwrap();
+    let (code, _, err) = finishes(std::process::Command::new("bash").arg("-n").arg(file.path()));
     assert_eq!((code, err.as_str()), (0, ""));
 }
 

@@ -58,9 +58,13 @@ impl Events {
         &self.0.counts[at.expect("ALL has every kind")]
     }
 
-    /// What came after this number and is known still.
+    /// What came after this number and is known still. A number that no event has yet is one of an earlier daemon's: all
+    /// came after it.
     pub fn after(&self, number: u64) -> Vec<Event> {
-        self.known().iter().filter(|event| event.number > number).cloned().collect()
+        let known = self.known();
+        let is_ours = known.back().is_some_and(|last| number <= last.number);
+        let number = if is_ours { number } else { 0 };
+        known.iter().filter(|event| event.number > number).cloned().collect()
     }
 
     /// The number of the last one, as it rises.
@@ -70,5 +74,23 @@ impl Events {
 
     fn known(&self) -> MutexGuard<'_, VecDeque<Event>> {
         self.0.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_again_gets_what_it_has_not_seen() {
+        let events = Events::default();
+        let numbers = |after| events.after(after).iter().map(|event| event.number).collect::<Vec<_>>();
+        assert!(numbers(7).is_empty());
+        (0..3).for_each(|_| events.raise(EventKind::Memory, "host", "text"));
+        assert_eq!((numbers(0), numbers(2), numbers(3)), (vec![1, 2, 3], vec![3], vec![]));
+        // It was told of more by a daemon that is no more.
+        assert_eq!(numbers(4), [1, 2, 3]);
+        (0..REMEMBERED).for_each(|_| events.raise(EventKind::Memory, "host", "text"));
+        assert_eq!((numbers(0).len(), numbers(0)[0]), (REMEMBERED, 4));
     }
 }

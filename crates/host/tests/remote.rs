@@ -6,6 +6,9 @@ mod common;
 use common::World;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use spillway_api::client::{Address, Client, Token};
+use spillway_api::{Catalog, Empty, ErrorCode, Event, EventKind, List};
+use spillway_lab::certificate;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
@@ -18,37 +21,17 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-const OPENSSL: &str = "[req]\ndistinguished_name=dn\nprompt=no\nx509_extensions=ext\n[dn]\nCN=localhost\n[ext]\n\
-    subjectAltName=DNS:localhost\nbasicConstraints=critical,CA:FALSE\n";
-
 /// A daemon that listens, with a token for each role: its word. `None`: no openssl here, which is said.
 fn remote() -> Option<World> {
     let mut world = World::unstarted();
-    std::fs::write(world.path("openssl.cnf"), OPENSSL).unwrap();
-    let [config, cert, key, tokens] =
-        ["openssl.cnf", "cert", "key", "tokens"].map(|name| world.path(name).display().to_string());
-    let made = Command::new("openssl")
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "2",
-        ])
-        .args(["-config", &config, "-keyout", &key, "-out", &cert])
-        .output();
-    if !made.is_ok_and(|made| made.status.success()) {
-        spillway_lab::skip("openssl makes no certificate here");
+    if let Err(e) = certificate::make("localhost", false, &world.path("cert"), &world.path("key")) {
+        spillway_lab::skip(&format!("openssl makes no certificate here: {e:#}"));
         return None;
     }
+    let [cert, key, tokens] = ["cert", "key", "tokens"].map(|name| world.path(name).display().to_string());
     let lines =
         ["read", "operate", "admin"].map(|role| format!("{role} {role}er {:x}\n", Sha256::digest(role)));
     std::fs::write(&tokens, lines.concat()).unwrap();
-    private(&key);
     private(&tokens);
     let options = ["--listen", "127.0.0.1:0", "--tls-cert", &cert, "--tls-key", &key, "--tokens", &tokens];
     world.start_with(options.map(str::to_owned).into());
@@ -136,6 +119,44 @@ fn who_has_no_token_gets_nothing_and_roles_hold() {
     assert_eq!(seen, want.iter().map(|(who, status)| (who.as_str(), *status)).collect::<Vec<_>>());
     let text = std::fs::read_to_string(world.state().join("audit.log")).unwrap();
     assert!(!text.contains("Bearer") && !text.contains("relative"), "{text}");
+}
+
+/// The client of a role, who speaks TLS with the daemon too.
+fn client(world: &World, role: &str) -> Client {
+    let port = world.said.trim().rsplit_once(':').unwrap().1;
+    let Ok(Address::Remote(there)) = Address::parse(format!("https://localhost:{port}").as_ref()) else {
+        panic!("{}", world.said)
+    };
+    Client::remote(there, Token::new(role).unwrap(), Some(&world.path("cert"))).unwrap()
+}
+
+#[test]
+fn the_client_asks_and_follows_events_over_tcp() {
+    let Some(world) = remote() else { return };
+    common::import(&world, "debian", 1);
+    let catalog =
+        common::create(&client(&world, "admin"), "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
+    // Decided on what is not so any more: the revision comes along.
+    let stale = client(&world, "admin").put_if::<_, Catalog>("/v1/catalogs/desk", 0, &catalog.spec);
+    assert_eq!(common::refused(stale).code, ErrorCode::Conflict);
+    assert_eq!(common::machines(&client(&world, "read"), "desk"), common::machines(&world.client(), "desk"));
+    let refused = client(&world, "read").delete::<Empty>("/v1/catalogs/desk");
+    assert_eq!(common::refused(refused).code, ErrorCode::Forbidden);
+    let refused = common::refused(client(&world, "nobody").get::<List<Event>>("/v1/events"));
+    assert!(refused.code == ErrorCode::Unauthenticated && refused.message.contains("localhost"), "{refused}");
+    assert_eq!(
+        common::refused(client(&world, "nobody").follow(0).map(drop)).code,
+        ErrorCode::Unauthenticated
+    );
+
+    // There is no program that could serve its disk.
+    let reader = client(&world, "read");
+    let mut following = reader.follow(0).unwrap();
+    let start = serde_json::json!({ "action": "start", "select": { "names": ["desk-001"] } });
+    client(&world, "operate").post::<_, Value>("/v1/machine-actions", &start).unwrap();
+    let event = following.next_event().unwrap().unwrap();
+    assert_eq!((event.number, event.kind, event.object.as_str()), (1, EventKind::Failed, "machine/desk-001"));
+    assert!(following.next_event().unwrap().unwrap().number == 2);
 }
 
 #[test]

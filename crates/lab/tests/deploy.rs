@@ -1,7 +1,6 @@
 //! What `deploy/` has for Prometheus and Grafana: right in itself, and of metrics that there are.
 #![allow(clippy::unwrap_used)]
 
-#[allow(dead_code, reason = "each test program uses its part")]
 mod daemon_world;
 
 use daemon_world::World;

@@ -1,11 +1,11 @@
-//! `spillway top` and `spillway doctor` as people and scripts use them.
+//! `spillway top`, `spillway doctor`, `spillway event` and exit codes as people and scripts use them.
 #![allow(clippy::unwrap_used)]
 
 mod daemon_world;
 
 use daemon_world::World;
 use spillway_lab::disk;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -143,4 +143,71 @@ fn doctor_looks_at_everything_and_says_what_to_do() {
         out.contains("notice   spillwayd") && out.contains("PROBLEM  qemu  ") && out.contains("do: apt-get"),
         "{out}"
     );
+}
+
+/// What a program says, line by line, as it says it.
+fn lines(pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        BufReader::new(pipe).lines().map_while(Result::ok).try_for_each(|line| tell.send(line).ok())
+    });
+    told
+}
+
+#[test]
+fn events_are_listed_and_followed_over_the_daemons_end() {
+    let mut world = with_catalog();
+    let machine = ["--object", "machine/desk-001"];
+    assert_eq!(world.ok(&["event"]), "TIME  KIND  OBJECT  WHAT\n");
+    assert_eq!(world.ok(&["event", "--json"]), "");
+    let mut command = world.command(&["event", "--follow", "--json", "--kind", "failed"]);
+    let follow = command.args(machine).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut follow = Ended(follow.unwrap());
+    let (events, notices) = (lines(follow.0.stdout.take().unwrap()), lines(follow.0.stderr.take().unwrap()));
+    let next =
+        |told: &mpsc::Receiver<String>| told.recv_timeout(Duration::from_secs(20)).expect("nothing is told");
+    let event = || serde_json::from_str::<serde_json::Value>(&next(&events)).unwrap();
+
+    // There is no program that could serve its disk.
+    world.ok(&["machine", "start", "desk-001"]);
+    let first = event();
+    assert_eq!((&first["kind"], &first["object"]), (&"failed".into(), &"machine/desk-001".into()));
+    assert!(first["number"] == 1 && first["text"].as_str().unwrap().contains("/nonexistent"));
+    let table = world.ok(&["event", "--last", "1", "--kind", "failed", machine[0], machine[1]]);
+    let rows: Vec<&str> = table.lines().collect();
+    assert!(rows.len() == 2 && rows[1].contains("failed  machine/desk-001  "), "{table}");
+    let (code, _, err) = world.spillway(&["event", "--kind", "fail"]);
+    assert!(code == 2 && err.contains("failed") && err.contains("rolled-out"), "{err}");
+
+    // Tried again; the next daemon does so too, and counts anew: what it tells is news, however much this one has told.
+    assert_eq!(event()["number"], 2);
+    world.kill();
+    assert!(next(&notices).contains("waiting for it"));
+    world.start();
+    assert!(next(&notices).contains("answers again"));
+    let begun = Instant::now();
+    while event()["number"] != 1 {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+    }
+}
+
+#[test]
+fn what_a_host_has_no_room_for_has_an_exit_code_of_its_own() {
+    let world = World::with(|_| ["--ram-budget", "1M"].map(str::to_owned).into());
+    let file = world.path("a.raw").display().to_string();
+    std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+    world.ok(&["image", "import", "debian", &file, "--format", "raw"]);
+    world.ok(&["catalog", "create", "desk", "--image", "debian", "--count", "1", "--ram", "64M"]);
+    let (code, _, err) = world.spillway(&["machine", "start", "desk-001", "--wait"]);
+    assert!(
+        code == 73 && err.contains("may take 64.0 MiB, and 0 others have 0 B of 1.0 MiB"),
+        "{code} {err}"
+    );
+    let machine = world.json(&["machine", "show", "desk-001"]);
+    assert_eq!(
+        (&machine["status"]["phase"], &machine["status"]["code"]),
+        (&"failed".into(), &"exhausted".into())
+    );
+    world.ok(&["machine", "stop", "desk-001", "--wait"]);
+    assert!(world.json(&["machine", "show", "desk-001"])["status"]["code"].is_null());
 }

@@ -3,7 +3,7 @@
 //! Invariant: what cannot be found out is a notice that says so, never a silent ok.
 
 use super::Finding;
-use crate::error::{Exit, Failure};
+use crate::error::Failure;
 use crate::host::Daemon;
 use rustix::process::{Resource, getrlimit};
 use spillway_api::client::{Client, ClientError};
@@ -260,10 +260,11 @@ fn cgroup(root: &Path) -> Finding {
 
 /// The daemon's socket, and the daemon if it answers.
 fn socket(daemon: &Daemon) -> Result<(Finding, Option<Client>), Failure> {
-    let path = daemon.path().display().to_string();
-    let client = daemon.client().map_err(|e| Failure::new(Exit::Internal, e.message))?;
-    let rights = fs::metadata(daemon.path()).ok().filter(|found| found.file_type().is_socket());
+    let path = daemon.local("doctor")?;
+    let client = daemon.client()?;
+    let rights = fs::metadata(path).ok().filter(|found| found.file_type().is_socket());
     let rights = rights.map(|found| found.permissions().mode() & 0o777);
+    let path = path.display();
     let finding = match client.get::<List<StoreDetails>>("/v1/stores") {
         Ok(_) if rights.is_some_and(|rights| rights & 0o002 != 0) => Finding::problem(
             "spillwayd",

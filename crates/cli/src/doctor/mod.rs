@@ -52,6 +52,7 @@ impl Finding {
 
 /// Looks at everything. The exit code says whether there is a problem.
 pub fn doctor(daemon: &Daemon) -> Result<ExitCode, Failure> {
+    daemon.local("doctor")?;
     let findings = checks::all(daemon)?;
     let problems = number(&findings, State::Problem);
     let text = if daemon.json {

@@ -20,7 +20,7 @@ pub enum ImageCommand {
     Import {
         /// The image
         name: Name,
-        /// A disk image on this host, which spillwayd must be able to read
+        /// A disk image on spillwayd's host, which it must be able to read
         file: PathBuf,
         /// What the file is: it is never guessed
         #[arg(long, value_parser = format())]
@@ -85,6 +85,10 @@ pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
     let client = daemon.client()?;
     match command {
         ImageCommand::Import { name, file, format, store, no_wait } => {
+            if file.is_relative() {
+                let elsewhere = "over TCP it is a file of spillwayd's host: give its whole path";
+                daemon.local("").map_err(|_| Failure::usage(format!("{}: {elsewhere}", file.display())))?;
+            }
             let path = std::path::absolute(&file)
                 .map_err(|e| Failure::usage(format!("{}: {e}: give a path", file.display())))?;
             let path = path.into_os_string().into_string();

@@ -211,6 +211,7 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
         MachineCommand::Drain(which) => drain(daemon, &client, Action::Drain, which),
         MachineCommand::Undrain(which) => drain(daemon, &client, Action::Undrain, which),
         MachineCommand::Console { name } => {
+            daemon.local("a console")?;
             let socket = run(&client, &name)?.console_socket;
             let none = || {
                 Failure::new(Exit::Refused, format!("{name} has no console here: who runs its VMM has it"))
@@ -222,6 +223,7 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
             output::print(&attach::instructions(&crate::args::Attach { vhost_user, vmm })?).map(drop)
         }
         MachineCommand::Stats { name } => {
+            daemon.local("'machine stats'")?;
             let control = run(&client, &name)?.control_socket;
             let json = daemon.json;
             let args = crate::args::Stats {

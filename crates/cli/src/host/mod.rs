@@ -1,9 +1,11 @@
-//! The commands that ask `spillwayd`. Owns how it is found, how its refusals end this program, and how lists look.
+//! The commands that ask `spillwayd`. Owns how its refusals end this program, and how lists look.
 //!
 //! Invariant: nothing is decided here; what the daemon says is shown.
 
 mod catalog;
 mod console;
+mod daemon;
+mod event;
 mod image;
 mod machine;
 mod operation;
@@ -14,31 +16,19 @@ mod words;
 pub use words::word;
 
 pub use catalog::{CatalogCommand, catalog};
+pub use daemon::Daemon;
+pub use event::{Events, event};
 pub use image::{ImageCommand, image};
 pub use machine::{MachineCommand, machine};
 pub use operation::{OperationCommand, operation};
 pub use store::{StoreCommand, store};
 
 use crate::error::{Exit, Failure};
-use crate::output;
 use clap::Args;
 use comfy_table::{Table, presets};
-use serde::Serialize;
-use spillway_api::client::{self, Client, ClientError};
+use spillway_api::client::{self, ClientError};
 use spillway_api::{ErrorCode, Name};
 use std::io;
-use std::path::{Path, PathBuf};
-
-/// Where the daemon is.
-#[derive(Debug, Args)]
-pub struct Daemon {
-    /// Socket that spillwayd listens on
-    #[arg(long, global = true, value_name = "SOCK", env = spillway_api::SOCKET_VARIABLE, default_value = spillway_api::DEFAULT_SOCKET)]
-    pub socket: PathBuf,
-    /// Print JSON
-    #[arg(long, global = true)]
-    pub json: bool,
-}
 
 /// Which objects of a list.
 #[derive(Debug, Args)]
@@ -56,37 +46,16 @@ impl Labels {
     }
 }
 
-impl Daemon {
-    /// The socket.
-    pub fn path(&self) -> &Path {
-        // A variable that is set to nothing says nothing.
-        let empty = self.socket.as_os_str().is_empty();
-        if empty { Path::new(spillway_api::DEFAULT_SOCKET) } else { &self.socket }
-    }
-
-    /// Who asks it.
-    pub fn client(&self) -> Result<Client, Failure> {
-        Client::new(self.path())
-            .map_err(|e| Failure::new(Exit::Internal, format!("cannot ask spillwayd: {e}")))
-    }
-
-    /// Shows an answer: as JSON, or in words.
-    fn show<T: Serialize>(&self, answer: &T, words: impl FnOnce(&T) -> String) -> Result<(), Failure> {
-        let text = if self.json {
-            format!("{}\n", serde_json::to_string_pretty(answer).expect("an answer is plain data"))
-        } else {
-            words(answer)
-        };
-        output::print(&text).map(drop)
-    }
-}
-
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Failure {
         let exit = match &error {
-            ClientError::Connect { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+            ClientError::Connect { source, .. } | ClientError::File { source, .. }
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
                 Exit::Permission
             }
+            ClientError::Untrusted { .. } => Exit::Permission,
+            ClientError::File { .. } => Exit::Usage,
             ClientError::Connect { .. } | ClientError::Broken { .. } => Exit::Unavailable,
             ClientError::Refused(refusal) => exit(refusal.code),
         };

@@ -28,7 +28,7 @@ pub fn stream_routes() -> OpenApiRouter<App> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Since {
-    /// Those after the one with this number.
+    /// Those after the one with this number; all, if there is none yet with it: then an earlier daemon counted.
     #[serde(default)]
     after: u64,
 }

@@ -1,0 +1,116 @@
+//! What happens on a host, as it happens: server-sent events, read. Owns a connection and what of an event has come.
+//!
+//! Invariant: what is held of an event is bounded, and a daemon that is silent for longer than it ever is counts as gone.
+
+use super::{Client, ClientError};
+use crate::Event;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::SendRequest;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Longest event that is taken.
+const MAX_EVENT_BYTES: usize = 1 << 20;
+/// A daemon with nothing to tell says that every 15 s.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// The events of a host, one after the other.
+pub struct Following<'a> {
+    pub(super) client: &'a Client,
+    /// The connection lives as long as it does.
+    pub(super) _sender: SendRequest<Full<Bytes>>,
+    pub(super) body: Incoming,
+    pub(super) lines: Lines,
+}
+
+impl Following<'_> {
+    /// Waits for the next one. `None`: the daemon ends.
+    pub fn next_event(&mut self) -> Result<Option<Event>, ClientError> {
+        let client = self.client;
+        loop {
+            if let Some(data) = self.lines.whole.pop_front() {
+                let event = serde_json::from_slice(&data);
+                return event
+                    .map(Some)
+                    .map_err(|e| client.broken(format!("its event is not understood: {e}")));
+            }
+            let frame =
+                client.runtime.block_on(async { tokio::time::timeout(SILENCE, self.body.frame()).await });
+            let frame = match frame {
+                Err(_) => return Err(client.broken(format!("it is silent for {} s", SILENCE.as_secs()))),
+                Ok(None) => return Ok(None),
+                Ok(Some(frame)) => frame.map_err(|e| client.broken(e.to_string()))?,
+            };
+            if let Ok(bytes) = frame.into_data()
+                && !self.lines.take(&bytes)
+            {
+                return Err(client.broken(format!("an event is longer than {MAX_EVENT_BYTES} bytes")));
+            }
+        }
+    }
+}
+
+/// Puts the data of events together, line by line (WHATWG HTML, 9.2.6). Lines end as spillwayd ends them.
+#[derive(Default)]
+pub(super) struct Lines {
+    line: Vec<u8>,
+    data: Vec<u8>,
+    whole: VecDeque<Vec<u8>>,
+}
+
+impl Lines {
+    /// More has come. `false`: too much of one.
+    fn take(&mut self, mut bytes: &[u8]) -> bool {
+        while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
+            self.line.extend_from_slice(&bytes[..end]);
+            bytes = &bytes[end + 1..];
+            self.end_line();
+        }
+        self.line.extend_from_slice(bytes);
+        self.line.len() + self.data.len() <= MAX_EVENT_BYTES
+    }
+
+    fn end_line(&mut self) {
+        let line = std::mem::take(&mut self.line);
+        let line = line.strip_suffix(b"\r").unwrap_or(&line);
+        if line.is_empty() {
+            // What only says that the daemon is there has no data.
+            if !self.data.is_empty() {
+                self.whole.push_back(std::mem::take(&mut self.data));
+            }
+        } else if let Some(data) = line.strip_prefix(b"data:") {
+            self.data.extend_from_slice(data.strip_prefix(b" ").unwrap_or(data));
+            self.data.push(b'\n');
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_the_same_however_they_are_cut() {
+        let text =
+            b": nothing yet\n\nid: 1\ndata: {\"a\":\ndata: 1}\n\r\nevent: x\n\nid\ndata:2\r\n\ndata: 3\n";
+        for cut in 1..text.len() {
+            let mut lines = Lines::default();
+            assert!(text.chunks(cut).all(|part| lines.take(part)));
+            assert_eq!(lines.whole, [b"{\"a\":\n1}\n".to_vec(), b"2\n".to_vec()], "{cut}");
+            assert_eq!(lines.data, b"3\n");
+        }
+    }
+
+    #[test]
+    fn what_never_ends_is_refused() {
+        let mut lines = Lines::default();
+        let takes =
+            |lines: &mut Lines, part: &[u8]| (0..=MAX_EVENT_BYTES / part.len()).all(|_| lines.take(part));
+        assert!(!takes(&mut lines, &[b'x'; 4096]));
+        let mut lines = Lines::default();
+        assert!(!takes(&mut lines, &[b"data: ", [b'x'; 4096].as_slice(), b"\n"].concat()));
+        let mut lines = Lines::default();
+        assert!(takes(&mut lines, b": nothing yet\n\n"));
+    }
+}

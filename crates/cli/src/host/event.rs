@@ -1,0 +1,174 @@
+//! `spillway event`: what has happened on the host, and what happens. Owns how an event is told, and what becomes of those who
+//! listen when the daemon goes.
+//!
+//! Invariant: an event is told once, and none that is known still is left out, whatever daemon it was told by.
+
+use super::{Daemon, table, word};
+use crate::error::{Exit, Failure};
+use crate::output;
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use spillway_api::client::Client;
+use spillway_api::{Event, EventKind, List};
+use std::thread::sleep;
+use std::time::Duration;
+
+/// Between two looks for a daemon that is gone.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Options of `event`.
+#[derive(Debug, Args)]
+#[group(skip)]
+pub struct Events {
+    /// Go on with what happens, also when spillwayd is restarted, until Ctrl-C
+    #[arg(short, long)]
+    follow: bool,
+    /// How many of the last ones are shown
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
+    last: u32,
+    /// Only of this kind; again for more
+    #[arg(long, value_name = "KIND", value_parser = kind())]
+    kind: Vec<EventKind>,
+    /// Only what happens to this, such as machine/desk-001, catalog/desk, store/local or host; again for more
+    #[arg(long, value_name = "OBJECT")]
+    object: Vec<String>,
+}
+
+fn kind() -> impl TypedValueParser<Value = EventKind> {
+    let words = EventKind::ALL.map(|kind| word(&kind));
+    PossibleValuesParser::new(words).map(|chosen| {
+        let known = EventKind::ALL.into_iter().find(|kind| word(kind) == chosen);
+        known.expect("no other word is possible")
+    })
+}
+
+/// Shows them.
+pub fn event(daemon: &Daemon, args: &Events) -> Result<(), Failure> {
+    let client = daemon.client()?;
+    let known: List<Event> = client.get("/v1/events")?;
+    let mut chosen: Vec<&Event> = known.items.iter().filter(|event| args.choose(event)).collect();
+    chosen.drain(..chosen.len().saturating_sub(args.last as usize));
+    let text: String = match daemon.json || args.follow {
+        true => chosen.into_iter().map(|event| line(event, daemon.json)).collect(),
+        false => table(["TIME", "KIND", "OBJECT", "WHAT"], chosen.into_iter().map(cells)),
+    };
+    if !output::print(&text)? || !args.follow {
+        return Ok(());
+    }
+    let last = known.items.last().cloned();
+    let mut listener = Listener { args, json: daemon.json, last, is_waiting: false };
+    while listener.listens(&client)? {
+        sleep(RETRY);
+    }
+    Ok(())
+}
+
+impl Events {
+    fn choose(&self, event: &Event) -> bool {
+        (self.kind.is_empty() || self.kind.contains(&event.kind))
+            && (self.object.is_empty() || self.object.contains(&event.object))
+    }
+}
+
+/// Who listens.
+struct Listener<'a> {
+    args: &'a Events,
+    json: bool,
+    /// What was heard last, chosen or not.
+    last: Option<Event>,
+    /// The daemon was gone, which was said.
+    is_waiting: bool,
+}
+
+impl Listener<'_> {
+    /// Until the daemon goes. `false`: nobody reads what is told any more.
+    fn listens(&mut self, client: &Client) -> Result<bool, Failure> {
+        match self.hear(client) {
+            Err(gone) if gone.exit == Exit::Unavailable => {
+                if !self.is_waiting {
+                    output::complain("notice", "spillwayd does not answer any more: waiting for it");
+                }
+                self.is_waiting = true;
+                Ok(true)
+            }
+            heard => heard.map(|()| false),
+        }
+    }
+
+    fn hear(&mut self, client: &Client) -> Result<(), Failure> {
+        let mut following = client.follow(self.after(client)?)?;
+        if self.is_waiting {
+            output::complain("notice", "spillwayd answers again");
+            self.is_waiting = false;
+        }
+        while let Some(event) = following.next_event()? {
+            if self.args.choose(&event) && !output::print(&line(&event, self.json))? {
+                return Ok(());
+            }
+            self.last = Some(event);
+        }
+        Err(Failure::new(Exit::Unavailable, "spillwayd has ended"))
+    }
+
+    /// What was heard last. A daemon that does not know it has forgotten it, or is another one, which counts anew: then
+    /// all that it knows is news.
+    fn after(&self, client: &Client) -> Result<u64, Failure> {
+        let Some(last) = &self.last else { return Ok(0) };
+        let known: List<Event> =
+            client.get(&format!("/v1/events?after={}", last.number.saturating_sub(1)))?;
+        Ok(if known.items.first() == Some(last) { last.number } else { 0 })
+    }
+}
+
+fn cells(event: &Event) -> [String; 4] {
+    let time = event.time.strftime("%Y-%m-%d %H:%M:%S").to_string();
+    [time, word(&event.kind), one_line(&event.object), one_line(&event.text)]
+}
+
+/// For those who read as it happens: columns as wide as most.
+fn line(event: &Event, json: bool) -> String {
+    if json {
+        return format!("{}\n", serde_json::to_string(event).expect("an event is plain data"));
+    }
+    let [time, kind, object, text] = cells(event);
+    format!("{time}  {kind:<10}  {object:<20}  {text}\n")
+}
+
+/// A part of it may be a guest's word, which is not to reach a terminal's controls.
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(text: &str) -> Event {
+        let value = serde_json::json!({
+            "number": 7, "time": "2026-01-02T03:04:05.6Z", "kind": "rolled-out", "object": "catalog/desk", "text": text,
+        });
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn an_event_is_one_line() {
+        let told = line(&event("a\nb\x1b[2J"), false);
+        assert_eq!(told, "2026-01-02 03:04:05  rolled-out  catalog/desk          a b [2J\n");
+        let told = line(&event("a\nb"), true);
+        assert_eq!((told.lines().count(), serde_json::from_str::<Event>(&told).unwrap()), (1, event("a\nb")));
+    }
+
+    #[test]
+    fn all_that_is_named_must_fit() {
+        let choose = |kind: &[EventKind], object: &[&str]| {
+            let object = object.iter().map(|object| object.to_string()).collect();
+            Events { follow: false, last: 1, kind: kind.to_vec(), object }.choose(&event(""))
+        };
+        assert!(
+            choose(&[], &[]) && choose(&[EventKind::Disk, EventKind::RolledOut], &["host", "catalog/desk"])
+        );
+        assert!(
+            !choose(&[EventKind::Disk], &["catalog/desk"]) && !choose(&[EventKind::RolledOut], &["desk"])
+        );
+    }
+}
