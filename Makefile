@@ -6,9 +6,10 @@ CARGO ?= cargo
 help: ## What there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-build: ## The programs, optimised, and their man pages: target/release/spillway, spillwayd and man1/
+build: ## The programs, optimised, and their man pages: target/release/spillway, spillwayd, man1/ and man8/
 	$(CARGO) build --release -p spillway -p spillway-host
 	target/release/spillway man target/release/man1
+	mkdir -p target/release/man8 && target/release/spillwayd --print-man >target/release/man8/spillwayd.8
 
 deb: build ## The Debian package of them: target/deb/spillway_VERSION_ARCH.deb
 	scripts/deb

@@ -1,24 +1,51 @@
 //! `spillwayd`: keeps images, catalogs and machines of a host.
 
 use anyhow::{Context, Result};
-use clap::Parser;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser};
+use clap::{CommandFactory, Parser};
 use spillway_api::Hypervisor;
+use spillway_api::client::Address;
 use spillway_host::access::tls::Remote;
 use spillway_host::daemon::{self, LIBVIRT_URI_DEFAULT, Settings};
 use spillway_host::systemd::Manager;
+use std::ffi::OsString;
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+/// Below its options.
+const MORE: &str = "\
+Examples:
+  By hand, with nothing kept elsewhere:
+    spillwayd --state /srv/spillway --socket /srv/spillway/sock
+    SPILLWAY_SOCKET=/srv/spillway/sock spillway store list
+  For those who have a token, too:
+    spillway token new --role operate ci
+    spillwayd --listen 192.0.2.1:9443 --tls-cert cert.pem \\
+        --tls-key key.pem --tokens /etc/spillway/tokens
+
+SIGTERM and SIGINT end it, and no machine: those that run are found
+again by the next one, as after a crash. It does not go to the
+background; the package's service is spillwayd.service.
+
+Files:
+  DIR/audit.log           who has asked for which change
+  DIR/run/machines/NAME   a machine that runs: sockets, what it says
+  DIR/state.db            what is recorded
+  DIR/store               the first store of images and disks
+  /etc/default/spillwayd  options of the service
+
+See also: spillway(1), and docs/operate.md in /usr/share/doc/spillway.";
+
 /// Keeps the images, catalogs and machines of a host, and runs the machines
 #[derive(Parser)]
-#[command(version, about)]
+#[command(name = "spillwayd", version, about, after_help = MORE)]
 struct Arguments {
     /// Folder for everything that is kept: records, images, disks
     #[arg(long, value_name = "DIR", default_value = "/var/lib/spillway")]
     state: PathBuf,
     /// Socket to listen on
-    #[arg(long, value_name = "SOCK", env = spillway_api::SOCKET_VARIABLE, default_value = spillway_api::DEFAULT_SOCKET)]
+    #[arg(long, value_name = "SOCK", env = spillway_api::SOCKET_VARIABLE, default_value = spillway_api::DEFAULT_SOCKET, value_parser = socket())]
     socket: PathBuf,
     /// Rights of the socket
     #[arg(long, value_name = "MODE", default_value = "0600", value_parser = octal)]
@@ -57,6 +84,17 @@ struct Arguments {
     /// Print the description of the interface (OpenAPI) and end
     #[arg(long)]
     print_openapi: bool,
+    /// Print the manual page (roff) and end
+    #[arg(long)]
+    print_man: bool,
+}
+
+/// A path: those who ask may have the address of another host in the same variable.
+fn socket() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().try_map(|text: OsString| match Address::parse(&text) {
+        Ok(Address::Socket(path)) => Ok(path),
+        _ => Err("it takes the path of a socket; for TCP there is --listen"),
+    })
 }
 
 fn octal(text: &str) -> Result<u32, String> {
@@ -94,6 +132,10 @@ fn main() -> Result<()> {
     if arguments.print_openapi {
         println!("{}", spillway_host::api::document());
         return Ok(());
+    }
+    if arguments.print_man {
+        let page = clap_mangen::Man::new(Arguments::command()).section("8").manual("System administration");
+        return page.render(&mut io::stdout()).context("standard output");
     }
     let program = arguments.spillway.map_or_else(beside, Ok)?;
     let remote = match (arguments.listen, arguments.tls_cert, arguments.tls_key, arguments.tokens) {

@@ -228,3 +228,22 @@ fn the_document_is_the_one_that_is_checked_in() {
     let kept = std::fs::read(path).unwrap();
     assert!(kept == done.stdout, "docs/api/openapi.json is another: run this test with SPILLWAY_WRITE=1");
 }
+
+#[test]
+fn the_manual_page_has_every_option() {
+    let says = |option| {
+        let done = Command::new(env!("CARGO_BIN_EXE_spillwayd")).arg(option).output().unwrap();
+        assert!(done.status.success(), "{option}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let (help, page) = (says("--help"), says("--print-man"));
+    for part in [".TH spillwayd 8 ", ".SH NAME", ".SH SYNOPSIS", ".SH OPTIONS", "audit.log"] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    let options = help.lines().filter_map(|line| line.trim_start().split("--").nth(1)?.split(' ').next());
+    let options: Vec<String> = options.map(|option| option.replace('-', "\\-")).collect();
+    assert!(options.len() > 14, "{help}");
+    for option in options {
+        assert!(page.contains(&format!("\\-\\-{option}")), "{option}: {page}");
+    }
+}

@@ -66,6 +66,7 @@ systemd-analyze verify $units >/run/verify 2>&1 || { cat /run/verify; false; }
 spillway store list | grep /var/lib/spillway/store
 [ -s /usr/share/bash-completion/completions/spillway ]
 [ -s /usr/share/man/man1/spillway.1.gz ]
+[ -s /usr/share/man/man8/spillwayd.8.gz ]
 say installed
 
 echo 'SPILLWAYD_OPTIONS="--hypervisor none"' >/etc/default/spillwayd
