@@ -121,7 +121,7 @@ fn beside() -> Result<PathBuf> {
 /// That it is ready is for whoever reads; it is ready if nobody does.
 fn said(place: &str) {
     use std::io::Write;
-    let _ = writeln!(std::io::stdout(), "spillwayd: ready on {place}");
+    let _ = writeln!(io::stdout(), "spillwayd: ready on {place}");
 }
 
 #[expect(unsafe_code, reason = "before there are threads")]
