@@ -3,20 +3,21 @@
 //!
 //! Invariant: a step may be broken off anywhere and done again: what it has recorded and what runs say where it was.
 
+mod end;
 mod start;
 
-use super::run::{Ending, Folder, Run};
+use super::run::{Folder, Run};
 use super::status::{Known, Status};
 use super::vmm::{self, Vmm};
 use super::wanted::Wanted;
-use super::{Shared, belongings, blocking, disk};
+use super::{Shared, blocking, disk};
 use crate::error::HostError;
 use crate::hypervisor::qmp::Event;
 use crate::processes::{self, Process, Seen};
 use crate::resources::budget::Need;
 use crate::store::{Object, Revision};
-use spillway_api::{Catalog, EventKind, Hypervisor, Machine, Name, Phase, Power, ResetEvent};
-use spillway_worker::supervisor::{Request, Wish};
+use spillway_api::{Catalog, EventKind, Hypervisor, Machine, Name, Phase, Power};
+use spillway_worker::supervisor::Request;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,8 +29,6 @@ const RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 /// A VMM that has run so long does not fail at once.
 const STABLE: Duration = Duration::from_secs(60);
-/// The least that a RAM tier can have.
-const LEAST_RAM_BYTES: u64 = 64 << 10;
 /// How often it looks although nothing has happened.
 const TICK: Duration = Duration::from_secs(60);
 
@@ -185,76 +184,6 @@ impl Keeper {
         .await
     }
 
-    /// Towards nothing.
-    async fn bring_down(
-        &mut self,
-        wanted: &Wanted,
-        run: Option<Run>,
-        gently: bool,
-    ) -> Result<Next, HostError> {
-        self.stop_probing();
-        self.stop_placing().await;
-        let was_there = run.is_some();
-        if let Some(mut run) = run {
-            self.say(Status::new(Phase::Stopping).of(&run, &self.folder));
-            if let Seen::Alive(vmm) = self.vmm.look(&run).await? {
-                let grace = if gently { wanted.grace() } else { Duration::ZERO };
-                if let Some(until) = self.vmm.shut_down(&vmm, &mut run, grace).await? {
-                    return Ok(Next::Rest(Wait { until, ..Wait::for_end_of(None, Some(&vmm))? }));
-                }
-                self.vmm.end(&vmm).await?;
-            }
-            if let Some(disk) = disk::find(self.folder.path())? {
-                if gently && run.keeps_its_disk() {
-                    return self.rests_without_vmm(run, &disk).await;
-                }
-                self.shared.note_last_figures(&self.name, self.folder.path()).await;
-                blocking(move || disk::end(&disk)).await?;
-            }
-            self.vmm.forget().await?;
-            blocking(move || {
-                let copy = run.copy.as_ref().map(|copy| &copy.path);
-                copy.into_iter().chain(&run.scratch).try_for_each(|path| belongings::remove(path))
-            })
-            .await?;
-        }
-        let (shared, folder, name) = (Arc::clone(&self.shared), self.folder.clone(), self.name.clone());
-        blocking(move || {
-            folder.remove()?;
-            shared.budget().give_back(&name);
-            shared.dispose(name.as_str())
-        })
-        .await?;
-        if was_there {
-            self.raise(EventKind::Stopped, "it is stopped");
-        }
-        (self.failures, self.crashes, self.not_before) = (0, 0, None);
-        self.say(Status::new(Phase::Stopped).settled(self.seen));
-        Ok(Next::Over)
-    }
-
-    /// It is off, and its disk keeps what was written until the host ends: in the overflow, so that it takes no memory.
-    async fn rests_without_vmm(&mut self, mut run: Run, disk: &Process) -> Result<Next, HostError> {
-        let least = Wish { ram_bytes: Some(LEAST_RAM_BYTES), ..Wish::default() };
-        let evicts = run.ram_bytes.is_some_and(|ram_bytes| ram_bytes > LEAST_RAM_BYTES);
-        if evicts {
-            run.ram_bytes = least.ram_bytes;
-        }
-        (run.ready, run.ending, run.asked) = (false, None, false);
-        let (folder, saved) = (self.folder.clone(), run.clone());
-        blocking(move || {
-            if evicts {
-                disk::ask(folder.path(), &Request::Set(least))?;
-            }
-            folder.save(&saved)
-        })
-        .await?;
-        self.vmm.forget().await?;
-        self.shared.budget().give_back(&self.name);
-        self.say(Status::new(Phase::Stopped).of(&run, &self.folder).by(disk, None).settled(self.seen));
-        Ok(Next::Rest(Wait::for_end_of(Some(disk), None)?))
-    }
-
     /// Towards a machine that runs.
     async fn bring_up(
         &mut self,
@@ -344,70 +273,6 @@ impl Keeper {
         Ok(Next::Rest(Wait::for_end_of(Some(disk), vmm)?))
     }
 
-    /// The VMM is not there any more, and is wanted.
-    async fn vmm_has_ended(
-        &mut self,
-        catalog: &Catalog,
-        mut run: Run,
-        wanted: &Wanted,
-        disk: Process,
-    ) -> Result<Next, HostError> {
-        self.stop_probing();
-        let asked = run.asked || wanted.resets > run.resets || wanted.restarts > run.restarts;
-        if !asked {
-            self.vmm.has_ended(&mut run).await?;
-        }
-        match run.ending {
-            _ if asked => {}
-            Some(Ending::GuestShutdown) if !catalog.spec.autostart => {
-                self.is_off().await?;
-                return Ok(Next::Again);
-            }
-            Some(_) => {}
-            None => {
-                let said = self.vmm.last_words();
-                self.has_crashed(&format!("its VMM has ended by itself: {said}"));
-            }
-        }
-        self.power_cycle(catalog, run, wanted, Some(disk)).await
-    }
-
-    /// Between two lives of a VMM: the disk forgets what it is to forget, or makes place for one of another version.
-    async fn power_cycle(
-        &mut self,
-        catalog: &Catalog,
-        mut run: Run,
-        wanted: &Wanted,
-        disk: Option<Process>,
-    ) -> Result<Next, HostError> {
-        let forgets = wanted.resets > run.resets || run.spec.reset() != ResetEvent::Never;
-        // A copy cannot forget, and one that is kept is thrown away by whoever starts the next run.
-        let is_remade = run.copy.is_some() || run.kept.is_some() && forgets;
-        if is_remade || forgets && run.is_outdated_but_for_data(catalog) {
-            self.shared.note_last_figures(&self.name, self.folder.path()).await;
-            blocking(move || disk.as_ref().map_or(Ok(()), disk::end)).await?;
-            self.vmm.forget().await?;
-            let folder = self.folder.clone();
-            blocking(move || folder.remove()).await?;
-            return Ok(Next::Again);
-        }
-        (run.restarts, run.resets) = (wanted.restarts, wanted.resets);
-        let folder = self.folder.clone();
-        blocking(move || {
-            if forgets {
-                disk::reset(folder.path())?;
-                run.empty_scratch()?;
-            }
-            folder.save(&run)
-        })
-        .await?;
-        self.vmm.forget().await?;
-        if forgets {
-            self.raise(EventKind::Reset, "it has forgotten what it had written");
-        }
-        Ok(Next::Again)
-    }
-
     /// What can change while it runs: the limits of its cache, by the catalog's wish and the host's memory.
     async fn adjust(&mut self, catalog: &Catalog, run: &mut Run) -> Result<(), HostError> {
         let need = Need::of(&catalog.spec);
@@ -439,22 +304,6 @@ impl Keeper {
             placed = start::placed(&mut self.placing) => Some(Said::Placed(placed)),
             address = start::answered(&mut self.probe) => Some(Said::Ready(address)),
         }
-    }
-
-    /// The guest has shut down: that is what is wanted from now on, unless somebody wants something else meanwhile.
-    async fn is_off(&self) -> Result<(), HostError> {
-        let (shared, name, seen) = (Arc::clone(&self.shared), self.name.clone(), self.seen);
-        blocking(move || {
-            shared.objects.change(|changes| {
-                if let Some(found) = changes.get::<Wanted>(name.as_str())?
-                    && found.revision == seen
-                {
-                    changes.put(name.as_str(), &Wanted { power: Power::Off, ..found.value });
-                }
-                Ok(())
-            })
-        })
-        .await
     }
 
     async fn catalog(&self, machine: &Machine) -> Result<Option<Catalog>, HostError> {
