@@ -8,7 +8,7 @@ use super::{Shared, disk};
 use crate::error::HostError;
 use rustix::fs::{SeekFrom, copy_file_range, ioctl_ficlone, seek};
 use rustix::io::Errno;
-use spillway_api::{ErrorCode, Machine, Name, StoreClass};
+use spillway_api::{ErrorCode, Machine, Name, StoreClass, StoreFolder};
 use spillway_worker::supervisor::{Request, bytes};
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -42,7 +42,7 @@ impl Shared {
                     .sum();
                 let left = free.saturating_sub(reserved);
                 if left > size_bytes {
-                    return Ok(folder.join(format!("{}-{}.raw", machine.name, machine.identity.uuid)));
+                    return Ok(file(&store, machine));
                 }
                 seen.push(format!("{} has room for disks of less than {}", store.name, bytes(left)));
             }
@@ -53,6 +53,16 @@ impl Shared {
         };
         let message = format!("no store has room for a private copy of {}: {why}", bytes(size_bytes));
         Err(HostError::new(ErrorCode::Exhausted, message))
+    }
+
+    /// Removes what an earlier run of a machine has left: it takes room, and its guest may have written to it.
+    pub(super) fn forget_copies(&self, machine: &Machine) -> Result<(), HostError> {
+        for store in self.stores.list()? {
+            let path = file(&store, machine);
+            super::belongings::remove(&partial(&path))?;
+            super::belongings::remove(&path)?;
+        }
+        Ok(())
     }
 
     /// What a run's copy may still take of the file system that it is on.
@@ -84,6 +94,8 @@ pub fn copy(image: &Path, to: &Path, wanted: &AtomicBool) -> Result<bool, HostEr
         if ioctl_ficlone(&target, &source).is_err() && !copy_data(&source, &target, wanted)? {
             return Ok(false);
         }
+        // What cannot be written shows now, not when a guest reads it.
+        target.sync_all()?;
         fs::rename(&partial, to)?;
         Ok(true)
     };
@@ -125,6 +137,11 @@ fn copy_data(source: &File, target: &File, wanted: &AtomicBool) -> io::Result<bo
         at = end;
     }
     Ok(true)
+}
+
+/// A machine's copy in a store.
+fn file(store: &StoreFolder, machine: &Machine) -> PathBuf {
+    store.path.join(FOLDER).join(format!("{}-{}.raw", machine.name, machine.identity.uuid))
 }
 
 fn partial(path: &Path) -> PathBuf {

@@ -2,6 +2,7 @@
 //!
 //! Invariant: the file is written whole before anything that it speaks of is started, and goes last, with the folder.
 
+use super::wanted::boot_id;
 use super::{belongings, blocking};
 use crate::error::HostError;
 use crate::resources::budget::Need;
@@ -23,6 +24,9 @@ const NEW: &str = "run.json.new";
 pub struct Run {
     /// Of the machine's identity: another machine may have its name by now.
     pub uuid: String,
+    /// Which start of the host it is of: with the host all that it names has ended.
+    #[serde(default)]
+    pub boot: String,
     /// The image.
     pub image: Name,
     /// Its version.
@@ -99,6 +103,11 @@ impl Run {
     /// Whether its disk is served on while the machine is off, since nothing else keeps what was written.
     pub fn keeps_its_disk(&self) -> bool {
         self.spec.keeps_writes() && self.kept.is_none()
+    }
+
+    /// Whether the host has started again since: what was not on the medium then is gone, and what was removed may be back.
+    pub fn is_of_another_boot(&self) -> bool {
+        self.boot != boot_id()
     }
 
     /// Makes its scratch disk as it is at first.

@@ -7,4 +7,5 @@ mod libvirt;
 mod libvirtd;
 mod life;
 mod pool;
+mod power;
 mod world;

@@ -8,7 +8,7 @@ use crate::hypervisor::qemu;
 use crate::machines::ready::until_ready;
 use crate::machines::run::{Copied, Run};
 use crate::machines::status::Status;
-use crate::machines::wanted::Wanted;
+use crate::machines::wanted::{Wanted, boot_id};
 use crate::machines::{belongings, blocking, disk, placing};
 use crate::processes::{self, Seen};
 use crate::resources::budget::Need;
@@ -31,6 +31,12 @@ impl Keeper {
         self.say(Status::new(Phase::Starting).of(&run, &self.folder));
         if let Seen::Alive(vmm) = &vmm {
             self.vmm.end(vmm).await?;
+        }
+        if run.is_of_another_boot() {
+            self.vmm.forget().await?;
+            let folder = self.folder.clone();
+            blocking(move || folder.remove()).await?;
+            return Ok(Next::Again);
         }
         if let Seen::Ended = processes::look(self.folder.path(), disk::PROCESS)? {
             let said = processes::last_words(self.folder.path(), disk::PROCESS);
@@ -100,6 +106,7 @@ impl Keeper {
             let version = kept.map_or(catalog.version, |disk| disk.version);
             let mut run = Run {
                 uuid: machine.identity.uuid.clone(),
+                boot: boot_id(),
                 image: spec.image.name.clone(),
                 version,
                 kept: kept.map(|disk| disk.path.clone()),
@@ -125,6 +132,7 @@ impl Keeper {
             let _placing = shared.placing.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             if run.spec.mode() == DiskMode::Ephemeral {
                 let size_bytes = shared.images.size(&run.image, run.version)?;
+                shared.forget_copies(&machine)?;
                 run.copy = Some(Copied { path: shared.place(&machine, size_bytes)?, size_bytes });
             }
             folder.save(&run)?;

@@ -1,0 +1,74 @@
+//! What a power loss leaves behind, made by hand: files that were removed are there again, others are not.
+
+use crate::world::{World, is_alive, kill};
+use serde_json::Value;
+use spillway_lab::process::wait_until;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// A daemon that serves disks for others, all of whose processes are killed at once.
+struct Host(World);
+
+impl Host {
+    fn new() -> Option<Host> {
+        World::new("none").map(Host)
+    }
+
+    fn file(&self, machine: &str, name: &str) -> PathBuf {
+        self.0.machines().join(machine).join(name)
+    }
+
+    /// A machine's disk and the daemon end without a word.
+    fn goes_down(&mut self, machine: &str) {
+        let disk = self.0.pid(machine, "disk_pid");
+        self.0.kill_daemon();
+        kill(disk);
+        let gone = || (!is_alive(disk) && self.0.processes().is_empty()).then_some(());
+        wait_until(Duration::from_secs(20), gone).expect("its disk lives on");
+    }
+
+    /// What is written down of a machine's run is of an earlier start of the host.
+    fn has_started_again(&self, machine: &str) {
+        let path = self.file(machine, "run.json");
+        let mut run: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        run["boot"] = "another".into();
+        fs::write(&path, run.to_string()).unwrap();
+    }
+
+    /// Whether a machine's disk begins with zeroes where its image has some.
+    fn is_as_its_image(&self, machine: &str) -> bool {
+        let socket = self.0.machine(machine)["status"]["run"]["nbd_socket"].as_str().unwrap().to_owned();
+        let read = ["-f", "raw", "-c", "read -P 0 4096 4096", &format!("nbd+unix:///?socket={socket}")];
+        Command::new("qemu-io").args(read).status().unwrap().success()
+    }
+}
+
+#[test]
+fn a_copy_that_somebody_had_is_given_to_nobody() {
+    let Some(mut host) = Host::new() else { return };
+    host.0.import("golden", "version-1");
+    let cache = host.0.path("cache");
+    host.0.ok(&["store", "add", "cache", cache.to_str().unwrap(), "--class", "cache"]);
+    host.0.ok(&["catalog", "create", "copy", "--image", "golden", "--count", "1", "--mode", "ephemeral"]);
+    let identity = host.0.machine("copy-001")["identity"]["uuid"].as_str().unwrap().to_owned();
+    let copy = cache.join("copies").join(format!("copy-001-{identity}.raw"));
+    let comes_back = || fs::write(&copy, vec![7; 16 << 20]).unwrap();
+
+    // Of a run that nobody knows any more.
+    fs::create_dir_all(copy.parent().unwrap()).unwrap();
+    comes_back();
+    host.0.ok(&["machine", "start", "copy-001", "--wait"]);
+    assert!(host.is_as_its_image("copy-001"));
+
+    // Of one that is written down, and none of whose processes is.
+    host.goes_down("copy-001");
+    host.has_started_again("copy-001");
+    fs::remove_file(host.file("copy-001", "disk.process")).unwrap();
+    comes_back();
+    host.0.start_daemon();
+    host.0.until("copy-001", "running", |m| m["status"]["phase"] == "running");
+    assert!(host.is_as_its_image("copy-001"));
+    assert!(!copy.exists(), "its server has it");
+}
