@@ -214,7 +214,7 @@ impl Keeper {
                 }
                 self.adjust(&catalog, &mut run).await?;
                 run.ready = true;
-                self.rests(&catalog, &run, &disk, None)
+                Ok(Next::Rest(self.rests(&catalog, &run, &disk, None)?))
             }
             Seen::None => {
                 // One whose disk was served on while it was off had given its memory back.
@@ -245,13 +245,15 @@ impl Keeper {
                 if self.begun.is_some_and(|begun| begun.elapsed() > STABLE) {
                     self.failures = 0;
                 }
+                let heeds_until = self.vmm.goes_on(&mut run, wanted.grace()).await?;
                 self.adjust(&catalog, &mut run).await?;
                 if !run.ready && run.spec.ready.is_none() {
                     self.is_ready(None).await?;
                     return Ok(Next::Again);
                 }
                 self.probe(&run);
-                self.rests(&catalog, &run, &disk, Some(&vmm))
+                let wait = self.rests(&catalog, &run, &disk, Some(&vmm))?;
+                Ok(Next::Rest(Wait { until: heeds_until.unwrap_or(wait.until).min(wait.until), ..wait }))
             }
         }
     }
@@ -263,14 +265,14 @@ impl Keeper {
         run: &Run,
         disk: &Process,
         vmm: Option<&Process>,
-    ) -> Result<Next, HostError> {
+    ) -> Result<Wait, HostError> {
         let status = Status::new(Phase::Running).of(run, &self.folder).by(disk, vmm).ready(run);
         let status = status.but(run.is_outdated(catalog), self.crashes);
         self.say(if run.ready { status.settled(self.seen) } else { status });
         for name in [disk::PROCESS, vmm::PROCESS] {
             processes::bound_log(self.folder.path(), name);
         }
-        Ok(Next::Rest(Wait::for_end_of(Some(disk), vmm)?))
+        Wait::for_end_of(Some(disk), vmm)
     }
 
     /// What can change while it runs: the limits of its cache, by the catalog's wish and the host's memory.

@@ -1,6 +1,6 @@
 //! From start to stop, and what comes between, the same with every hypervisor.
 
-use crate::world::{World, is_alive, kill};
+use crate::world::{self, World, is_alive, kill};
 
 mod qemu {
     #[test]
@@ -96,7 +96,7 @@ fn a_machine_starts_forgets_and_stops(hypervisor: &'static str) {
 fn what_ends_by_itself_comes_back_or_stays_off(hypervisor: &'static str) {
     let Some(world) = World::new(hypervisor) else { return };
     world.import("golden", "version-1");
-    world.catalog("kiosk", 1, &["--image", "golden", "--reset", "guest-reboot"]);
+    world.catalog("kiosk", 1, &["--image", "golden", "--reset", "guest-reboot", "--grace", "10"]);
     world.ok(&["machine", "start", "kiosk-001", "--wait"]);
     world.tell("kiosk-001", "markmine", "MARKED");
     let first = world.pid("kiosk-001", "vmm_pid");
@@ -126,6 +126,20 @@ fn what_ends_by_itself_comes_back_or_stays_off(hypervisor: &'static str) {
     assert!(!is_alive(vmm));
     assert!(world.tell("kiosk-001", "state", "STATE").contains("mark= "));
 
+    // Asked to stop, which this guest cannot hear, and wanted again before its time was over: it goes on.
+    let vmm = world.pid("kiosk-001", "vmm_pid");
+    let is_asked = || {
+        let run = std::fs::read(world.machines().join("kiosk-001/run.json")).unwrap();
+        serde_json::from_slice::<serde_json::Value>(&run).unwrap()["asked"] == true
+    };
+    let until = |what: &str, is: &dyn Fn() -> bool| {
+        spillway_lab::process::wait_until(world::BOOT, || is().then_some(())).expect(what);
+    };
+    world.ok(&["machine", "stop", "kiosk-001"]);
+    until("it is not asked", &is_asked);
+    world.ok(&["machine", "start", "kiosk-001", "--wait"]);
+    assert_eq!(world.pid("kiosk-001", "vmm_pid"), vmm);
+    until("it counts as asked for ever", &|| !is_asked());
     // Who shuts down inside wants it off.
     world.say("kiosk-001", "poweroff");
     world.until("kiosk-001", "stopped", |m| m["status"]["phase"] == "stopped" && m["power"] == "off");

@@ -33,6 +33,8 @@ pub struct Vmm {
     libvirt: Arc<Libvirt>,
     driver: Driver,
     asked: Option<Instant>,
+    /// Until when it may do what it was asked, although nobody wants that any more.
+    heeds_until: Option<Instant>,
 }
 
 /// Who runs it.
@@ -44,7 +46,7 @@ enum Driver {
 
 impl Vmm {
     pub fn new(folder: Folder, libvirt: Arc<Libvirt>) -> Vmm {
-        Vmm { folder, libvirt, driver: Driver::Nobody, asked: None }
+        Vmm { folder, libvirt, driver: Driver::Nobody, asked: None, heeds_until: None }
     }
 
     /// What became of it.
@@ -137,6 +139,25 @@ impl Vmm {
         Ok(Some(asked + grace).filter(|until| *until > Instant::now()))
     }
 
+    /// It is to go on, whatever it was asked before. Until when a guest that shuts down does so because it was asked;
+    /// `None`: one that does wants it itself.
+    pub async fn goes_on(&mut self, run: &mut Run, grace: Duration) -> Result<Option<Instant>, HostError> {
+        if !run.asked {
+            return Ok(None);
+        }
+        if let Some(asked) = self.asked.take() {
+            self.heeds_until = Some(asked + grace);
+        }
+        // An earlier daemon may have asked it.
+        let until = *self.heeds_until.get_or_insert_with(|| Instant::now() + grace);
+        if until > Instant::now() {
+            return Ok(Some(until));
+        }
+        (self.heeds_until, run.asked) = (None, false);
+        self.folder.save_in_background(run).await?;
+        Ok(None)
+    }
+
     /// How its guest agent is asked.
     pub fn agent(&self) -> Agent {
         match &self.driver {
@@ -209,7 +230,7 @@ impl Vmm {
     }
 
     fn is_gone(&mut self) {
-        self.asked = None;
+        (self.asked, self.heeds_until) = (None, None);
         if let Driver::Qemu(qemu) = &mut self.driver {
             qemu.is_gone();
         }
