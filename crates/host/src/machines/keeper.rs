@@ -229,7 +229,7 @@ impl Keeper {
             }
             Seen::Ended => self.vmm_has_ended(&catalog, run, wanted, disk).await,
             Seen::Alive(vmm) => {
-                self.vmm.attach(&vmm, &mut run).await?;
+                let heard = self.vmm.attach(&vmm, &mut run).await;
                 if run.ending.is_some() || wanted.resets > run.resets {
                     self.vmm.end(&vmm).await?;
                     return Ok(Next::Again);
@@ -242,6 +242,7 @@ impl Keeper {
                     self.vmm.end(&vmm).await?;
                     return Ok(Next::Again);
                 }
+                heard?;
                 if self.begun.is_some_and(|begun| begun.elapsed() > STABLE) {
                     self.failures = 0;
                 }

@@ -277,8 +277,12 @@ fn converse(mut console: UnixStream, word: &str, answer: &str, patience: Duratio
 }
 
 pub fn kill(pid: u32) {
+    signal(pid, Signal::KILL);
+}
+
+pub fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-    rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
 }
 
 pub fn is_alive(pid: u32) -> bool {

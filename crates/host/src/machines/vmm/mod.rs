@@ -118,36 +118,36 @@ impl Vmm {
         run: &mut Run,
         grace: Duration,
     ) -> Result<Option<Instant>, HostError> {
-        if run.ending.is_some() || grace.is_zero() {
+        let (now, is_over) = (Instant::now(), |asked: Instant| asked + grace <= Instant::now());
+        if run.ending.is_some() || self.asked.map_or(grace.is_zero(), is_over) {
             return Ok(None);
         }
-        self.attach(process, run).await?;
-        let asked = match self.asked {
-            Some(asked) => asked,
-            None => {
-                run.asked = true;
-                self.folder.save_in_background(run).await?;
-                // One that cannot be asked has its time, and is ended.
-                match &mut self.driver {
-                    Driver::Nobody => {}
-                    Driver::Qemu(qemu) => qemu.power_down().await,
-                    Driver::Libvirt(domain) => domain.power_down().await,
-                }
-                *self.asked.insert(Instant::now())
+        // One that cannot be asked has its time, and is ended.
+        let hears = self.attach(process, run).await.is_ok();
+        if run.ending.is_some() {
+            return Ok(None);
+        }
+        if hears && (self.asked.is_none() || !run.asked) {
+            run.asked = true;
+            self.folder.save_in_background(run).await?;
+            match &mut self.driver {
+                Driver::Nobody => {}
+                Driver::Qemu(qemu) => qemu.power_down().await,
+                Driver::Libvirt(domain) => domain.power_down().await,
             }
-        };
-        Ok(Some(asked + grace).filter(|until| *until > Instant::now()))
+        }
+        let asked = *self.asked.get_or_insert(now);
+        Ok(Some(asked + grace).filter(|_| !is_over(asked)))
     }
 
     /// It is to go on, whatever it was asked before. Until when a guest that shuts down does so because it was asked;
     /// `None`: one that does wants it itself.
     pub async fn goes_on(&mut self, run: &mut Run, grace: Duration) -> Result<Option<Instant>, HostError> {
+        let asked = self.asked.take();
         if !run.asked {
             return Ok(None);
         }
-        if let Some(asked) = self.asked.take() {
-            self.heeds_until = Some(asked + grace);
-        }
+        self.heeds_until = asked.map(|asked| asked + grace).or(self.heeds_until);
         // An earlier daemon may have asked it.
         let until = *self.heeds_until.get_or_insert_with(|| Instant::now() + grace);
         if until > Instant::now() {
