@@ -16,7 +16,7 @@ use crate::hypervisor::qmp::Event;
 use crate::processes::{self, Process, Seen};
 use crate::resources::budget::Need;
 use crate::store::{Object, Revision};
-use spillway_api::{Catalog, EventKind, Hypervisor, Machine, Name, Phase, Power};
+use spillway_api::{Catalog, ErrorCode, EventKind, Hypervisor, Machine, Name, Phase, Power};
 use spillway_worker::supervisor::Request;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -103,6 +103,8 @@ struct Sight {
     wanted: Wanted,
     revision: Revision,
     run: Option<Run>,
+    /// Something runs, and its record cannot be read.
+    damaged: Option<HostError>,
 }
 
 impl Keeper {
@@ -157,7 +159,7 @@ impl Keeper {
     }
 
     async fn step(&mut self) -> Result<Next, HostError> {
-        let Sight { machine, wanted, revision, run } = self.look().await?;
+        let Sight { machine, wanted, revision, run, damaged } = self.look().await?;
         if self.seen != revision {
             // Somebody wants something: what has failed is tried at once.
             (self.not_before, self.failures, self.seen) = (None, 0, revision);
@@ -165,6 +167,7 @@ impl Keeper {
         let stranger = |machine: &Machine| run.as_ref().is_some_and(|run| run.uuid != machine.identity.uuid);
         match machine {
             Some(machine) if wanted.power == Power::On && !stranger(&machine) => {
+                damaged.map_or(Ok(()), Err)?;
                 self.bring_up(&machine, &wanted, run).await
             }
             Some(machine) if !stranger(&machine) => self.bring_down(&wanted, run, true).await,
@@ -179,7 +182,15 @@ impl Keeper {
             let wanted = shared.objects.get::<Wanted>(name.as_str())?;
             let (wanted, revision) =
                 wanted.map_or_else(Default::default, |w: Object<_>| (w.value, w.revision));
-            Ok(Sight { machine, wanted, revision, run: folder.load()? })
+            let (run, damaged) = match folder.load() {
+                Err(e) if e.code == ErrorCode::Damaged => (None, Some(e)),
+                run => (run?, None),
+            };
+            let damaged = match damaged {
+                Some(error) if end::is_alive(&folder)? => Some(error),
+                _ => None,
+            };
+            Ok(Sight { machine, wanted, revision, run, damaged })
         })
         .await
     }

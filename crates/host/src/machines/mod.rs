@@ -369,7 +369,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What runs, as it is written down.
+    /// What runs, as it is written down. Where that cannot be read the machine's task says so.
     fn runs(&self) -> Result<Vec<(Name, Run)>, HostError> {
         let failed = |e: io::Error| {
             HostError::new(
@@ -381,7 +381,8 @@ impl Shared {
         for entry in std::fs::read_dir(&self.parts.folder).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
             if let Some(Ok(name)) = name.to_str().map(str::parse) {
-                runs.extend(Folder::of(&self.parts.folder, &name).load()?.map(|run| (name, run)));
+                let run = Folder::of(&self.parts.folder, &name).load().ok().flatten();
+                runs.extend(run.map(|run| (name, run)));
             }
         }
         Ok(runs)

@@ -1,6 +1,7 @@
 //! What a machine was started with: `run.json` in its folder below `run/machines`. Owns the file and the folder's names.
 //!
-//! Invariant: the file is written whole before anything that it speaks of is started, and goes last, with the folder.
+//! Invariant: the file is written whole before anything that it speaks of is started, and goes first when nothing of that
+//! runs any more. It is of one start of the host: what a power loss makes of it is of no matter.
 
 use super::wanted::boot_id;
 use super::{belongings, blocking};
@@ -182,10 +183,7 @@ impl Folder {
         match fs::read(self.0.join(FILE)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(self.failed("cannot be read", e)),
-            // Whole or not there: if it is neither, somebody else has written it.
-            Ok(text) => {
-                serde_json::from_slice(&text).map(Some).map_err(|e| self.failed("is damaged", e.into()))
-            }
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| self.damaged(&e)),
         }
     }
 
@@ -211,24 +209,30 @@ impl Folder {
         blocking(move || folder.save(&run)).await
     }
 
-    /// Removes it with all that is in it, the record of the run last.
-    pub fn remove(&self) -> Result<(), HostError> {
+    /// Removes it with all that is in it, the record of the run first. Whether it was there.
+    pub fn remove(&self) -> Result<bool, HostError> {
         let absent = |e: io::Error| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) };
         let remove = || {
+            fs::remove_file(self.0.join(FILE)).or_else(absent)?;
             let entries = match fs::read_dir(&self.0) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
                 entries => entries?,
             };
             for entry in entries {
-                let entry = entry?;
-                if entry.file_name() != FILE {
-                    fs::remove_file(entry.path()).or_else(absent)?;
-                }
+                fs::remove_file(entry?.path()).or_else(absent)?;
             }
-            fs::remove_file(self.0.join(FILE)).or_else(absent)?;
-            fs::remove_dir(&self.0)
+            fs::remove_dir(&self.0).map(|()| true)
         };
         remove().map_err(|e| self.failed("cannot be removed", e))
+    }
+
+    fn damaged(&self, error: &serde_json::Error) -> HostError {
+        let (path, name) = (self.0.join(FILE), self.name());
+        let message = format!(
+            "{} is damaged: {error}: 'spillway machine stop {name}' ends what runs of it, 'start' goes on",
+            path.display()
+        );
+        HostError::new(ErrorCode::Damaged, message)
     }
 
     fn failed(&self, what: &str, error: io::Error) -> HostError {

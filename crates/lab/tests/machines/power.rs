@@ -20,12 +20,12 @@ impl Host {
         self.0.machines().join(machine).join(name)
     }
 
-    /// A machine's disk and the daemon end without a word.
-    fn goes_down(&mut self, machine: &str) {
+    /// The daemon and a machine's disk end without a word; so many processes of others are left.
+    fn goes_down(&mut self, machine: &str, left: usize) {
         let disk = self.0.pid(machine, "disk_pid");
         self.0.kill_daemon();
         kill(disk);
-        let gone = || (!is_alive(disk) && self.0.processes().is_empty()).then_some(());
+        let gone = || (self.0.processes().len() == left).then_some(());
         wait_until(Duration::from_secs(20), gone).expect("its disk lives on");
     }
 
@@ -63,7 +63,7 @@ fn a_copy_that_somebody_had_is_given_to_nobody() {
     assert!(host.is_as_its_image("copy-001"));
 
     // Of one that is written down, and none of whose processes is.
-    host.goes_down("copy-001");
+    host.goes_down("copy-001", 0);
     host.has_started_again("copy-001");
     fs::remove_file(host.file("copy-001", "disk.process")).unwrap();
     comes_back();
@@ -71,4 +71,44 @@ fn a_copy_that_somebody_had_is_given_to_nobody() {
     host.0.until("copy-001", "running", |m| m["status"]["phase"] == "running");
     assert!(host.is_as_its_image("copy-001"));
     assert!(!copy.exists(), "its server has it");
+}
+
+#[test]
+fn a_record_that_is_gone_or_damaged_is_its_own_machines_trouble() {
+    let Some(mut host) = Host::new() else { return };
+    host.0.import("golden", "version-1");
+    host.0.ok(&["catalog", "create", "desk", "--image", "golden", "--count", "2"]);
+    host.0.ok(&["machine", "start", "desk-001", "desk-002", "--wait"]);
+    let runs =
+        |world: &World, name: &str| world.until(name, "running", |m| m["status"]["phase"] == "running");
+    let count = |world: &World| world.processes().len();
+    let damages = |host: &Host| fs::write(host.file("desk-001", "run.json"), "{\"uuid\":").unwrap();
+
+    // A folder that was being removed, of whose disk nobody knows any more.
+    host.0.kill_daemon();
+    fs::remove_file(host.file("desk-001", "run.json")).unwrap();
+    host.0.start_daemon();
+    let machine = runs(&host.0, "desk-001");
+    assert_eq!((&machine["status"]["run"]["crashes"], count(&host.0)), (&0.into(), 4));
+
+    // Cut off while nothing of it runs: it says nothing that matters.
+    host.goes_down("desk-001", 2);
+    damages(&host);
+    host.0.start_daemon();
+    assert_eq!(runs(&host.0, "desk-001")["status"]["run"]["crashes"], 0);
+
+    // Damaged while it runs: it goes on, and so does everybody else.
+    let disks = ["desk-001", "desk-002"].map(|name| host.0.pid(name, "disk_pid"));
+    host.0.kill_daemon();
+    damages(&host);
+    host.0.start_daemon();
+    runs(&host.0, "desk-002");
+    let failed = host.0.until("desk-001", "failed", |m| m["status"]["phase"] == "failed");
+    let why = failed["status"]["message"].as_str().unwrap();
+    assert!(why.contains("run.json is damaged") && why.contains("machine stop desk-001"), "{why}");
+    assert!(disks.iter().all(|pid| is_alive(*pid)));
+    host.0.ok(&["machine", "stop", "desk-001", "--wait"]);
+    assert_eq!(count(&host.0), 2, "{:?}", host.0.processes());
+    assert!(!host.0.machines().join("desk-001").exists());
+    host.0.ok(&["machine", "start", "desk-001", "--wait"]);
 }

@@ -4,11 +4,11 @@
 
 use super::{Keeper, Next, Wait};
 use crate::error::HostError;
-use crate::machines::run::{Ending, Run};
+use crate::machines::run::{Ending, Folder, Run};
 use crate::machines::status::Status;
 use crate::machines::wanted::Wanted;
-use crate::machines::{belongings, blocking, disk};
-use crate::processes::{Process, Seen};
+use crate::machines::{belongings, blocking, disk, vmm};
+use crate::processes::{self, Process, Seen};
 use spillway_api::{Catalog, EventKind, Phase, Power, ResetEvent};
 use spillway_worker::supervisor::{Request, Wish};
 use std::sync::Arc;
@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// The least that a RAM tier can have.
 const LEAST_RAM_BYTES: u64 = 64 << 10;
+/// Of a machine, the last one first.
+const PROCESSES: [&str; 2] = [vmm::PROCESS, disk::PROCESS];
 
 impl Keeper {
     /// Towards nothing.
@@ -44,26 +46,35 @@ impl Keeper {
                 self.shared.note_last_figures(&self.name, self.folder.path()).await;
                 blocking(move || disk::end(&disk)).await?;
             }
-            self.vmm.forget().await?;
-            blocking(move || {
-                let copy = run.copy.as_ref().map(|copy| &copy.path);
-                copy.into_iter().chain(&run.scratch).try_for_each(|path| belongings::remove(path))
-            })
-            .await?;
+            self.forget(run).await?;
         }
         let (shared, folder, name) = (Arc::clone(&self.shared), self.folder.clone(), self.name.clone());
-        blocking(move || {
-            folder.remove()?;
+        let was_left = blocking(move || {
+            let was_left = clear(&folder)?;
             shared.budget().give_back(&name);
-            shared.dispose(name.as_str())
+            shared.dispose(name.as_str())?;
+            Ok(was_left)
         })
         .await?;
-        if was_there {
+        if was_there || was_left {
             self.raise(EventKind::Stopped, "it is stopped");
         }
         (self.failures, self.crashes, self.not_before) = (0, 0, None);
         self.say(Status::new(Phase::Stopped).settled(self.seen));
         Ok(Next::Over)
+    }
+
+    /// Nothing is left of a run that runs nothing any more. Its record goes first: what is left if this is broken off goes
+    /// before the machine's next run, or when the next daemon begins.
+    pub(super) async fn forget(&mut self, run: Run) -> Result<(), HostError> {
+        self.vmm.forget().await?;
+        let folder = self.folder.clone();
+        blocking(move || {
+            folder.remove()?;
+            let copy = run.copy.as_ref().map(|copy| &copy.path);
+            copy.into_iter().chain(&run.scratch).try_for_each(|path| belongings::remove(path))
+        })
+        .await
     }
 
     /// It is off, and its disk keeps what was written until the host ends: in the overflow, so that it takes no memory.
@@ -130,9 +141,7 @@ impl Keeper {
         if is_remade || forgets && run.is_outdated_but_for_data(catalog) {
             self.shared.note_last_figures(&self.name, self.folder.path()).await;
             blocking(move || disk.as_ref().map_or(Ok(()), disk::end)).await?;
-            self.vmm.forget().await?;
-            let folder = self.folder.clone();
-            blocking(move || folder.remove()).await?;
+            self.forget(run).await?;
             return Ok(Next::Again);
         }
         (run.restarts, run.resets) = (wanted.restarts, wanted.resets);
@@ -167,4 +176,23 @@ impl Keeper {
         })
         .await
     }
+}
+
+/// Ends what runs in a folder without a record that could be read, and removes it. Whether it was there.
+pub(super) fn clear(folder: &Folder) -> Result<bool, HostError> {
+    for name in PROCESSES {
+        if let Seen::Alive(process) = processes::look(folder.path(), name)? {
+            disk::end(&process)?;
+        }
+    }
+    folder.remove()
+}
+
+/// Whether something runs in a folder.
+pub(super) fn is_alive(folder: &Folder) -> Result<bool, HostError> {
+    let mut is_alive = false;
+    for name in PROCESSES {
+        is_alive |= matches!(processes::look(folder.path(), name)?, Seen::Alive(_));
+    }
+    Ok(is_alive)
 }

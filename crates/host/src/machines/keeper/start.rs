@@ -2,6 +2,7 @@
 //!
 //! Invariant: each may be done again after it was broken off.
 
+use super::end::clear;
 use super::{Keeper, Next, Wait};
 use crate::error::HostError;
 use crate::hypervisor::qemu;
@@ -33,17 +34,13 @@ impl Keeper {
             self.vmm.end(vmm).await?;
         }
         if run.is_of_another_boot() {
-            self.vmm.forget().await?;
-            let folder = self.folder.clone();
-            blocking(move || folder.remove()).await?;
+            self.forget(run).await?;
             return Ok(Next::Again);
         }
         if let Seen::Ended = processes::look(self.folder.path(), disk::PROCESS)? {
             let said = processes::last_words(self.folder.path(), disk::PROCESS);
-            self.vmm.forget().await?;
-            let folder = self.folder.clone();
-            blocking(move || folder.remove()).await?;
             let lost = if run.kept.is_some() { "" } else { ", and with it what was written" };
+            self.forget(run).await?;
             self.has_crashed(&format!("its disk has ended{lost}: {said}"));
             return Ok(Next::Again);
         }
@@ -125,6 +122,7 @@ impl Keeper {
                 overflow_bytes: spec.overflow_bytes(),
                 spec,
             };
+            clear(&folder)?;
             folder.make()?;
             belongings::write_seed(folder.path(), &machine, &run.spec, &belongings.host_key)?;
             run.empty_scratch()?;
