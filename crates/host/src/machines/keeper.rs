@@ -53,10 +53,19 @@ pub struct Keeper {
     /// Things that have not worked since it last ran for a while.
     failures: u32,
     crashes: u32,
-    /// Limits that were wanted and did not fit the host's memory.
-    refused: Option<Need>,
+    /// Why its limits are not those that are wanted.
+    refused: Option<Refused>,
     /// What the last step looked at.
     seen: Revision,
+}
+
+/// Who refuses limits that are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refused {
+    /// The budget, so much.
+    Budget(Need),
+    /// The disk: the host has not enough memory at this moment.
+    Disk,
 }
 
 /// What a step comes to.
@@ -290,20 +299,36 @@ impl Keeper {
     /// What can change while it runs: the limits of its cache, by the catalog's wish and the host's memory.
     async fn adjust(&mut self, catalog: &Catalog, run: &mut Run) -> Result<(), HostError> {
         let need = Need::of(&catalog.spec);
-        if let Err(refused) = self.shared.budget().promise(&self.name, need) {
-            if self.refused != Some(need) {
-                self.raise(EventKind::Memory, &format!("its limits stay as they are: {refused}"));
-            }
-            self.refused = Some(need);
+        let promised = self.shared.budget().promise(&self.name, need);
+        if let Err(refused) = promised {
+            self.is_refused(Refused::Budget(need), &refused);
             return Ok(());
         }
-        self.refused = None;
-        let Some(wish) = run.wish(&catalog.spec, self.shared.squeeze()) else { return Ok(()) };
+        let Some(wish) = run.wish(&catalog.spec, self.shared.squeeze()) else {
+            self.refused = None;
+            return Ok(());
+        };
         let folder = self.folder.clone();
         let asked = wish.clone();
-        blocking(move || disk::ask(folder.path(), &Request::Set(asked)).map(drop)).await?;
+        match blocking(move || disk::ask(folder.path(), &Request::Set(asked)).map(drop)).await {
+            // It serves on, and is asked again at the next step.
+            Err(refused) if refused.code == ErrorCode::Conflict => {
+                self.is_refused(Refused::Disk, &refused);
+                return Ok(());
+            }
+            set => set?,
+        }
+        self.refused = None;
         run.has_limits(&wish);
         self.folder.save_in_background(run).await
+    }
+
+    /// Its limits stay as they are, which is told once.
+    fn is_refused(&mut self, by: Refused, why: &HostError) {
+        if self.refused != Some(by) {
+            self.raise(EventKind::Memory, &format!("its limits stay as they are: {why}"));
+        }
+        self.refused = Some(by);
     }
 
     /// Until something happens. What was said.

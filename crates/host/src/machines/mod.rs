@@ -25,7 +25,7 @@ use crate::events::Events;
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu;
 use crate::images::Images;
-use crate::resources::budget::{Budget, Need};
+use crate::resources::budget::Budget;
 use crate::resources::memory::Squeeze;
 use crate::scopes::Scopes;
 use crate::store::{Changed, Kind, Object, Objects, Revision};
@@ -148,7 +148,7 @@ impl Machines {
         host_start::look(&shared.objects)?;
         let runs = shared.runs()?;
         // What runs has its memory, before anything else is promised some.
-        runs.iter().for_each(|(name, run)| shared.budget().note(name, Need::of(&run.spec)));
+        runs.iter().for_each(|(name, run)| shared.budget().note(name, run.need()));
         let scratch = |path: &Path| runs.iter().any(|(_, run)| run.scratch.as_deref() == Some(path));
         shared.sweep(belongings::SCRATCH, scratch)?;
         let copy =

@@ -81,6 +81,12 @@ impl Run {
         (&self.image, self.version, at_start(&self.spec)) != next
     }
 
+    /// What its cache was promised: its limit may have been raised since it was started, or lowered for a while.
+    pub fn need(&self) -> Need {
+        let need = Need::of(&self.spec);
+        Need { limit_bytes: need.limit_bytes.max(self.ram_bytes.unwrap_or(0)), ..need }
+    }
+
     /// What its disk is to be asked, now that the catalog wants this and the host's memory allows so much of it.
     pub fn wish(&self, spec: &CatalogSpec, squeeze: Squeeze) -> Option<Wish> {
         if spec.mode() != self.spec.mode() {

@@ -303,6 +303,45 @@ fn caches_have_a_budget_and_give_way_when_the_host_is_short() {
     assert_eq!(world.pid("desk-001", "disk_pid"), disk);
 }
 
+#[test]
+fn limits_that_the_host_cannot_give_now_are_asked_for_again() {
+    let Some(mut world) = World::new("none") else { return };
+    world.kill_daemon();
+    world.options = ["--ram-budget", "8T", "--overcommit", "100"].map(String::from).into();
+    world.start_daemon();
+    world.import("golden", "version-1");
+    let create = ["catalog", "create", "desk", "--image", "golden", "--count", "1", "--ram", "64M"];
+    world.ok(&create);
+    world.ok(&["machine", "start", "desk-001", "--wait"]);
+    let wants = |ram: &str| {
+        let was = world.ok(&["catalog", "export", "desk"]);
+        let lines = was.lines().map(|line| match line.starts_with("ram_bytes") {
+            true => format!("ram_bytes = \"{ram}\"\n"),
+            false => format!("{line}\n"),
+        });
+        std::fs::write(world.path("desk.toml"), lines.collect::<String>()).unwrap();
+        world.ok(&["catalog", "apply", "-f", world.path("desk.toml").to_str().unwrap()]);
+    };
+    let limit = || {
+        let stats = world.ok(&["machine", "stats", "desk-001", "--json"]);
+        let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+        stats["ram"]["limit_bytes"].as_u64().unwrap() >> 20
+    };
+    let until = |what: &str, is: &dyn Fn() -> bool| {
+        let is = || is().then_some(());
+        spillway_lab::process::wait_until(std::time::Duration::from_secs(30), is).expect(what);
+    };
+    for ram in ["4T", "5T"] {
+        wants(ram);
+        until("it is not refused", &|| world.events("its limits stay as they are") == 1);
+        assert_eq!((limit(), &world.machine("desk-001")["status"]["phase"]), (64, &"running".into()));
+    }
+    wants("48M");
+    until("its limit stays", &|| limit() == 48);
+    wants("4T");
+    until("it is not refused again", &|| world.events("its limits stay as they are") == 2);
+}
+
 fn disks_keep_what_their_mode_keeps(hypervisor: &'static str) {
     let Some(mut world) = World::new(hypervisor) else { return };
     world.import("golden", "version-1");

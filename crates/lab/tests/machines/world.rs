@@ -193,6 +193,13 @@ impl World {
         self.ask("GET", path, "").1
     }
 
+    /// How many events there were whose text has this.
+    pub fn events(&self, text: &str) -> usize {
+        let events: Value = serde_json::from_str(&self.get("/v1/events")).unwrap();
+        let is_it = |event: &&Value| event["text"].as_str().unwrap().contains(text);
+        events["items"].as_array().unwrap().iter().filter(is_it).count()
+    }
+
     pub fn machine(&self, name: &str) -> Value {
         self.json(&["machine", "show", name])
     }
