@@ -38,7 +38,7 @@ pub fn describe(
         Some(kernel) => (direct_boot(kernel, spec, accelerator), ""),
         None => (String::new(), "<boot order='1'/>"),
     };
-    let disks = file_disks(folder, files);
+    let (queues, disks) = (files.queues(spec), file_disks(folder, files));
     let network = network(&spec.network, &machine.identity.mac);
     let console = path(qemu::CONSOLE.as_ref());
     format!(
@@ -66,7 +66,7 @@ pub fn describe(
   <on_crash>destroy</on_crash>
   <devices>
     <disk type='vhostuser' device='disk'>
-      <driver name='qemu' type='raw' queues='{vcpus}'/>
+      <driver name='qemu' type='raw' queues='{queues}'/>
       <source type='unix' path='{disk_socket}'><reconnect enabled='yes' timeout='1'/></source>
       <target dev='vda' bus='virtio'/>{boot}
     </disk>
@@ -170,14 +170,14 @@ mod tests {
             "kernel": "/boot/k", "initrd": "/boot/i", "append": "console=ttyS0",
         });
         let (seed, data) = (Some(Path::new("seed.img")), Some(Path::new("/data/x.raw")));
-        let text = described(spec, &Files { seed, data, ..Files::default() });
+        let text = described(spec, &Files { seed, data, most_queues: Some(2), ..Files::default() });
         for part in [
             "<domain type='kvm'>",
             "<name>spillway-desk-001</name>",
             "<uuid>11111111-2222-4333-8444-555555555555</uuid>",
             "<memory unit='MiB'>512</memory>",
             "<vcpu>3</vcpu>",
-            "queues='3'",
+            "queues='2'",
             "<interface type='bridge'><source bridge='br0'/><mac address='52:54:00:12:34:56'/>",
             "<kernel>/boot/k</kernel>",
             "<initrd>/boot/i</initrd>",

@@ -29,6 +29,15 @@ pub struct Files<'a> {
     pub scratch: Option<&'a Path>,
     /// A port of this host's loopback, and the guest's that it is passed on to.
     pub forward: Option<(u16, u16)>,
+    /// As many queues as the server of its own disk has.
+    pub most_queues: Option<u32>,
+}
+
+impl Files<'_> {
+    /// Queues of its own disk: one for each processor, if it has so many.
+    pub fn queues(&self, spec: &CatalogSpec) -> u32 {
+        self.most_queues.map_or(spec.vcpus, |most| most.min(spec.vcpus))
+    }
 }
 
 /// What starts a machine in its folder, whose disk is served on `disk_socket` there.
@@ -70,7 +79,7 @@ pub fn command(
     add("-chardev", format!("socket,id=disk,path={disk_socket},reconnect=1").into());
     // With a kernel of the host's the first place is that one's.
     let boot = if spec.kernel.is_some() { "" } else { ",bootindex=0" };
-    add("-device", format!("vhost-user-blk-pci,chardev=disk,num-queues={}{boot}", spec.vcpus).into());
+    add("-device", format!("vhost-user-blk-pci,chardev=disk,num-queues={}{boot}", files.queues(spec)).into());
     for (id, path, more) in [
         ("data", files.data, ",discard=unmap"),
         ("scratch", files.scratch, ",discard=unmap"),

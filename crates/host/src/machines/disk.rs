@@ -170,7 +170,7 @@ fn options(run: &Run, source: &Source) -> Vec<OsString> {
     add("--control", CONTROL.into());
     match run.hypervisor {
         // QEMU asks for one queue per processor.
-        Hypervisor::Qemu | Hypervisor::Libvirt => add("--queues", spec.vcpus.to_string().into()),
+        Hypervisor::Qemu | Hypervisor::Libvirt => add("--queues", run.queues.to_string().into()),
         Hypervisor::None => add("--nbd", NBD.into()),
     }
     options

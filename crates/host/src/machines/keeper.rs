@@ -229,12 +229,19 @@ impl Keeper {
         self.disk.listen(self.folder.path()).await;
         match vmm {
             Seen::None if run.hypervisor == Hypervisor::None => {
-                if wanted.resets > run.resets || wanted.restarts > run.restarts {
-                    return self.power_cycle(&catalog, run, wanted, Some(disk)).await;
+                let is_asked = wanted.resets > run.resets || wanted.restarts > run.restarts;
+                if is_asked || !run.ready && run.is_outdated(&catalog) {
+                    return self.power_cycle(machine, &catalog, run, wanted, disk).await;
                 }
                 self.adjust(&catalog, &mut run).await?;
-                run.ready = true;
+                if !run.ready {
+                    run.ready = true;
+                    self.folder.save_in_background(&run).await?;
+                }
                 Ok(Next::Rest(self.rests(&catalog, &run, &disk, None)?))
+            }
+            Seen::None if run.is_outdated(&catalog) => {
+                self.power_cycle(machine, &catalog, run, wanted, disk).await
             }
             Seen::None => {
                 // One whose disk was served on while it was off had given its memory back.
@@ -247,7 +254,7 @@ impl Keeper {
                 self.start_vmm(machine, &run).await?;
                 Ok(Next::Again)
             }
-            Seen::Ended => self.vmm_has_ended(&catalog, run, wanted, disk).await,
+            Seen::Ended => self.vmm_has_ended(machine, &catalog, run, wanted, disk).await,
             Seen::Alive(vmm) => {
                 let heard = self.vmm.attach(&vmm, &mut run).await;
                 if run.ending.is_some() || wanted.resets > run.resets {

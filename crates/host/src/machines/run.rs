@@ -26,7 +26,6 @@ pub struct Run {
     /// Of the machine's identity: another machine may have its name by now.
     pub uuid: String,
     /// Which start of the host it is of: with the host all that it names has ended.
-    #[serde(default)]
     pub boot: String,
     /// The image.
     pub image: Name,
@@ -44,6 +43,8 @@ pub struct Run {
     pub ram_bytes: Option<u64>,
     /// The limit of its overflow now, if it has one.
     pub overflow_bytes: Option<u64>,
+    /// Queues that its disk's server offers a VMM.
+    pub queues: u32,
     /// The file of its disk, in mode `persistent`.
     pub kept: Option<PathBuf>,
     /// Its private copy of the image, in mode `ephemeral`.
@@ -68,17 +69,32 @@ impl Run {
     /// Whether a start would take something else now. A disk that keeps what is written stays on its version.
     pub fn is_outdated(&self, catalog: &Catalog) -> bool {
         let version = if catalog.spec.keeps_writes() { self.version } else { catalog.version };
-        self.differs_from(catalog, version)
+        self.differs_from(&self.next(&catalog.spec), version)
     }
 
     /// Whether a start that forgets what was written would take something else now.
     pub fn is_outdated_but_for_data(&self, catalog: &Catalog) -> bool {
-        self.differs_from(catalog, catalog.version)
+        self.differs_from(&catalog.spec, catalog.version)
     }
 
-    fn differs_from(&self, catalog: &Catalog, version: u32) -> bool {
-        let next = (&catalog.spec.image.name, version, at_start(&catalog.spec));
+    fn differs_from(&self, spec: &CatalogSpec, version: u32) -> bool {
+        let next = (&spec.image.name, version, at_start(spec));
         (&self.image, self.version, at_start(&self.spec)) != next
+    }
+
+    /// Whether what its disk keeps is kept under these settings.
+    pub fn disk_stays(&self, spec: &CatalogSpec) -> bool {
+        let is_same = (spec.mode(), &spec.image.name) == (self.spec.mode(), &self.image);
+        self.spec.keeps_writes() && spec.keeps_writes() && is_same
+    }
+
+    /// The settings that a start would take: a disk that is served on stays what it is.
+    pub fn next(&self, spec: &CatalogSpec) -> CatalogSpec {
+        if !self.keeps_its_disk() || !self.disk_stays(spec) {
+            return spec.clone();
+        }
+        let CatalogSpec { overflow_store, full, base_cache, .. } = self.spec.clone();
+        CatalogSpec { overflow_store, full, base_cache, ..spec.clone() }
     }
 
     /// What its cache was promised: its limit may have been raised since it was started, or lowered for a while.
@@ -247,5 +263,64 @@ impl Folder {
             _ => ErrorCode::Internal,
         };
         HostError::new(code, format!("{} {what}: {error}", self.0.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn catalog(settings: Value, version: u32) -> Catalog {
+        let mut spec = json!({ "image": "debian" });
+        spec.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+        serde_json::from_value(json!({
+            "name": "desk", "spec": spec, "version": version, "history": [], "warnings": [],
+            "created": "2026-01-01T00:00:00Z"
+        }))
+        .unwrap()
+    }
+
+    fn run(settings: Value, kept: Option<&str>) -> Run {
+        let spec = catalog(settings, 1).spec;
+        serde_json::from_value(json!({
+            "uuid": "u", "boot": "b", "image": "debian", "version": 1, "spec": spec, "hypervisor": "qemu",
+            "restarts": 0, "resets": 0, "queues": 1, "kept": kept, "asked": false, "ready": true,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_disk_that_is_served_on_stays_what_it_is_and_the_rest_is_taken() {
+        let still = run(json!({ "reset": "never", "vcpus": 1 }), None);
+        let same = catalog(json!({ "reset": "never", "vcpus": 1 }), 2);
+        assert!(
+            !still.is_outdated(&same) && still.is_outdated_but_for_data(&same),
+            "it stays on its version"
+        );
+        let other = json!({ "reset": "never", "vcpus": 2, "full": "fail", "data_disk_bytes": 1 << 20 });
+        let mut renewed = still.clone();
+        assert!(still.is_outdated(&catalog(other.clone(), 2)));
+        renewed.spec = still.next(&catalog(other.clone(), 2).spec);
+        assert_eq!((renewed.spec.vcpus, renewed.spec.full), (2, still.spec.full));
+        assert!(!renewed.is_outdated(&catalog(other, 2)), "once it has them there is nothing more to take");
+        for gone in [json!({ "reset": "never", "mode": "direct" }), json!({ "reset": "power-cycle" })] {
+            let gone = catalog(gone, 1);
+            assert!(!still.disk_stays(&gone.spec) && still.is_outdated(&gone));
+            assert_eq!(still.next(&gone.spec), gone.spec);
+        }
+        // One that has a file of its own is served anew, with all that its catalog says.
+        let own = run(json!({ "type": "dedicated" }), Some("/disk"));
+        let next = catalog(json!({ "type": "dedicated", "base_cache": "none" }), 1);
+        assert!(own.disk_stays(&next.spec) && own.next(&next.spec) == next.spec && own.is_outdated(&next));
+    }
+
+    #[test]
+    fn what_was_promised_is_the_larger_of_what_it_had_and_has() {
+        let mut run = run(json!({ "ram_bytes": 64 << 20, "ram_guarantee_bytes": 16 << 20 }), None);
+        for (now, limit_bytes) in [(None, 64 << 20), (Some(16 << 20), 64 << 20), (Some(96 << 20), 96 << 20)] {
+            run.ram_bytes = now;
+            assert_eq!(run.need(), Need { guarantee_bytes: 16 << 20, limit_bytes });
+        }
     }
 }

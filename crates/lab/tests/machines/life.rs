@@ -74,9 +74,7 @@ fn a_machine_starts_forgets_and_stops(hypervisor: &'static str) {
     assert!(world.tell("desk-001", "state", "STATE").contains("mark=mine "));
 
     // A reboot from within is no power cycle, and the same VMM goes on.
-    world.say("desk-001", "reboot");
-    std::thread::sleep(std::time::Duration::from_secs(1));
-    assert!(world.tell("desk-001", "state", "STATE").contains("mark=mine "));
+    assert!(world.reboot("desk-001").contains("mark=mine "));
     assert_eq!(world.pid("desk-001", "vmm_pid"), first["status"]["run"]["vmm_pid"].as_u64().unwrap() as u32);
 
     // A restart is: another VMM on the same disk server, whose disk has forgotten.
@@ -313,15 +311,6 @@ fn limits_that_the_host_cannot_give_now_are_asked_for_again() {
     let create = ["catalog", "create", "desk", "--image", "golden", "--count", "1", "--ram", "64M"];
     world.ok(&create);
     world.ok(&["machine", "start", "desk-001", "--wait"]);
-    let wants = |ram: &str| {
-        let was = world.ok(&["catalog", "export", "desk"]);
-        let lines = was.lines().map(|line| match line.starts_with("ram_bytes") {
-            true => format!("ram_bytes = \"{ram}\"\n"),
-            false => format!("{line}\n"),
-        });
-        std::fs::write(world.path("desk.toml"), lines.collect::<String>()).unwrap();
-        world.ok(&["catalog", "apply", "-f", world.path("desk.toml").to_str().unwrap()]);
-    };
     let limit = || {
         let stats = world.ok(&["machine", "stats", "desk-001", "--json"]);
         let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
@@ -332,13 +321,13 @@ fn limits_that_the_host_cannot_give_now_are_asked_for_again() {
         spillway_lab::process::wait_until(std::time::Duration::from_secs(30), is).expect(what);
     };
     for ram in ["4T", "5T"] {
-        wants(ram);
+        world.set("desk", &[&format!("ram_bytes = \"{ram}\"")]);
         until("it is not refused", &|| world.events("its limits stay as they are") == 1);
         assert_eq!((limit(), &world.machine("desk-001")["status"]["phase"]), (64, &"running".into()));
     }
-    wants("48M");
+    world.set("desk", &["ram_bytes = \"48M\""]);
     until("its limit stays", &|| limit() == 48);
-    wants("4T");
+    world.set("desk", &["ram_bytes = \"4T\""]);
     until("it is not refused again", &|| world.events("its limits stay as they are") == 2);
 }
 
@@ -359,11 +348,29 @@ fn disks_keep_what_their_mode_keeps(hypervisor: &'static str) {
     for name in all {
         world.tell(name, "markmine", "MARKED");
         // A reboot from within changes nothing, whatever the mode.
-        world.say(name, "reboot");
-        std::thread::sleep(std::time::Duration::from_secs(1));
-        assert!(world.tell(name, "state", "STATE").contains("mark=mine "), "{name}");
+        assert!(world.reboot(name).contains("mark=mine "), "{name}");
     }
     assert_eq!(std::fs::read_dir(cache.join("copies")).unwrap().count(), 0, "its server has it");
+    // Other settings reach what is kept too, with a restart as after a stop: its guest, not its disk.
+    let kept = ["own-001", "still-001"];
+    let has = |world: &World, mib: u64| {
+        for name in kept {
+            assert_eq!(world.tell(name, "sizevdb", "SIZE"), format!("SIZE {}", mib << 11), "{name}");
+            assert!(world.tell(name, "state", "STATE").starts_with("STATE image=version-1 mark=mine "));
+            assert_eq!(world.machine(name)["status"]["run"]["outdated"], false, "{name}");
+        }
+    };
+    for catalog in ["own", "still"] {
+        world.set(catalog, &["vcpus = 2", "data_disk_bytes = \"32M\""]);
+    }
+    for name in kept {
+        world.until(name, "outdated", |m| m["status"]["run"]["outdated"] == true);
+    }
+    world.ok(&[&["machine", "restart", "--force", "--wait"][..], &kept].concat());
+    has(&world, 32);
+    for catalog in ["own", "still"] {
+        world.set(catalog, &["data_disk_bytes = \"64M\""]);
+    }
     // Another version for those that are made anew; the others stay on theirs.
     world.import("golden", "version-2");
     world.ok(&["image", "publish", "golden:2"]);
@@ -381,7 +388,8 @@ fn disks_keep_what_their_mode_keeps(hypervisor: &'static str) {
         let found = world.tell(name, "state", "STATE");
         assert!(found.starts_with(state), "{name}: {found}");
     }
-    for name in ["own-001", "still-001"] {
+    has(&world, 64);
+    for name in kept {
         let (code, _, err) = world.spillway(&["machine", "reset", name]);
         assert!(code == 75 && err.contains("discard"), "{code} {err}");
         world.ok(&["machine", "reset", name, "--discard-data", "--wait"]);

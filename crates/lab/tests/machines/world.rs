@@ -26,7 +26,7 @@ while read -r word; do
     state)
         image=$(dd if=/dev/vda bs=64 count=1 2>/dev/null | head -n 1)
         mark=$(dd if=/dev/vda bs=4096 skip=1 count=1 2>/dev/null | head -n 1)
-        echo "STATE image=$image mark=$mark up=$(cut -d. -f1 /proc/uptime)" ;;
+        echo "STATE image=$image mark=$mark boot=$(cat /proc/sys/kernel/random/boot_id)" ;;
     mark*)
         { echo "${word#mark}"; } | dd of=/dev/vda bs=4096 seek=1 conv=notrunc,fsync,sync 2>/dev/null
         echo MARKED ;;
@@ -129,6 +129,19 @@ impl World {
         content.resize(16 << 20, 0);
         std::fs::write(&file, content).unwrap();
         self.ok(&["image", "import", image, file.to_str().unwrap(), "--format", "raw"]);
+    }
+
+    /// Gives a catalog more settings, as lines of its file.
+    pub fn set(&self, catalog: &str, settings: &[&str]) {
+        let file = self.ok(&["catalog", "export", catalog]);
+        let named = |line: &str| line.split_once(" = ").map(|(name, _)| name.to_owned());
+        let is_set = |line: &str| settings.iter().any(|other| named(other) == named(line));
+        let mut lines: Vec<&str> =
+            file.lines().filter(|line| named(line).is_none() || !is_set(line)).collect();
+        let head = lines.iter().position(|line| line.starts_with('[')).expect("a table") + 1;
+        lines.splice(head..head, settings.iter().copied());
+        std::fs::write(self.path("set.toml"), lines.join("\n")).unwrap();
+        self.ok(&["catalog", "apply", "-f", self.path("set.toml").to_str().unwrap()]);
     }
 
     /// A catalog of guests that answer, with more options.
@@ -237,6 +250,21 @@ impl World {
     /// Tells a guest to reboot or to power itself off.
     pub fn say(&self, name: &str, word: &str) {
         self.tell(name, word, "BYE");
+    }
+
+    /// Lets a guest reboot, and waits until it has. What it says of its disk then.
+    pub fn reboot(&self, name: &str) -> String {
+        let boot = |state: &str| state.split_once("boot=").map(|(_, boot)| boot.to_owned());
+        let before = boot(&self.tell(name, "state", "STATE")).expect("it says which boot it is");
+        self.say(name, "reboot");
+        let until = Instant::now() + BOOT;
+        loop {
+            let state = self.tell(name, "state", "STATE");
+            if boot(&state).is_some_and(|boot| boot != before) {
+                return state;
+            }
+            assert!(Instant::now() < until, "{name} does not reboot");
+        }
     }
 
     fn console(&self, name: &str) -> Option<UnixStream> {

@@ -9,7 +9,7 @@ use crate::machines::status::Status;
 use crate::machines::wanted::Wanted;
 use crate::machines::{belongings, blocking, disk, vmm};
 use crate::processes::{self, Process, Seen};
-use spillway_api::{Catalog, EventKind, Phase, Power, ResetEvent};
+use spillway_api::{Catalog, EventKind, Machine, Phase, Power, ResetEvent};
 use spillway_worker::supervisor::{Request, Wish};
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,6 +102,7 @@ impl Keeper {
     /// The VMM is not there any more, and is wanted.
     pub(super) async fn vmm_has_ended(
         &mut self,
+        machine: &Machine,
         catalog: &Catalog,
         mut run: Run,
         wanted: &Wanted,
@@ -124,27 +125,33 @@ impl Keeper {
                 self.has_crashed(&format!("its VMM has ended by itself: {said}"));
             }
         }
-        self.power_cycle(catalog, run, wanted, Some(disk)).await
+        self.power_cycle(machine, catalog, run, wanted, disk).await
     }
 
     /// Between two lives of a VMM: the disk forgets what it is to forget, or makes place for one of another version.
     pub(super) async fn power_cycle(
         &mut self,
+        machine: &Machine,
         catalog: &Catalog,
         mut run: Run,
         wanted: &Wanted,
-        disk: Option<Process>,
+        disk: Process,
     ) -> Result<Next, HostError> {
-        let forgets = wanted.resets > run.resets || run.spec.reset() != ResetEvent::Never;
-        // A copy cannot forget, and one that is kept is thrown away by whoever starts the next run.
-        let is_remade = run.copy.is_some() || run.kept.is_some() && forgets;
+        let forgets = wanted.resets > run.resets
+            || run.spec.reset() != ResetEvent::Never
+            || !run.disk_stays(&catalog.spec);
+        // A copy cannot forget; one that is kept is served anew, or thrown away by whoever starts the next run.
+        let is_remade = run.copy.is_some() || run.kept.is_some() && (forgets || run.is_outdated(catalog));
         if is_remade || forgets && run.is_outdated_but_for_data(catalog) {
             self.shared.note_last_figures(&self.name, self.folder.path()).await;
-            blocking(move || disk.as_ref().map_or(Ok(()), disk::end)).await?;
+            blocking(move || disk::end(&disk)).await?;
             self.forget(run).await?;
             return Ok(Next::Again);
         }
-        (run.restarts, run.resets) = (wanted.restarts, wanted.resets);
+        if run.is_outdated(catalog) {
+            run = self.renew(machine, catalog, wanted, run).await?;
+        }
+        (run.restarts, run.resets, run.ready) = (wanted.restarts, wanted.resets, false);
         let folder = self.folder.clone();
         blocking(move || {
             if forgets {

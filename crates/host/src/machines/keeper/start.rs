@@ -120,6 +120,7 @@ impl Keeper {
                 port: None,
                 ram_bytes: spec.ram_bytes(),
                 overflow_bytes: spec.overflow_bytes(),
+                queues: spec.vcpus,
                 spec,
             };
             clear(&folder)?;
@@ -141,6 +142,32 @@ impl Keeper {
         Ok(())
     }
 
+    /// A machine whose disk is served on takes the settings of its catalog with its next VMM, but for what its disk is.
+    pub(super) async fn renew(
+        &self,
+        machine: &Machine,
+        catalog: &Catalog,
+        wanted: &Wanted,
+        mut run: Run,
+    ) -> Result<Run, HostError> {
+        let (shared, folder, resets) = (Arc::clone(&self.shared), self.folder.clone(), wanted.resets);
+        let (machine, catalog) = (machine.clone(), catalog.clone());
+        blocking(move || {
+            let belongings = shared.belongings(&machine, &catalog, resets)?;
+            let before = run.spec.scratch_disk_bytes;
+            run.spec = run.next(&catalog.spec);
+            run.data = belongings.data;
+            if run.spec.scratch_disk_bytes != before {
+                run.scratch.as_deref().map_or(Ok(()), belongings::remove)?;
+                run.scratch = shared.scratch(&machine, &run.spec)?;
+                run.empty_scratch()?;
+            }
+            belongings::write_seed(folder.path(), &machine, &run.spec, &belongings.host_key)?;
+            Ok(run)
+        })
+        .await
+    }
+
     pub(super) async fn start_vmm(&mut self, machine: &Machine, run: &Run) -> Result<(), HostError> {
         self.stop_probing();
         let accelerator = self.shared.accelerator().await?;
@@ -155,6 +182,7 @@ impl Keeper {
             data: run.data.as_deref(),
             scratch: run.scratch.as_deref(),
             forward,
+            most_queues: Some(run.queues),
         };
         self.vmm.start(machine, run, accelerator, &files, &self.shared.parts.scopes).await?;
         self.begun = Some(Instant::now());
