@@ -38,7 +38,7 @@ fn stats(world: &World) -> Value {
 
 fn stop(server: Server) {
     let (code, text) = server.end(Signal::TERM);
-    assert_eq!((code, text.as_str()), (0, ""));
+    assert_eq!((code, text.as_str()), (0, "spillway: notice: all that was written is on the medium\n"));
 }
 
 #[test]
@@ -398,6 +398,19 @@ fn a_clean_end_flushes() {
         qemu_io(&world, &["read -P 9 6M 4k"]);
         stop(server);
     }
+}
+
+/// A worker that has no time to flush is an error, not a clean end.
+#[test]
+fn an_end_that_does_not_flush_is_said() {
+    let world = World::new();
+    let server = Server::start(&mut persistent(&world));
+    let worker = server.worker_pid();
+    rustix::process::kill_process(worker, Signal::STOP).unwrap();
+    let (code, text) = server.end(Signal::TERM);
+    assert!(code == 70 && text.contains("may not be on the medium"), "{code} {text}");
+    until("the worker has gone", || !alive(worker));
+    stop(Server::start(&mut persistent(&world)));
 }
 
 /// FLUSH reaches the medium: the calls are counted.

@@ -1,6 +1,7 @@
 //! What a power loss leaves behind, made by hand: files that were removed are there again, others are not.
 
-use crate::world::{World, is_alive, kill};
+use crate::world::{World, is_alive, kill, signal};
+use rustix::process::Signal;
 use serde_json::Value;
 use spillway_lab::process::wait_until;
 use std::fs;
@@ -111,4 +112,22 @@ fn a_record_that_is_gone_or_damaged_is_its_own_machines_trouble() {
     assert_eq!(count(&host.0), 2, "{:?}", host.0.processes());
     assert!(!host.0.machines().join("desk-001").exists());
     host.0.ok(&["machine", "start", "desk-001", "--wait"]);
+}
+
+#[test]
+fn a_kept_disk_that_has_not_ended_cleanly_is_told_of() {
+    let Some(host) = Host::new() else { return };
+    host.0.import("golden", "version-1");
+    host.0.ok(&["catalog", "create", "own", "--image", "golden", "--count", "1", "--type", "dedicated"]);
+    for (hangs, told) in [(false, 0), (true, 1), (false, 1)] {
+        host.0.ok(&["machine", "start", "own-001"]);
+        // The worker that was killed may still have its lock for a moment.
+        host.0.until("own-001", "running", |m| m["status"]["phase"] == "running");
+        if hangs {
+            let worker = host.0.processes().into_iter().find(|process| process.contains("__worker")).unwrap();
+            signal(worker.split(' ').next().unwrap().parse().unwrap(), Signal::STOP);
+        }
+        host.0.ok(&["machine", "stop", "own-001", "--wait"]);
+        assert_eq!(host.0.events("its disk has not ended cleanly"), told);
+    }
 }

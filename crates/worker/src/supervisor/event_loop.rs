@@ -23,11 +23,14 @@ use super::{Log, Report};
 use crate::channel::ClientKind;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use spillway_core::Layout;
+use spillway_core::{Layout, Mode};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Instant;
+
+/// What is said of a disk that is kept when it has ended as it should.
+pub const PUT_AWAY: &str = "all that was written is on the medium";
 
 /// A disk being served.
 pub struct Supervisor {
@@ -146,7 +149,8 @@ impl Supervisor {
     }
 
     /// Stops serving: sockets first, then the worker, which completes what it accepted. It is killed when it
-    /// takes too long, or when one of `hurry` is readable. The figures stay readable.
+    /// takes too long, or when one of `hurry` is readable. The figures stay readable. In mode `persistent` the last line of
+    /// the log is [`PUT_AWAY`], or it is an error.
     pub fn stop(&mut self, hurry: &[BorrowedFd<'_>]) -> Result<(), SupervisorError> {
         self.exports.clear();
         self.control = None;
@@ -155,7 +159,16 @@ impl Supervisor {
         (self.upgrade, self.change) = (None, None);
         let stopped = self.stop_worker(hurry);
         self.clients.clear();
-        stopped
+        match (stopped?, self.disk.spec.mode) {
+            (true, Mode::Persistent) => (self.log)(PUT_AWAY),
+            (false, Mode::Persistent) => {
+                let message = "the worker had no time to end: what was written since the last FLUSH may not be on the medium: \
+                               serve the disk again, and stop it, before this host loses its power";
+                return Err(SupervisorError::new(ErrorKind::Internal, message));
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// What is served, where, by whom.

@@ -401,21 +401,21 @@ impl Supervisor {
     }
 
     /// Stops the worker, which completes what it accepted. It is killed when it takes too long, or when one of
-    /// `hurry` is readable.
-    pub(super) fn stop_worker(&mut self, hurry: &[BorrowedFd<'_>]) -> Result<(), SupervisorError> {
+    /// `hurry` is readable. Whether it has done all that it should.
+    pub(super) fn stop_worker(&mut self, hurry: &[BorrowedFd<'_>]) -> Result<bool, SupervisorError> {
         (self.life.start_at, self.life.stopping) = (None, true);
-        let Some(worker) = &mut self.life.worker else { return Ok(()) };
+        let Some(worker) = &mut self.life.worker else { return Ok(false) };
         if worker.ended().is_some() {
             // It died before: what it would have completed goes with the disk.
-            return Ok(());
+            return Ok(false);
         }
         self.tell(ToWorker::Stop, Vec::new());
         let deadline = Instant::now() + STOP_DEADLINE;
         loop {
             let hurried = self.relay_once(hurry, deadline)?;
-            let Some(worker) = &mut self.life.worker else { return Ok(()) };
+            let Some(worker) = &mut self.life.worker else { return Ok(false) };
             if let Some(status) = worker.ended() {
-                return judge_end(status);
+                return judge_end(status).map(|()| true);
             }
             let by = self.life.end_by.map_or(deadline, |by| by.min(deadline));
             if hurried || Instant::now() >= by {
@@ -425,7 +425,7 @@ impl Supervisor {
                         "the worker does not end: its memory and files stay until it does; is the store stuck?",
                     );
                 }
-                return Ok(());
+                return Ok(false);
             }
         }
     }

@@ -32,7 +32,7 @@ pub use control::{Answer, Request};
 pub use dirty::{Dirty, DirtyRange};
 pub use disk::Options;
 pub use error::{ErrorKind, SupervisorError};
-pub use event_loop::Supervisor;
+pub use event_loop::{PUT_AWAY, Supervisor};
 pub use limits::Wish;
 pub use process::{Program, channel_from_supervisor, default_signals, end_with_parent};
 pub use signals::Signals;

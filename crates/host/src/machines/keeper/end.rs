@@ -10,7 +10,7 @@ use crate::machines::wanted::Wanted;
 use crate::machines::{belongings, blocking, disk, vmm};
 use crate::processes::{self, Process, Seen};
 use spillway_api::{Catalog, EventKind, Machine, Phase, Power, ResetEvent};
-use spillway_worker::supervisor::{Request, Wish};
+use spillway_worker::supervisor::{PUT_AWAY, Request, Wish};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,6 +46,7 @@ impl Keeper {
                 self.shared.note_last_figures(&self.name, self.folder.path()).await;
                 blocking(move || disk::end(&disk)).await?;
             }
+            self.look_at_end(&run).await?;
             self.forget(run).await?;
         }
         let (shared, folder, name) = (Arc::clone(&self.shared), self.folder.clone(), self.name.clone());
@@ -62,6 +63,27 @@ impl Keeper {
         (self.failures, self.crashes, self.not_before) = (0, 0, None);
         self.say(Status::new(Phase::Stopped).settled(self.seen));
         Ok(Next::Over)
+    }
+
+    /// A disk that is kept says at its end that all of it is on the medium. If it has not, that is told before what it said is
+    /// gone.
+    async fn look_at_end(&self, run: &Run) -> Result<(), HostError> {
+        let Some(path) = run.kept.as_ref().filter(|_| !run.is_of_another_boot()) else { return Ok(()) };
+        let folder = self.folder.clone();
+        let said = blocking(move || {
+            let has_ended = matches!(processes::look(folder.path(), disk::PROCESS)?, Seen::Ended);
+            Ok(has_ended.then(|| processes::last_words(folder.path(), disk::PROCESS)))
+        })
+        .await?;
+        if let Some(said) = said.filter(|said| !said.ends_with(PUT_AWAY)) {
+            let text = format!(
+                "its disk has not ended cleanly ({said}): what its guest has not flushed may be lost if the host loses its \
+                 power before the machine is started and stopped again: {}",
+                path.display()
+            );
+            self.raise(EventKind::Disk, &text);
+        }
+        Ok(())
     }
 
     /// Nothing is left of a run that runs nothing any more. Its record goes first: what is left if this is broken off goes
@@ -145,6 +167,7 @@ impl Keeper {
         if is_remade || forgets && run.is_outdated_but_for_data(catalog) {
             self.shared.note_last_figures(&self.name, self.folder.path()).await;
             blocking(move || disk::end(&disk)).await?;
+            self.look_at_end(&run).await?;
             self.forget(run).await?;
             return Ok(Next::Again);
         }
