@@ -120,9 +120,7 @@ fn a_kept_disk_that_has_not_ended_cleanly_is_told_of() {
     host.0.import("golden", "version-1");
     host.0.ok(&["catalog", "create", "own", "--image", "golden", "--count", "1", "--type", "dedicated"]);
     for (hangs, told) in [(false, 0), (true, 1), (false, 1)] {
-        host.0.ok(&["machine", "start", "own-001"]);
-        // The worker that was killed may still have its lock for a moment.
-        host.0.until("own-001", "running", |m| m["status"]["phase"] == "running");
+        host.0.ok(&["machine", "start", "own-001", "--wait"]);
         if hangs {
             let worker = host.0.processes().into_iter().find(|process| process.contains("__worker")).unwrap();
             signal(worker.split(' ').next().unwrap().parse().unwrap(), Signal::STOP);

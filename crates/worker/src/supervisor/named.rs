@@ -105,8 +105,11 @@ fn holder_in_words(file: impl AsFd) -> Result<(String, bool), Errno> {
     let dev = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
     Ok(match holder(&locks, dev, stat.st_ino) {
         Some(pid) => match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
-            Ok(name) => (format!("by process {pid} ({})", name.trim()), false),
-            Err(_) => {
+            // One that has ended, and that nobody has waited for, has a name still, and no command line.
+            Ok(name) if std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty()) => {
+                (format!("by process {pid} ({})", name.trim()), false)
+            }
+            _ => {
                 let serves = "it serves until its last client has left";
                 (format!("by a worker whose supervisor, process {pid}, has ended: {serves}"), true)
             }
