@@ -32,6 +32,10 @@ const DEATH: Duration = Duration::from_secs(10);
 const BOOT_ID_BYTES: usize = 37;
 /// What a process says may grow so long before its beginning is thrown away.
 const MAX_LOG_BYTES: u64 = 1 << 20;
+/// Of what it said, so much may be its last words.
+const MOST_LAST_BYTES: u64 = 1000;
+/// How soon a process is looked at again that cannot be watched.
+const UNWATCHED: Duration = Duration::from_secs(1);
 
 /// A process that lived when this value was made.
 #[derive(Debug)]
@@ -181,9 +185,14 @@ pub fn forget(folder: &Path, name: &str) -> Result<(), HostError> {
 
 /// The last line that a process of that name has said, for people.
 pub fn last_words(folder: &Path, name: &str) -> String {
-    let log = std::fs::read(log_path(folder, name)).unwrap_or_default();
-    let from = log.len().saturating_sub(1000);
-    let text = String::from_utf8_lossy(&log[from..]);
+    let end = || {
+        let log = File::open(log_path(folder, name))?;
+        let from = log.metadata()?.len().saturating_sub(MOST_LAST_BYTES);
+        let mut end = [0; MOST_LAST_BYTES as usize];
+        let n = log.read_at(&mut end, from)?;
+        io::Result::Ok(String::from_utf8_lossy(&end[..n]).into_owned())
+    };
+    let text = end().unwrap_or_default();
     text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").trim().to_owned()
 }
 
@@ -246,8 +255,10 @@ pub async fn ended(pidfd: Option<OwnedFd>) {
     let Some(pidfd) = pidfd else { return pending().await };
     // SAFETY: an `OwnedFd` has one number for as long as it lives.
     let watched = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
-    if let Ok(pidfd) = watched {
-        let _ = pidfd.readable().await;
+    match watched {
+        Ok(pidfd) => _ = pidfd.readable().await,
+        // Whoever waits looks again, and not without a rest.
+        Err(_) => tokio::time::sleep(UNWATCHED).await,
     }
 }
 
@@ -357,6 +368,8 @@ mod tests {
             assert!(begun.ends_within(Duration::from_secs(5)));
         }
         assert_eq!(last_words(dir.path(), "y"), "the reason");
+        std::fs::write(log_path(dir.path(), "y"), format!("{}\nthe end \n\n", "x".repeat(5000))).unwrap();
+        assert_eq!(last_words(dir.path(), "y"), "the end");
         assert!(matches!(look(dir.path(), "y").unwrap(), Seen::Ended));
     }
 

@@ -3,7 +3,8 @@
 //!
 //! Invariant: nothing here waits longer than its deadline for a disk that does not answer.
 
-use super::run::Run;
+use super::look;
+use super::run::{Folder, Run};
 use super::short_path::ShortPath;
 use crate::error::HostError;
 use crate::json_lines::JsonLines;
@@ -73,8 +74,8 @@ pub fn start(folder: &Path, run: &Run, source: &Source, scopes: &Scopes) -> Resu
 }
 
 /// Its process, if it lives.
-pub fn find(folder: &Path) -> Result<Option<Process>, HostError> {
-    Ok(match processes::look(folder, PROCESS)? {
+pub async fn find(folder: &Folder) -> Result<Option<Process>, HostError> {
+    Ok(match look(folder, PROCESS).await? {
         Seen::Alive(process) => Some(process),
         Seen::None | Seen::Ended => None,
     })

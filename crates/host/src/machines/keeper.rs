@@ -223,7 +223,7 @@ impl Keeper {
             return Ok(Next::Again);
         };
         let vmm = self.vmm.look(&run).await?;
-        let Some(disk) = disk::find(self.folder.path())? else {
+        let Some(disk) = disk::find(&self.folder).await? else {
             return self.bring_up_disk(machine, run, vmm).await;
         };
         self.disk.listen(self.folder.path()).await;
@@ -238,7 +238,7 @@ impl Keeper {
                     run.ready = true;
                     self.folder.save_in_background(&run).await?;
                 }
-                Ok(Next::Rest(self.rests(&catalog, &run, &disk, None)?))
+                Ok(Next::Rest(self.rests(&catalog, &run, &disk, None).await?))
             }
             Seen::None if run.is_outdated(&catalog) => {
                 self.power_cycle(machine, &catalog, run, wanted, disk).await
@@ -280,15 +280,15 @@ impl Keeper {
                     return Ok(Next::Again);
                 }
                 self.probe(&run);
-                let wait = self.rests(&catalog, &run, &disk, Some(&vmm))?;
+                let wait = self.rests(&catalog, &run, &disk, Some(&vmm)).await?;
                 Ok(Next::Rest(Wait { until: heeds_until.unwrap_or(wait.until).min(wait.until), ..wait }))
             }
         }
     }
 
     /// It is as it is wanted.
-    fn rests(
-        &mut self,
+    async fn rests(
+        &self,
         catalog: &Catalog,
         run: &Run,
         disk: &Process,
@@ -297,9 +297,12 @@ impl Keeper {
         let status = Status::new(Phase::Running).of(run, &self.folder).by(disk, vmm).ready(run);
         let status = status.but(run.is_outdated(catalog), self.crashes);
         self.say(if run.ready { status.settled(self.seen) } else { status });
-        for name in [disk::PROCESS, vmm::PROCESS] {
-            processes::bound_log(self.folder.path(), name);
-        }
+        let folder = self.folder.clone();
+        blocking(move || {
+            [disk::PROCESS, vmm::PROCESS].iter().for_each(|name| processes::bound_log(folder.path(), name));
+            Ok(())
+        })
+        .await?;
         Wait::for_end_of(Some(disk), vmm)
     }
 

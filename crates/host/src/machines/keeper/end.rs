@@ -7,7 +7,7 @@ use crate::error::HostError;
 use crate::machines::run::{Ending, Folder, Run};
 use crate::machines::status::Status;
 use crate::machines::wanted::Wanted;
-use crate::machines::{belongings, blocking, disk, vmm};
+use crate::machines::{belongings, blocking, disk, last_words, look, vmm};
 use crate::processes::{self, Process, Seen};
 use spillway_api::{Catalog, EventKind, Machine, Phase, Power, ResetEvent};
 use spillway_worker::supervisor::{PUT_AWAY, Request, Wish};
@@ -39,7 +39,7 @@ impl Keeper {
                 }
                 self.vmm.end(&vmm).await?;
             }
-            if let Some(disk) = disk::find(self.folder.path())? {
+            if let Some(disk) = disk::find(&self.folder).await? {
                 if gently && run.keeps_its_disk() {
                     return self.rests_without_vmm(run, &disk).await;
                 }
@@ -69,13 +69,9 @@ impl Keeper {
     /// gone.
     async fn look_at_end(&self, run: &Run) -> Result<(), HostError> {
         let Some(path) = run.kept.as_ref().filter(|_| !run.is_of_another_boot()) else { return Ok(()) };
-        let folder = self.folder.clone();
-        let said = blocking(move || {
-            let has_ended = matches!(processes::look(folder.path(), disk::PROCESS)?, Seen::Ended);
-            Ok(has_ended.then(|| processes::last_words(folder.path(), disk::PROCESS)))
-        })
-        .await?;
-        if let Some(said) = said.filter(|said| !said.ends_with(PUT_AWAY)) {
+        let Seen::Ended = look(&self.folder, disk::PROCESS).await? else { return Ok(()) };
+        let said = last_words(&self.folder, disk::PROCESS).await?;
+        if !said.ends_with(PUT_AWAY) {
             let text = format!(
                 "its disk has not ended cleanly ({said}): what its guest has not flushed may be lost if the host loses its \
                  power before the machine is started and stopped again: {}",
@@ -143,7 +139,7 @@ impl Keeper {
             }
             Some(_) => {}
             None => {
-                let said = self.vmm.last_words();
+                let said = self.vmm.last_words().await?;
                 self.has_crashed(&format!("its VMM has ended by itself: {said}"));
             }
         }

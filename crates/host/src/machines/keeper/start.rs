@@ -10,7 +10,7 @@ use crate::machines::ready::until_ready;
 use crate::machines::run::{Copied, Run};
 use crate::machines::status::Status;
 use crate::machines::wanted::{Wanted, boot_id};
-use crate::machines::{belongings, blocking, disk, placing};
+use crate::machines::{belongings, blocking, disk, last_words, look, placing};
 use crate::processes::{self, Seen};
 use crate::resources::budget::Need;
 use spillway_api::{Catalog, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
@@ -37,17 +37,18 @@ impl Keeper {
             self.forget(run).await?;
             return Ok(Next::Again);
         }
-        if let Seen::Ended = processes::look(self.folder.path(), disk::PROCESS)? {
-            let said = processes::last_words(self.folder.path(), disk::PROCESS);
+        if let Seen::Ended = look(&self.folder, disk::PROCESS).await? {
+            let said = last_words(&self.folder, disk::PROCESS).await?;
             let lost = if run.kept.is_some() { "" } else { ", and with it what was written" };
             self.forget(run).await?;
             self.has_crashed(&format!("its disk has ended{lost}: {said}"));
             return Ok(Next::Again);
         }
-        if let Some(copy) = &run.copy
-            && !copy.path.exists()
-        {
-            return self.place(&run, copy.clone());
+        if let Some(copy) = run.copy.clone() {
+            let path = copy.path.clone();
+            if !blocking(move || Ok(path.exists())).await? {
+                return self.place(&run, copy);
+            }
         }
         let (shared, folder, name) = (Arc::clone(&self.shared), self.folder.clone(), machine.name.clone());
         let _turn = self.shared.starts.acquire().await;

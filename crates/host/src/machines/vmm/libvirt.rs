@@ -5,7 +5,7 @@
 
 use super::super::ready::Agent;
 use super::super::run::{Ending, Folder, Run};
-use super::super::{blocking, disk};
+use super::super::{blocking, disk, look};
 use super::{PROCESS, ending, unheard};
 use crate::error::HostError;
 use crate::hypervisor::domain;
@@ -56,7 +56,7 @@ impl Domain {
 
     /// What became of its process. libvirt is asked only if that is not written down.
     pub async fn look(&self) -> Result<Seen, HostError> {
-        let known = processes::look(self.folder.path(), PROCESS)?;
+        let known = look(&self.folder, PROCESS).await?;
         if !matches!(known, Seen::None) {
             return Ok(known);
         }
@@ -65,7 +65,7 @@ impl Domain {
             // Defined, and not started.
             State::Off(reason) if ["unknown", "failed"].contains(&reason.as_str()) => Ok(Seen::None),
             State::Off(_) => Ok(Seen::Ended),
-            State::On => self.adopt(),
+            State::On => self.adopt().await,
         }
     }
 
@@ -202,19 +202,23 @@ impl Domain {
     }
 
     /// The process that libvirt says is the domain's.
-    fn adopt(&self) -> Result<Seen, HostError> {
-        let file = self.libvirt.pid_file(&self.name);
-        let text =
-            fs::read_to_string(&file).map_err(|e| failed(&file, "does not say which process it is", e))?;
-        let pid = text.trim().parse().unwrap_or_default();
-        match processes::adopt(self.folder.path(), PROCESS, pid, &self.uuid)? {
-            Seen::None => {
-                let message =
-                    format!("domain {}: process {pid} of {} is not its QEMU", self.name, file.display());
-                Err(HostError::new(ErrorCode::Internal, message))
+    async fn adopt(&self) -> Result<Seen, HostError> {
+        let (file, name, uuid) = (self.libvirt.pid_file(&self.name), self.name.clone(), self.uuid.clone());
+        let folder = self.folder.clone();
+        blocking(move || {
+            let text = fs::read_to_string(&file)
+                .map_err(|e| failed(&file, "does not say which process it is", e))?;
+            let pid = text.trim().parse().unwrap_or_default();
+            match processes::adopt(folder.path(), PROCESS, pid, &uuid)? {
+                Seen::None => {
+                    let message =
+                        format!("domain {name}: process {pid} of {} is not its QEMU", file.display());
+                    Err(HostError::new(ErrorCode::Internal, message))
+                }
+                alive => Ok(alive),
             }
-            alive => Ok(alive),
-        }
+        })
+        .await
     }
 }
 

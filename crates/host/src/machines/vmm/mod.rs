@@ -6,9 +6,9 @@
 mod libvirt;
 mod qemu;
 
-use super::blocking;
 use super::ready::Agent;
 use super::run::{Ending, Folder, Run};
+use super::{blocking, last_words, look};
 use crate::error::HostError;
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu::Files;
@@ -54,7 +54,7 @@ impl Vmm {
         self.driver_for(run);
         match &self.driver {
             Driver::Libvirt(domain) => domain.look().await,
-            Driver::Nobody | Driver::Qemu(_) => processes::look(self.folder.path(), PROCESS),
+            Driver::Nobody | Driver::Qemu(_) => look(&self.folder, PROCESS).await,
         }
     }
 
@@ -189,10 +189,10 @@ impl Vmm {
     }
 
     /// The last that one said that has ended by itself, for people.
-    pub fn last_words(&self) -> String {
+    pub async fn last_words(&self) -> Result<String, HostError> {
         match &self.driver {
-            Driver::Libvirt(domain) => domain.last_words(),
-            Driver::Nobody | Driver::Qemu(_) => processes::last_words(self.folder.path(), PROCESS),
+            Driver::Libvirt(domain) => Ok(domain.last_words()),
+            Driver::Nobody | Driver::Qemu(_) => last_words(&self.folder, PROCESS).await,
         }
     }
 
