@@ -12,8 +12,9 @@ use uuid::Uuid;
 
 /// Below which all are.
 const SLICE: &str = "spillway.slice";
-/// Of each scope, whatever the slice's own unit says.
-const PROPERTIES: [&str; 2] = ["MemorySwapMax=0", "IOWeight=100"];
+/// Of each scope, whatever the slice's own unit says. When the host goes down the unit that is named ends machines in order,
+/// and no scope is ended before it has.
+const PROPERTIES: [&str; 3] = ["MemorySwapMax=0", "IOWeight=100", "Before=spillway-machines.service"];
 /// How long what is in a scope may take to end when that is stopped: as long as the daemon gives a disk.
 const STOP: &str = "TimeoutStopSec=40s";
 const SYSTEMD_RUN: &str = "systemd-run";

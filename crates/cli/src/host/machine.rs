@@ -96,9 +96,9 @@ pub enum MachineCommand {
         claim: Option<String>,
     },
     /// Stop machines as soon as nobody has claimed them, and keep them from being started and claimed
-    Drain(Drained),
+    Drain(Selected),
     /// Let drained machines be started and claimed again
-    Undrain(Drained),
+    Undrain(Selected),
     /// Talk to a machine's serial console; Ctrl-] leaves it
     Console {
         /// The machine
@@ -121,28 +121,8 @@ pub enum MachineCommand {
 
 /// Which machines.
 #[derive(Debug, Args)]
-#[command(group(clap::ArgGroup::new("which").required(true).multiple(true).args(["names", "catalog", "label"])))]
-pub struct Which {
-    /// Machines
-    names: Vec<Name>,
-    /// Those of this catalog
-    #[arg(long, value_name = "NAME")]
-    catalog: Option<Name>,
-    /// Those whose catalog has this label; may be given more than once
-    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
-    label: Vec<(Name, String)>,
-    /// Wait until it is done
-    #[arg(long)]
-    wait: bool,
-    /// With --wait: how long at most
-    #[arg(long, value_name = "SECONDS", requires = "wait", default_value_t = 300)]
-    timeout: u64,
-}
-
-/// Which machines, or all.
-#[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("which").required(true).multiple(true).args(["names", "catalog", "label", "all"])))]
-pub struct Drained {
+pub struct Selected {
     /// Machines
     names: Vec<Name>,
     /// Those of this catalog
@@ -154,6 +134,27 @@ pub struct Drained {
     /// All machines of the host
     #[arg(long, conflicts_with_all = ["names", "catalog", "label"])]
     all: bool,
+}
+
+impl From<Selected> for Selector {
+    fn from(which: Selected) -> Selector {
+        let labels = which.label.into_iter().collect();
+        Selector { names: which.names, catalog: which.catalog, labels, all: which.all }
+    }
+}
+
+/// Which machines, and whether to wait for them.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// Which.
+    #[command(flatten)]
+    selected: Selected,
+    /// Wait until it is done
+    #[arg(long)]
+    wait: bool,
+    /// With --wait: how long at most
+    #[arg(long, value_name = "SECONDS", requires = "wait", default_value_t = 300)]
+    timeout: u64,
 }
 
 /// How machines are ended.
@@ -264,8 +265,7 @@ fn run(client: &Client, name: &Name) -> Result<MachineRun, Failure> {
 }
 
 fn act(daemon: &Daemon, client: &Client, action: Action, which: Which, how: How) -> Result<(), Failure> {
-    let labels = which.label.into_iter().collect();
-    let select = Selector { names: which.names, catalog: which.catalog, labels, all: false };
+    let select = which.selected.into();
     let How { discard_data, force, grace } = how;
     let asked = MachineAction { action, select, force, discard_data, grace_seconds: grace };
     let mut machines: List<MachineDetails> = client.post("/v1/machine-actions", &asked)?;
@@ -277,9 +277,8 @@ fn act(daemon: &Daemon, client: &Client, action: Action, which: Which, how: How)
     machines.items.iter().filter(|_| which.wait).try_for_each(failed)
 }
 
-fn drain(daemon: &Daemon, client: &Client, action: Action, which: Drained) -> Result<(), Failure> {
-    let labels = which.label.into_iter().collect();
-    let select = Selector { names: which.names, catalog: which.catalog, labels, all: which.all };
+fn drain(daemon: &Daemon, client: &Client, action: Action, which: Selected) -> Result<(), Failure> {
+    let select = which.into();
     let asked = MachineAction { action, select, force: false, discard_data: false, grace_seconds: None };
     let machines: List<MachineDetails> = client.post("/v1/machine-actions", &asked)?;
     daemon.show(&machines, |machines| rows(&machines.items))

@@ -59,7 +59,8 @@ dpkg -i --force-depends /run/payload/spillway.deb
 [ "$(systemctl is-enabled spillwayd.service)" = enabled ]
 [ "$(systemctl is-enabled spillwayd.socket || true)" = disabled ]
 systemctl is-active spillwayd
-units="spillwayd.service spillwayd.socket spillway.slice"
+systemctl is-active spillway-machines
+units="spillwayd.service spillwayd.socket spillway-machines.service spillway.slice"
 # shellcheck disable=SC2086 # words
 systemd-analyze verify $units >/run/verify 2>&1 || { cat /run/verify; false; }
 [ -z "$(grep -i spillway /run/verify)" ]
@@ -145,6 +146,19 @@ systemctl stop spillwayd.socket spillwayd.service
 systemctl start spillwayd.service
 lives_on
 say activated
+
+# As when the host goes down: the machine's end is asked for, and its scope is not ended before.
+scope=$(systemctl list-units --plain --no-legend 'spillway-desk-001-disk-*.scope' | cut -d' ' -f1)
+systemctl show --property Before "$scope" | grep -w spillway-machines.service
+systemctl stop spillway-machines
+spillway machine list --json | grep '"phase": "stopped"'
+has_no_scope() { [ -z "$(systemctl list-units --plain --no-legend 'spillway-desk-001-*.scope')" ]; }
+until_so has_no_scope
+systemctl start spillway-machines
+spillway machine start desk-001 --wait
+disk=$(figure desk-001 disk_pid)
+lives_on
+say ended in order
 
 # Of another version, as far as dpkg knows.
 daemon=$(of MainPID)

@@ -17,13 +17,14 @@ Environment=PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 ExecStart=/bin/sh -c '/run/payload/inside; echo ended with $? >/dev/ttyS1; systemctl poweroff --force'
 ";
 /// What it reports, in this order.
-const PARTS: [&str; 10] = [
+const PARTS: [&str; 11] = [
     "installed",
     "a machine has a scope",
     "killed",
     "restarted",
     "watched",
     "activated",
+    "ended in order",
     "upgraded",
     "without systemd-run",
     "removed",
