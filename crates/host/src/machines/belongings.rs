@@ -130,16 +130,18 @@ impl Shared {
         Ok(belongings)
     }
 
-    /// A machine's kept disk has been served: from now on its file must be there.
-    pub(super) fn disk_is_made(&self, name: &str) -> Result<(), HostError> {
+    /// A machine's kept disk is being served: once its file is there it must be from now on. Whether that is recorded.
+    pub(super) fn disk_is_made(&self, name: &str) -> Result<bool, HostError> {
+        let disk = self.objects.get::<Belongings>(name)?.and_then(|found| found.value.disk);
+        let Some(served) = disk.filter(|disk| disk.made || disk.path.exists()) else { return Ok(false) };
         self.objects.change(|changes| {
             if let Some(mut found) = changes.get::<Belongings>(name)?
-                && let Some(disk) = found.value.disk.as_mut().filter(|disk| !disk.made)
+                && let Some(disk) = found.value.disk.as_mut().filter(|disk| **disk == served && !disk.made)
             {
                 disk.made = true;
                 changes.put(name, &found.value);
             }
-            Ok(())
+            Ok(true)
         })
     }
 

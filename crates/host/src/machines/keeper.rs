@@ -42,6 +42,8 @@ pub struct Keeper {
     vmm: Vmm,
     /// What its disk says.
     disk: disk::Says,
+    /// It is recorded that its disk, which is kept, has been served.
+    is_made: bool,
     /// Makes its private copy of the image.
     placing: Option<start::Placing>,
     /// Finds out when its guest is ready.
@@ -128,6 +130,7 @@ impl Keeper {
             status,
             vmm,
             disk: disk::Says::default(),
+            is_made: false,
             placing: None,
             probe: None,
             begun: None,
@@ -226,6 +229,10 @@ impl Keeper {
         let Some(disk) = disk::find(&self.folder).await? else {
             return self.bring_up_disk(machine, run, vmm).await;
         };
+        if run.kept.is_some() && !self.is_made {
+            let (shared, name) = (Arc::clone(&self.shared), self.name.clone());
+            self.is_made = blocking(move || shared.disk_is_made(name.as_str())).await?;
+        }
         self.disk.listen(self.folder.path()).await;
         match vmm {
             Seen::None if run.hypervisor == Hypervisor::None => {

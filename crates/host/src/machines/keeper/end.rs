@@ -134,8 +134,9 @@ impl Keeper {
         match run.ending {
             _ if asked => {}
             Some(Ending::GuestShutdown) if !catalog.spec.autostart => {
-                self.is_off().await?;
-                return Ok(Next::Again);
+                if self.is_off().await? {
+                    return Ok(Next::Again);
+                }
             }
             Some(_) => {}
             None => {
@@ -187,17 +188,15 @@ impl Keeper {
         Ok(Next::Again)
     }
 
-    /// The guest has shut down: that is what is wanted from now on, unless somebody wants something else meanwhile.
-    async fn is_off(&self) -> Result<(), HostError> {
+    /// The guest has shut down: that is what is wanted from now on, unless somebody has wanted something since. Whether it is.
+    async fn is_off(&self) -> Result<bool, HostError> {
         let (shared, name, seen) = (Arc::clone(&self.shared), self.name.clone(), self.seen);
         blocking(move || {
             shared.objects.change(|changes| {
-                if let Some(found) = changes.get::<Wanted>(name.as_str())?
-                    && found.revision == seen
-                {
-                    changes.put(name.as_str(), &Wanted { power: Power::Off, ..found.value });
-                }
-                Ok(())
+                let found = changes.get::<Wanted>(name.as_str())?.filter(|found| found.revision == seen);
+                let Some(found) = found else { return Ok(false) };
+                changes.put(name.as_str(), &Wanted { power: Power::Off, ..found.value });
+                Ok(true)
             })
         })
         .await

@@ -56,8 +56,7 @@ impl Keeper {
             let source = shared.source(&run)?;
             disk::start(folder.path(), &run, &source, &shared.parts.scopes)
                 .map_err(|e| HostError::new(e.code, format!("{name}: {e}")))
-                .inspect_err(|_| _ = processes::forget(folder.path(), disk::PROCESS))?;
-            if run.kept.is_some() { shared.disk_is_made(name.as_str()) } else { Ok(()) }
+                .inspect_err(|_| _ = processes::forget(folder.path(), disk::PROCESS))
         })
         .await?;
         Ok(Next::Again)
@@ -139,6 +138,7 @@ impl Keeper {
             Ok(run)
         })
         .await?;
+        self.is_made = false;
         self.say(Status::new(Phase::Starting).of(&run, &self.folder));
         Ok(())
     }
