@@ -6,6 +6,7 @@ use serde_json::Value;
 use spillway_lab::load::Rng;
 use spillway_lab::process::wait_until;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -13,6 +14,9 @@ use std::time::{Duration, SystemTime};
 const KILLS: u32 = 20;
 /// How long everything may take to be as it is wanted after a restart.
 const SETTLED: Duration = Duration::from_secs(120);
+
+/// Machines that things are asked of: each keeps something else.
+const ASKED: [&str; 4] = ["work-001", "work-002", "own-001", "copy-001"];
 
 /// What is known of what was asked: by machine, what was answered last; none: the last answer did not come.
 #[derive(Default)]
@@ -24,7 +28,7 @@ struct Answered {
 /// Asks for things until it is told to stop.
 fn script(world: &World, random: &mut Rng, stop: &AtomicBool, answered: &mut Answered) {
     while !stop.load(Ordering::Relaxed) {
-        let name = format!("work-00{}", 1 + random.below(3));
+        let name = ASKED[random.below(ASKED.len() as u64) as usize].to_owned();
         let (arguments, power, claim): (Vec<&str>, Option<&'static str>, Option<bool>) = match random.below(9)
         {
             0 | 1 => (vec!["machine", "start", &name], Some("on"), None),
@@ -99,6 +103,34 @@ fn settled(world: &World) -> Vec<Value> {
     found.unwrap_or_else(|| panic!("not what is wanted: {:#?}", all()))
 }
 
+/// The files that machines leave in stores, and those that they are to have there now.
+fn files(world: &World, machines: &[Value]) -> [BTreeSet<PathBuf>; 2] {
+    let store = |store: &str, folder: &str| world.path(store).join(folder);
+    let (data, disks) = (store("state/store", "data"), store("state/store", "disks"));
+    let (overflow, copies) = (store("state/store", "overflow"), store("cache", "copies"));
+    let scratch = store("temp", "scratch");
+    let entries = |folder: &PathBuf| std::fs::read_dir(folder).into_iter().flatten();
+    let found = [&data, &disks, &overflow, &copies, &scratch]
+        .into_iter()
+        .flat_map(entries)
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    let mut recorded = BTreeSet::new();
+    for machine in machines {
+        let name = format!(
+            "{}-{}",
+            machine["name"].as_str().unwrap(),
+            machine["identity"]["uuid"].as_str().unwrap()
+        );
+        match machine["catalog"].as_str().unwrap() {
+            "own" => recorded.extend([data.join(format!("{name}.raw")), disks.join(format!("{name}.disk"))]),
+            "work" if machine["power"] == "on" => _ = recorded.insert(scratch.join(format!("{name}.raw"))),
+            _ => {}
+        }
+    }
+    [found, recorded]
+}
+
 /// What runs is what is recorded, no more and no less.
 fn agrees(world: &World, machines: &[Value]) {
     let on: BTreeSet<&str> =
@@ -116,11 +148,13 @@ fn agrees(world: &World, machines: &[Value]) {
             && of("serve --mode") == on.len()
             && of("__worker") == on.len()
             && processes.len() == 3 * on.len();
+        let [found, recorded] = files(world, machines);
+        let right = right && found == recorded;
         right.then_some(())
     };
     // What was removed from the records just now may still be ending.
     wait_until(Duration::from_secs(20), is_so)
-        .unwrap_or_else(|| panic!("{on:?} run: {:#?}", world.processes()));
+        .unwrap_or_else(|| panic!("{on:?} run: {:#?} {:#?}", world.processes(), files(world, machines)));
     for machine in machines.iter().filter(|m| m["power"] == "on") {
         let version = machine["status"]["run"]["version"].as_u64();
         let catalog = world.json(&["catalog", "show", machine["catalog"].as_str().unwrap()]);
@@ -141,9 +175,18 @@ fn a_daemon_that_is_killed_at_any_instant_goes_on() {
         world.import("golden", version);
     }
     world.catalog("stay", 1, &["--image", "golden:1", "--grace", "0"]);
-    world.catalog("work", 3, &["--image", "golden:1", "--grace", "0"]);
-    world.ok(&["machine", "start", "stay-001", "--wait"]);
-    world.tell("stay-001", "markmine", "MARKED");
+    for class in ["cache", "temp"] {
+        world.ok(&["store", "add", class, world.path(class).to_str().unwrap(), "--class", class]);
+    }
+    let options = ["--image", "golden:1", "--grace", "0"];
+    world.catalog("work", 2, &[&options[..], &["--scratch-disk", "1M"]].concat());
+    world.catalog("own", 1, &[&options[..], &["--type", "dedicated", "--data-disk", "1M"]].concat());
+    world.catalog("copy", 1, &[&options[..], &["--mode", "ephemeral"]].concat());
+    world.ok(&["machine", "start", "stay-001", "own-001", "--wait"]);
+    for name in ["stay-001", "own-001"] {
+        world.tell(name, "markmine", "MARKED");
+    }
+    world.tell("own-001", "putvdb", "PUT");
     let stays = (world.pid("stay-001", "disk_pid"), world.pid("stay-001", "vmm_pid"));
     let mut answered = Answered::default();
     for round in 0..kills {
@@ -161,7 +204,7 @@ fn a_daemon_that_is_killed_at_any_instant_goes_on() {
         world.start_daemon();
         let machines = settled(&world);
         agrees(&world, &machines);
-        for machine in machines.iter().filter(|m| m["catalog"] == "work") {
+        for machine in &machines {
             let name = machine["name"].as_str().unwrap();
             if let Some(Some(power)) = answered.power.get(name) {
                 assert_eq!(machine["power"], *power, "round {round}: {machine:#}");
@@ -173,8 +216,12 @@ fn a_daemon_that_is_killed_at_any_instant_goes_on() {
         assert_eq!((world.pid("stay-001", "disk_pid"), world.pid("stay-001", "vmm_pid")), stays);
     }
     assert!(world.tell("stay-001", "state", "STATE").contains("mark=mine "));
-    for catalog in ["stay", "work"] {
-        world.ok(&["catalog", "delete", catalog]);
+    // What its guest had flushed is there after all its ends.
+    world.ok(&["machine", "start", "own-001", "--wait"]);
+    assert!(world.tell("own-001", "state", "STATE").contains("mark=mine "));
+    assert_eq!(world.tell("own-001", "getvdb", "GOT"), "GOT kept");
+    for catalog in ["stay", "work", "own", "copy"] {
+        world.ok(&["catalog", "delete", catalog, "--with-data"]);
     }
     let _ = world.spillway(&["catalog", "delete", "passing"]);
     agrees(&world, &[]);
