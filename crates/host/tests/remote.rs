@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::World;
+use common::{World, create, import};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use spillway_api::client::{Address, Client, Token};
@@ -64,6 +64,12 @@ fn tls(world: &World) -> StreamOwned<ClientConnection, TcpStream> {
 
 /// The status of an answer to a request with these lines in its head.
 fn ask(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> u16 {
+    let text = answer(world, method, path, lines, body);
+    text.split(' ').nth(1).unwrap_or_else(|| panic!("{method} {path}: {text:?}")).parse().unwrap()
+}
+
+/// All of that answer.
+fn answer(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> String {
     let mut stream = tls(world);
     let length = body.len();
     let head = format!(
@@ -74,8 +80,7 @@ fn ask(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> u16
     let _ = stream.write_all(body);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
-    let text = String::from_utf8_lossy(&answer);
-    text.split(' ').nth(1).unwrap_or_else(|| panic!("{method} {path}: {text:?}")).parse().unwrap()
+    String::from_utf8_lossy(&answer).into_owned()
 }
 
 fn token(word: &str) -> String {
@@ -157,6 +162,20 @@ fn the_client_asks_and_follows_events_over_tcp() {
     let event = following.next_event().unwrap().unwrap();
     assert_eq!((event.number, event.kind, event.object.as_str()), (1, EventKind::Failed, "machine/desk-001"));
     assert!(following.next_event().unwrap().unwrap().number == 2);
+}
+
+#[test]
+fn what_guests_are_told_is_not_for_those_who_only_read() {
+    let Some(world) = remote() else { return };
+    import(&world, "debian", 1);
+    let spec = r##"{"image": "debian", "user_data": "#cloud-config\npassword: hunter2\n"}"##;
+    create(&world.client(), "desk", spec).unwrap();
+    for (role, sees) in [("read", false), ("operate", true), ("admin", true)] {
+        for path in ["/v1/catalogs", "/v1/catalogs/desk"] {
+            let text = answer(&world, "GET", path, &token(role), b"");
+            assert!(text.contains("desk") && text.contains("hunter2") == sees, "{role} {path}: {text}");
+        }
+    }
 }
 
 #[test]

@@ -56,7 +56,7 @@ pub enum Peer {
 
 /// Lets a request through if its role is enough, and writes changes down: also those of clients that do not wait for the
 /// answer.
-pub async fn guard(State(audit): State<Audit>, request: Request, next: Next) -> Response {
+pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let (who, role) = match known(&request) {
         Ok(known) => known,
@@ -64,6 +64,7 @@ pub async fn guard(State(audit): State<Audit>, request: Request, next: Next) -> 
         Err(refusal) => return refusal.into_response(),
     };
     let needed = needed(&method, &path);
+    request.extensions_mut().insert(role);
     if needed == Role::Read {
         return next.run(request).await;
     }

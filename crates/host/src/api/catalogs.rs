@@ -2,10 +2,11 @@
 
 use super::extract::{Body, IfMatch, Path, Query, select};
 use super::{App, Failure, ask};
+use crate::access::Role;
 use crate::catalogs::Terms;
 use crate::error::HostError;
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use serde::Deserialize;
 use spillway_api::{Catalog, CatalogRollback, CatalogSpec, CatalogUpdate, Empty, List, Name, NewCatalog};
 use utoipa::IntoParams;
@@ -36,14 +37,23 @@ struct Labelled {
 #[utoipa::path(get, path = "", params(Labelled), responses((status = 200, body = List<Catalog>), Failure))]
 async fn list_catalogs(
     State(app): State<App>,
+    Extension(role): Extension<Role>,
     Query(pairs): Query<Vec<(String, String)>>,
 ) -> Answer<List<Catalog>> {
     let selector = select(pairs, &["label"])?;
     ask(move || {
-        let all = app.catalogs.list()?;
-        Ok(List { items: all.into_iter().filter(|catalog| selector.chooses(catalog)).collect() })
+        let chosen = app.catalogs.list()?.into_iter().filter(|catalog| selector.chooses(catalog));
+        Ok(List { items: chosen.map(|catalog| seen_by(role, catalog)).collect() })
     })
     .await
+}
+
+/// What is passed on to guests may hold secrets: it is for those who may do something with them.
+fn seen_by(role: Role, mut catalog: Catalog) -> Catalog {
+    if let Some(text) = catalog.spec.user_data.as_mut().filter(|_| role == Role::Read) {
+        *text = "(not for the role 'read')".into();
+    }
+    catalog
 }
 
 /// Whether it is meant.
@@ -68,8 +78,12 @@ async fn create_catalog(
 
 /// A catalog.
 #[utoipa::path(get, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = Catalog), Failure))]
-async fn show_catalog(State(app): State<App>, Path(name): Path<Name>) -> Answer<Catalog> {
-    ask(move || app.catalogs.get(&name)).await
+async fn show_catalog(
+    State(app): State<App>,
+    Extension(role): Extension<Role>,
+    Path(name): Path<Name>,
+) -> Answer<Catalog> {
+    ask(move || Ok(seen_by(role, app.catalogs.get(&name)?))).await
 }
 
 /// On which terms.

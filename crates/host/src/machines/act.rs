@@ -31,24 +31,30 @@ impl Machines {
             (false, Some(seconds)) => seconds,
             (false, None) => catalogs.get(&machine.catalog).map_or(0, |catalog| catalog.spec.grace_seconds),
         };
-        for batch in self.select(select)?.chunks(BATCH) {
+        let asked = |machine: &Machine, is: &Wanted| {
+            let keeps = catalogs.get(&machine.catalog).is_some_and(|c| c.spec.keeps_writes());
+            if action.action == Action::Reset && keeps && !action.discard_data {
+                let message = format!(
+                    "{} keeps what is written: a reset throws that away: that needs discard_data",
+                    machine.name
+                );
+                return Err(HostError::new(ErrorCode::Conflict, message));
+            }
+            ask(&machine.name, is, action.action, grace(machine), keeps)
+        };
+        // What is refused of one is refused of all, before anything is recorded.
+        let views = self.views(select)?;
+        views.iter().try_for_each(|view| asked(&view.machine, &view.wanted).map(drop))?;
+        for batch in views.chunks(BATCH) {
             self.shared.objects.change(|changes| {
-                for machine in batch {
+                for View { machine, .. } in batch {
                     let name = machine.name.as_str();
                     if changes.get::<Machine>(name)?.is_none() {
                         return Err(HostError::not_found("machine", name, []));
                     }
                     let is = changes.get::<Wanted>(name)?.map(|wanted| wanted.value).unwrap_or_default();
-                    let keeps = catalogs.get(&machine.catalog).is_some_and(|c| c.spec.keeps_writes());
-                    if action.action == Action::Reset && keeps && !action.discard_data {
-                        let message = format!(
-                            "{name} keeps what is written: a reset throws that away: that needs discard_data"
-                        );
-                        return Err(HostError::new(ErrorCode::Conflict, message));
-                    }
-                    let asked = ask(&machine.name, &is, action.action, grace(machine), keeps)?;
                     // Written even if it is as it was: one that has failed is tried again at once.
-                    changes.put(name, &asked);
+                    changes.put(name, &asked(machine, &is)?);
                 }
                 Ok(())
             })?;

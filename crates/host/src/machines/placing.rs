@@ -30,7 +30,11 @@ impl Shared {
         let mut seen = Vec::new();
         for class in [StoreClass::Cache, StoreClass::Temp] {
             for store in self.stores.list()?.into_iter().filter(|store| store.class == class) {
-                self.stores.check(&store)?;
+                // One that is not mounted has no room; others may.
+                if let Err(e) = self.stores.check(&store) {
+                    seen.push(e.to_string());
+                    continue;
+                }
                 let folder = store.path.join(FOLDER);
                 let failed =
                     |e| HostError::new(ErrorCode::Internal, format!("{}: {e}", store.path.display()));
