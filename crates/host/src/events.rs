@@ -16,7 +16,8 @@ const REMEMBERED: usize = 4096;
 
 /// A line for whoever reads standard error. What runs does not end because nobody can.
 pub fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "spillwayd: {line}");
+    // In one piece: others write there too.
+    let _ = std::io::stderr().write_all(format!("spillwayd: {line}\n").as_bytes());
 }
 
 /// The events of a host. A clone is the same.
