@@ -4,6 +4,7 @@ pub mod access;
 pub mod api;
 pub mod catalogs;
 mod confined;
+mod copying;
 pub mod daemon;
 pub mod error;
 pub mod events;

@@ -5,9 +5,8 @@
 
 use super::run::Run;
 use super::{Shared, disk};
+use crate::copying;
 use crate::error::HostError;
-use rustix::fs::{SeekFrom, copy_file_range, ioctl_ficlone, seek};
-use rustix::io::Errno;
 use spillway_api::{ErrorCode, Machine, Name, StoreClass, StoreFolder};
 use spillway_worker::supervisor::{Request, bytes};
 use std::fs::{self, DirBuilder, File};
@@ -18,8 +17,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Folder of a store.
 pub(super) const FOLDER: &str = "copies";
-/// Copied between two looks whether it is still wanted.
-const STEP_BYTES: usize = 64 << 20;
 
 impl Shared {
     /// Where a machine's copy goes: the first store of class `cache`, then of `temp`, whose free space less what others
@@ -89,58 +86,44 @@ impl Shared {
 /// Copies an image: shared with it where the file system can, else what is in it. `false`: nobody wants it any more.
 pub fn copy(image: &Path, to: &Path, wanted: &AtomicBool) -> Result<bool, HostError> {
     let partial = partial(to);
-    let copy = || -> io::Result<bool> {
-        if let Some(folder) = to.parent() {
-            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        }
-        let source = File::open(image)?;
-        let target = File::options().create(true).truncate(true).write(true).mode(0o600).open(&partial)?;
-        if ioctl_ficlone(&target, &source).is_err() && !copy_data(&source, &target, wanted)? {
-            return Ok(false);
-        }
-        // What cannot be written shows now, not when a guest reads it.
-        target.sync_all()?;
-        fs::rename(&partial, to)?;
-        Ok(true)
-    };
-    let copied = copy();
-    if !matches!(copied, Ok(true)) {
-        let _ = fs::remove_file(&partial);
-    }
-    copied.map_err(|e| {
+    let failed = |e: io::Error| {
         let code = match e.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::Exhausted,
             _ => ErrorCode::Internal,
         };
         HostError::new(code, format!("{} cannot be copied to {}: {e}", image.display(), to.display()))
-    })
-}
-
-/// Copies what is not a hole.
-fn copy_data(source: &File, target: &File, wanted: &AtomicBool) -> io::Result<bool> {
-    let size = source.metadata()?.len();
-    target.set_len(size)?;
-    let mut at = 0;
-    while at < size {
-        let data = match seek(source, SeekFrom::Data(at)) {
-            // A hole to the end.
-            Err(Errno::NXIO) => break,
-            data => data?,
-        };
-        let end = seek(source, SeekFrom::Hole(data))?;
-        let (mut from, mut to) = (data, data);
-        while from < end {
-            if !wanted.load(Ordering::Relaxed) {
-                return Ok(false);
-            }
-            let step = usize::try_from(end - from).unwrap_or(STEP_BYTES).min(STEP_BYTES);
-            if copy_file_range(source, Some(&mut from), target, Some(&mut to), step)? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
+    };
+    let goes_on = || match wanted.load(Ordering::Relaxed) {
+        true => Ok(()),
+        false => Err(HostError::new(ErrorCode::Cancelled, "nobody wants the copy any more")),
+    };
+    let open = || {
+        if let Some(folder) = to.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
-        at = end;
+        let source = File::open(image)?;
+        let target = File::options().create(true).truncate(true).write(true).mode(0o600).open(&partial)?;
+        let size = source.metadata()?.len();
+        Ok((source, target, size))
+    };
+    let copy = || {
+        let (source, target, size) = open().map_err(failed)?;
+        if !copying::share(&source, &target) {
+            target.set_len(size).map_err(failed)?;
+            copying::copy(&source, 0..size, &target, 0, goes_on, failed)?;
+        }
+        // What cannot be written shows now, not when a guest reads it.
+        target.sync_all().and_then(|()| fs::rename(&partial, to)).map_err(failed)
+    };
+    let copied = copy();
+    if copied.is_err() {
+        let _ = fs::remove_file(&partial);
     }
-    Ok(true)
+    match copied {
+        Ok(()) => Ok(true),
+        Err(stopped) if stopped.code == ErrorCode::Cancelled => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// A machine's copy in a store.
