@@ -104,12 +104,9 @@ fn holder_in_words(file: impl AsFd) -> Result<(String, bool), Errno> {
     let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
     let dev = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
     Ok(match holder(&locks, dev, stat.st_ino) {
-        Some(pid) => match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
-            // One that has ended, and that nobody has waited for, has a name still, and no command line.
-            Ok(name) if std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty()) => {
-                (format!("by process {pid} ({})", name.trim()), false)
-            }
-            _ => {
+        Some(pid) => match living(pid) {
+            Some(name) => (format!("by process {pid} ({name})"), false),
+            None => {
                 let serves = "it serves until its last client has left";
                 (format!("by a worker whose supervisor, process {pid}, has ended: {serves}"), true)
             }
@@ -117,6 +114,14 @@ fn holder_in_words(file: impl AsFd) -> Result<(String, bool), Errno> {
         // It may have let go since.
         None => ("by another process".into(), true),
     })
+}
+
+/// The name of a process that has not ended. One that nobody has waited for yet has a name still, and has ended.
+fn living(pid: u32) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (before, after) = stat.rsplit_once(')')?;
+    let has_ended = after.trim_start().starts_with(['Z', 'X']);
+    (!has_ended).then(|| before.split_once('(').map_or("", |(_, name)| name).to_owned())
 }
 
 /// Who took the lock, by the lines of `/proc/locks`.
@@ -153,6 +158,20 @@ pub(super) fn past_the_cache(file: File, path: &Path, mode: Mode) -> Result<File
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_has_ended_lives_no_more_though_nobody_has_waited_for_it() {
+        assert!(living(std::process::id()).is_some_and(|name| !name.is_empty()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let until = Instant::now() + Duration::from_secs(10);
+        while living(child.id()).is_some() {
+            assert!(Instant::now() < until, "it is not seen that it has ended");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(Path::new(&format!("/proc/{}/comm", child.id())).exists());
+        child.wait().unwrap();
+        assert_eq!(living(child.id()), None);
+    }
 
     #[test]
     fn the_holder_of_a_lock_is_found() {
