@@ -2,6 +2,7 @@
 //!
 //! It owns every fd, path and socket; the worker is given fds. Used by `spillway serve` and `spillway run`.
 
+mod at_rest;
 mod client;
 mod clients;
 mod closer;
@@ -27,6 +28,7 @@ mod stats;
 mod upgrade;
 
 pub use crate::channel::{BaseCache, ImageFormat, Limits};
+pub use at_rest::{Content, DiskAtRest, Part};
 pub use client::Client;
 pub use control::{Answer, Request};
 pub use dirty::{Dirty, DirtyRange};

@@ -18,9 +18,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-const BLOCK: u64 = BLOCK_BYTES as u64;
+pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes that are read and written at a time.
-const CHUNK: usize = 1 << 20;
+pub(super) const CHUNK: usize = 1 << 20;
 
 /// What says which image a disk was made from: what `--image-id` says, else what can be seen of it.
 pub(super) fn identity(
@@ -29,17 +29,7 @@ pub(super) fn identity(
     virtual_bytes: u64,
 ) -> Result<String, SupervisorError> {
     if let Some(text) = said {
-        let identity = format!("id={text}");
-        if text.is_empty() || text.contains(char::is_control) || identity.len() > MAX_IDENTITY_BYTES {
-            return Err(SupervisorError::new(
-                ErrorKind::Options,
-                format!(
-                    "--image-id is a line of at most {} bytes of text: shorten it",
-                    MAX_IDENTITY_BYTES - "id=".len()
-                ),
-            ));
-        }
-        return Ok(identity);
+        return said_identity(text);
     }
     let stat =
         rustix::fs::fstat(image).map_err(|e| SupervisorError::internal("cannot look at the image", e))?;
@@ -47,6 +37,21 @@ pub(super) fn identity(
         return Ok(format!("device size={virtual_bytes}"));
     }
     Ok(format!("size={} mtime={}.{:09}", stat.st_size, stat.st_mtime, stat.st_mtime_nsec))
+}
+
+/// The same, of what `--image-id` says.
+pub(super) fn said_identity(text: &str) -> Result<String, SupervisorError> {
+    let identity = format!("id={text}");
+    if text.is_empty() || text.contains(char::is_control) || identity.len() > MAX_IDENTITY_BYTES {
+        return Err(SupervisorError::new(
+            ErrorKind::Options,
+            format!(
+                "--image-id is a line of at most {} bytes of text: shorten it",
+                MAX_IDENTITY_BYTES - "id=".len()
+            ),
+        ));
+    }
+    Ok(identity)
 }
 
 /// The file of a disk, locked; what it says of itself, if it said anything before.
@@ -100,31 +105,50 @@ impl PersistentFile {
         self.header.as_ref().map(|header| header.size_bytes)
     }
 
+    /// Whether the kernel runs in whose page cache the live map is.
+    pub fn is_of_this_boot(&self) -> bool {
+        self.header.as_ref().is_some_and(|header| boot_id().is_some_and(|boot| boot == header.boot_id))
+    }
+
+    /// The file, still locked.
+    pub fn into_file(self) -> File {
+        self.file
+    }
+
     /// Refuses a disk of another image, or of another size that it cannot take.
     pub fn check(&self, path: &Path, spec: &DiskSpec, identity: &str) -> Result<(), SupervisorError> {
-        let Some(header) = &self.header else { return Ok(()) };
-        let refuse =
-            |kind, what: String| Err(SupervisorError::new(kind, format!("disk {}: {what}", path.display())));
-        if header.base_bytes != spec.base_bytes || header.identity != identity {
-            return refuse(
-                ErrorKind::Image,
-                format!(
-                    "it was made from another image ({}, {} bytes; this one is {identity}, {} bytes): name that one with \
-                     --image; if only its time has changed, give it back with touch -d @TIME, or name images with --image-id",
-                    header.identity, header.base_bytes, spec.base_bytes
-                ),
-            );
-        }
-        if spec.size_bytes < header.size_bytes {
-            return refuse(
+        self.check_image(path, spec.base_bytes, identity)?;
+        match &self.header {
+            Some(header) if spec.size_bytes < header.size_bytes => Err(SupervisorError::new(
                 ErrorKind::Options,
                 format!(
-                    "it has {} bytes, and a disk does not shrink: leave --size out or make it larger",
+                    "disk {}: it has {} bytes, and a disk does not shrink: leave --size out or make it larger",
+                    path.display(),
                     header.size_bytes
                 ),
-            );
+            )),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Refuses a disk of another image.
+    pub fn check_image(&self, path: &Path, base_bytes: u64, identity: &str) -> Result<(), SupervisorError> {
+        match &self.header {
+            Some(header) if header.base_bytes != base_bytes || header.identity != identity => {
+                Err(SupervisorError::new(
+                    ErrorKind::Image,
+                    format!(
+                        "disk {}: it was made from another image ({}, {} bytes; this one is {identity}, {base_bytes} bytes): \
+                         name that one with --image; if only its time has changed, give it back with touch -d @TIME, or \
+                         name images with --image-id",
+                        path.display(),
+                        header.identity,
+                        header.base_bytes
+                    ),
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Makes it what a worker can serve: of this size, with a live map that counts. A new one has its name afterwards.
@@ -197,16 +221,16 @@ fn name(file: &File, path: &Path) -> Result<(), SupervisorError> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(|e| cannot("keep the name of", path, e))
 }
 
-fn blocks(size_bytes: u64) -> u32 {
+pub(super) fn blocks(size_bytes: u64) -> u32 {
     size_bytes.div_ceil(BLOCK) as u32
 }
 
-fn cannot(what: &str, path: &Path, error: impl Into<io::Error>) -> SupervisorError {
+pub(super) fn cannot(what: &str, path: &Path, error: impl Into<io::Error>) -> SupervisorError {
     let advice = "see that there is room and that this user may write there, or name another with --disk";
     SupervisorError::on_path(ErrorKind::Create, &format!("cannot {what} disk"), path, error, advice)
 }
 
-fn damaged(path: &Path, what: &str) -> SupervisorError {
+pub(super) fn damaged(path: &Path, what: &str) -> SupervisorError {
     let advice = "take it from a backup, or name another with --disk";
     SupervisorError::new(ErrorKind::Image, format!("disk {}: {what}: {advice}", path.display()))
 }
@@ -259,20 +283,25 @@ fn zero(file: &File, at: u64, len: u64) -> io::Result<()> {
     }
 }
 
-fn chunks(at: u64, len: u64) -> impl Iterator<Item = (u64, usize)> {
+pub(super) fn chunks(at: u64, len: u64) -> impl Iterator<Item = (u64, usize)> {
     (at..at + len).step_by(CHUNK).map(move |from| (from, (at + len - from).min(CHUNK as u64) as usize))
+}
+
+/// Whether the file has the mark of a reset that has begun and not ended.
+pub(super) fn has_mark(file: &File, path: &Path) -> Result<bool, SupervisorError> {
+    let mut mark = [0; BLOCK_BYTES];
+    file.read_exact_at(&mut mark, DURABLE_AT).map_err(|e| cannot("read the mark of", path, e))?;
+    let (word, rest) = mark.split_at(RESET_MARK.len());
+    if rest.iter().any(|&byte| byte != 0) || word != RESET_MARK && word.iter().any(|&byte| byte != 0) {
+        return Err(damaged(path, "its mark of a reset is none"));
+    }
+    Ok(word == RESET_MARK)
 }
 
 /// Ends a reset whose mark the file has. Whether it had one.
 fn finish_reset(file: &File, path: &Path, map_bytes: u64) -> Result<bool, SupervisorError> {
     let said = |e: io::Error| cannot("finish the reset of", path, e);
-    let mut mark = [0; BLOCK_BYTES];
-    file.read_exact_at(&mut mark, DURABLE_AT).map_err(said)?;
-    let (word, rest) = mark.split_at(RESET_MARK.len());
-    if rest.iter().any(|&byte| byte != 0) || word != RESET_MARK && word.iter().any(|&byte| byte != 0) {
-        return Err(damaged(path, "its mark of a reset is none"));
-    }
-    if word != RESET_MARK {
+    if !has_mark(file, path)? {
         return Ok(false);
     }
     zero(file, LIVE_AT, map_bytes).map_err(said)?;
