@@ -64,7 +64,7 @@ pub struct ImageVersion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VersionState {
-    /// Not yet: its content is being copied.
+    /// Not yet: its content is being copied, from a file or a machine's disk.
     Importing,
     /// Yes.
     Ready,
@@ -87,8 +87,8 @@ pub enum Origin {
     Commit {
         /// The machine.
         machine: Name,
-        /// The version that it had begun with.
-        from: u32,
+        /// The version that it had been written over, such as `debian:3`.
+        from: ImageRef,
     },
 }
 
@@ -132,6 +132,17 @@ pub struct ImageImport {
     /// Which store is to hold it; none for the default one.
     #[serde(default)]
     pub store: Option<Name>,
+}
+
+/// Asks for a version made from a machine's disk: its image with what the machine has written over it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ImageCommit {
+    /// The machine. Its mode is `persistent`, and it is off.
+    pub machine: Name,
+    /// Publish the version when it is ready. The first one of an image is published anyway.
+    #[serde(default)]
+    pub publish: bool,
 }
 
 /// Chooses a version: to be published, to be tagged.

@@ -32,8 +32,8 @@ pub use figures::{
     StoreFigures,
 };
 pub use image::{
-    Image, ImageDetails, ImageImport, ImageRef, ImageVersion, Origin, SourceFormat, VersionChoice,
-    VersionState,
+    Image, ImageCommit, ImageDetails, ImageImport, ImageRef, ImageVersion, Origin, SourceFormat,
+    VersionChoice, VersionState,
 };
 pub use machine::{
     Action, Claim, Hypervisor, Identity, Machine, MachineAction, MachineDetails, MachineRun, MachineStatus,

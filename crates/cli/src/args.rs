@@ -91,7 +91,7 @@ pub enum Command {
         #[command(subcommand)]
         command: ImageCommand,
     },
-    /// What goes on in spillwayd: imports, checks of digests
+    /// What goes on in spillwayd: imports, commits, checks of digests
     Operation {
         /// Where it is.
         #[command(flatten)]

@@ -17,13 +17,14 @@ pub fn share(source: &File, target: &File) -> bool {
     ioctl_ficlone(target, source).is_ok()
 }
 
-/// Copies a range of a file to a place of another that reads as zeroes. What lies behind the source's end are zeroes.
+/// Copies a range of a file to a place of another that reads as zeroes. What lies behind the source's end are zeroes. Who
+/// says whether it may go on is told how far it is.
 pub fn copy(
     source: &File,
     range: Range<u64>,
     target: &File,
     to: u64,
-    mut goes_on: impl FnMut() -> Result<(), HostError>,
+    mut goes_on: impl FnMut(u64) -> Result<(), HostError>,
     failed: impl Fn(io::Error) -> HostError,
 ) -> Result<(), HostError> {
     let find = |what: SeekFrom, otherwise: u64| match seek(source, what) {
@@ -39,7 +40,7 @@ pub fn copy(
         at = find(SeekFrom::Data(at), at)?;
         let end = find(SeekFrom::Hole(at), range.end)?;
         while at < end {
-            goes_on()?;
+            goes_on(at - range.start)?;
             let step = (end - at).min(STEP_BYTES);
             let copy = || {
                 seek(source, SeekFrom::Start(at))?;
@@ -70,7 +71,7 @@ mod tests {
         file
     }
 
-    fn goes_on() -> Result<(), HostError> {
+    fn goes_on(_: u64) -> Result<(), HostError> {
         Ok(())
     }
 
@@ -96,7 +97,7 @@ mod tests {
     fn who_may_not_go_on_stops_and_what_cannot_be_written_is_said() {
         let (source, target) = (file("/var/tmp", MIB), file("/var/tmp", MIB));
         source.write_all_at(&[1; 4096], 0).unwrap();
-        let stop = || Err(HostError::invalid("told to stop"));
+        let stop = |_| Err(HostError::invalid("told to stop"));
         let stopped = copy(&source, 0..MIB, &target, 0, stop, |e| panic!("{e}"));
         assert_eq!(stopped.unwrap_err().message, "told to stop");
         let full = File::options().write(true).open("/dev/full").unwrap();

@@ -2,6 +2,7 @@
 
 use crate::store::StoreError;
 use spillway_api::{ErrorBody, ErrorCode};
+use spillway_worker::supervisor::{ErrorKind, SupervisorError};
 
 /// Why something was not done: for programs a code, for people what, where and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -46,5 +47,17 @@ impl From<StoreError> for HostError {
             _ => ErrorCode::Internal,
         };
         HostError::new(code, error.to_string())
+    }
+}
+
+impl From<SupervisorError> for HostError {
+    fn from(error: SupervisorError) -> HostError {
+        let code = match error.kind {
+            ErrorKind::Refused | ErrorKind::InUse => ErrorCode::Conflict,
+            ErrorKind::Unavailable => ErrorCode::Unavailable,
+            ErrorKind::Image => ErrorCode::Damaged,
+            _ => ErrorCode::Internal,
+        };
+        HostError::new(code, error.message)
     }
 }

@@ -1,4 +1,4 @@
-//! What takes long and goes on while its client may leave: imports, checks of digests. Owns how far they are, in
+//! What takes long and goes on while its client may leave: imports, commits, checks of digests. Owns how far they are, in
 //! memory: what they come to is in the objects that they change.
 //!
 //! Invariant: an operation ends once, and is known for a while after it has.

@@ -138,9 +138,8 @@ fn client(world: &World, role: &str) -> Client {
 #[test]
 fn the_client_asks_and_follows_events_over_tcp() {
     let Some(world) = remote() else { return };
-    common::import(&world, "debian", 1);
-    let catalog =
-        common::create(&client(&world, "admin"), "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
+    import(&world, "debian", 1);
+    let catalog = create(&client(&world, "admin"), "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
     // Decided on what is not so any more: the revision comes along.
     let stale = client(&world, "admin").put_if::<_, Catalog>("/v1/catalogs/desk", 0, &catalog.spec);
     assert_eq!(common::refused(stale).code, ErrorCode::Conflict);

@@ -7,11 +7,16 @@ use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use spillway_api::client::Client;
 use spillway_api::{
-    Empty, Finding, Image, ImageCheck, ImageDetails, ImageImport, ImageRef, ImageVersion, List, Name,
-    Operation, Origin, SourceFormat, VersionChoice, VersionState,
+    Catalog, Empty, Finding, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, ImageRef,
+    ImageVersion, List, MachineDetails, Name, Operation, Origin, SourceFormat, VersionChoice, VersionState,
 };
 use spillway_worker::supervisor::bytes;
 use std::path::PathBuf;
+
+const COMMIT_EXAMPLES: &str = "\
+Example:
+  spillway machine stop golden-001 --wait
+  spillway image commit golden-001 --publish";
 
 /// What to do with images.
 #[derive(Debug, Subcommand)]
@@ -28,6 +33,21 @@ pub enum ImageCommand {
         /// The store that is to hold it [default: the first of class shared, then local]
         #[arg(long)]
         store: Option<Name>,
+        /// Do not wait for the end
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Make a new version of an image from the disk of a machine of mode persistent that is off
+    #[command(after_help = COMMIT_EXAMPLES)]
+    Commit {
+        /// The machine
+        machine: Name,
+        /// The image [default: the one that its catalog has]
+        #[arg(long, value_name = "IMAGE")]
+        name: Option<Name>,
+        /// Publish the version when it is ready
+        #[arg(long)]
+        publish: bool,
         /// Do not wait for the end
         #[arg(long)]
         no_wait: bool,
@@ -95,11 +115,13 @@ pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
             let path = path.map_err(|path| Failure::usage(format!("{path:?}: the path is not UTF-8")))?;
             let import = ImageImport { path, format, store };
             let begun: Operation = client.post(&format!("/v1/images/{name}/versions"), &import)?;
-            if no_wait {
-                return daemon.show(&begun, |begun| format!("operation {}: {}\n", begun.id, begun.what));
-            }
-            progress::wait(&client, &begun)?;
-            show(daemon, &client, &name)
+            attend(daemon, &client, &name, &begun, no_wait)
+        }
+        ImageCommand::Commit { machine, name, publish, no_wait } => {
+            let name = name.map_or_else(|| image_of(&client, &machine), Ok)?;
+            let commit = ImageCommit { machine, publish };
+            let begun: Operation = client.post(&format!("/v1/images/{name}/commits"), &commit)?;
+            attend(daemon, &client, &name, &begun, no_wait)
         }
         ImageCommand::List => {
             let images: List<Image> = client.get("/v1/images")?;
@@ -161,6 +183,28 @@ pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
             output::print(&format!("{image} is deleted\n")).map(drop)
         }
     }
+}
+
+/// Waits until a version is made, unless nobody wants that, and shows its image.
+fn attend(
+    daemon: &Daemon,
+    client: &Client,
+    name: &Name,
+    begun: &Operation,
+    no_wait: bool,
+) -> Result<(), Failure> {
+    if no_wait {
+        return daemon.show(begun, |begun| format!("operation {}: {}\n", begun.id, begun.what));
+    }
+    progress::wait(client, begun)?;
+    show(daemon, client, name)
+}
+
+/// The image that a machine's catalog has.
+fn image_of(client: &Client, machine: &Name) -> Result<Name, Failure> {
+    let machine: MachineDetails = client.get(&format!("/v1/machines/{machine}"))?;
+    let catalog: Catalog = client.get(&format!("/v1/catalogs/{}", machine.machine.catalog))?;
+    Ok(catalog.spec.image.name)
 }
 
 fn version(image: &ImageRef) -> Result<u32, Failure> {
@@ -226,7 +270,7 @@ fn row(image: &Image, version: &ImageVersion) -> [String; 7] {
     let digest = version.digest.as_ref().map_or("-", |digest| &digest[..digest.len().min(19)]);
     let from = match &version.origin {
         Origin::Import { path, .. } => path.clone(),
-        Origin::Commit { machine, .. } => format!("machine {machine}"),
+        Origin::Commit { machine, from } => format!("machine {machine}, over {from}"),
     };
     [
         number.to_string(),

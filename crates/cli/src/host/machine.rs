@@ -6,10 +6,11 @@ use super::{Daemon, Labels, exit, table};
 use crate::error::{Exit, Failure};
 use crate::{attach, output};
 use clap::{Args, Subcommand};
-use spillway_api::client::Client;
+use serde::Serialize;
+use spillway_api::client::{Client, ClientError, query};
 use spillway_api::{
-    Action, ErrorCode, List, MachineAction, MachineDetails, MachineRun, Name, NewClaim, Phase, Power,
-    Selector,
+    Action, Empty, ErrorBody, ErrorCode, List, MachineAction, MachineDetails, MachineRun, Name, NewClaim,
+    Phase, Power, Selector,
 };
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -19,6 +20,11 @@ Examples:
   spillway machine start desk-001 desk-002 --wait
   spillway machine start --catalog desk
   spillway machine restart --label team=support --grace 300";
+
+const DELETE_EXAMPLES: &str = "\
+Examples:
+  spillway machine delete desk-003
+  spillway machine delete --label team=support --with-data";
 
 const CLAIM_EXAMPLES: &str = "\
 Examples:
@@ -71,6 +77,16 @@ pub enum MachineCommand {
         /// What machines keep may be thrown away
         #[arg(long)]
         discard_data: bool,
+    },
+    /// Delete machines that are off and that nobody has claimed; their catalog has so many less
+    #[command(after_help = DELETE_EXAMPLES)]
+    Delete {
+        /// Which.
+        #[command(flatten)]
+        selected: Selected,
+        /// Remove their data disks, and the disks that they keep; else their files stay in their store
+        #[arg(long)]
+        with_data: bool,
     },
     /// Take a machine of a catalog for yourself: prints its name, its address if that is known, and the claim's id
     #[command(after_help = CLAIM_EXAMPLES)]
@@ -187,6 +203,7 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
         MachineCommand::Reset { which, discard_data } => {
             act(daemon, &client, Action::Reset, which, How { discard_data, ..How::default() })
         }
+        MachineCommand::Delete { selected, with_data } => delete(daemon, &client, selected, with_data),
         MachineCommand::Claim { catalog, ttl, wait, timeout } => {
             let asked = NewClaim { ttl_seconds: ttl, any: wait };
             let path = format!("/v1/catalogs/{catalog}/claims");
@@ -252,7 +269,7 @@ fn claim_of(machine: &MachineDetails) -> Option<&str> {
 
 /// Ends this claim, or whichever there is.
 fn release(client: &Client, name: &Name, claim: Option<&str>) -> Result<MachineDetails, Failure> {
-    let which = claim.map(|id| spillway_api::client::query([("claim", id.to_owned())])).unwrap_or_default();
+    let which = claim.map(|id| query([("claim", id.to_owned())])).unwrap_or_default();
     Ok(client.delete(&format!("/v1/machines/{name}/claim{which}"))?)
 }
 
@@ -275,6 +292,59 @@ fn act(daemon: &Daemon, client: &Client, action: Action, which: Which, how: How)
     }
     daemon.show(&machines, |machines| rows(&machines.items))?;
     machines.items.iter().filter(|_| which.wait).try_for_each(failed)
+}
+
+/// What has become of a machine that was to be deleted.
+#[derive(Serialize)]
+struct Deleted {
+    name: Name,
+    /// Why it is still there.
+    error: Option<ErrorBody>,
+}
+
+/// One that is refused does not stop the others.
+fn delete(daemon: &Daemon, client: &Client, selected: Selected, with_data: bool) -> Result<(), Failure> {
+    let mut items = Vec::new();
+    for name in selected.names(client)? {
+        let error = match client.delete::<Empty>(&format!("/v1/machines/{name}?with_data={with_data}")) {
+            Ok(Empty {}) => None,
+            Err(ClientError::Refused(error)) => Some(error),
+            Err(other) => return Err(other.into()),
+        };
+        items.push(Deleted { name, error });
+    }
+    let deleted = List { items };
+    daemon.show(&deleted, |deleted| {
+        let line = |Deleted { name, error }: &Deleted| match error {
+            None => format!("{name} is deleted\n"),
+            Some(why) => format!("{name} stays: {why}\n"),
+        };
+        deleted.items.iter().map(line).collect()
+    })?;
+    let mut stay = deleted.items.iter().filter_map(|deleted| deleted.error.as_ref());
+    let Some(first) = stay.next() else { return Ok(()) };
+    let message = match stay.count() {
+        0 => first.message.clone(),
+        more => format!("{}; and {more} more of {} machines stay", first.message, deleted.items.len()),
+    };
+    Err(Failure::new(exit(first.code), message))
+}
+
+impl Selected {
+    /// Their names: as they were given, or those of them that fit what else is asked for.
+    fn names(self, client: &Client) -> Result<Vec<Name>, Failure> {
+        if self.catalog.is_none() && self.label.is_empty() && !self.all {
+            return Ok(self.names);
+        }
+        let catalog = self.catalog.map(|catalog| ("catalog", catalog.to_string()));
+        let labels = self.label.iter().map(|(key, value)| ("label", format!("{key}={value}")));
+        let which = query(catalog.into_iter().chain(labels));
+        // One that does not exist is a mistake, not one that does not fit.
+        self.names.iter().try_for_each(|name| get(client, name).map(drop))?;
+        let found: List<MachineDetails> = client.get(&format!("/v1/machines{which}"))?;
+        let found = found.items.into_iter().map(|machine| machine.machine.name);
+        Ok(found.filter(|name| self.names.is_empty() || self.names.contains(name)).collect())
+    }
 }
 
 fn drain(daemon: &Daemon, client: &Client, action: Action, which: Selected) -> Result<(), Failure> {

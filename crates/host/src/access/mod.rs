@@ -125,6 +125,7 @@ mod tests {
             (Method::POST, "/v1/catalogs/desk/claims", Role::Operate),
             (Method::DELETE, "/v1/machines/desk-1/claim", Role::Operate),
             (Method::DELETE, "/v1/machines/desk-1", Role::Admin),
+            (Method::POST, "/v1/images/debian/commits", Role::Admin),
             (Method::POST, "/v1/catalogs", Role::Admin),
             (Method::DELETE, "/v1/catalogs/claims", Role::Admin),
             (Method::PUT, "/v1/machine-actions", Role::Admin),

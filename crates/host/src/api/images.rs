@@ -7,7 +7,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use spillway_api::{
-    Empty, Image, ImageCheck, ImageDetails, ImageImport, List, Name, Operation, VersionChoice,
+    Empty, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, List, Name, Operation, VersionChoice,
 };
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -20,6 +20,7 @@ pub fn routes() -> OpenApiRouter<App> {
         .routes(routes!(list_images))
         .routes(routes!(show_image, delete_image))
         .routes(routes!(import_image))
+        .routes(routes!(commit_machine))
         .routes(routes!(delete_image_version))
         .routes(routes!(verify_image_version))
         .routes(routes!(check_image_version))
@@ -57,6 +58,16 @@ async fn import_image(
     Body(import): Body<ImageImport>,
 ) -> Begun {
     Ok((StatusCode::ACCEPTED, ask(move || app.images.import(&name, import)).await?))
+}
+
+/// Begins to make a new version from the disk of a machine of mode `persistent` that is off. It cannot be started meanwhile.
+#[utoipa::path(post, path = "/{name}/commits", params(("name" = Name, Path)), request_body = ImageCommit, responses((status = 202, body = Operation), Failure))]
+async fn commit_machine(
+    State(app): State<App>,
+    Path(name): Path<Name>,
+    Body(commit): Body<ImageCommit>,
+) -> Begun {
+    Ok((StatusCode::ACCEPTED, ask(move || app.machines.commit(&name, &commit)).await?))
 }
 
 /// Removes a version, if nobody uses it.

@@ -6,7 +6,7 @@ use crate::error::HostError;
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
-use spillway_api::{List, MachineAction, MachineDetails, Name, NewClaim};
+use spillway_api::{Empty, List, MachineAction, MachineDetails, Name, NewClaim};
 use std::time::Duration;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -20,7 +20,7 @@ type Answer<T> = Result<Json<T>, HostError>;
 pub fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(list_machines))
-        .routes(routes!(show_machine))
+        .routes(routes!(show_machine, delete_machine))
         .routes(routes!(release_machine))
 }
 
@@ -73,6 +73,26 @@ async fn show_machine(
 ) -> Answer<MachineDetails> {
     let seconds = wait.wait_seconds.min(LONGEST_WAIT_SECONDS);
     app.machines.wait(&name, Duration::from_secs(seconds.into())).await.map(Json)
+}
+
+/// What goes with a machine.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct DeleteTerms {
+    /// Its data disk goes too, and the disk that it keeps; else their files stay in their store.
+    #[serde(default)]
+    with_data: bool,
+}
+
+/// Removes a machine that is off and that nobody has claimed. Its catalog's count goes down by one.
+#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), DeleteTerms), responses((status = 200, body = Empty), Failure))]
+async fn delete_machine(
+    State(app): State<App>,
+    Path(name): Path<Name>,
+    Query(DeleteTerms { with_data }): Query<DeleteTerms>,
+) -> Answer<Empty> {
+    ask(move || app.machines.delete(&name, with_data).map(|()| Empty {})).await
 }
 
 /// Records what is wanted of machines: it is done after the answer. They, as they are.

@@ -177,7 +177,7 @@ impl Catalogs {
         match record.map(|record| record.value.state) {
             Some(VersionState::Ready) => {}
             Some(_) => {
-                let message = format!("{}:{version} is being imported or deleted", image.name);
+                let message = format!("{}:{version} is being made or deleted", image.name);
                 return Err(HostError::new(ErrorCode::Conflict, message));
             }
             None => {

@@ -174,7 +174,7 @@ impl Source {
 }
 
 /// A file system that is full to the brim harms all others on it, the daemon's own records first.
-fn has_room(folder: &Path) -> Result<(), HostError> {
+pub fn has_room(folder: &Path) -> Result<(), HostError> {
     let Ok(system) = rustix::fs::statvfs(folder) else { return Ok(()) };
     let [all, free] = [system.f_blocks, system.f_bavail].map(|blocks| blocks.saturating_mul(system.f_frsize));
     if free < (all / 20).min(LEAST_FREE_BYTES) { Err(no_room(folder)) } else { Ok(()) }

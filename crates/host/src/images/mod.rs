@@ -1,4 +1,4 @@
-//! Images and their versions: import, publish, tag, verify, delete. Owns their files and records.
+//! Images and their versions: publish, tag, verify, delete. Owns their files and records.
 //!
 //! Invariant: a version that is `ready` has its files, whole, and they never change; files that no record names, or
 //! whose record says that they are being made or removed, are gone after the next start.
@@ -7,25 +7,25 @@ mod check;
 mod convert;
 mod digest;
 mod files;
+mod making;
+mod merged;
 
 pub use digest::CHUNK_BYTES;
 pub use files::VersionFiles;
+pub(crate) use making::none_is_committed;
 
 use crate::error::HostError;
-use crate::operations::{Operations, Progress};
+use crate::operations::Operations;
 use crate::store::{Changes, Kind, Object, Objects};
 use crate::stores::Stores;
-use convert::Source;
 use digest::ChunkDigest;
-use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
 use spillway_api::{
-    Catalog, ErrorCode, HistoryEntry, Image, ImageCheck, ImageDetails, ImageImport, ImageVersion, Name,
-    Operation, Origin, VersionState,
+    Catalog, ErrorCode, HistoryEntry, Image, ImageCheck, ImageDetails, ImageVersion, Name, Operation, Origin,
+    VersionState,
 };
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::Read;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -40,17 +40,6 @@ impl Kind for Image {
 impl Kind for ImageVersion {
     const PREFIX: &'static str = "versions/";
     const WORD: &'static str = "version";
-}
-
-/// The last number that a version of an image had. It outlives the image.
-#[derive(Serialize, Deserialize)]
-struct LastVersion {
-    version: u32,
-}
-
-impl Kind for LastVersion {
-    const PREFIX: &'static str = "last-versions/";
-    const WORD: &'static str = "number";
 }
 
 /// The images of a host. A clone is the same.
@@ -116,90 +105,6 @@ impl Images {
     /// How large a version is, which must be ready.
     pub fn size(&self, name: &Name, version: u32) -> Result<u64, HostError> {
         Ok(self.objects.change(|changes| self.ready(changes, name, version))?.value.size_bytes)
-    }
-
-    /// Begins to make a new version from a file.
-    pub fn import(&self, name: &Name, import: ImageImport) -> Result<Operation, HostError> {
-        let source = Source::open(Path::new(&import.path), import.format)?;
-        let store = self.stores.for_images(import.store.as_ref())?;
-        self.stores.check(&store)?;
-        let size_bytes = source.look()?;
-        let version = self.objects.change(|changes| {
-            let image = changes.get::<Image>(name.as_str())?.map(|image| image.value);
-            // Numbers are not given twice, whatever was deleted or failed.
-            let last = changes.get::<LastVersion>(name.as_str())?.map_or(0, |last| last.value.version);
-            let number = last + 1;
-            let mut image = image.unwrap_or_else(|| Image {
-                name: name.clone(),
-                published: None,
-                tags: BTreeMap::new(),
-                newest: number,
-                created: Timestamp::now(),
-            });
-            image.newest = number;
-            let version = ImageVersion {
-                image: name.clone(),
-                version: number,
-                state: VersionState::Importing,
-                origin: Origin::Import { path: import.path.clone(), format: import.format },
-                store: store.name.clone(),
-                size_bytes,
-                stored_bytes: 0,
-                digest: None,
-                created: Timestamp::now(),
-            };
-            changes.put(name.as_str(), &LastVersion { version: number });
-            changes.put(name.as_str(), &image);
-            changes.put(&key(name, number), &version);
-            Ok::<_, HostError>(version)
-        })?;
-        let images = self.clone();
-        let what = format!("import {}:{} from {}", name, version.version, import.path);
-        let record = version.clone();
-        let begun = self.operations.begin(what, move |progress| {
-            images.make(&version, &source, progress).map_err(|why| match images.remove(&version) {
-                Ok(()) => why,
-                Err(left) => HostError::new(why.code, format!("{why}; until the next start {left}")),
-            })
-        });
-        if begun.is_err() {
-            self.remove(&record)?;
-        }
-        begun
-    }
-
-    /// Fills a version with a file's content and makes it ready.
-    fn make(&self, version: &ImageVersion, source: &Source, progress: &Progress) -> Result<(), HostError> {
-        // Written, then read for its digests.
-        progress.set_total(2 * version.size_bytes);
-        let store = self.stores.get(&version.store)?;
-        let files = VersionFiles::of(&store.path, &version.image, version.version);
-        let disk = files.begin(version.size_bytes)?;
-        source.convert(&files.partial_disk(), version.size_bytes, progress)?;
-        progress.set_done(version.size_bytes);
-        let failed = |e| files.failed("cannot be read back", e);
-        // What is read back is to be what the disk has.
-        disk.sync_all().map_err(failed)?;
-        let mut list = files.begin_list()?;
-        let keep =
-            |digest: ChunkDigest| list.write_all(&digest).map_err(|e| files.failed("cannot be written", e));
-        let digest = digest::read(&disk, progress, keep, failed)?;
-        let stored_bytes = files.finish(&disk, list)?;
-        self.objects.change(|changes| {
-            let mut image = self.image(changes, &version.image)?;
-            let ready = ImageVersion {
-                state: VersionState::Ready,
-                stored_bytes,
-                digest: Some(digest.clone()),
-                ..version.clone()
-            };
-            if image.value.published.is_none() {
-                image.value.published = Some(version.version);
-                changes.put(version.image.as_str(), &image.value);
-            }
-            changes.put(&key(&version.image, version.version), &ready);
-            Ok(())
-        })
     }
 
     /// What those take who name no version; catalogs that follow the image go along.
@@ -324,7 +229,7 @@ impl Images {
             let versions = changes.list_below::<ImageVersion>(&format!("{name}/"))?;
             if let Some(busy) = versions.iter().find(|v| v.value.state == VersionState::Importing) {
                 let number = busy.value.version;
-                let message = format!("{name}:{number} is being imported: wait for it, or cancel it");
+                let message = format!("{name}:{number} is being made: wait for it, or cancel it");
                 return Err(HostError::new(ErrorCode::Conflict, message));
             }
             for version in &versions {
@@ -389,7 +294,10 @@ impl Images {
     fn is_ready(&self, version: &ImageVersion) -> Result<(), HostError> {
         let why = match version.state {
             VersionState::Ready => return Ok(()),
-            VersionState::Importing => "its import has not ended",
+            VersionState::Importing => match version.origin {
+                Origin::Import { .. } => "its import has not ended",
+                Origin::Commit { .. } => "its commit has not ended",
+            },
             VersionState::Deleting => "it is being deleted",
         };
         let message = format!("{}:{} cannot be used: {why}", version.image, version.version);
@@ -412,7 +320,8 @@ impl Images {
         Err(HostError::new(ErrorCode::NotFound, message))
     }
 
-    /// Refuses if a catalog has or had the version, or any of the image: it may be rolled back to it.
+    /// Refuses if a catalog has or had the version, or any of the image, since it may be rolled back to it; or if one is made
+    /// from it.
     fn unused(&self, changes: &mut Changes, name: &Name, version: Option<u32>) -> Result<(), HostError> {
         for catalog in changes.list_below::<Catalog>("")? {
             let uses = |entry: &&HistoryEntry| {
@@ -426,7 +335,7 @@ impl Images {
                 return Err(HostError::new(ErrorCode::InUse, message));
             }
         }
-        Ok(())
+        making::none_reads(changes, name, version)
     }
 
     fn no_image(&self, name: &Name) -> HostError {

@@ -1,11 +1,12 @@
-//! What is asked of machines: to start, stop, restart, forget; to be somebody's for a while. Owns the rules of what may
-//! be asked; it is recorded here, and done by the machines' tasks.
+//! What is asked of machines: to start, stop, restart, forget; to be somebody's for a while; to be no more. Owns the rules
+//! of what may be asked; it is recorded here, and done by the machines' tasks.
 //!
 //! Invariant: a machine is claimed once, whoever asks at the same time.
 
 use super::wanted::{Claimed, Wanted};
 use super::{Machines, View};
 use crate::error::HostError;
+use crate::images::none_is_committed;
 use spillway_api::{
     Action, Catalog, ErrorCode, EventKind, Machine, MachineAction, MachineDetails, Name, NewClaim, Phase,
     Power, Selector,
@@ -56,7 +57,12 @@ impl Machines {
                     // Written even if it is as it was: one that has failed is tried again at once.
                     changes.put(name, &asked(machine, &is)?);
                 }
-                Ok(())
+                match action.action {
+                    Action::Start | Action::Restart => {
+                        none_is_committed(changes, batch.iter().map(|view| &view.machine.name))
+                    }
+                    Action::Stop | Action::Reset | Action::Drain | Action::Undrain => Ok(()),
+                }
             })?;
         }
         self.list(select)
@@ -115,9 +121,28 @@ impl Machines {
                 return Ok(false);
             }
             let is = is.map(|wanted| wanted.value).unwrap_or_default();
+            match none_is_committed(changes, [&seen.machine.name]) {
+                Err(committed) if committed.code == ErrorCode::Conflict => return Ok(false),
+                looked => looked?,
+            }
             let claim = Some(Claimed::new(claim.ttl_seconds, is.power == Power::Off));
             changes.put(name, &Wanted { claim, power: Power::On, ..is });
             Ok(true)
+        })
+    }
+
+    /// A machine that is off and nobody's is no more, and its catalog has one less. Its data disk and its kept one stay in
+    /// their store unless it is said that they go.
+    pub fn delete(&self, name: &Name, with_data: bool) -> Result<(), HostError> {
+        let view = self.view(name)?;
+        view.is_off()?;
+        if view.wanted.claim.is_some() {
+            let message = format!("{name} is claimed: release it first ('spillway machine release {name}')");
+            return Err(HostError::new(ErrorCode::Conflict, message));
+        }
+        self.catalogs.delete_machine(&view.machine, with_data, |changes| {
+            view.is_as_seen(changes)?;
+            none_is_committed(changes, [name])
         })
     }
 

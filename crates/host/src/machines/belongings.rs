@@ -54,6 +54,13 @@ pub struct KeptDisk {
     pub resets: u64,
 }
 
+impl KeptDisk {
+    /// Whether a machine with these settings, which was asked for so many resets, starts with it again.
+    pub fn stays(&self, spec: &CatalogSpec, resets: u64) -> bool {
+        spec.mode() == DiskMode::Persistent && self.image == spec.image.name && self.resets == resets
+    }
+}
+
 impl Kind for Belongings {
     const PREFIX: &'static str = "belongings/";
     const WORD: &'static str = "machine";
@@ -98,10 +105,7 @@ impl Shared {
             }
             (None, None) => {}
         }
-        let stays = |disk: &KeptDisk| {
-            spec.mode() == DiskMode::Persistent && disk.image == spec.image.name && disk.resets == resets
-        };
-        if let Some(disk) = belongings.disk.take_if(|disk| !stays(disk)) {
+        if let Some(disk) = belongings.disk.take_if(|disk| !disk.stays(spec, resets)) {
             remove(&disk.path)?;
         }
         if spec.mode() == DiskMode::Persistent && belongings.disk.is_none() {

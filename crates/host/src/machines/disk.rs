@@ -12,7 +12,7 @@ use crate::processes::{self, Process, Seen};
 use crate::scopes::Scopes;
 use serde::Serialize;
 use spillway_api::{DiskMode, ErrorCode, Hypervisor};
-use spillway_worker::supervisor::{Client, ErrorKind, Request};
+use spillway_worker::supervisor::{Client, Request};
 use std::ffi::OsString;
 use std::future::pending;
 use std::io;
@@ -95,14 +95,7 @@ pub fn reset(folder: &Path) -> Result<(), HostError> {
 pub fn ask(folder: &Path, request: &Request) -> Result<serde_json::Value, HostError> {
     let socket = ShortPath::of(folder, CONTROL)?;
     let answer = Client::connect(socket.path()).and_then(|mut client| client.ask(request));
-    answer.map_err(|e| {
-        let code = match e.kind {
-            ErrorKind::Refused => ErrorCode::Conflict,
-            ErrorKind::Unavailable => ErrorCode::Unavailable,
-            _ => ErrorCode::Internal,
-        };
-        HostError::new(code, e.message)
-    })
+    Ok(answer?)
 }
 
 /// What a disk says unasked, for as long as it is listened to.

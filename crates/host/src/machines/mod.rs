@@ -5,6 +5,7 @@
 
 mod act;
 pub mod belongings;
+mod commit;
 mod disk;
 mod figures;
 mod host;
@@ -189,9 +190,13 @@ impl Machines {
 
     /// One of them.
     pub fn get(&self, name: &Name) -> Result<MachineDetails, HostError> {
+        Ok(self.view(name)?.details())
+    }
+
+    fn view(&self, name: &Name) -> Result<View, HostError> {
         let machine = self.catalogs.machine(name)?;
         let wanted = self.shared.objects.get::<Wanted>(name.as_str())?;
-        Ok(View::of(machine, wanted.as_ref(), &self.shared.kept()).details())
+        Ok(View::of(machine, wanted.as_ref(), &self.shared.kept()))
     }
 
     /// One of them when it is what is wanted of it, or so late.

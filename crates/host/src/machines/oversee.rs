@@ -9,7 +9,7 @@ use super::{Machines, View, blocking};
 use crate::error::HostError;
 use crate::store::Revision;
 use jiff::Timestamp;
-use spillway_api::{Catalog, EventKind, Name, Phase, Power, Rollout, RolloutStrategy, Selector};
+use spillway_api::{Catalog, EventKind, Machine, Name, Phase, Power, Rollout, RolloutStrategy, Selector};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -147,7 +147,11 @@ impl Machines {
         let name = seen.machine.name.as_str();
         self.shared.objects.change(|changes| {
             let is = changes.get::<Wanted>(name)?;
-            if is.as_ref().map(|wanted| wanted.revision).unwrap_or_default() != seen.revision {
+            // One that is gone is not to leave a wish behind for the next one of its name.
+            let machine = changes.get::<Machine>(name)?.map(|machine| machine.value.identity);
+            if is.as_ref().map(|wanted| wanted.revision).unwrap_or_default() != seen.revision
+                || machine.as_ref() != Some(&seen.machine.identity)
+            {
                 return Ok(false);
             }
             let mut wanted = is.map(|wanted| wanted.value).unwrap_or_default();

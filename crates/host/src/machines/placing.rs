@@ -93,7 +93,7 @@ pub fn copy(image: &Path, to: &Path, wanted: &AtomicBool) -> Result<bool, HostEr
         };
         HostError::new(code, format!("{} cannot be copied to {}: {e}", image.display(), to.display()))
     };
-    let goes_on = || match wanted.load(Ordering::Relaxed) {
+    let goes_on = |_| match wanted.load(Ordering::Relaxed) {
         true => Ok(()),
         false => Err(HostError::new(ErrorCode::Cancelled, "nobody wants the copy any more")),
     };

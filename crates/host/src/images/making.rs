@@ -1,0 +1,232 @@
+//! How versions are made: from a file, from a machine's disk. Owns their numbers, the records of those that are not ready
+//! yet, and their operations.
+//!
+//! Invariant: a number is given once; what fails, or is told to stop, leaves neither file nor record; whoever deletes the
+//! version that another is made from, or starts the machine, sees that.
+
+use super::convert::Source;
+use super::digest::{self, ChunkDigest};
+use super::files::VersionFiles;
+use super::merged::Merged;
+use super::{Images, key};
+use crate::error::HostError;
+use crate::operations::Progress;
+use crate::store::{Changes, Kind};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use spillway_api::{
+    ErrorCode, Image, ImageCommit, ImageImport, ImageRef, ImageVersion, Name, Operation, Origin, VersionState,
+};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::num::NonZeroU32;
+use std::path::Path;
+
+/// The last number that a version of an image had. It outlives the image.
+#[derive(Serialize, Deserialize)]
+struct LastVersion {
+    version: u32,
+}
+
+impl Kind for LastVersion {
+    const PREFIX: &'static str = "last-versions/";
+    const WORD: &'static str = "number";
+}
+
+impl Images {
+    /// Begins to make a new version from a file.
+    pub fn import(&self, name: &Name, import: ImageImport) -> Result<Operation, HostError> {
+        let source = Source::open(Path::new(&import.path), import.format)?;
+        let store = self.stores.for_images(import.store.as_ref())?;
+        self.stores.check(&store)?;
+        let size_bytes = source.look()?;
+        let origin = Origin::Import { path: import.path.clone(), format: import.format };
+        let version =
+            self.objects.change(|changes| record(changes, name, &origin, &store.name, size_bytes))?;
+        let what = format!("import {name}:{} from {}", version.version, import.path);
+        self.begin(what, version, false, move |files, _, progress| {
+            source.convert(&files.partial_disk(), size_bytes, progress)
+        })
+    }
+
+    /// Begins to make a new version from the file of a machine's disk, which has been written over a version of an image.
+    /// Nobody can serve the disk meanwhile. `may_begin` refuses, or becomes a condition.
+    pub fn commit(
+        &self,
+        name: &Name,
+        commit: &ImageCommit,
+        (image, number): (&Name, u32),
+        disk: &Path,
+        mut may_begin: impl FnMut(&mut Changes) -> Result<(), HostError>,
+    ) -> Result<Operation, HostError> {
+        let machine = &commit.machine;
+        let base = self.objects.change(|changes| self.ready(changes, image, number))?.value;
+        // Beside the version that it is of, so that they can share room.
+        let store = self.stores.get(&base.store)?;
+        self.stores.check(&store)?;
+        let from = ImageRef { name: image.clone(), version: NonZeroU32::new(number) };
+        let base = VersionFiles::of(&store.path, image, number).disk();
+        let merged = Merged::open(&base, disk, &from.to_string())
+            .map_err(|e| HostError::new(e.code, format!("{machine} cannot be committed: {e}")))?;
+        let size_bytes = merged.size_bytes();
+        let origin = Origin::Commit { machine: machine.clone(), from };
+        let version = self.objects.change(|changes| {
+            may_begin(changes)?;
+            self.ready(changes, image, number)?;
+            // Written as it was: who deletes the version meanwhile must see that it is read.
+            let written_over = self.image(changes, image)?.value;
+            changes.put(image.as_str(), &written_over);
+            record(changes, name, &origin, &store.name, size_bytes)
+        })?;
+        let what = format!("commit {machine} as {name}:{}", version.version);
+        self.begin(what, version, commit.publish, move |files, to, progress| merged.fill(files, to, progress))
+    }
+
+    /// Begins the operation that makes a version of which there is a record.
+    fn begin(
+        &self,
+        what: String,
+        version: ImageVersion,
+        publish: bool,
+        fill: impl FnOnce(&VersionFiles, &File, &Progress) -> Result<(), HostError> + Send + 'static,
+    ) -> Result<Operation, HostError> {
+        let (images, record) = (self.clone(), version.clone());
+        let begun = self.operations.begin(what, move |progress| {
+            let made = images.make(&version, publish, fill, progress);
+            made.map_err(|why| match images.remove(&version) {
+                Ok(()) => why,
+                Err(left) => HostError::new(why.code, format!("{why}; until the next start {left}")),
+            })
+        });
+        if begun.is_err() {
+            self.remove(&record)?;
+        }
+        begun
+    }
+
+    /// Fills a version with its content and makes it ready.
+    fn make(
+        &self,
+        version: &ImageVersion,
+        publish: bool,
+        fill: impl FnOnce(&VersionFiles, &File, &Progress) -> Result<(), HostError>,
+        progress: &Progress,
+    ) -> Result<(), HostError> {
+        // Written, then read for its digests.
+        progress.set_total(2 * version.size_bytes);
+        let store = self.stores.get(&version.store)?;
+        let files = VersionFiles::of(&store.path, &version.image, version.version);
+        let disk = files.begin(version.size_bytes)?;
+        fill(&files, &disk, progress)?;
+        progress.set_done(version.size_bytes);
+        let failed = |e| files.failed("cannot be read back", e);
+        // What is read back is to be what the disk has.
+        disk.sync_all().map_err(failed)?;
+        let mut list = files.begin_list()?;
+        let keep =
+            |digest: ChunkDigest| list.write_all(&digest).map_err(|e| files.failed("cannot be written", e));
+        let digest = digest::read(&disk, progress, keep, failed)?;
+        let stored_bytes = files.finish(&disk, list)?;
+        self.objects.change(|changes| {
+            let mut image = self.image(changes, &version.image)?;
+            let ready = ImageVersion {
+                state: VersionState::Ready,
+                stored_bytes,
+                digest: Some(digest.clone()),
+                ..version.clone()
+            };
+            if publish || image.value.published.is_none() {
+                image.value.published = Some(version.version);
+                changes.put(version.image.as_str(), &image.value);
+                crate::catalogs::follow(changes, &version.image, version.version)?;
+            }
+            changes.put(&key(&version.image, version.version), &ready);
+            Ok(())
+        })
+    }
+}
+
+/// Records a version that is to be made; and its image, if it is the first one.
+fn record(
+    changes: &mut Changes,
+    name: &Name,
+    origin: &Origin,
+    store: &Name,
+    size_bytes: u64,
+) -> Result<ImageVersion, HostError> {
+    let image = changes.get::<Image>(name.as_str())?.map(|image| image.value);
+    // Numbers are not given twice, whatever was deleted or failed.
+    let last = changes.get::<LastVersion>(name.as_str())?.map_or(0, |last| last.value.version);
+    let number = last + 1;
+    let mut image = image.unwrap_or_else(|| Image {
+        name: name.clone(),
+        published: None,
+        tags: BTreeMap::new(),
+        newest: number,
+        created: Timestamp::now(),
+    });
+    image.newest = number;
+    let version = ImageVersion {
+        image: name.clone(),
+        version: number,
+        state: VersionState::Importing,
+        origin: origin.clone(),
+        store: store.clone(),
+        size_bytes,
+        stored_bytes: 0,
+        digest: None,
+        created: Timestamp::now(),
+    };
+    changes.put(name.as_str(), &LastVersion { version: number });
+    changes.put(name.as_str(), &image);
+    changes.put(&key(name, number), &version);
+    Ok(version)
+}
+
+/// What is being made from machines' disks: the version, the machine, what its disk is of.
+fn commits(changes: &mut Changes) -> Result<Vec<(ImageVersion, Name, ImageRef)>, HostError> {
+    let all = changes.list_below::<ImageVersion>("")?.into_iter().map(|version| version.value);
+    let under_way = all.filter(|version| version.state == VersionState::Importing);
+    let commit = |version: ImageVersion| match version.origin.clone() {
+        Origin::Commit { machine, from } => Some((version, machine, from)),
+        Origin::Import { .. } => None,
+    };
+    Ok(under_way.filter_map(commit).collect())
+}
+
+/// Refuses if the disk of one of these machines is being made a version. What is wanted of them was looked at before:
+/// whoever begins that writes it.
+pub(crate) fn none_is_committed<'a>(
+    changes: &mut Changes,
+    machines: impl IntoIterator<Item = &'a Name>,
+) -> Result<(), HostError> {
+    let commits = commits(changes)?;
+    for name in machines {
+        if let Some((version, ..)) = commits.iter().find(|(_, machine, _)| machine == name) {
+            let message = format!(
+                "{name} is being committed as {}:{}: wait for that, or cancel it ('spillway operation list')",
+                version.image, version.version
+            );
+            return Err(HostError::new(ErrorCode::Conflict, message));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses if a version is being made from this one, or from any of the image.
+pub(super) fn none_reads(changes: &mut Changes, image: &Name, version: Option<u32>) -> Result<(), HostError> {
+    let reads = |from: &ImageRef| {
+        from.name == *image
+            && version.is_none_or(|version| from.version.map(NonZeroU32::get) == Some(version))
+    };
+    match commits(changes)?.into_iter().find(|(_, _, from)| reads(from)) {
+        Some((_, machine, from)) => {
+            let message = format!(
+                "{from}: the commit of the machine '{machine}' reads it: wait for that, or cancel it"
+            );
+            Err(HostError::new(ErrorCode::InUse, message))
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,87 @@
+//! A machine's disk becomes a version of an image: image maintenance on a machine of its own. Owns the rules of which
+//! machines; how a version is made is the images'.
+//!
+//! Invariant: the machine is off when this begins, and cannot be started until it has ended.
+
+use super::belongings::{Belongings, KeptDisk};
+use super::wanted::Wanted;
+use super::{Machines, View, disk};
+use crate::error::HostError;
+use crate::images::none_is_committed;
+use crate::store::Changes;
+use spillway_api::{DiskMode, ErrorCode, ImageCommit, Machine, Name, Operation, Phase, Power};
+
+impl Machines {
+    /// Begins to make a new version of an image from a machine's disk.
+    pub fn commit(&self, image: &Name, commit: &ImageCommit) -> Result<Operation, HostError> {
+        let view = self.view(&commit.machine)?;
+        view.is_off()?;
+        // One that begins after this look changes what was seen.
+        self.shared.objects.change(|changes| none_is_committed(changes, [&view.machine.name]))?;
+        let disk = self.kept_disk(&view)?;
+        let may_begin = |changes: &mut Changes| {
+            view.is_as_seen(changes)?;
+            // Written as it was: who wants the machine to start meanwhile must see that its disk is read.
+            changes.put(view.machine.name.as_str(), &view.wanted);
+            Ok(())
+        };
+        self.shared.images.commit(image, commit, (&disk.image, disk.version), &disk.path, may_begin)
+    }
+
+    /// The disk that a machine would start with, if it has one that outlives its stops and was written.
+    fn kept_disk(&self, view: &View) -> Result<KeptDisk, HostError> {
+        let name = &view.machine.name;
+        let refuse =
+            |why: String| HostError::new(ErrorCode::Conflict, format!("{name} cannot be committed: {why}"));
+        let catalog = self.catalogs.get(&view.machine.catalog)?;
+        let mode = catalog.spec.mode();
+        if mode != DiskMode::Persistent {
+            return Err(refuse(format!(
+                "a disk of mode {} is gone when its machine stops: do the maintenance on a machine of a catalog of its own, \
+                 'spillway catalog create NAME --image {} --type dedicated'",
+                mode.as_str(),
+                catalog.spec.image.name
+            )));
+        }
+        let found = self.shared.objects.get::<Belongings>(name.as_str())?.map(|found| found.value);
+        let disk =
+            found.filter(|found| found.uuid == view.machine.identity.uuid).and_then(|found| found.disk);
+        let Some(disk) = disk.filter(|disk| disk.made) else {
+            return Err(refuse("it was never started, so its disk is its image".into()));
+        };
+        if !disk.stays(&catalog.spec, view.wanted.resets) {
+            return Err(refuse(
+                "its next start throws its disk away: a reset or another image was asked for".into(),
+            ));
+        }
+        Ok(disk)
+    }
+}
+
+impl View {
+    /// Refuses if it is to run, or has not stopped yet.
+    pub(super) fn is_off(&self) -> Result<(), HostError> {
+        let name = &self.machine.name;
+        let why = match self.status.phase {
+            _ if self.wanted.power == Power::On => {
+                format!("{name} is to run: stop it first ('spillway machine stop {name} --wait')")
+            }
+            Phase::Stopped if self.status.settled => return Ok(()),
+            Phase::Stopped => format!("{name} was asked for something just now: try again"),
+            phase => format!("{name} is {} still: wait until it has stopped", disk::word(phase)),
+        };
+        Err(HostError::new(ErrorCode::Conflict, why))
+    }
+
+    /// Refuses if it is another machine by now, or something else was wanted of it. That it stays so becomes a condition.
+    pub(super) fn is_as_seen(&self, changes: &mut Changes) -> Result<(), HostError> {
+        let name = &self.machine.name;
+        let machine = changes.get::<Machine>(name.as_str())?.map(|machine| machine.value.identity);
+        let revision = changes.get::<Wanted>(name.as_str())?.map(|wanted| wanted.revision);
+        if machine.as_ref() == Some(&self.machine.identity) && revision.unwrap_or_default() == self.revision {
+            return Ok(());
+        }
+        let message = format!("{name} was asked for something just now: try again");
+        Err(HostError::new(ErrorCode::Conflict, message))
+    }
+}

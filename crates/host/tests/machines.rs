@@ -1,0 +1,171 @@
+//! Machines that are deleted one by one, and machines whose disks cannot become versions. None is started here: the lab has
+//! tests of those that are.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{World, create, import, machines, refused};
+use rustix::process::Signal;
+use spillway_api::client::Client;
+use spillway_api::{
+    Catalog, CatalogSpec, Empty, ErrorCode, ImageCommit, ImageDetails, List, Machine, MachineDetails,
+    NewClaim, Operation, Power,
+};
+use spillway_lab::process::wait_until;
+use std::collections::HashSet;
+use std::time::Duration;
+
+/// Asks machines to do something.
+fn act(client: &Client, action: &str, name: &str) {
+    let asked = serde_json::json!({ "action": action, "select": { "names": [name] } });
+    client.post::<_, List<MachineDetails>>("/v1/machine-actions", &asked).unwrap();
+}
+
+/// Waits until a machine is off, as it is wanted.
+fn is_off(client: &Client, name: &str) {
+    let is_off = || {
+        let machine: MachineDetails = client.get(&format!("/v1/machines/{name}?wait_seconds=1")).unwrap();
+        (machine.power == Power::Off && machine.status.settled).then_some(())
+    };
+    wait_until(Duration::from_secs(30), is_off).unwrap_or_else(|| panic!("{name} is not off"));
+}
+
+fn scale(client: &Client, catalog: &str, count: u32) {
+    let path = format!("/v1/catalogs/{catalog}");
+    let spec = CatalogSpec { count, ..client.get::<Catalog>(&path).unwrap().spec };
+    client.put::<_, Catalog>(&path, &spec).unwrap();
+}
+
+fn numbers(client: &Client, catalog: &str) -> Vec<u32> {
+    machines(client, catalog).iter().map(|machine| machine.number).collect()
+}
+
+#[test]
+fn a_deleted_machine_leaves_a_gap_which_another_one_fills() {
+    let mut world = World::new();
+    import(&world, "debian", 1);
+    let client = world.client();
+    create(&client, "desk", r#"{"image": "debian", "count": 5}"#).unwrap();
+    let five = machines(&client, "desk");
+    for name in ["desk-002", "desk-004"] {
+        client.delete::<Empty>(&format!("/v1/machines/{name}")).unwrap();
+        assert_eq!(refused(client.get::<Machine>(&format!("/v1/machines/{name}"))).code, ErrorCode::NotFound);
+    }
+    let three = [&five[0], &five[2], &five[4]].map(Clone::clone);
+    assert_eq!(machines(&client, "desk"), three);
+    assert_eq!(client.get::<Catalog>("/v1/catalogs/desk").unwrap().spec.count, 3);
+    // Neither the next daemon nor another change takes a gap for a machine that is missing.
+    world.end(Signal::KILL);
+    world.start();
+    let client = world.client();
+    assert_eq!(machines(&client, "desk"), three);
+    scale(&client, "desk", 3);
+    assert_eq!(machines(&client, "desk"), three);
+    // Gaps are filled first, by others; those with the highest numbers go.
+    scale(&client, "desk", 4);
+    assert_eq!(numbers(&client, "desk"), [1, 2, 3, 5]);
+    scale(&client, "desk", 6);
+    let six = machines(&client, "desk");
+    assert_eq!(six.iter().map(|machine| machine.number).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
+    let uuids: HashSet<_> = five.iter().chain(&six).map(|machine| &machine.identity.uuid).collect();
+    assert_eq!(uuids.len(), 5 + 3, "an identity is given once");
+    client.delete::<Empty>("/v1/machines/desk-001").unwrap();
+    scale(&client, "desk", 2);
+    assert_eq!(numbers(&client, "desk"), [2, 3]);
+    // A name that is free is anybody's, and whose it is then keeps nobody else from going on.
+    let taken = r#"{"image": "debian", "count": 1, "naming": "desk-00#"}"#;
+    create(&client, "other", taken).unwrap();
+    scale(&client, "desk", 1);
+    let spec = CatalogSpec { count: 2, ..client.get::<Catalog>("/v1/catalogs/desk").unwrap().spec };
+    let error = refused(client.put::<_, Catalog>("/v1/catalogs/desk", &spec));
+    assert!(error.code == ErrorCode::Exists && error.message.contains("'desk-001'"), "{error:?}");
+    world.end(Signal::KILL);
+    world.start();
+    assert_eq!(numbers(&world.client(), "desk"), [2]);
+}
+
+#[test]
+fn machines_that_somebody_needs_are_not_deleted() {
+    let world = World::new();
+    import(&world, "debian", 1);
+    let client = world.client();
+    create(&client, "desk", r#"{"image": "debian", "count": 3}"#).unwrap();
+    create(&client, "pool", r#"{"image": "debian", "count": 1, "warm": 1}"#).unwrap();
+    let refuses = |name: &str, code: ErrorCode, word: &str| {
+        let error = refused(client.delete::<Empty>(&format!("/v1/machines/{name}")));
+        assert!(error.code == code && error.message.contains(word), "{name}: {error:?}");
+    };
+    act(&client, "start", "desk-001");
+    refuses("desk-001", ErrorCode::Conflict, "stop it first ('spillway machine stop desk-001 --wait')");
+    let any = NewClaim { ttl_seconds: None, any: true };
+    let claimed: MachineDetails = client.post("/v1/catalogs/desk/claims", &any).unwrap();
+    let claimed = claimed.machine.name.as_str();
+    act(&client, "stop", claimed);
+    is_off(&client, claimed);
+    refuses(claimed, ErrorCode::Conflict, "is claimed: release it first");
+    refuses("desk-007", ErrorCode::NotFound, "no machine 'desk-007'");
+    act(&client, "drain", "pool-001");
+    is_off(&client, "pool-001");
+    refuses("pool-001", ErrorCode::Invalid, "1 warm machines of 0");
+    let error = refused(client.delete::<Empty>("/v1/machines/desk-003?with_daat=true"));
+    assert_eq!(error.code, ErrorCode::Invalid, "{error:?}");
+    assert_eq!(client.get::<Catalog>("/v1/catalogs/desk").unwrap().spec.count, 3);
+    assert_eq!(numbers(&client, "desk"), [1, 2, 3]);
+}
+
+/// Of many that delete and scale at once each is whole: the count is that of the machines.
+#[test]
+fn deletions_at_once_are_counted_once() {
+    let world = World::new();
+    import(&world, "debian", 1);
+    create(&world.client(), "desk", r#"{"image": "debian", "count": 40}"#).unwrap();
+    let socket = world.socket();
+    let deleted: u32 = std::thread::scope(|scope| {
+        let threads = [0, 1, 2, 3].map(|first| {
+            let socket = &socket;
+            scope.spawn(move || {
+                let client = Client::new(socket).unwrap();
+                // Each machine is two threads'.
+                let each = (1 + first / 2..=40).step_by(2);
+                let delete = |n: u32| client.delete::<Empty>(&format!("/v1/machines/desk-{n:03}")).is_ok();
+                each.map(|n| u32::from(delete(n))).sum::<u32>()
+            })
+        });
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    let client = world.client();
+    assert_eq!((deleted, numbers(&client, "desk").len()), (40, 0));
+    assert_eq!(client.get::<Catalog>("/v1/catalogs/desk").unwrap().spec.count, 0);
+}
+
+#[test]
+fn a_disk_that_is_not_kept_or_not_there_becomes_no_version() {
+    let world = World::new();
+    import(&world, "debian", 1);
+    let client = world.client();
+    create(&client, "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
+    create(&client, "still", r#"{"image": "debian", "count": 1, "reset": "never"}"#).unwrap();
+    create(&client, "own", r#"{"image": "debian", "count": 2, "type": "dedicated"}"#).unwrap();
+    act(&client, "start", "own-002");
+    for (machine, code, words) in [
+        (
+            "desk-001",
+            ErrorCode::Conflict,
+            ["mode ram+overflow is gone when its machine stops", "--type dedicated"],
+        ),
+        ("still-001", ErrorCode::Conflict, ["mode ram+overflow is gone", "--type dedicated"]),
+        ("own-001", ErrorCode::Conflict, ["never started", "its disk is its image"]),
+        ("own-002", ErrorCode::Conflict, ["own-002 is to run", "machine stop own-002 --wait"]),
+        ("own-003", ErrorCode::NotFound, ["no machine 'own-003'", "do you mean"]),
+    ] {
+        let commit = ImageCommit { machine: machine.parse().unwrap(), publish: true };
+        let error = refused(client.post::<_, Operation>("/v1/images/debian/commits", &commit));
+        let told = words.iter().all(|word| error.message.contains(word));
+        assert!(error.code == code && told, "{machine}: {error:?}");
+    }
+    let unknown = serde_json::json!({ "machine": "own-001", "force": true });
+    let error = refused(client.post::<_, Operation>("/v1/images/debian/commits", &unknown));
+    assert!(error.code == ErrorCode::Invalid && error.message.contains("unknown field `force`"), "{error:?}");
+    let image: ImageDetails = client.get("/v1/images/debian").unwrap();
+    assert_eq!((image.versions.len(), image.image.newest), (1, 1), "nothing was begun");
+}
