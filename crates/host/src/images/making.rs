@@ -195,8 +195,8 @@ fn commits(changes: &mut Changes) -> Result<Vec<(ImageVersion, Name, ImageRef)>,
     Ok(under_way.filter_map(commit).collect())
 }
 
-/// Refuses if the disk of one of these machines is being made a version. What is wanted of them was looked at before:
-/// whoever begins that writes it.
+/// Refuses if the disk of one of these machines is being made a version. The machines' records were looked at before, with
+/// these changes: whoever begins that writes them.
 pub(crate) fn none_is_committed<'a>(
     changes: &mut Changes,
     machines: impl IntoIterator<Item = &'a Name>,

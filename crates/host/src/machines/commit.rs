@@ -16,13 +16,15 @@ impl Machines {
     pub fn commit(&self, image: &Name, commit: &ImageCommit) -> Result<Operation, HostError> {
         let view = self.view(&commit.machine)?;
         view.is_off()?;
-        // One that begins after this look changes what was seen.
-        self.shared.objects.change(|changes| none_is_committed(changes, [&view.machine.name]))?;
+        let name = &view.machine.name;
+        // Here for its words: the lock of its disk would say less.
+        self.shared.objects.change(|changes| none_is_committed(changes, [name]))?;
         let disk = self.kept_disk(&view)?;
         let may_begin = |changes: &mut Changes| {
             view.is_as_seen(changes)?;
-            // Written as it was: who wants the machine to start meanwhile must see that its disk is read.
-            changes.put(view.machine.name.as_str(), &view.wanted);
+            none_is_committed(changes, [name])?;
+            // Written as it was: who wants the machine to start or to go meanwhile must see that its disk is read.
+            changes.put(name.as_str(), &view.machine);
             Ok(())
         };
         self.shared.images.commit(image, commit, (&disk.image, disk.version), &disk.path, may_begin)

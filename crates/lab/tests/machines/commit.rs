@@ -154,6 +154,24 @@ fn while_a_disk_becomes_a_version_nobody_starts_or_deletes_what_it_is_made_of() 
     meanwhile(&["image", "commit", "own-001"], &committed);
     refuses(&world, &["image", "show", "silver"], 66, &["no image 'silver'"]);
     assert_eq!(stored(&world, "silver"), [""; 0], "what was told to stop leaves nothing");
+    // Of a start and a commit at once one is refused.
+    for _ in 0..6 {
+        let commit = ["image", "commit", "own-001", "--name", "silver", "--no-wait", "--json"];
+        let (started, begun) = std::thread::scope(|scope| {
+            let starting = scope.spawn(|| world.spillway(&["machine", "start", "own-001"]));
+            let begun = world.spillway(&commit);
+            (starting.join().unwrap(), begun)
+        });
+        assert!(matches!((started.0, begun.0), (0, 75) | (75, 0)), "{started:?} {begun:?}");
+        if begun.0 == 0 {
+            let begun: Value = serde_json::from_str(&begun.1).unwrap();
+            let id = begun["id"].to_string();
+            world.ok(&["operation", "cancel", &id]);
+            world.spillway(&["operation", "wait", &id]);
+        } else {
+            world.ok(&["machine", "stop", "own-001", "--wait"]);
+        }
+    }
     world.ok(&["machine", "start", "own-001", "--wait"]);
     world.ok(&["machine", "stop", "own-001", "--wait"]);
     // Its catalog goes, with all that it kept, and its version is not any catalog's any more: but it is read.
