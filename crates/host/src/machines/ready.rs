@@ -181,7 +181,8 @@ fn without_end(line: &[u8]) -> &[u8] {
     line.strip_suffix(b"\r").unwrap_or(line)
 }
 
-/// A line as people see it: firmware clears the screen and colours it (ECMA-48, 5.4) before the first line of a kernel.
+/// A line as people see it: firmware clears the screen and colours it (ECMA-48, 5.4) before the first line of a kernel, and
+/// what it said last may have no end.
 fn plain(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line);
     let mut plain = String::with_capacity(text.len());
@@ -189,9 +190,23 @@ fn plain(line: &[u8]) -> String {
     while let Some(c) = left.next() {
         match c {
             '\x1b' => {
-                if left.next() == Some('[') {
-                    // Parameters, then a final byte.
-                    left.find(|c| ('@'..='~').contains(c));
+                let mut parameters = String::new();
+                let clears = match left.next() {
+                    // RIS, 8.3.105.
+                    Some('c') => true,
+                    // Parameters, then a final byte: ED of the whole screen, 8.3.39.
+                    Some('[') => {
+                        let end = left.find(|c| {
+                            let ends = ('@'..='~').contains(c);
+                            parameters.extend((!ends).then_some(*c));
+                            ends
+                        });
+                        (end, parameters.as_str()) == (Some('J'), "2")
+                    }
+                    _ => false,
+                };
+                if clears {
+                    plain.clear();
                 }
             }
             c if c.is_control() && c != '\t' => {}
@@ -247,6 +262,9 @@ mod tests {
     #[test]
     fn a_line_is_what_people_see() {
         assert_eq!(plain(b"\x1bc\x1b[?7l\x1b[2J\x1b[0mGUEST-UP\r"), "GUEST-UP");
+        assert_eq!(plain(b"Booting from ROM..\x1bc\x1b[?7l\x1b[2JGUEST-UP"), "GUEST-UP");
+        assert_eq!(plain(b"Booting..\x1b[2JGUEST-UP"), "GUEST-UP");
+        assert_eq!(plain(b"/ # \x1b[J\x1b[6n"), "/ # ");
         assert_eq!(plain(b"a\x1b[1;32mb\x1b[\x07 cd\xff\x1b"), "abd\u{fffd}");
         assert_eq!(plain(b"\x1b["), "");
     }
