@@ -11,6 +11,7 @@ use spillway_api::{
 };
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -240,10 +241,12 @@ fn a_daemon_that_dies_in_the_middle_leaves_nothing() {
     for delay_ms in [0, 20, 60, 120, 250] {
         let begun = import(&world, "large", path.to_str().unwrap(), SourceFormat::Raw);
         assert!(begun.id > 0);
-        std::thread::sleep(std::time::Duration::from_millis(delay_ms));
+        std::thread::sleep(Duration::from_millis(delay_ms));
         world.end(Signal::KILL);
         world.start();
-        assert!(!runs_qemu_img(&path), "it outlives its daemon");
+        // It is killed with its daemon; to end may take it a moment.
+        let gone = || (!runs_qemu_img(&path)).then_some(());
+        spillway_lab::process::wait_until(Duration::from_secs(5), gone).expect("it outlives its daemon");
         let images: List<Image> = world.client().get("/v1/images").unwrap();
         if images.items.is_empty() {
             assert_eq!(world.below(&world.state().join("store/images")), [""; 0], "after {delay_ms} ms");
@@ -262,7 +265,7 @@ fn a_daemon_that_dies_in_the_middle_leaves_nothing() {
     import(&world, "large", path.to_str().unwrap(), SourceFormat::Raw);
     let begun = std::time::Instant::now();
     assert_eq!(world.end(Signal::TERM), Some(0));
-    assert!(begun.elapsed() < std::time::Duration::from_secs(5) && !world.socket().exists());
+    assert!(begun.elapsed() < Duration::from_secs(5) && !world.socket().exists());
     world.start();
     assert_eq!(world.below(&world.state().join("store/images")), [""; 0]);
     // Killed while it deletes, it goes on with that.
@@ -270,7 +273,7 @@ fn a_daemon_that_dies_in_the_middle_leaves_nothing() {
         ends(&world.client(), &import(&world, "large", path.to_str().unwrap(), SourceFormat::Raw)).unwrap();
         let client = world.client();
         let deleting = std::thread::spawn(move || client.delete::<Empty>("/v1/images/large").is_ok());
-        std::thread::sleep(std::time::Duration::from_micros(delay_us));
+        std::thread::sleep(Duration::from_micros(delay_us));
         world.end(Signal::KILL);
         let was_answered = deleting.join().unwrap();
         world.start();
