@@ -12,6 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a guest may take to come up in software on a busy host.
@@ -21,21 +22,22 @@ pub const BOOT: Duration = Duration::from_secs(180);
 const GUEST: &str = r#"#!/bin/busybox sh
 stty -F /dev/ttyS0 -echo 2>/dev/null
 exec </dev/ttyS0 >/dev/ttyS0
-while read -r word; do
+answer() { echo "$* #$tag"; }
+while read -r word tag; do
     case "$word" in
     state)
         image=$(dd if=/dev/vda bs=64 count=1 2>/dev/null | head -n 1)
         mark=$(dd if=/dev/vda bs=4096 skip=1 count=1 2>/dev/null | head -n 1)
-        echo "STATE image=$image mark=$mark boot=$(cat /proc/sys/kernel/random/boot_id)" ;;
+        answer "STATE image=$image mark=$mark boot=$(cat /proc/sys/kernel/random/boot_id)" ;;
     mark*)
         { echo "${word#mark}"; } | dd of=/dev/vda bs=4096 seek=1 conv=notrunc,fsync,sync 2>/dev/null
-        echo MARKED ;;
-    get*) echo "GOT $(dd "if=/dev/${word#get}" bs=4096 count=1 2>/dev/null | head -n 1)" ;;
-    put*) { echo kept; } | dd "of=/dev/${word#put}" bs=4096 conv=notrunc,fsync,sync 2>/dev/null; echo PUT ;;
-    all) echo "READ $(cat /dev/vda | wc -c)" ;;
-    size*) echo "SIZE $(cat "/sys/block/${word#size}/size")" ;;
-    seed*) echo "SEED $(grep -ao 'iid-[0-9a-f-]*' "/dev/${word#seed}") $(grep -ao 'ssh-ed25519 [^"]*' "/dev/${word#seed}")" ;;
-    reboot | poweroff) echo BYE; sleep 1; $word -f ;;
+        answer MARKED ;;
+    get*) answer "GOT $(dd "if=/dev/${word#get}" bs=4096 count=1 2>/dev/null | head -n 1)" ;;
+    put*) { echo kept; } | dd "of=/dev/${word#put}" bs=4096 conv=notrunc,fsync,sync 2>/dev/null; answer PUT ;;
+    all) answer "READ $(cat /dev/vda | wc -c)" ;;
+    size*) answer "SIZE $(cat "/sys/block/${word#size}/size")" ;;
+    seed*) answer "SEED $(grep -ao 'iid-[0-9a-f-]*' "/dev/${word#seed}") $(grep -ao 'ssh-ed25519 [^"]*' "/dev/${word#seed}")" ;;
+    reboot | poweroff) answer BYE; sleep 1; $word -f ;;
     esac
 done
 "#;
@@ -296,7 +298,10 @@ impl World {
 /// `None`: no answer for so long.
 fn converse(mut console: UnixStream, word: &str, answer: &str, patience: Duration) -> Option<String> {
     console.set_read_timeout(Some(patience)).ok()?;
-    console.write_all(format!("{word}\n").as_bytes()).ok()?;
+    // What it says late to an earlier word is no answer to this one.
+    static WORDS: AtomicU32 = AtomicU32::new(1);
+    let tag = format!(" #{}", WORDS.fetch_add(1, Ordering::Relaxed));
+    console.write_all(format!("{word}{}\n", tag.replace('#', "")).as_bytes()).ok()?;
     let (mut heard, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
         match console.read(&mut buffer) {
@@ -305,7 +310,8 @@ fn converse(mut console: UnixStream, word: &str, answer: &str, patience: Duratio
         }
         let text = String::from_utf8_lossy(&heard);
         let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
-        if let Some(line) = whole.lines().find(|line| line.trim().starts_with(answer)) {
+        let mut answers = whole.lines().filter_map(|line| line.trim().strip_suffix(&tag));
+        if let Some(line) = answers.find(|line| line.starts_with(answer)) {
             return Some(line.trim().to_owned());
         }
     }
