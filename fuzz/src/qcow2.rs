@@ -3,7 +3,7 @@
 
 use crate::vmm;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use spillway_worker::base::{ExtentKind, MAX_JOB_BYTES, Qcow2Reader, open_image};
+use spillway_worker::base::{BaseReader, ExtentKind, MAX_JOB_BYTES, open_image};
 use spillway_worker::channel::{BaseCache, ImageFormat};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -20,7 +20,7 @@ pub fn qcow2_image(data: &[u8]) {
     let Ok(image) = open_image(&path, Some(ImageFormat::Qcow2), BaseCache::Host) else { return };
     let size = image.virtual_size_bytes;
     assert!(size > 0 && size.is_multiple_of(512));
-    let mut reader = Qcow2Reader::start(image.file, size, false).expect("it was opened a moment ago");
+    let mut reader = BaseReader::qcow2(image.file, size, false).expect("it was opened a moment ago");
     assert_eq!(reader.size_bytes(), size);
 
     let len = u64::from(MAX_JOB_BYTES).min(size);

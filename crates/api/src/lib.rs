@@ -12,6 +12,7 @@ mod event;
 pub mod exposition;
 mod figures;
 mod image;
+mod leftover;
 mod machine;
 mod name;
 mod nearest;
@@ -20,9 +21,9 @@ mod size;
 mod stores;
 
 pub use catalog::{
-    BaseCache, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate, DiskMode, FullPolicy,
-    HistoryEntry, Network, NewCatalog, OVERFLOW_BYTES_DEFAULT, RAM_BYTES_DEFAULT, Ready, ResetEvent, Rollout,
-    RolloutStrategy,
+    BaseCache, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate, Difference, DiskMode,
+    FullPolicy, HistoryEntry, Network, NewCatalog, OVERFLOW_BYTES_DEFAULT, RAM_BYTES_DEFAULT, Ready,
+    ResetEvent, Rollout, RolloutStrategy, differences, settings,
 };
 pub use check::{Finding, FindingKind, ImageCheck, Volume, VolumeContent, VolumeRole};
 pub use error::{ErrorBody, ErrorCode};
@@ -35,6 +36,7 @@ pub use image::{
     Image, ImageCommit, ImageDetails, ImageImport, ImageRef, ImageVersion, Origin, SourceFormat,
     VersionChoice, VersionState,
 };
+pub use leftover::{LeftDisk, Leftover};
 pub use machine::{
     Action, Claim, Hypervisor, Identity, Machine, MachineAction, MachineDetails, MachineRun, MachineStatus,
     NewClaim, Phase, Power, Selector,

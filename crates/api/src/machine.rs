@@ -1,6 +1,6 @@
 //! Machines.
 
-use crate::{Catalog, ErrorCode, Name};
+use crate::{Catalog, Difference, ErrorCode, Name};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -132,6 +132,12 @@ pub struct MachineRun {
     pub version: u32,
     /// Whether the next start will take another version or other settings.
     pub outdated: bool,
+    /// These: what they are, and what they are after it. The image is `NAME:VERSION`; `user_data` is not shown.
+    pub pending: Vec<Difference>,
+    /// The limit of its disk's RAM tier now, in modes that have one.
+    pub ram_bytes: Option<u64>,
+    /// The limit of its disk's overflow now, in modes that have one.
+    pub overflow_bytes: Option<u64>,
     /// Who runs it.
     pub hypervisor: Hypervisor,
     /// The process that serves its disk.

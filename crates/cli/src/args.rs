@@ -10,7 +10,8 @@ use crate::examples::{
     SERVE_EXAMPLES, SET_EXAMPLES, STATS_EXAMPLES, TOP_EXAMPLES, UPGRADE_EXAMPLES,
 };
 use crate::host::{
-    self, CatalogCommand, Daemon, ImageCommand, MachineCommand, OperationCommand, StoreCommand,
+    self, CatalogCommand, Daemon, ImageCommand, LeftoverCommand, MachineCommand, OperationCommand,
+    StoreCommand,
 };
 use crate::man::Man;
 use crate::token::TokenCommand;
@@ -81,6 +82,15 @@ pub enum Command {
         /// What to do.
         #[command(subcommand)]
         command: MachineCommand,
+    },
+    /// Files that deleted machines kept
+    Leftover {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+        /// What to do.
+        #[command(subcommand)]
+        command: LeftoverCommand,
     },
     /// Images and their versions, kept by spillwayd
     Image {

@@ -69,7 +69,7 @@ Examples:
 
 pub const EVENTS_EXAMPLES: &str = "\
 Kinds: warning, critical, normal (how full), full, room, first-overflow, degraded, recovered, overflow-write-failed,
-overflow-read-failed, checksum-mismatch, summary-unusable, worker-died, worker-ended, worker-serves, upgrade, upgraded, no-upgrade,
+overflow-read-failed, checksum-mismatch, summary-unusable, image-damaged, worker-died, worker-ended, worker-serves, upgrade, upgraded, no-upgrade,
 reset, limits, client, notice.
 
 Examples:

@@ -159,6 +159,7 @@ fn a_catalog_is_made_with_every_option_or_from_a_file() {
         "cache",
         "--full",
         "fail",
+        "--verify-reads",
         "--base-cache",
         "none",
         "--data-disk",
@@ -201,7 +202,7 @@ fn a_catalog_is_made_with_every_option_or_from_a_file() {
     let spec = json!({
         "image": "debian:2", "count": 4, "type": "pooled", "mode": "ram+overflow", "ram_bytes": 1u64 << 30,
         "ram_guarantee_bytes": 256 << 20, "overflow_bytes": 20u64 << 30, "overflow_store": "cache", "full": "fail",
-        "base_cache": "none", "data_disk_bytes": 5u64 << 30, "data_disk_store": "default",
+        "base_cache": "none", "verify_reads": true, "data_disk_bytes": 5u64 << 30, "data_disk_store": "default",
         "scratch_disk_bytes": 1 << 30, "vcpus": 2, "memory_bytes": 2u64 << 30, "network": {"bridge": "br0"},
         "naming": "d-##", "reset": "guest-reboot", "ready": "tcp:22", "grace_seconds": 30, "warm": 1,
         "autostart": true, "user_data": "#cloud-config\n",

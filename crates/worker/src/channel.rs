@@ -18,7 +18,7 @@ pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
 pub const MAX_FDS: usize = 8;
 
 /// Version of the messages: supervisor and worker must have the same.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// Format of a base image, said explicitly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,8 +50,8 @@ pub enum ClientKind {
     Nbd,
 }
 
-/// The disk that a worker is to serve. Its fds come with it in this order: `meta`, base image, `data` (modes
-/// with a RAM tier), overflow or difference file (modes with one), the worker's lifeline, and a pidfd of each worker
+/// The disk that a worker is to serve. Its fds come with it in this order: `meta`, base image, the digests of its
+/// chunks (with `digests`), `data` (modes with a RAM tier), overflow or difference file (modes with one), the worker's lifeline, and a pidfd of each worker
 /// before it that has died and not ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Start {
@@ -73,6 +73,8 @@ pub struct Start {
     pub overflow_limit_bytes: u64,
     /// Format of the base image.
     pub format: ImageFormat,
+    /// Its chunks are compared with their digests before they are used.
+    pub digests: bool,
     /// How the base image is read. With `None` the fd is open O_DIRECT where the file system has it.
     pub base_cache: BaseCache,
     /// Request queues offered on vhost-user.

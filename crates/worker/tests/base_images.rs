@@ -5,7 +5,7 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_worker::base::{
-    BaseImage, ExtentCache, ExtentKind, Finished, ImageErrorKind, Qcow2Reader, RawImage, open_image,
+    BaseImage, BaseReader, ExtentCache, ExtentKind, Finished, ImageErrorKind, RawImage, open_image,
 };
 use spillway_worker::channel::{BaseCache, ImageFormat};
 use std::collections::HashMap;
@@ -97,14 +97,14 @@ fn convert(raw: &Path, to: &Path, options: &[&str]) {
     run("qemu-img", &args);
 }
 
-fn start(path: &Path, cache: BaseCache) -> Qcow2Reader {
+fn start(path: &Path, cache: BaseCache) -> BaseReader {
     let opened = open_image(path, None, cache).unwrap();
     assert_eq!(opened.format, ImageFormat::Qcow2);
-    Qcow2Reader::start(opened.file, opened.virtual_size_bytes, cache == BaseCache::None).unwrap()
+    BaseReader::qcow2(opened.file, opened.virtual_size_bytes, cache == BaseCache::None).unwrap()
 }
 
 /// The next finished job; panics when none comes.
-fn wait(reader: &mut Qcow2Reader) -> Finished {
+fn wait(reader: &mut BaseReader) -> Finished {
     loop {
         if let Some(done) = reader.finished() {
             return done;
@@ -116,7 +116,7 @@ fn wait(reader: &mut Qcow2Reader) -> Finished {
     }
 }
 
-fn read(reader: &mut Qcow2Reader, offset: u64, len: u32) -> Finished {
+fn read(reader: &mut BaseReader, offset: u64, len: u32) -> Finished {
     reader.submit(7, offset, len, Vec::new());
     let done = wait(reader);
     assert_eq!((done.job, done.buffer.len()), (7, len as usize));
@@ -522,7 +522,7 @@ fn the_thread_ends_with_its_reader_and_the_wake_fd_rests() {
     let raw = make_raw(dir.path(), &vec![3; 4 << 20]);
     let path = dir.path().join("image.qcow2");
     convert(&raw, &path, &["-c"]);
-    let readable = |reader: &Qcow2Reader| {
+    let readable = |reader: &BaseReader| {
         let wake = reader.wake_fd();
         poll(&mut [PollFd::new(&wake, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
     };
@@ -695,10 +695,10 @@ fn a_worker_refuses_an_image_that_changed_since_it_was_opened() {
     convert(&raw, &path, &[]);
     let opened = open_image(&path, None, BaseCache::Host).unwrap();
     let again: OwnedFd = opened.file.as_fd().try_clone_to_owned().unwrap();
-    let error = Qcow2Reader::start(again, 4096, false).err().unwrap();
+    let error = BaseReader::qcow2(again, 4096, false).err().unwrap();
     assert!(error.contains("8192") && error.contains("4096"), "{error}");
     poke(&path, 79, &[4]);
-    assert!(Qcow2Reader::start(opened.file, 8192, false).err().unwrap().contains("another file"));
+    assert!(BaseReader::qcow2(opened.file, 8192, false).err().unwrap().contains("another file"));
 }
 
 // ---- Damaged images -------------------------------------------------------------------------------------------
@@ -720,7 +720,7 @@ fn count_panics() {
 fn read_whatever(path: &Path, cache: BaseCache, len: u32) -> usize {
     let Ok(opened) = open_image(path, Some(ImageFormat::Qcow2), cache) else { return 1 };
     let size = opened.virtual_size_bytes;
-    let Ok(mut reader) = Qcow2Reader::start(opened.file, size, cache == BaseCache::None) else { return 1 };
+    let Ok(mut reader) = BaseReader::qcow2(opened.file, size, cache == BaseCache::None) else { return 1 };
     let size = size.min(1 << 20);
     let mut failed = 0;
     let mut jobs = 0;
@@ -759,7 +759,7 @@ fn a_truncated_image_fails_only_where_something_is_missing() {
             let len = image.len() - (image.len() * cut / 60).max(1);
             fs::write(&path, &image[..len]).unwrap();
             let Ok(opened) = open_image(&path, None, BaseCache::Host) else { continue };
-            let mut reader = Qcow2Reader::start(opened.file, opened.virtual_size_bytes, false).unwrap();
+            let mut reader = BaseReader::qcow2(opened.file, opened.virtual_size_bytes, false).unwrap();
             let mut wrong = 0;
             for at in (0..bytes.len()).step_by(4096) {
                 let done = read(&mut reader, at as u64, 4096);

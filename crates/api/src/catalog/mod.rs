@@ -1,9 +1,11 @@
 //! Catalogs: machines of one kind.
 
+mod difference;
 mod ready;
 mod rollout;
 mod spec;
 
+pub use difference::{Difference, differences, settings};
 pub use ready::Ready;
 pub use rollout::{CatalogRollback, CatalogUpdate, Rollout, RolloutStrategy};
 pub use spec::{

@@ -47,6 +47,10 @@ pub struct CatalogSpec {
     /// How the image is read.
     #[serde(default)]
     pub base_cache: BaseCache,
+    /// Compare each MiB of the image with its digest before a disk uses it for the first time. What differs is an I/O error
+    /// for the guest, and an event.
+    #[serde(default)]
+    pub verify_reads: bool,
     /// A second disk of each machine, which keeps what is written over resets. It can grow.
     #[serde(default)]
     pub data_disk_bytes: Option<u64>,

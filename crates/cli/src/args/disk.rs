@@ -3,7 +3,7 @@
 use crate::error::Failure;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use spillway_worker::supervisor::{BaseCache, FullPolicy, ImageFormat, Mode, Options};
+use spillway_worker::supervisor::{BaseCache, Digests, FullPolicy, ImageFormat, Mode, Options};
 use std::path::{Path, PathBuf};
 
 const WARN_DEFAULT: u8 = 80;
@@ -46,6 +46,13 @@ pub struct Disk {
     /// Which image it is, so that the disk is never put on another (mode persistent) [default: its size and time]
     #[arg(long, value_name = "TEXT")]
     pub image_id: Option<String>,
+    /// Compare each MiB of the image with its digest before it is used for the first time: the list of SHA-256 digests,
+    /// 32 bytes each
+    #[arg(long, value_name = "PATH", requires = "digest")]
+    pub digests: Option<PathBuf>,
+    /// The image's digest, which says that the list is the right one: sha256:...
+    #[arg(long, value_name = "DIGEST", requires = "digests")]
+    pub digest: Option<String>,
     /// Read the image through the host's page cache, or past it [default: host]
     #[arg(long, value_name = "HOW", value_parser = base_cache())]
     pub base_cache: Option<BaseCache>,
@@ -144,6 +151,7 @@ impl Disk {
             ("--critical-at", self.critical_at.is_some() && mode.writes_in_place(), "it has no write cache"),
             ("--image", self.image.is_some() && mode == Mode::Ephemeral, "its disk is a full copy of one"),
             ("--format", self.format.is_some() && mode == Mode::Ephemeral, "its disk is raw"),
+            ("--digests", self.digests.is_some() && mode == Mode::Ephemeral, "its disk is written to"),
             (
                 "--base-cache",
                 self.base_cache.is_some() && mode == Mode::Ephemeral,
@@ -190,6 +198,7 @@ impl Disk {
             disk: self.disk.clone(),
             image_id: self.image_id.clone(),
             format: self.format,
+            digests: self.digests.clone().zip(self.digest.clone()).map(|(list, root)| Digests { list, root }),
             base_cache: self.base_cache.unwrap_or(BaseCache::Host),
             size_bytes: self.size,
             mode,

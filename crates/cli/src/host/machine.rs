@@ -1,8 +1,9 @@
 //! `spillway machine`.
 
+use super::catalog::compare::change_text;
 use super::console::console;
 use super::words::{label, word};
-use super::{Daemon, Labels, exit, table};
+use super::{Daemon, Labels, exit, leftover, table};
 use crate::error::{Exit, Failure};
 use crate::{attach, output};
 use clap::{Args, Subcommand};
@@ -10,7 +11,7 @@ use serde::Serialize;
 use spillway_api::client::{Client, ClientError, query};
 use spillway_api::{
     Action, Empty, ErrorBody, ErrorCode, List, MachineAction, MachineDetails, MachineRun, Name, NewClaim,
-    Phase, Power, Selector,
+    Phase, Power, Selector, size_text,
 };
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -321,6 +322,9 @@ fn delete(daemon: &Daemon, client: &Client, selected: Selected, with_data: bool)
         };
         deleted.items.iter().map(line).collect()
     })?;
+    leftover::tell(client, |left| {
+        deleted.items.iter().any(|deleted| deleted.name == left.machine && deleted.error.is_none())
+    })?;
     let mut stay = deleted.items.iter().filter_map(|deleted| deleted.error.as_ref());
     let Some(first) = stay.next() else { return Ok(()) };
     let message = match stay.count() {
@@ -445,9 +449,10 @@ fn page(machine: &MachineDetails) -> String {
     }
     if let Some(run) = &machine.status.run {
         let path = |path: &PathBuf| path.display().to_string();
-        let next =
-            if run.outdated { ", and another or with other settings from its next start on" } else { "" };
-        lines.push(("image", format!("{}:{}{next}", run.image, run.version)));
+        lines.push(("image", format!("{}:{}", run.image, run.version)));
+        let limits = [("RAM tier", run.ram_bytes), ("overflow", run.overflow_bytes)];
+        let limits = limits.into_iter().filter_map(|(name, limit)| Some((name, limit?)));
+        lines.extend(limits.map(|(name, limit)| (name, format!("up to {}", size_text(limit)))));
         lines.push(("run by", word(&run.hypervisor)));
         lines.extend(run.disk_pid.map(|pid| ("disk process", pid.to_string())));
         lines.extend(run.vmm_pid.map(|pid| ("VMM process", pid.to_string())));
@@ -456,6 +461,8 @@ fn page(machine: &MachineDetails) -> String {
         lines.extend(run.console_socket.iter().map(|socket| ("console", path(socket))));
         lines.extend(run.nbd_socket.iter().map(|socket| ("NBD", path(socket))));
         lines.push(("crashes", run.crashes.to_string()));
+        let pending = run.pending.iter();
+        lines.extend(pending.map(|next| ("next start", format!("{} {}", next.setting, change_text(next)))));
     }
     lines.iter().map(|(name, value)| format!("{name:<14}{value}\n")).collect()
 }

@@ -9,6 +9,7 @@ mod catalogs;
 mod events;
 mod extract;
 mod images;
+mod leftovers;
 mod machines;
 mod metrics;
 mod operations;
@@ -76,6 +77,7 @@ fn routes() -> OpenApiRouter<App> {
         .nest("/v1/event-stream", events::stream_routes())
         .nest("/v1/figures", metrics::figure_routes())
         .nest("/v1/images", images::routes())
+        .nest("/v1/leftovers", leftovers::routes())
         .nest("/v1/machine-actions", machines::action_routes())
         .nest("/v1/machines", machines::routes())
         .nest("/v1/metrics", metrics::metric_routes())

@@ -2,6 +2,7 @@
 //!
 //! Invariant: what machines keep is thrown away only by who says so.
 
+use super::records::Removal;
 use super::{Catalogs, update};
 use crate::error::HostError;
 use crate::store::Revision;
@@ -37,13 +38,18 @@ impl Catalogs {
             }
             let is_new = catalog != before && !terms.dry_run;
             match is_new {
-                true => changes.put(name.as_str(), &catalog),
+                true => {
+                    changes.put(name.as_str(), &catalog);
+                    if spec.count < before.spec.count {
+                        changes.put(name.as_str(), &Removal { with_data: terms.with_data });
+                    }
+                }
                 false => changes.forget(),
             }
             Ok::<_, HostError>((catalog, notes, is_new))
         })?;
         if is_new {
-            self.count(&counting, &catalog, terms.with_data)?;
+            self.count(&counting, &catalog)?;
             catalog = self.get(name)?;
         }
         catalog.warnings.extend(notes);

@@ -10,6 +10,7 @@ mod spec;
 mod update;
 
 pub use change::Terms;
+pub(crate) use records::none_is_removed;
 pub use spec::serial_pattern;
 pub(crate) use update::follow;
 
@@ -17,6 +18,7 @@ use crate::error::HostError;
 use crate::store::{Changes, Kind, Objects, Revision};
 use crate::stores::Stores;
 use jiff::Timestamp;
+use records::Removal;
 use spillway_api::{
     Catalog, CatalogSpec, ErrorCode, HistoryEntry, Image, ImageRef, ImageVersion, Machine, Name, StoreClass,
     VersionState,
@@ -50,12 +52,15 @@ impl Catalogs {
     /// Those that the records name, each with as many machines as it wants.
     pub fn open(objects: Objects, stores: Stores) -> Result<Catalogs, HostError> {
         let catalogs = Catalogs { objects, stores, counting: Arc::default() };
-        let all = catalogs.list()?;
-        let known: Vec<&Name> = all.iter().map(|catalog| &catalog.name).collect();
-        let machines = catalogs.machines(None)?;
-        let lost: Vec<Machine> = machines.into_iter().filter(|m| !known.contains(&&m.catalog)).collect();
-        catalogs.remove(&lost, false)?;
-        all.iter().try_for_each(|catalog| catalogs.count(&catalogs.counting(), catalog, false))?;
+        let counting = catalogs.counting();
+        // Those of removals that were broken off; of a catalog that there still is, with its count.
+        for removal in catalogs.objects.list::<Removal>()? {
+            if let Ok(name) = removal.name.parse() {
+                catalogs.finish_removal(&counting, &name)?;
+            }
+        }
+        catalogs.list()?.iter().try_for_each(|catalog| catalogs.count(&counting, catalog))?;
+        drop(counting);
         Ok(catalogs)
     }
 
@@ -75,6 +80,7 @@ impl Catalogs {
     /// A new one. It is there, with its machines, when this returns. With `dry_run` all is looked at and nothing made.
     pub fn create(&self, name: &Name, spec: &CatalogSpec, dry_run: bool) -> Result<Catalog, HostError> {
         let counting = self.counting();
+        self.finish_removal(&counting, name)?;
         let warnings = self.check(name, spec)?;
         self.names_are_free(name, spec)?;
         let catalog = self.objects.change(|changes| {
@@ -105,20 +111,30 @@ impl Catalogs {
         if dry_run {
             return Ok(catalog);
         }
-        self.count(&counting, &catalog, false)?;
+        self.count(&counting, &catalog)?;
         self.get(name)
     }
 
     /// Removes a catalog and its machines, and their data disks too if that is said.
     pub fn delete(&self, name: &Name, expected: Option<Revision>, with_data: bool) -> Result<(), HostError> {
-        let _counting = self.counting();
-        // Machines without a catalog are removed at the next start, should this one not get there.
+        let counting = self.counting();
         self.objects.change(|changes| {
             self.found(changes, name, expected)?;
             changes.delete::<Catalog>(name.as_str());
+            changes.put(name.as_str(), &Removal { with_data });
             Ok::<_, HostError>(())
         })?;
-        self.remove(&self.machines(Some(name))?, with_data)
+        self.finish_removal(&counting, name)
+    }
+
+    /// Removes what there still is of a catalog that is no more.
+    fn finish_removal(&self, counting: &MutexGuard<()>, name: &Name) -> Result<(), HostError> {
+        let is_removed = self.objects.get::<Removal>(name.as_str())?.is_some()
+            && self.objects.get::<Catalog>(name.as_str())?.is_none();
+        match is_removed {
+            true => self.remove(counting, name, &self.machines(Some(name))?),
+            false => Ok(()),
+        }
     }
 
     /// A catalog that is to be changed, as somebody has seen it.

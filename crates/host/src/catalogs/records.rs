@@ -4,10 +4,11 @@
 
 use super::{Catalogs, spec};
 use crate::error::HostError;
-use crate::machines::belongings::Belongings;
+use crate::machines::leftovers;
 use crate::machines::wanted::Wanted;
 use crate::store::{Changes, Kind};
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 use spillway_api::{Catalog, CatalogSpec, ErrorCode, Identity, Machine, Name};
 use std::collections::{HashMap, HashSet};
 use std::sync::MutexGuard;
@@ -51,17 +52,12 @@ impl Catalogs {
         Ok(())
     }
 
-    /// Records machines that are missing, and removes those beyond the count; what they keep too, if that is said.
-    pub(super) fn count(
-        &self,
-        _counting: &MutexGuard<()>,
-        catalog: &Catalog,
-        with_data: bool,
-    ) -> Result<(), HostError> {
+    /// Records machines that are missing, and removes those beyond the count, on the terms that are recorded.
+    pub(super) fn count(&self, counting: &MutexGuard<()>, catalog: &Catalog) -> Result<(), HostError> {
         self.names_are_free(&catalog.name, &catalog.spec)?;
         let naming = spec::naming(&catalog.name, &catalog.spec)?;
         let Difference { surplus, missing } = differ(self.machines(Some(&catalog.name))?, catalog.spec.count);
-        self.remove(&surplus, with_data)?;
+        self.remove(counting, &catalog.name, &surplus)?;
         for numbers in missing.chunks(BATCH) {
             self.objects.change(|changes| {
                 for &number in numbers {
@@ -80,12 +76,24 @@ impl Catalogs {
         Ok(())
     }
 
-    /// Removes the records of machines and what was wanted of them. The files that they keep stay unless it is said that
-    /// they go.
-    pub(super) fn remove(&self, machines: &[Machine], with_data: bool) -> Result<(), HostError> {
+    /// Removes the records of machines of a catalog and what was wanted of them. The files that they keep stay unless the
+    /// catalog's removal says that they go; that is over then.
+    pub(super) fn remove(
+        &self,
+        _counting: &MutexGuard<()>,
+        catalog: &Name,
+        machines: &[Machine],
+    ) -> Result<(), HostError> {
+        let removal = self.objects.get::<Removal>(catalog.as_str())?;
+        let with_data = removal.as_ref().is_some_and(|removal| removal.value.with_data);
         for batch in machines.chunks(BATCH) {
+            self.objects
+                .change(|changes| batch.iter().try_for_each(|machine| forget(changes, machine, with_data)))?;
+        }
+        if removal.is_some() {
             self.objects.change(|changes| {
-                batch.iter().try_for_each(|machine| forget(changes, &machine.name, with_data))
+                changes.delete::<Removal>(catalog.as_str());
+                Ok::<_, HostError>(())
             })?;
         }
         Ok(())
@@ -105,8 +113,32 @@ impl Catalogs {
             catalog.spec.count = catalog.spec.count.saturating_sub(1);
             spec::check(&catalog.name, &catalog.spec)?;
             changes.put(catalog.name.as_str(), &catalog);
-            forget(changes, &machine.name, with_data)
+            forget(changes, machine, with_data)
         })
+    }
+}
+
+/// Machines of a catalog are being removed. Written with the change that makes them too many, and gone when they are: so
+/// one that was broken off goes on as it was meant.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Removal {
+    /// What they keep goes too.
+    pub with_data: bool,
+}
+
+impl Kind for Removal {
+    const PREFIX: &'static str = "removals/";
+    const WORD: &'static str = "removal";
+}
+
+/// Refuses while machines are being removed: what they leave is not recorded yet.
+pub(crate) fn none_is_removed(changes: &mut Changes) -> Result<(), HostError> {
+    match changes.list_below::<Removal>("")?.first() {
+        None => Ok(()),
+        Some(removal) => {
+            let message = format!("machines of the catalog '{}' are being removed: try again", removal.name);
+            Err(HostError::new(ErrorCode::Conflict, message))
+        }
     }
 }
 
@@ -127,16 +159,10 @@ fn differ(mut machines: Vec<Machine>, count: u32) -> Difference {
 }
 
 /// Removes what is recorded of a machine.
-fn forget(changes: &mut Changes, name: &Name, with_data: bool) -> Result<(), HostError> {
-    let name = name.as_str();
-    changes.delete::<Machine>(name);
-    changes.delete::<Wanted>(name);
-    match changes.get::<Belongings>(name)? {
-        Some(kept) if with_data => changes.put(name, &Belongings { doomed: true, ..kept.value }),
-        Some(_) => changes.delete::<Belongings>(name),
-        None => {}
-    }
-    Ok(())
+fn forget(changes: &mut Changes, machine: &Machine, with_data: bool) -> Result<(), HostError> {
+    changes.delete::<Machine>(machine.name.as_str());
+    changes.delete::<Wanted>(machine.name.as_str());
+    leftovers::leave(changes, machine, with_data)
 }
 
 /// One that no other machine has.
@@ -145,4 +171,65 @@ fn identity() -> Identity {
     let [a, b, c, d, e, ..] = uuid::Uuid::new_v4().into_bytes();
     // Administered locally, for one card.
     Identity { uuid: uuid.to_string(), mac: format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::belongings::Belongings;
+    use crate::machines::leftovers::none_needs;
+    use crate::store::{Objects, SqliteStore};
+    use crate::stores::Stores;
+    use serde_json::json;
+    use std::sync::Arc;
+
+    /// The daemon was killed when the catalog was gone, and its machines, which keep something, were not yet.
+    #[test]
+    fn a_removal_that_was_broken_off_goes_on_as_it_was_meant() {
+        let dir = tempfile::tempdir().unwrap();
+        for (n, with_data) in [true, false].into_iter().enumerate() {
+            let objects = SqliteStore::open(&dir.path().join(format!("db{n}"))).unwrap();
+            let objects = Objects::new(Arc::new(objects));
+            let stores = Stores::open(objects.clone(), &dir.path().join(format!("store{n}"))).unwrap();
+            let machine = |number: u32| -> Machine {
+                let identity = json!({ "uuid": format!("uuid-{number}"), "mac": "02:00:00:00:00:01" });
+                let name = format!("own-{number}");
+                let machine = json!({
+                    "name": name, "catalog": "own", "number": number, "identity": identity, "created": Timestamp::now(),
+                });
+                serde_json::from_value(machine).unwrap()
+            };
+            let had = |number: u32, image: &str| -> Belongings {
+                let disk = json!({
+                    "path": "/nowhere/disk", "made": true, "image": image, "version": 3, "resets": 0,
+                });
+                let host_key = json!({ "private": "", "public": "" });
+                let had = json!({ "uuid": format!("uuid-{number}"), "host_key": host_key, "data": null, "disk": disk });
+                serde_json::from_value(had).unwrap()
+            };
+            objects
+                .change(|changes| {
+                    for number in [1, 2] {
+                        changes.put(&format!("own-{number}"), &machine(number));
+                        changes.put(&format!("own-{number}"), &had(number, "debian"));
+                    }
+                    changes.put("own", &Removal { with_data });
+                    Ok::<_, HostError>(())
+                })
+                .unwrap();
+            let image = "debian".parse().unwrap();
+            let is_busy = objects.change(none_is_removed).unwrap_err();
+            assert_eq!(is_busy.code, ErrorCode::Conflict);
+            let catalogs = Catalogs::open(objects.clone(), stores).unwrap();
+            assert_eq!(catalogs.machines(None).unwrap(), []);
+            assert!(objects.list::<Belongings>().unwrap().is_empty());
+            objects.change(none_is_removed).unwrap();
+            let needed = objects.change(|changes| none_needs(changes, &image, Some(3))).unwrap_err();
+            assert_eq!(needed.code, ErrorCode::InUse, "until its file is gone");
+            objects.change(|changes| none_needs(changes, &image, Some(2))).unwrap();
+            let doomed = objects.list::<leftovers::Left>().unwrap();
+            let doomed: Vec<bool> = doomed.iter().map(|left| left.value.is_doomed()).collect();
+            assert_eq!(doomed, [with_data; 2]);
+        }
+    }
 }

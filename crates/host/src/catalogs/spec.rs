@@ -94,6 +94,9 @@ fn caches(spec: &CatalogSpec) -> Objection {
     if !cached && spec.full == FullPolicy::Fail {
         return has_not("write cache that could be full", "full");
     }
+    if spec.verify_reads && mode == DiskMode::Ephemeral {
+        return Some("mode ephemeral writes to a private copy of the image, which has no digests: leave verify_reads out".into());
+    }
     if mode == DiskMode::Ram && spec.overflow_store.is_some() {
         return has_not("file on a disk", "overflow_store");
     }

@@ -1,21 +1,14 @@
-//! Digests of a version's chunks. Owns the form of their list.
-//!
-//! A version's digest is SHA-256 over one line that says the disk's size and the chunk's, and then the digests of all
-//! chunks in order. So a chunk can be checked without the others, and two files with the same content have the same
-//! digest whatever holes they have. The list is these digests, 32 bytes each, and nothing else.
+//! Reads a disk for the digests of its chunks. Owns nothing; their form is the one that disks compare with as they read.
 
 use crate::error::HostError;
 use crate::operations::Progress;
 use rustix::fs::{Advice, SeekFrom, fadvise, seek};
-use sha2::{Digest, Sha256};
+pub use spillway_worker::base::digests::CHUNK_BYTES;
+pub(super) use spillway_worker::base::digests::ChunkDigest;
+use spillway_worker::base::digests::{Root, of_chunk};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-
-/// Bytes that have a digest of their own.
-pub const CHUNK_BYTES: u64 = 1 << 20;
-/// A chunk's.
-pub type ChunkDigest = [u8; 32];
 
 /// Reads a disk and hands out the digest of each chunk, in order; holes are not read. What comes back is the digest
 /// of all: `sha256:` and 64 hexadecimal digits.
@@ -29,9 +22,8 @@ pub fn read(
     // What the medium has, not what memory remembers.
     let _ = fadvise(file, 0, None, Advice::DontNeed);
     let mut buffer = vec![0; CHUNK_BYTES as usize];
-    let zeroes: ChunkDigest = Sha256::digest(&buffer).into();
-    let mut all = Sha256::new();
-    all.update(format!("spillway-image 1 {size_bytes} {CHUNK_BYTES}\n"));
+    let zeroes = of_chunk(&buffer);
+    let mut all = Root::new(size_bytes);
     let mut data_from = 0;
     for at in (0..size_bytes).step_by(CHUNK_BYTES as usize) {
         progress.goes_on()?;
@@ -44,14 +36,13 @@ pub fn read(
         } else {
             let chunk = &mut buffer[..len as usize];
             file.read_exact_at(chunk, at).map_err(&failed)?;
-            Sha256::digest(&*chunk).into()
+            of_chunk(chunk)
         };
-        all.update(digest);
+        all.add(&digest);
         each(digest)?;
         progress.add_done(len);
     }
-    let hexadecimal: String = all.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(format!("sha256:{hexadecimal}"))
+    Ok(all.finish())
 }
 
 /// Where data begins at or after an offset; the size if there is none.

@@ -35,6 +35,11 @@ impl VersionFiles {
         self.folder.join(DISK)
     }
 
+    /// The list of digests of a version that is ready.
+    pub fn digests(&self) -> PathBuf {
+        self.folder.join(DIGESTS)
+    }
+
     /// The disk of one that is being made.
     pub fn partial_disk(&self) -> PathBuf {
         self.partial.join(DISK)

@@ -14,7 +14,9 @@ pub use digest::CHUNK_BYTES;
 pub use files::VersionFiles;
 pub(crate) use making::none_is_committed;
 
+use crate::catalogs;
 use crate::error::HostError;
+use crate::machines::leftovers;
 use crate::operations::Operations;
 use crate::store::{Changes, Kind, Object, Objects};
 use crate::stores::Stores;
@@ -102,6 +104,14 @@ impl Images {
         Ok(VersionFiles::of(&store.path, name, version.version).disk())
     }
 
+    /// The list of a version's digests, which must be ready, and the digest of all.
+    pub fn digests(&self, name: &Name, version: u32) -> Result<(PathBuf, String), HostError> {
+        let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
+        let files = VersionFiles::of(&self.stores.get(&version.store)?.path, name, version.version);
+        let digest = version.digest.ok_or_else(|| files.damaged("its record has no digest".into()))?;
+        Ok((files.digests(), digest))
+    }
+
     /// How large a version is, which must be ready.
     pub fn size(&self, name: &Name, version: u32) -> Result<u64, HostError> {
         Ok(self.objects.change(|changes| self.ready(changes, name, version))?.value.size_bytes)
@@ -112,7 +122,7 @@ impl Images {
         self.change_image(name, |image, changes| {
             self.ready(changes, name, version)?;
             image.published = Some(version);
-            crate::catalogs::follow(changes, name, version)
+            catalogs::follow(changes, name, version)
         })
     }
 
@@ -320,8 +330,8 @@ impl Images {
         Err(HostError::new(ErrorCode::NotFound, message))
     }
 
-    /// Refuses if a catalog has or had the version, or any of the image, since it may be rolled back to it; or if one is made
-    /// from it.
+    /// Refuses if a catalog has or had the version, or any of the image, since it may be rolled back to it; if a disk is of it
+    /// that a deleted machine has left; or if one is made from it.
     fn unused(&self, changes: &mut Changes, name: &Name, version: Option<u32>) -> Result<(), HostError> {
         for catalog in changes.list_below::<Catalog>("")? {
             let uses = |entry: &&HistoryEntry| {
@@ -335,6 +345,8 @@ impl Images {
                 return Err(HostError::new(ErrorCode::InUse, message));
             }
         }
+        catalogs::none_is_removed(changes)?;
+        leftovers::none_needs(changes, name, version)?;
         making::none_reads(changes, name, version)
     }
 

@@ -35,8 +35,6 @@ pub struct Belongings {
     pub data: Option<PathBuf>,
     /// Its disk, in mode `persistent`.
     pub disk: Option<KeptDisk>,
-    /// Its machine is gone, and what it had is to go.
-    pub doomed: bool,
 }
 
 /// A disk of mode `persistent`.
@@ -81,13 +79,7 @@ impl Shared {
         let earlier = found.filter(|belongings| belongings.uuid == *uuid);
         let mut belongings = match earlier.clone() {
             Some(belongings) => belongings,
-            None => Belongings {
-                uuid: uuid.clone(),
-                host_key: host_key()?,
-                data: None,
-                disk: None,
-                doomed: false,
-            },
+            None => Belongings { uuid: uuid.clone(), host_key: host_key()?, data: None, disk: None },
         };
         match (&belongings.data, spec.data_disk_bytes) {
             (Some(path), Some(bytes)) => grow(path, bytes)?,
@@ -163,21 +155,6 @@ impl Shared {
         let store = store.ok_or_else(|| HostError::new(ErrorCode::Unavailable, none))?;
         self.stores.check(&store)?;
         Ok(Some(store.path.join(SCRATCH).join(format!("{}-{}.raw", machine.name, machine.identity.uuid))))
-    }
-
-    /// What a machine that is gone had goes too, if somebody said so.
-    pub(super) fn dispose(&self, name: &str) -> Result<(), HostError> {
-        let Some(found) = self.objects.get::<Belongings>(name)?.filter(|found| found.value.doomed) else {
-            return Ok(());
-        };
-        let disk = found.value.disk.as_ref().map(|disk| &disk.path);
-        disk.into_iter().chain(&found.value.data).try_for_each(|path| remove(path))?;
-        self.objects.change(|changes| {
-            if changes.get::<Belongings>(name)?.is_some_and(|now| now.revision == found.revision) {
-                changes.delete::<Belongings>(name);
-            }
-            Ok(())
-        })
     }
 
     /// Removes files of that folder of stores that no run names. What cannot be removed is left, and said.

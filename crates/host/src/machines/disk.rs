@@ -48,6 +48,8 @@ pub struct Source {
     pub image: PathBuf,
     /// Which one that is, for a disk that must never be put on another.
     pub image_id: String,
+    /// The list of its digests and the digest of all, if reads are compared with them.
+    pub digests: Option<(PathBuf, String)>,
     /// The folder for its overflow or difference file.
     pub overflow: PathBuf,
 }
@@ -141,6 +143,10 @@ fn options(run: &Run, source: &Source) -> Vec<OsString> {
         add("--image", source.image.clone().into());
         add("--format", "raw".into());
         add("--base-cache", word(spec.base_cache).into());
+        if let Some((list, root)) = &source.digests {
+            add("--digests", list.into());
+            add("--digest", root.into());
+        }
     }
     let own = run.kept.as_ref().or(run.copy.as_ref().map(|copy| &copy.path));
     if let Some(path) = own {

@@ -4,8 +4,10 @@
 //! Invariant: a step may be broken off anywhere and done again: what it has recorded and what runs say where it was.
 
 mod end;
+mod place;
 mod start;
 
+use super::placing::Made;
 use super::run::{Folder, Run};
 use super::status::{Known, Status};
 use super::vmm::{self, Vmm};
@@ -45,7 +47,7 @@ pub struct Keeper {
     /// It is recorded that its disk, which is kept, has been served.
     is_made: bool,
     /// Makes its private copy of the image.
-    placing: Option<start::Placing>,
+    placing: Option<place::Placing>,
     /// Finds out when its guest is ready.
     probe: Option<JoinHandle<Option<String>>>,
     /// When the VMM was started, by this daemon.
@@ -87,7 +89,7 @@ enum Said {
     /// It is ready, and perhaps there.
     Ready(Option<String>),
     /// Its copy is made, or cannot be.
-    Placed(Result<(), HostError>),
+    Placed(Result<Option<Made>, HostError>),
 }
 
 /// What is waited for, besides being told and what the VMM says.
@@ -160,7 +162,7 @@ impl Keeper {
                     Ok(())
                 }
                 Some(Said::Ready(address)) => self.is_ready(address).await,
-                Some(Said::Placed(placed)) => placed,
+                Some(Said::Placed(made)) => self.is_placed(made).await,
                 None => Ok(()),
             };
             if let Err(error) = noted {
@@ -180,6 +182,7 @@ impl Keeper {
         match machine {
             Some(machine) if wanted.power == Power::On && !stranger(&machine) => {
                 damaged.map_or(Ok(()), Err)?;
+                self.dispose().await;
                 self.bring_up(&machine, &wanted, run).await
             }
             Some(machine) if !stranger(&machine) => self.bring_down(&wanted, run, true).await,
@@ -302,7 +305,7 @@ impl Keeper {
         vmm: Option<&Process>,
     ) -> Result<Wait, HostError> {
         let status = Status::new(Phase::Running).of(run, &self.folder).by(disk, vmm).ready(run);
-        let status = status.but(run.is_outdated(catalog), self.crashes);
+        let status = status.but(run.pending(catalog), self.crashes);
         self.say(if run.ready { status.settled(self.seen) } else { status });
         let folder = self.folder.clone();
         blocking(move || {
@@ -357,8 +360,19 @@ impl Keeper {
             () = tokio::time::sleep_until(wait.until.into()) => None,
             event = self.vmm.event() => event.map(Said::Vmm),
             text = self.disk.next() => text.map(Said::Disk),
-            placed = start::placed(&mut self.placing) => Some(Said::Placed(placed)),
+            made = place::placed(&mut self.placing) => Some(Said::Placed(made)),
             address = start::answered(&mut self.probe) => Some(Said::Ready(address)),
+        }
+    }
+
+    /// What earlier machines of its name have left is not its: it starts whether that can be removed or not.
+    async fn dispose(&self) {
+        let (shared, name) = (Arc::clone(&self.shared), self.name.clone());
+        if let Err(e) = blocking(move || shared.dispose(&name)).await {
+            self.raise(
+                EventKind::Failed,
+                &format!("what an earlier machine of its name has left stays: {e}"),
+            );
         }
     }
 

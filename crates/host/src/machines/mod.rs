@@ -11,6 +11,7 @@ mod figures;
 mod host;
 mod host_start;
 mod keeper;
+pub mod leftovers;
 mod oversee;
 mod placing;
 mod ready;
@@ -32,11 +33,11 @@ use crate::resources::memory::Squeeze;
 use crate::scopes::Scopes;
 use crate::store::{Changed, Kind, Object, Objects, Revision};
 use crate::stores::Stores;
-use belongings::Belongings;
 pub use disk::word;
 use host::Rooms;
 use jiff::Timestamp;
 use keeper::Keeper;
+use leftovers::Left;
 use run::{Folder, Run};
 use spillway_api::{
     Catalog, ErrorCode, EventKind, Hypervisor, Machine, MachineDetails, MachineStatus, Name, Phase, Power,
@@ -57,6 +58,8 @@ use wanted::{Claimed, Wanted};
 
 /// Disks or VMMs that are started at a time.
 const STARTS: usize = 4;
+/// Private copies that are made at a time: more would only wait for the same disks.
+const COPIES: usize = 2;
 
 /// The machines of a host. A clone is the same.
 #[derive(Clone)]
@@ -102,6 +105,7 @@ struct Shared {
     placing: Mutex<()>,
     accelerator: OnceCell<Accelerator>,
     starts: Semaphore,
+    copies: Semaphore,
     kept: Mutex<HashMap<Name, Kept>>,
     /// Something has changed that concerns more than one machine.
     stir: Notify,
@@ -143,6 +147,7 @@ impl Machines {
             parts,
             accelerator: OnceCell::new(),
             starts: Semaphore::new(STARTS),
+            copies: Semaphore::new(COPIES),
             kept: Mutex::default(),
             stir: Notify::new(),
             figures: figures::Seen::default(),
@@ -330,7 +335,7 @@ impl Shared {
 
     fn poke_for(self: &Arc<Shared>, keys: &[String]) -> Result<(), HostError> {
         for key in keys {
-            let names_one = key.strip_prefix(Wanted::PREFIX).or_else(|| key.strip_prefix(Belongings::PREFIX));
+            let names_one = key.strip_prefix(Wanted::PREFIX).or_else(|| Left::machine_of(key));
             if let Some(name) = names_one
                 && let Ok(name) = name.parse()
             {
@@ -353,13 +358,7 @@ impl Shared {
                 self.poke(&name);
             }
         }
-        for belongings in self.objects.list::<Belongings>()? {
-            if let Ok(name) = belongings.name.parse()
-                && belongings.value.doomed
-            {
-                self.poke(&name);
-            }
-        }
+        self.doomed()?.iter().for_each(|name| self.poke(name));
         let failed = |e: io::Error| {
             HostError::new(
                 ErrorCode::Internal,
@@ -450,7 +449,11 @@ impl Shared {
         };
         DirBuilder::new().recursive(true).mode(0o700).create(&overflow).map_err(failed)?;
         let image_id = format!("{}:{}", run.image, run.version);
-        Ok(disk::Source { program: self.parts.program.clone(), image, image_id, overflow })
+        let digests = match run.spec.verify_reads {
+            true => Some(self.images.digests(&run.image, run.version)?),
+            false => None,
+        };
+        Ok(disk::Source { program: self.parts.program.clone(), image, image_id, digests, overflow })
     }
 
     /// How QEMU runs guests here: found out once.

@@ -66,9 +66,13 @@ impl Shared {
         Ok(())
     }
 
-    /// What a run's copy may still take of the file system that it is on.
+    /// What a run's copy may still take of the file system that it is on. Of one that shares its room nobody knows what is
+    /// its own already: as much as it can ever be.
     fn reserved(&self, name: &Name, run: &Run, folder: &Path) -> u64 {
         let Some(copy) = run.copy.as_ref().filter(|copy| copy.path.starts_with(folder)) else { return 0 };
+        if copy.is_shared {
+            return copy.size_bytes;
+        }
         let named =
             [copy.path.clone(), partial(&copy.path)].into_iter().find_map(|path| fs::metadata(path).ok());
         let taken = match named {
@@ -83,8 +87,16 @@ impl Shared {
     }
 }
 
-/// Copies an image: shared with it where the file system can, else what is in it. `false`: nobody wants it any more.
-pub fn copy(image: &Path, to: &Path, wanted: &AtomicBool) -> Result<bool, HostError> {
+/// A copy that has been made.
+#[derive(Debug)]
+pub struct Made {
+    /// It shares its room with the image.
+    pub is_shared: bool,
+}
+
+/// Copies an image: shared with it where the file system can, else what is in it. The copy is whole, and has its name
+/// once it is finished. `None`: nobody wants it any more.
+pub fn copy(image: &Path, to: &Path, unwanted: &AtomicBool) -> Result<Option<Made>, HostError> {
     let partial = partial(to);
     let failed = |e: io::Error| {
         let code = match e.kind() {
@@ -93,9 +105,9 @@ pub fn copy(image: &Path, to: &Path, wanted: &AtomicBool) -> Result<bool, HostEr
         };
         HostError::new(code, format!("{} cannot be copied to {}: {e}", image.display(), to.display()))
     };
-    let goes_on = |_| match wanted.load(Ordering::Relaxed) {
-        true => Ok(()),
-        false => Err(HostError::new(ErrorCode::Cancelled, "nobody wants the copy any more")),
+    let goes_on = |_| match unwanted.load(Ordering::Relaxed) {
+        false => Ok(()),
+        true => Err(HostError::new(ErrorCode::Cancelled, "nobody wants the copy any more")),
     };
     let open = || {
         if let Some(folder) = to.parent() {
@@ -108,22 +120,30 @@ pub fn copy(image: &Path, to: &Path, wanted: &AtomicBool) -> Result<bool, HostEr
     };
     let copy = || {
         let (source, target, size) = open().map_err(failed)?;
-        if !copying::share(&source, &target) {
+        let is_shared = copying::share(&source, &target);
+        if !is_shared {
             target.set_len(size).map_err(failed)?;
             copying::copy(&source, 0..size, &target, 0, goes_on, failed)?;
         }
         // What cannot be written shows now, not when a guest reads it.
-        target.sync_all().and_then(|()| fs::rename(&partial, to)).map_err(failed)
+        target.sync_all().map_err(failed)?;
+        Ok(Made { is_shared })
     };
-    let copied = copy();
+    let copied: Result<Made, HostError> = copy();
     if copied.is_err() {
         let _ = fs::remove_file(&partial);
     }
     match copied {
-        Ok(()) => Ok(true),
-        Err(stopped) if stopped.code == ErrorCode::Cancelled => Ok(false),
+        Ok(made) => Ok(Some(made)),
+        Err(stopped) if stopped.code == ErrorCode::Cancelled => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// A copy that was made gets its name.
+pub fn finish(to: &Path) -> Result<(), HostError> {
+    let failed = |e| HostError::new(ErrorCode::Internal, format!("{} cannot be named: {e}", to.display()));
+    fs::rename(partial(to), to).map_err(failed)
 }
 
 /// A machine's copy in a store.
@@ -149,14 +169,16 @@ mod tests {
         for at in [0, 5 << 20, (64 << 20) - 4096] {
             file.write_all_at(&[7; 4096], at).unwrap();
         }
-        assert!(copy(&image, &to, &AtomicBool::new(true)).unwrap());
+        assert!(copy(&image, &to, &AtomicBool::new(false)).unwrap().is_some());
+        assert!(!to.exists(), "it is not finished");
+        finish(&to).unwrap();
         assert!(fs::read(&image).unwrap() == fs::read(&to).unwrap());
         assert!(fs::metadata(&to).unwrap().blocks() * 512 < 1 << 20);
         let (unwanted, nowhere) = (dir.path().join("copies/b.raw"), dir.path().join("image/c.raw"));
         // Where files can be shared it is there at once, wanted or not.
-        if !copy(&image, &unwanted, &AtomicBool::new(false)).unwrap() {
+        if copy(&image, &unwanted, &AtomicBool::new(true)).unwrap().is_none() {
             assert_eq!(fs::read_dir(dir.path().join("copies")).unwrap().count(), 1);
         }
-        assert!(copy(&image, &nowhere, &AtomicBool::new(true)).is_err());
+        assert!(copy(&image, &nowhere, &AtomicBool::new(false)).is_err());
     }
 }

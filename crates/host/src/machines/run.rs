@@ -9,9 +9,8 @@ use crate::error::HostError;
 use crate::resources::budget::Need;
 use crate::resources::memory::Squeeze;
 use serde::{Deserialize, Serialize};
-use spillway_api::{Catalog, CatalogSpec, ErrorCode, Hypervisor, ImageRef, Name};
+use spillway_api::{Catalog, CatalogSpec, Difference, ErrorCode, Hypervisor, Name, differences};
 use spillway_worker::supervisor::Wish;
-use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -66,20 +65,35 @@ pub struct Run {
 }
 
 impl Run {
-    /// Whether a start would take something else now. A disk that keeps what is written stays on its version.
+    /// Whether a start would take something else now.
     pub fn is_outdated(&self, catalog: &Catalog) -> bool {
+        !self.pending(catalog).is_empty()
+    }
+
+    /// What a start would take now that is something else. A disk that keeps what is written stays on its version.
+    pub fn pending(&self, catalog: &Catalog) -> Vec<Difference> {
         let version = if catalog.spec.keeps_writes() { self.version } else { catalog.version };
-        self.differs_from(&self.next(&catalog.spec), version)
+        self.differences(catalog, &self.next(&catalog.spec), version)
     }
 
     /// Whether a start that forgets what was written would take something else now.
     pub fn is_outdated_but_for_data(&self, catalog: &Catalog) -> bool {
-        self.differs_from(&catalog.spec, catalog.version)
+        !self.differences(catalog, &catalog.spec, catalog.version).is_empty()
     }
 
-    fn differs_from(&self, spec: &CatalogSpec, version: u32) -> bool {
-        let next = (&spec.image.name, version, at_start(spec));
-        (&self.image, self.version, at_start(&self.spec)) != next
+    /// Of settings and a version what is not as it is, and is not taken while a machine runs.
+    fn differences(&self, catalog: &Catalog, spec: &CatalogSpec, version: u32) -> Vec<Difference> {
+        let mut differences = differences(&catalog.name, &self.spec, spec);
+        differences.retain(|difference| !difference.live && difference.setting != "image");
+        for secret in differences.iter_mut().filter(|difference| difference.setting == "user_data") {
+            (secret.now, secret.then) = Default::default();
+        }
+        if (&self.image, self.version) != (&spec.image.name, version) {
+            let image = |name: &Name, version: u32| format!("{name}:{version}").into();
+            let (now, then) = (image(&self.image, self.version), image(&spec.image.name, version));
+            differences.insert(0, Difference { setting: "image".into(), now, then, live: false });
+        }
+        differences
     }
 
     /// Whether what its disk keeps is kept under these settings.
@@ -93,8 +107,8 @@ impl Run {
         if !self.keeps_its_disk() || !self.disk_stays(spec) {
             return spec.clone();
         }
-        let CatalogSpec { overflow_store, full, base_cache, .. } = self.spec.clone();
-        CatalogSpec { overflow_store, full, base_cache, ..spec.clone() }
+        let CatalogSpec { overflow_store, full, base_cache, verify_reads, .. } = self.spec.clone();
+        CatalogSpec { overflow_store, full, base_cache, verify_reads, ..spec.clone() }
     }
 
     /// What its cache was promised: its limit may have been raised since it was started, or lowered for a while.
@@ -142,25 +156,6 @@ impl Run {
     }
 }
 
-/// Of the settings those that a machine takes when it starts, and keeps.
-fn at_start(spec: &CatalogSpec) -> CatalogSpec {
-    CatalogSpec {
-        image: ImageRef { version: None, ..spec.image.clone() },
-        count: 0,
-        mode: Some(spec.mode()),
-        ram_bytes: None,
-        ram_guarantee_bytes: 0,
-        overflow_bytes: None,
-        reset: Some(spec.reset()),
-        grace_seconds: 0,
-        naming: None,
-        warm: 0,
-        autostart: false,
-        labels: BTreeMap::new(),
-        ..spec.clone()
-    }
-}
-
 /// A private copy of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copied {
@@ -168,6 +163,8 @@ pub struct Copied {
     pub path: PathBuf,
     /// How large the disk is.
     pub size_bytes: u64,
+    /// It shares its room with the image: what its guest writes takes new room, wherever it is.
+    pub is_shared: bool,
 }
 
 /// Why a VMM ends.
@@ -313,6 +310,31 @@ mod tests {
         let own = run(json!({ "type": "dedicated" }), Some("/disk"));
         let next = catalog(json!({ "type": "dedicated", "base_cache": "none" }), 1);
         assert!(own.disk_stays(&next.spec) && own.next(&next.spec) == next.spec && own.is_outdated(&next));
+    }
+
+    #[test]
+    fn what_the_next_start_takes_is_said_one_by_one() {
+        let run = run(json!({ "vcpus": 1, "user_data": "a secret" }), None);
+        let taken_now = json!({
+            "vcpus": 1, "user_data": "a secret", "mode": "ram+overflow", "ram_bytes": 1 << 30, "warm": 3,
+            "image": "debian:1", "naming": "desk-###", "grace_seconds": 5, "labels": { "a": "b" }, "autostart": true,
+        });
+        assert_eq!(run.pending(&catalog(taken_now, 1)), []);
+        let taken_later = json!({ "vcpus": 2, "user_data": "another", "network": "none" });
+        let pending = run.pending(&catalog(taken_later, 2));
+        let pending: Vec<_> = pending.iter().map(|d| (d.setting.as_str(), &d.now, &d.then)).collect();
+        let (null, one, two) = (Value::Null, json!(1), json!(2));
+        let (user, none) = (json!("user"), json!("none"));
+        let (before, after) = (json!("debian:1"), json!("debian:2"));
+        assert_eq!(
+            pending,
+            [
+                ("image", &before, &after),
+                ("network", &user, &none),
+                ("user_data", &null, &null),
+                ("vcpus", &one, &two)
+            ]
+        );
     }
 
     #[test]

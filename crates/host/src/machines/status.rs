@@ -9,7 +9,7 @@ use crate::hypervisor::qemu;
 use crate::processes::Process;
 use crate::store::Revision;
 use jiff::Timestamp;
-use spillway_api::{Hypervisor, MachineRun, MachineStatus, Phase};
+use spillway_api::{Difference, Hypervisor, MachineRun, MachineStatus, Phase};
 
 /// What is known, and of which record it is the whole truth.
 #[derive(Clone, Debug)]
@@ -94,6 +94,9 @@ impl Status {
             image: run.image.clone(),
             version: run.version,
             outdated: false,
+            pending: Vec::new(),
+            ram_bytes: run.ram_bytes,
+            overflow_bytes: run.overflow_bytes,
             hypervisor: run.hypervisor,
             disk_pid: None,
             vmm_pid: None,
@@ -120,10 +123,10 @@ impl Status {
         self
     }
 
-    /// Whether a start would take something else, and how often the VMM has ended by itself.
-    pub fn but(mut self, outdated: bool, crashes: u32) -> Status {
+    /// What a start would take that is something else, and how often the VMM has ended by itself.
+    pub fn but(mut self, pending: Vec<Difference>, crashes: u32) -> Status {
         if let Some(run) = &mut self.run {
-            (run.outdated, run.crashes) = (outdated, crashes);
+            (run.outdated, run.pending, run.crashes) = (!pending.is_empty(), pending, crashes);
         }
         self
     }

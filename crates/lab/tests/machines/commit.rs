@@ -4,8 +4,8 @@
 use crate::world::World;
 use serde_json::Value;
 use spillway_lab::process::wait_until;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -228,6 +228,38 @@ fn a_daemon_that_is_killed_in_the_middle_of_a_commit_leaves_nothing() {
 }
 
 #[test]
+fn what_is_read_is_compared_with_its_digests_if_that_is_asked_for() {
+    let Some(world) = World::new("none") else { return };
+    let image: Vec<u8> = (0..4 * MIB + 512).map(|at| (at >> 12) as u8 | 1).collect();
+    std::fs::write(world.path("image.raw"), &image).unwrap();
+    world.ok(&["image", "import", "golden", world.path("image.raw").to_str().unwrap(), "--format", "raw"]);
+    world.ok(&["catalog", "create", "sure", "--image", "golden", "--count", "1", "--verify-reads"]);
+    world.ok(&["catalog", "create", "desk", "--image", "golden", "--count", "1"]);
+    // Its store loses a bit.
+    let disk = world.path("state/store/images/golden/1/disk.raw");
+    std::fs::set_permissions(&disk, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let file = std::fs::File::options().write(true).open(&disk).unwrap();
+    file.write_all_at(&[image[2 * MIB as usize] ^ 4], 2 * MIB).unwrap();
+    world.ok(&["machine", "start", "--all", "--wait"]);
+    write(&world, "desk-001", &["read 2M 4k"]);
+    let read = |what: &str| {
+        let nbd = nbd(&world, "sure-001");
+        let done = Command::new("qemu-io").args(["-f", "raw", "-c", what, &nbd]).output().unwrap();
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    };
+    for (at, len) in [(0, 4096), (4 * MIB, 512), (MIB, MIB), (3 * MIB + 8192, 65536), (0, MIB)] {
+        assert!(read(&format!("read {at} {len}")).contains(&format!("read {len}/{len} bytes")), "{at} {len}");
+    }
+    for (at, len) in [(2 * MIB, 4096), (3 * MIB - 512, 512), (2 * MIB - 4096, 8192)] {
+        assert!(read(&format!("read {at} {len}")).contains("Input/output error"), "{at} {len}");
+    }
+    let is_told = || (world.events("in the 1048576 bytes from 2097152 on") == 1).then_some(());
+    wait_until(Duration::from_secs(20), is_told).expect("it is not told of");
+    // What was written over it is the guest's.
+    write(&world, "sure-001", &["write -P 7 2M 4k", "read -P 7 2M 4k"]);
+}
+
+#[test]
 fn machines_are_deleted_with_what_they_keep_or_without() {
     let Some(world) = World::new("none") else { return };
     world.import("golden", "version-1");
@@ -235,14 +267,7 @@ fn machines_are_deleted_with_what_they_keep_or_without() {
     world.ok(&[&["catalog", "create", "own", "--image", "golden", "--count", "4"][..], &own].concat());
     world.ok(&["machine", "start", "--catalog", "own", "--wait"]);
     world.ok(&["machine", "stop", "own-001", "own-002", "own-004", "--wait"]);
-    let kept = || {
-        let of = |folder: &str| std::fs::read_dir(world.path("state/store").join(folder)).unwrap();
-        let names =
-            of("data").chain(of("disks")).map(|file| file.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<String> = names.map(|name| name[..7].to_owned()).collect();
-        names.sort();
-        names
-    };
+    let kept = || kept(&world);
     assert_eq!(kept().len(), 8);
     // One that is refused does not stop the others, and is what the exit code tells of.
     let (code, out, err) = world.spillway(&["machine", "delete", "own-003", "own-002", "own-009"]);
@@ -265,4 +290,49 @@ fn machines_are_deleted_with_what_they_keep_or_without() {
     world.ok(&["catalog", "scale", "own", "1"]);
     world.ok(&["machine", "start", "own-001", "--wait"]);
     assert_eq!(kept().len(), 8);
+    what_is_left(world);
+}
+
+/// Of the files that machines keep, whose they are.
+fn kept(world: &World) -> Vec<String> {
+    let of = |folder: &str| std::fs::read_dir(world.path("state/store").join(folder)).unwrap();
+    let names = of("data").chain(of("disks")).map(|file| file.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.map(|name| name[..7].to_owned()).collect();
+    names.sort();
+    names
+}
+
+/// What deleted machines have left is listed, keeps the version that it needs, and goes when somebody says so.
+fn what_is_left(mut world: World) {
+    let left = |world: &World| world.json(&["leftover", "list"])["items"].as_array().unwrap().clone();
+    let of =
+        |left: &[Value]| left.iter().map(|l| l["machine"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    assert_eq!(of(&left(&world)), ["own-002", "own-003", "own-004"]);
+    let (code, _, err) = world.spillway(&["catalog", "delete", "own"]);
+    assert!(code == 0 && err.contains("note: what 4 deleted machines kept is still there"), "{code}: {err}");
+    world.kill_daemon();
+    world.start_daemon();
+    let all = left(&world);
+    assert_eq!(of(&all), ["own-001", "own-002", "own-003", "own-004"]);
+    for entry in &all {
+        assert!(entry["disk"]["image"] == "golden" && entry["disk"]["version"] == 1, "{entry}");
+        assert!(Path::new(entry["disk"]["path"].as_str().unwrap()).exists(), "{entry}");
+        assert!(Path::new(entry["data_disk"].as_str().unwrap()).exists(), "{entry}");
+        assert!(entry["allocated_bytes"].as_u64().unwrap() > 0, "{entry}");
+    }
+    let table = world.ok(&["leftover", "list"]);
+    assert_eq!(table.lines().count(), 1 + 8, "a line for each file: {table}");
+    refuses(
+        &world,
+        &["image", "delete", "golden"],
+        75,
+        &["that the deleted machine 'own-001' has left is of golden:1"],
+    );
+    refuses(&world, &["leftover", "delete", "own-001"], 66, &["no leftover 'own-001'"]);
+    let uuids: Vec<&str> = all.iter().map(|entry| entry["uuid"].as_str().unwrap()).collect();
+    world.ok(&[&["leftover", "delete"][..], &uuids].concat());
+    assert_eq!(left(&world), [Value::Null; 0]);
+    wait_until(Duration::from_secs(20), || kept(&world).is_empty().then_some(()))
+        .expect("their files are left");
+    world.ok(&["image", "delete", "golden"]);
 }

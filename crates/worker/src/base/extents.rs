@@ -1,4 +1,4 @@
-//! Where the bytes of a qcow2 image lie in its file, as far as the reader has said. Owns a bounded memory of
+//! Where the bytes of an image lie in its file, as far as the reader has said. Owns a bounded memory of
 //! extents; never reads the image.
 //!
 //! Invariant: extents in the cache do not overlap, and there are never more than [`ExtentCache::MAX_EXTENTS`].

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a [`Disk`] is complete: each worker, first or later, can be started from it alone.
 
+use super::digests::Digests;
 use super::error::{ErrorKind, SupervisorError};
 use super::overflow::{self, Direct, OverflowFile};
 use super::persistent::{self, PersistentFile};
@@ -24,6 +25,8 @@ pub struct Options {
     pub image_id: Option<String>,
     /// Its format; `None`: told by the extensions `.raw` and `.qcow2`.
     pub format: Option<ImageFormat>,
+    /// What it is compared with as it is read, if that is asked for: a raw image.
+    pub digests: Option<Digests>,
     /// How it is read.
     pub base_cache: BaseCache,
     /// Size that the guest sees; `None`: the image's.
@@ -74,6 +77,8 @@ pub(super) struct Disk {
     pub meta: OwnedFd,
     start: Start,
     image: OwnedFd,
+    /// The digests of its chunks.
+    digests: Option<OwnedFd>,
     pub data: Option<OwnedFd>,
     overflow: Option<OverflowFile>,
 }
@@ -90,6 +95,7 @@ impl Disk {
             true => Some(memory::create_data(spec.ram_limit_bytes)?),
             false => None,
         };
+        let digests = options.digests.as_ref().map(|digests| digests.load(&image)).transpose()?;
         let start = Start {
             predecessors: 0,
             disk_id: random()?,
@@ -100,6 +106,7 @@ impl Disk {
             ram_limit_bytes: spec.ram_limit_bytes,
             overflow_limit_bytes: spec.overflow_limit_bytes,
             format: image.format,
+            digests: digests.is_some(),
             base_cache: options.base_cache,
             queues: options.queues,
             serial: serial(&options.identity),
@@ -108,7 +115,7 @@ impl Disk {
             critical_at: options.critical_at,
         };
         let meta = memory::create_meta(Layout::of(&spec).len_bytes())?;
-        Ok(Disk { spec, format: image.format, meta, start, image: image.file, data, overflow })
+        Ok(Disk { spec, format: image.format, meta, start, image: image.file, digests, data, overflow })
     }
 
     /// A file without a name, or none.
@@ -173,8 +180,8 @@ impl Disk {
         lifeline: BorrowedFd<'_>,
         predecessors: &[BorrowedFd<'_>],
     ) -> Result<(ToWorker, Vec<OwnedFd>), SupervisorError> {
-        let held =
-            [Some(&self.meta), Some(&self.image), self.data.as_ref(), self.overflow.as_ref().map(|o| &o.fd)];
+        let overflow = self.overflow.as_ref().map(|overflow| &overflow.fd);
+        let held = [Some(&self.meta), Some(&self.image), self.digests.as_ref(), self.data.as_ref(), overflow];
         let held = held.into_iter().flatten().map(AsFd::as_fd);
         let all = held.chain([lifeline]).chain(predecessors.iter().copied());
         let fds: Result<Vec<_>, _> = all.map(|fd| fd.try_clone_to_owned()).collect();

@@ -25,6 +25,19 @@ pub(super) fn create_data(limit_bytes: u64) -> Result<OwnedFd, SupervisorError> 
     create("spillway-data", len_bytes.min(file_size_limit()), SealFlags::SHRINK)
 }
 
+/// A sealed memfd with these bytes, which nobody can change.
+pub(super) fn create_fixed(name: &str, contents: &[u8]) -> Result<OwnedFd, SupervisorError> {
+    let seals = SealFlags::SHRINK | SealFlags::GROW;
+    let fd = create(name, contents.len() as u64, seals)?;
+    let cannot = |e: rustix::io::Errno| SupervisorError::internal("cannot fill shared memory", e);
+    let mut done = 0;
+    while done < contents.len() {
+        done += rustix::io::pwrite(&fd, &contents[done..], done as u64).map_err(cannot)?;
+    }
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE | SealFlags::SEAL).map_err(cannot)?;
+    Ok(fd)
+}
+
 fn create(name: &str, len_bytes: u64, seals: SealFlags) -> Result<OwnedFd, SupervisorError> {
     let cannot = |e: rustix::io::Errno| {
         let what = format!("cannot make {} of shared memory for the disk", bytes(len_bytes));

@@ -19,14 +19,14 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Jobs of the qcow2 thread at a time; more wait here.
-const QCOW2_JOBS: usize = 32;
+/// Jobs of the base image's thread at a time; more wait here.
+const BASE_JOBS: usize = 32;
 
 /// A read or an operation that has ended, for the core.
 pub enum Answer {
     /// Bytes in a buffer of ours.
     Staged(OpId, Result<(Buffer, usize, usize), Errno>),
-    /// Bytes from the qcow2 thread.
+    /// Bytes from the base image's thread.
     Owned(OpId, Result<Vec<u8>, Errno>),
     /// No bytes.
     Plain(OpId, Result<(), Errno>),
@@ -68,12 +68,14 @@ pub struct Doer {
     pub(super) unbuffered: VecDeque<u32>,
     pub(super) writes: Vec<Option<Write>>,
     pub(super) free_writes: Vec<u32>,
-    qcow2_waiting: VecDeque<(OpId, u64, u32)>,
+    base_waiting: VecDeque<(OpId, u64, u32)>,
     spare_vecs: Vec<Vec<u8>>,
     bounce: Vec<u8>,
     pub(super) seen: Seen,
     pub now_ns: u64,
     pub events: Vec<Event>,
+    /// Where the base image was found not to be what its digests say.
+    pub damaged: Vec<u64>,
 }
 
 /// What outlives the worker, as it is used here.
@@ -95,7 +97,7 @@ impl Doer {
         let Held { slots, meta, file, file_bytes, data_at, predecessors } = held;
         let image = match &base {
             BaseImage::Raw(image) => image,
-            BaseImage::Qcow2(reader) => reader.file(),
+            BaseImage::Read(reader) => reader.file(),
         };
         let overflow = file.as_ref().map(AsRawFd::as_raw_fd);
         engine.start(Files { base: image.fd().as_raw_fd(), overflow })?;
@@ -127,12 +129,13 @@ impl Doer {
             unbuffered: VecDeque::new(),
             writes: Vec::new(),
             free_writes: Vec::new(),
-            qcow2_waiting: VecDeque::new(),
+            base_waiting: VecDeque::new(),
             spare_vecs: Vec::new(),
             bounce: Vec::new(),
             seen: Seen::default(),
             now_ns: 0,
             events: Vec::new(),
+            damaged: Vec::new(),
         })
     }
 
@@ -160,7 +163,7 @@ impl Doer {
             Answer::Owned(op, result) => {
                 disk.read_done(self, op, result.as_deref().map_err(|e| *e));
                 if let Ok(buffer) = result
-                    && self.spare_vecs.len() < QCOW2_JOBS
+                    && self.spare_vecs.len() < BASE_JOBS
                 {
                     self.spare_vecs.push(buffer);
                 }
@@ -168,11 +171,13 @@ impl Doer {
         }
     }
 
-    /// What the qcow2 thread has finished.
-    pub fn qcow2_finished(&mut self) -> Option<Answer> {
-        let BaseImage::Qcow2(reader) = &mut self.base else { return None };
-        let Finished { job, buffer, result, store_bytes, store_reads, extents } = reader.finished()?;
-        if let Some((op, offset, len)) = self.qcow2_waiting.pop_front() {
+    /// What the base image's thread has finished.
+    pub fn base_finished(&mut self) -> Option<Answer> {
+        let BaseImage::Read(reader) = &mut self.base else { return None };
+        let Finished { job, buffer, result, store_bytes, store_reads, extents, damaged_at } =
+            reader.finished()?;
+        self.damaged.extend(damaged_at);
+        if let Some((op, offset, len)) = self.base_waiting.pop_front() {
             let spare = self.spare_vecs.pop().unwrap_or_default();
             reader.submit(u64::from(op.0), offset, len, spare);
         }
@@ -186,11 +191,11 @@ impl Doer {
 
     /// I/O under way or waiting for a buffer.
     pub fn is_busy(&self) -> bool {
-        let qcow2 = match &self.base {
-            BaseImage::Qcow2(reader) => reader.unfinished() + self.qcow2_waiting.len(),
+        let read = match &self.base {
+            BaseImage::Read(reader) => reader.unfinished() + self.base_waiting.len(),
             BaseImage::Raw(_) => 0,
         };
-        self.free_reads.len() < self.reads.len() || self.free_writes.len() < self.writes.len() || qcow2 > 0
+        self.free_reads.len() < self.reads.len() || self.free_writes.len() < self.writes.len() || read > 0
     }
 
     fn punch(&mut self, offset: u64, len: u64, tag: Tag) {
@@ -217,7 +222,7 @@ impl Doer {
         self.seen.base_reads.drain(..).for_each(|ns| c.base_read_latency.record(ns, 1));
     }
 
-    /// Where a range of a qcow2 image lies in one plain piece of its file, or that it is zero; if that is known.
+    /// Where a range of such an image lies in one plain piece of its file, or that it is zero; if that is known.
     fn plain(extents: &ExtentCache, offset: u64, len: u64) -> Option<ExtentKind> {
         let extent = extents.lookup(offset)?;
         if extent.end() < offset + len {
@@ -359,7 +364,7 @@ impl Io for Doer {
     fn base_to_guest(&mut self, token: Token, at: u32, offset: u64, len: u32) -> Option<Result<(), Errno>> {
         let read = match &self.base {
             BaseImage::Raw(image) => resident(image, &mut self.bounce, offset, len)?,
-            BaseImage::Qcow2(reader) => match Doer::plain(&self.extents, offset, u64::from(len))? {
+            BaseImage::Read(reader) => match Doer::plain(&self.extents, offset, u64::from(len))? {
                 ExtentKind::Raw { file_offset } => {
                     resident(reader.file(), &mut self.bounce, file_offset, len)?
                 }
@@ -373,7 +378,7 @@ impl Io for Doer {
     fn read_base(&mut self, op: OpId, offset: u64, len: u32) {
         let file = match &self.base {
             BaseImage::Raw(image) => Some((image, offset)),
-            BaseImage::Qcow2(reader) => match Doer::plain(&self.extents, offset, u64::from(len)) {
+            BaseImage::Read(reader) => match Doer::plain(&self.extents, offset, u64::from(len)) {
                 Some(ExtentKind::Raw { file_offset }) => Some((reader.file(), file_offset)),
                 _ => None,
             },
@@ -383,12 +388,12 @@ impl Io for Doer {
             self.read_base_file(op, align, in_memory, offset, len);
             return;
         }
-        let BaseImage::Qcow2(reader) = &mut self.base else { unreachable!("a raw image is always plain") };
-        if reader.unfinished() < QCOW2_JOBS {
+        let BaseImage::Read(reader) = &mut self.base else { unreachable!("a raw image is always plain") };
+        if reader.unfinished() < BASE_JOBS {
             let spare = self.spare_vecs.pop().unwrap_or_default();
             reader.submit(u64::from(op.0), offset, len, spare);
         } else {
-            self.qcow2_waiting.push_back((op, offset, len));
+            self.base_waiting.push_back((op, offset, len));
         }
     }
 

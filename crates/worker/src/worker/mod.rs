@@ -106,6 +106,7 @@ fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {
 struct Fds {
     meta: OwnedFd,
     base: OwnedFd,
+    digests: Option<OwnedFd>,
     data: Option<OwnedFd>,
     file: Option<OwnedFd>,
     lifeline: Option<OwnedFd>,
@@ -117,13 +118,15 @@ impl Fds {
     fn sort(start: &Start, fds: Vec<OwnedFd>) -> Result<Fds, String> {
         let mode: spillway_core::Mode = start.mode.parse()?;
         let predecessors = usize::from(start.predecessors);
-        let want = 3 + usize::from(mode.has_ram()) + usize::from(mode.has_file()) + predecessors;
+        let own = [start.digests, mode.has_ram(), mode.has_file()];
+        let want = 3 + own.map(usize::from).iter().sum::<usize>() + predecessors;
         let got = fds.len();
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or_else(|| format!("{got} fds came with `start`, {want} expected"));
         let sorted = Fds {
             meta: next()?,
             base: next()?,
+            digests: start.digests.then(&mut next).transpose()?,
             data: mode.has_ram().then(&mut next).transpose()?,
             file: mode.has_file().then(&mut next).transpose()?,
             lifeline: Some(next()?),

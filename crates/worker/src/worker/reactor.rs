@@ -14,7 +14,7 @@ use super::memory::Shared;
 use super::spin::Spin;
 use super::supervision::channel_nonblocking;
 use super::watches::{POLLIN, Target, nbd_ended};
-use crate::base::{BaseImage, Qcow2Reader, RawImage};
+use crate::base::{BaseImage, BaseReader, RawImage};
 use crate::channel::{BaseCache, ImageFormat, Start};
 use crate::persistent_file;
 use spillway_core::{
@@ -116,13 +116,17 @@ impl Reactor {
         let thresholds = Thresholds { warning_percent: start.warn_at, critical_percent: start.critical_at };
         disk.set_thresholds(thresholds).map_err(|e| e.to_string())?;
         let direct = start.base_cache == BaseCache::None;
-        let base = match start.format {
-            ImageFormat::Raw => BaseImage::Raw(RawImage::new(fds.base, start.base_bytes, direct)),
-            ImageFormat::Qcow2 => BaseImage::Qcow2(Qcow2Reader::start(fds.base, start.base_bytes, direct)?),
+        let (file, size_bytes) = (fds.base, start.base_bytes);
+        let base = match (start.format, fds.digests) {
+            (ImageFormat::Raw, None) => BaseImage::Raw(RawImage::new(file, size_bytes, direct)),
+            (ImageFormat::Raw, Some(digests)) => {
+                BaseImage::Read(BaseReader::checked(file, size_bytes, direct, digests)?)
+            }
+            (ImageFormat::Qcow2, _) => BaseImage::Read(BaseReader::qcow2(file, size_bytes, direct)?),
         };
         let image = match &base {
             BaseImage::Raw(image) => image,
-            BaseImage::Qcow2(reader) => reader.file(),
+            BaseImage::Read(reader) => reader.file(),
         };
         if image.dio_align() as usize > spillway_core::BLOCK_BYTES {
             return Err(format!(
@@ -165,9 +169,9 @@ impl Reactor {
         for fd in predecessors {
             reactor.watch(fd, POLLIN, false, Target::Predecessor(fd));
         }
-        if let BaseImage::Qcow2(reader) = &reactor.doer.base {
+        if let BaseImage::Read(reader) = &reactor.doer.base {
             let fd = reader.wake_fd().as_raw_fd();
-            reactor.watch(fd, POLLIN, true, Target::Qcow2);
+            reactor.watch(fd, POLLIN, true, Target::BaseReader);
         }
         Ok(reactor)
     }
@@ -273,7 +277,7 @@ impl Reactor {
             }
         }
         self.done = done;
-        while let Some(answer) = self.doer.qcow2_finished() {
+        while let Some(answer) = self.doer.base_finished() {
             self.doer.deliver(&mut self.disk, answer);
         }
         Ok(worked)

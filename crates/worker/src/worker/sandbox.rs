@@ -188,7 +188,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_madvise,
     libc::SYS_mremap,
     libc::SYS_munmap,
-    // Files that it was given: reads that do not wait, the qcow2 reader's, holes.
+    // Files that it was given: reads that do not wait, the base image's reader's, holes.
     libc::SYS_close,
     libc::SYS_fallocate,
     libc::SYS_fstat,

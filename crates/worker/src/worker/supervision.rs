@@ -7,6 +7,7 @@
 use super::clients::{NbdClient, Vmm};
 use super::events::{describe, state_of};
 use super::reactor::{Reactor, now_ns};
+use crate::base::digests::CHUNK_BYTES;
 use crate::channel::{self, ClientKind, FromWorker, Limits, ToWorker};
 use rustix::event::{PollFd, PollFlags, poll};
 use spillway_core::{DiskError, Errno, Thresholds, Token};
@@ -356,6 +357,15 @@ impl Reactor {
             for client in self.doer.clients.nbd.iter_mut().flatten() {
                 client.connection.set_disk_full(self.disk_full);
                 client.active = true;
+            }
+        }
+        for at in std::mem::take(&mut self.doer.damaged) {
+            if self.pace.allows(now) {
+                let text = format!(
+                    "the base image is not what its digest says, in the {CHUNK_BYTES} bytes from {at} on: reads there fail; \
+                     its store has damaged it, or somebody has written to it"
+                );
+                self.send(&FromWorker::Event { kind: "image-damaged".into(), text }, &[]);
             }
         }
         if self.doer.events.is_empty() && !self.states.any_wait() {

@@ -22,7 +22,7 @@ const HUNG_UP: i16 = libc::POLLHUP | libc::POLLRDHUP;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     Channel,
-    Qcow2,
+    BaseReader,
     /// A dead worker's pidfd.
     Predecessor(i32),
     /// A VMM's control socket, by the supervisor's number.
@@ -63,12 +63,12 @@ impl Reactor {
                     self.watch(self.channel.as_raw_fd(), POLLIN, true, Target::Channel);
                 }
             }
-            Target::Qcow2 => {
+            Target::BaseReader => {
                 if !done.more
-                    && let BaseImage::Qcow2(reader) = &self.doer.base
+                    && let BaseImage::Read(reader) = &self.doer.base
                 {
                     let fd = reader.wake_fd().as_raw_fd();
-                    self.watch(fd, POLLIN, true, Target::Qcow2);
+                    self.watch(fd, POLLIN, true, Target::BaseReader);
                 }
             }
             Target::Predecessor(fd) => {

@@ -108,6 +108,7 @@ impl Memory {
             ram_limit_bytes: spec.ram_limit_bytes,
             overflow_limit_bytes: spec.overflow_limit_bytes,
             format: ImageFormat::Raw,
+            digests: false,
             base_cache: BaseCache::Host,
             queues: 1,
             serial: "attach".into(),

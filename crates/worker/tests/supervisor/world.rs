@@ -188,6 +188,7 @@ impl World {
             disk: None,
             image_id: None,
             format: None,
+            digests: None,
             base_cache: BaseCache::Host,
             size_bytes: Some(8 << 20),
             mode: Mode::RamOverflow,

@@ -3,7 +3,7 @@
 //! Invariant: a file that is refused changes nothing; of one that is not, each catalog is changed whole or not at all, by
 //! what was seen of it.
 
-use super::compare::{Difference, differences};
+use super::compare;
 use super::file::{self, Format};
 use super::path;
 use super::update::settle;
@@ -13,7 +13,7 @@ use crate::output;
 use clap::Args;
 use serde::Serialize;
 use spillway_api::client::{Client, ClientError, query};
-use spillway_api::{Catalog, ErrorBody, List, Name, NewCatalog};
+use spillway_api::{Catalog, Difference, ErrorBody, List, Name, NewCatalog, differences};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -189,7 +189,7 @@ fn words(reports: &Reports) -> String {
                 format!("stays as it is: {why}")
             }
         };
-        let rows = table(["", "", ""], report.differences.iter().map(Difference::row));
+        let rows = table(["", "", ""], report.differences.iter().map(compare::row));
         let rows: String = rows.lines().skip(1).map(|line| format!("  {line}\n")).collect();
         format!("{} {what}\n{rows}", report.name)
     });

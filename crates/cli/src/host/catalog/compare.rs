@@ -1,69 +1,20 @@
-//! What differs between two sets of settings, one by one. Decides nothing.
-//!
-//! Invariant: settings that mean the same do not differ, whether they are said or usual.
+//! How settings and their differences are shown. Decides nothing.
 
-use serde::Serialize;
 use serde_json::Value;
-use spillway_api::{CatalogSpec, Name, size_text};
-use std::collections::{BTreeMap, BTreeSet};
+use spillway_api::{Difference, size_text};
 
 /// Letters of a value that are shown.
 const MOST_SHOWN: usize = 60;
 
-/// A setting that is to be another.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Difference {
-    /// Its name; what is below it after a dot.
-    pub setting: String,
-    /// What it is; null for nothing.
-    pub now: Value,
-    /// What it is to be.
-    pub then: Value,
-    /// Whether machines that run take it, or only those that start.
-    pub live: bool,
+/// `ram_bytes`, `256M -> 512M`, `at once`.
+pub fn row(difference: &Difference) -> [String; 3] {
+    let when = if difference.live { "at once" } else { "at the next start" };
+    [difference.setting.clone(), change_text(difference), when.into()]
 }
 
-impl Difference {
-    /// `ram_bytes`, `256M -> 512M`, `at once`.
-    pub fn row(&self) -> [String; 3] {
-        let of = |value| value_text(&self.setting, value);
-        let when = if self.live { "at once" } else { "at the next start" };
-        [self.setting.clone(), format!("{} -> {}", of(&self.now), of(&self.then)), when.into()]
-    }
-}
-
-/// All that differ, in the order of their names.
-pub fn differences(catalog: &Name, now: &CatalogSpec, then: &CatalogSpec) -> Vec<Difference> {
-    let (now, then) = (settings(&now.said(catalog)), settings(&then.said(catalog)));
-    let names: BTreeSet<&String> = now.keys().chain(then.keys()).collect();
-    let of = |settings: &BTreeMap<String, Value>, name: &str| settings.get(name).cloned().unwrap_or_default();
-    let differ = names.into_iter().filter(|name| of(&now, name) != of(&then, name));
-    let difference = |name: &String| {
-        let top = name.split('.').next().unwrap_or(name);
-        let live = CatalogSpec::is_live(top);
-        Difference { setting: name.clone(), now: of(&now, name), then: of(&then, name), live }
-    };
-    differ.map(difference).collect()
-}
-
-/// The settings by their names; of labels and the like each by itself.
-pub fn settings(spec: &CatalogSpec) -> BTreeMap<String, Value> {
-    fn flatten(name: String, value: Value, into: &mut BTreeMap<String, Value>) {
-        match value {
-            Value::Object(fields) => {
-                fields.into_iter().for_each(|(field, value)| flatten(format!("{name}.{field}"), value, into));
-            }
-            value => _ = into.insert(name, value),
-        }
-    }
-    let mut flat = BTreeMap::new();
-    match serde_json::to_value(spec) {
-        Ok(Value::Object(fields)) => {
-            fields.into_iter().for_each(|(name, value)| flatten(name, value, &mut flat))
-        }
-        other => unreachable!("settings are an object, not {other:?}"),
-    }
-    flat
+/// `256M -> 512M`.
+pub fn change_text(Difference { setting, now, then, .. }: &Difference) -> String {
+    format!("{} -> {}", value_text(setting, now), value_text(setting, then))
 }
 
 /// A value for people: sizes in words, nothing long.
@@ -86,12 +37,13 @@ pub fn value_text(name: &str, value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spillway_api::differences;
 
     fn differ(now: &str, then: &str) -> Vec<[String; 3]> {
         let spec =
             |settings: &str| serde_json::from_str(&format!(r#"{{"image": "debian"{settings}}}"#)).unwrap();
         let all = differences(&"desk".parse().unwrap(), &spec(now), &spec(then));
-        all.iter().map(Difference::row).collect()
+        all.iter().map(row).collect()
     }
 
     #[test]

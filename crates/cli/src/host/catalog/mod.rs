@@ -1,14 +1,14 @@
 //! `spillway catalog`.
 
 mod apply;
-mod compare;
+pub(super) mod compare;
 mod file;
 mod help;
 pub(super) mod settings;
 mod update;
 
 use super::words::word;
-use super::{Daemon, Labels, table};
+use super::{Daemon, Labels, leftover, table};
 use crate::error::Failure;
 use crate::output;
 use apply::{Apply, Diff, Export};
@@ -16,7 +16,7 @@ use clap::Subcommand;
 use compare::value_text;
 use settings::Create;
 use spillway_api::client::Client;
-use spillway_api::{Catalog, Empty, List, Name, RolloutStrategy};
+use spillway_api::{Catalog, Empty, List, Name, RolloutStrategy, settings};
 use std::process::ExitCode;
 use update::{Rollback, Update};
 
@@ -94,6 +94,7 @@ pub fn catalog(daemon: &Daemon, command: CatalogCommand) -> Result<ExitCode, Fai
         CatalogCommand::Delete { name, with_data } => {
             client.delete::<Empty>(&format!("{}?with_data={with_data}", path(&name)))?;
             output::print(&format!("{name} is deleted\n"))?;
+            leftover::tell(&client, |left| left.catalog == name)?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -125,7 +126,7 @@ fn list(daemon: &Daemon, client: &Client, labels: &Labels) -> Result<(), Failure
 /// All of it: the settings are the ones that a file for the interface has.
 fn show(daemon: &Daemon, catalog: &Catalog) -> Result<(), Failure> {
     daemon.show(catalog, |catalog| {
-        let settings = compare::settings(&catalog.spec.said(&catalog.name));
+        let settings = settings(&catalog.spec.said(&catalog.name));
         let rows = settings.iter().filter(|(_, value)| !value.is_null());
         let mut text = format!("{}, {}\n\n", catalog.name, versions(catalog));
         text +=

@@ -76,6 +76,9 @@ struct Settings {
     /// Read the image through the host's page cache, or past it
     #[arg(long, value_name = "HOW", value_parser = words::<BaseCache>(BASE_CACHES), default_value = "host")]
     base_cache: BaseCache,
+    /// Compare each MiB of the image with its digest before a disk uses it for the first time
+    #[arg(long)]
+    verify_reads: bool,
     /// A second disk of each machine, which keeps what is written over resets
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     data_disk: Option<u64>,
@@ -183,6 +186,7 @@ impl Settings {
             overflow_store: self.overflow_store,
             full: self.full,
             base_cache: self.base_cache,
+            verify_reads: self.verify_reads,
             data_disk_bytes: self.data_disk,
             data_disk_store: self.data_disk_store,
             scratch_disk_bytes: self.scratch_disk,

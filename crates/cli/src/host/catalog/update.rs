@@ -2,7 +2,7 @@
 
 use super::{path, versions, warn};
 use crate::error::Failure;
-use crate::host::Daemon;
+use crate::host::{Daemon, leftover};
 use clap::Args;
 use spillway_api::client::{Client, ClientError};
 use spillway_api::{
@@ -79,12 +79,18 @@ pub fn scale(
     with_data: bool,
 ) -> Result<(), Failure> {
     let path = format!("{}?with_data={with_data}", path(name));
+    let mut shrinks = false;
     let changed = settle(client, name, |found| {
         let Some(found) = found else { return client.get(&self::path(name)) };
+        shrinks = count < found.spec.count;
         client.put_if(&path, found.revision, &CatalogSpec { count, ..found.spec.clone() })
     })?;
     warn(&changed);
-    daemon.show(&changed, |changed| format!("{} has {} machines\n", changed.name, changed.spec.count))
+    daemon.show(&changed, |changed| format!("{} has {} machines\n", changed.name, changed.spec.count))?;
+    match shrinks {
+        true => leftover::tell(client, |left| left.catalog == *name),
+        false => Ok(()),
+    }
 }
 
 fn report(daemon: &Daemon, catalog: &Catalog) -> Result<(), Failure> {

@@ -53,7 +53,7 @@ impl Keeper {
         let was_left = blocking(move || {
             let was_left = clear(&folder)?;
             shared.budget().give_back(&name);
-            shared.dispose(name.as_str())?;
+            shared.dispose(&name)?;
             Ok(was_left)
         })
         .await?;

@@ -3,21 +3,20 @@
 //! Invariant: each may be done again after it was broken off.
 
 use super::end::clear;
-use super::{Keeper, Next, Wait};
+use super::{Keeper, Next};
 use crate::error::HostError;
 use crate::hypervisor::qemu;
 use crate::machines::ready::until_ready;
 use crate::machines::run::{Copied, Run};
 use crate::machines::status::Status;
 use crate::machines::wanted::{Wanted, boot_id};
-use crate::machines::{belongings, blocking, disk, last_words, look, placing};
+use crate::machines::{belongings, blocking, disk, last_words, look};
 use crate::processes::{self, Seen};
 use crate::resources::budget::Need;
 use spillway_api::{Catalog, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
 use std::future::pending;
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tokio::task::JoinHandle;
 
@@ -60,30 +59,6 @@ impl Keeper {
         })
         .await?;
         Ok(Next::Again)
-    }
-
-    /// Its private copy is made, as long as it is wanted.
-    fn place(&mut self, run: &Run, copy: Copied) -> Result<Next, HostError> {
-        self.say(Status::new(Phase::Placing).of(run, &self.folder));
-        if self.placing.is_none() {
-            let wanted = Arc::new(AtomicBool::new(true));
-            let (shared, is_wanted) = (Arc::clone(&self.shared), Arc::clone(&wanted));
-            let (image, version) = (run.image.clone(), run.version);
-            let work = tokio::task::spawn_blocking(move || {
-                let image = shared.images.disk(&image, version)?;
-                placing::copy(&image, &copy.path, &is_wanted).map(drop)
-            });
-            self.placing = Some(Placing { work, wanted });
-        }
-        Ok(Next::Rest(Wait::for_end_of(None, None)?))
-    }
-
-    /// Its private copy is not wanted any more.
-    pub(super) async fn stop_placing(&mut self) {
-        if let Some(placing) = self.placing.take() {
-            placing.wanted.store(false, Ordering::Relaxed);
-            let _ = placing.work.await;
-        }
     }
 
     /// Writes down what the machine starts with, and makes the files that it needs besides its disk.
@@ -132,7 +107,8 @@ impl Keeper {
             if run.spec.mode() == DiskMode::Ephemeral {
                 let size_bytes = shared.images.size(&run.image, run.version)?;
                 shared.forget_copies(&machine)?;
-                run.copy = Some(Copied { path: shared.place(&machine, size_bytes)?, size_bytes });
+                run.copy =
+                    Some(Copied { path: shared.place(&machine, size_bytes)?, size_bytes, is_shared: false });
             }
             folder.save(&run)?;
             Ok(run)
@@ -228,20 +204,6 @@ impl Keeper {
         self.raise(EventKind::Ready, "it is ready");
         Ok(())
     }
-}
-
-/// A private copy that is being made.
-pub(super) struct Placing {
-    work: JoinHandle<Result<(), HostError>>,
-    wanted: Arc<AtomicBool>,
-}
-
-/// When a copy has been made, or could not be; never, if none is being made.
-pub(super) async fn placed(placing: &mut Option<Placing>) -> Result<(), HostError> {
-    let Some(going_on) = placing else { return pending().await };
-    let done = (&mut going_on.work).await;
-    *placing = None;
-    done.map_err(|e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon: {e}")))?
 }
 
 /// What a probe has found out; never, if there is none.

@@ -7,8 +7,9 @@
 
 use super::header::{Compression, HEADER_BYTES, Header};
 use super::recent::Recent;
-use super::source::{Source, Traffic};
 use crate::base::extents::{Extent, ExtentKind};
+use crate::base::reader::Contents;
+use crate::base::source::{Source, Traffic};
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
@@ -100,70 +101,6 @@ impl Image {
         self.header.virtual_size
     }
 
-    /// Reads of the store since the last call.
-    pub fn take_traffic(&mut self) -> Traffic {
-        self.tables.source.take_traffic()
-    }
-
-    /// Fills `out` with the image's content from `offset` on. The range lies inside the image, else EINVAL.
-    pub fn read(&mut self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let end = offset.checked_add(out.len() as u64);
-        if end.is_none_or(|end| end > self.header.virtual_size) {
-            return Err(Errno::INVAL.into());
-        }
-        let mut done = 0;
-        while done < out.len() {
-            let at = offset + done as u64;
-            let (place, run) = self.run(at, (out.len() - done) as u64)?;
-            let to = &mut out[done..done + run as usize];
-            match place {
-                Place::Zero => to.fill(0),
-                Place::Plain(file_offset) => self.tables.source.read_exact(to, file_offset)?,
-                Place::Compressed(file_offset, most) => {
-                    let skip = (at % self.header.cluster_bytes()) as usize;
-                    let cluster = self.cluster(file_offset, most)?;
-                    to.copy_from_slice(&cluster[skip..skip + to.len()]);
-                }
-            }
-            done += run as usize;
-        }
-        Ok(())
-    }
-
-    /// Says where the image lies from the cluster of `offset` on, as far as one page of its L2 table tells.
-    pub fn extents(&mut self, offset: u64) -> Vec<Extent> {
-        let header = self.header;
-        let mut extents: Vec<Extent> = Vec::new();
-        let mut at = offset - offset % header.cluster_bytes();
-        let page_coverage = header.cluster_bytes() * header.l2_entries().min(PAGE_ENTRIES);
-        let end = (at - at % page_coverage).saturating_add(page_coverage).min(header.virtual_size);
-        while at < end {
-            // A run of untouched L2 tables may go on far beyond the page, a cluster never does.
-            let Ok((place, len)) = self.run(at, header.virtual_size - at) else { break };
-            let kind = match place {
-                Place::Zero => ExtentKind::Zero,
-                Place::Plain(file_offset) => ExtentKind::Raw { file_offset },
-                Place::Compressed(..) => ExtentKind::Compressed,
-            };
-            let next = Extent { offset: at, len, kind };
-            at += len;
-            // The reactor reads these by itself, so the file must hold them.
-            if let ExtentKind::Raw { file_offset } = kind {
-                let held = self.tables.source.bytes();
-                if file_offset.checked_add(len).is_none_or(|end| end > held) {
-                    continue;
-                }
-            }
-            let full = extents.len() == MOST_EXTENTS;
-            match extents.last_mut() {
-                Some(last) if last.joins(&next) => last.len += len,
-                _ if full => break,
-                _ => extents.push(next),
-            }
-        }
-        extents
-    }
-
     /// The place of `offset`, and for how many bytes (1 to `most`) it goes on in one piece: to the end of its L2
     /// table's page at the farthest, or over untouched L2 tables. A compressed run ends with its cluster.
     fn run(&mut self, offset: u64, most: u64) -> io::Result<(Place, u64)> {
@@ -213,6 +150,70 @@ impl Image {
         }
         let (source, inflate) = (&mut self.tables.source, &mut self.inflate);
         self.clusters.get(file_offset, |out| inflate.cluster(source, file_offset, most, out))
+    }
+}
+
+impl Contents for Image {
+    fn read(&mut self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(out.len() as u64);
+        if end.is_none_or(|end| end > self.header.virtual_size) {
+            return Err(Errno::INVAL.into());
+        }
+        let mut done = 0;
+        while done < out.len() {
+            let at = offset + done as u64;
+            let (place, run) = self.run(at, (out.len() - done) as u64)?;
+            let to = &mut out[done..done + run as usize];
+            match place {
+                Place::Zero => to.fill(0),
+                Place::Plain(file_offset) => self.tables.source.read_exact(to, file_offset)?,
+                Place::Compressed(file_offset, most) => {
+                    let skip = (at % self.header.cluster_bytes()) as usize;
+                    let cluster = self.cluster(file_offset, most)?;
+                    to.copy_from_slice(&cluster[skip..skip + to.len()]);
+                }
+            }
+            done += run as usize;
+        }
+        Ok(())
+    }
+
+    /// From the cluster of `offset` on, as far as one page of its L2 table tells.
+    fn extents(&mut self, offset: u64) -> Vec<Extent> {
+        let header = self.header;
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut at = offset - offset % header.cluster_bytes();
+        let page_coverage = header.cluster_bytes() * header.l2_entries().min(PAGE_ENTRIES);
+        let end = (at - at % page_coverage).saturating_add(page_coverage).min(header.virtual_size);
+        while at < end {
+            // A run of untouched L2 tables may go on far beyond the page, a cluster never does.
+            let Ok((place, len)) = self.run(at, header.virtual_size - at) else { break };
+            let kind = match place {
+                Place::Zero => ExtentKind::Zero,
+                Place::Plain(file_offset) => ExtentKind::Raw { file_offset },
+                Place::Compressed(..) => ExtentKind::Compressed,
+            };
+            let next = Extent { offset: at, len, kind };
+            at += len;
+            // The reactor reads these by itself, so the file must hold them.
+            if let ExtentKind::Raw { file_offset } = kind {
+                let held = self.tables.source.bytes();
+                if file_offset.checked_add(len).is_none_or(|end| end > held) {
+                    continue;
+                }
+            }
+            let full = extents.len() == MOST_EXTENTS;
+            match extents.last_mut() {
+                Some(last) if last.joins(&next) => last.len += len,
+                _ if full => break,
+                _ => extents.push(next),
+            }
+        }
+        extents
+    }
+
+    fn take_traffic(&mut self) -> Traffic {
+        self.tables.source.take_traffic()
     }
 }
 

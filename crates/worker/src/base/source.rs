@@ -1,11 +1,11 @@
-//! The image file under the qcow2 reader. Owns positioned reads, with or without O_DIRECT, and the count of those
+//! The image file under a reader. Owns positioned reads, with or without O_DIRECT, and the count of those
 //! that reached the store; never writes, never opens anything.
 //!
 //! Invariant: a read that the host's page cache served is not counted; any other is. Where the file system
 //! cannot tell (no RWF_NOWAIT), a read counts, unless the file system is memory itself.
 
-use crate::base::aligned::{AlignedBuf, dio_align};
-use crate::base::raw::lies_in_memory;
+use super::aligned::{AlignedBuf, dio_align};
+use super::raw::lies_in_memory;
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2};
 use std::fs::File;
 use std::io::{self, IoSliceMut, Seek, SeekFrom};

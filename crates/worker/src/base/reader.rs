@@ -1,18 +1,21 @@
-//! The thread that reads a qcow2 image. Owns the image and the two queues; never opens a file, never writes, and
-//! never makes the reactor wait: jobs go in and come back, an eventfd says when.
+//! The thread that reads an image of which not every byte lies plain in its file, or may not be believed yet. Owns the
+//! image and the two queues; never opens a file, never writes, and never makes the reactor wait: jobs go in and come back,
+//! an eventfd says when.
 //!
 //! Invariant: each submitted job comes back exactly once with its buffer, unless the reader is dropped first.
 //!
-//! The thread reads one job at a time. That is enough for what only it can do, compressed clusters and the first
-//! touch of a page of tables; for the rest each finished job says where the image lies around it
+//! The thread reads one job at a time. That is enough for what only it can do, compressed clusters, the first touch of a
+//! page of tables or of a chunk that has a digest; for the rest each finished job says where the image lies around it
 //! ([`Finished::extents`]), and the reactor reads those stretches by itself, many at a time.
 
-use super::image::Image;
-use crate::base::extents::Extent;
-use crate::base::raw::RawImage;
+use super::checked::Checked;
+use super::extents::Extent;
+use super::qcow2::Image;
+use super::raw::RawImage;
+use super::source::Traffic;
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,6 +24,20 @@ use std::thread;
 
 /// Most bytes of one job.
 pub const MAX_JOB_BYTES: u32 = 256 * 1024;
+
+/// An image as the thread reads it.
+pub(super) trait Contents: Send {
+    /// Fills `out` with the image's content from `offset` on. The range lies inside the image, else EINVAL.
+    fn read(&mut self, offset: u64, out: &mut [u8]) -> io::Result<()>;
+    /// Where the image lies from there on, as far as that is known: at most 64.
+    fn extents(&mut self, offset: u64) -> Vec<Extent>;
+    /// Reads of the store since the last call.
+    fn take_traffic(&mut self) -> Traffic;
+    /// What the last read has found out to be not what it should be, if that is new: the first byte.
+    fn take_damage(&mut self) -> Option<u64> {
+        None
+    }
+}
 
 /// What came of a job.
 pub struct Finished {
@@ -34,8 +51,10 @@ pub struct Finished {
     pub store_bytes: u64,
     /// In how many reads.
     pub store_reads: u64,
-    /// Where the image lies from the job's first cluster on, for an [`crate::base::ExtentCache`]; at most 64.
+    /// Where the image lies from the job's first byte on, for an [`crate::base::ExtentCache`]; at most 64.
     pub extents: Vec<Extent>,
+    /// The image is not what its digests say from this byte on, which is told once.
+    pub damaged_at: Option<u64>,
 }
 
 struct Job {
@@ -55,8 +74,8 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// A qcow2 image with its thread.
-pub struct Qcow2Reader {
+/// An image with its thread.
+pub struct BaseReader {
     virtual_size: u64,
     file: RawImage,
     jobs: Sender<Job>,
@@ -66,16 +85,12 @@ pub struct Qcow2Reader {
     unfinished: usize,
 }
 
-impl Qcow2Reader {
-    /// Checks the image's header again, against the size that the supervisor found, and starts the thread.
+impl BaseReader {
+    /// A qcow2 image. Checks its header again, against the size that the supervisor found, and starts the thread.
     /// `direct` says that the file is open O_DIRECT. Reads the header here and now: call it before serving.
-    pub fn start(file: OwnedFd, virtual_size: u64, direct: bool) -> Result<Qcow2Reader, String> {
-        let mut file = File::from(file);
-        let own =
-            file.try_clone().map_err(|e| format!("cannot share the base image with its reader: {e}"))?;
-        let file_bytes =
-            file.seek(SeekFrom::End(0)).map_err(|e| format!("cannot measure the base image: {e}"))?;
-        let image = Image::open(own, direct)?;
+    pub fn qcow2(file: OwnedFd, virtual_size: u64, direct: bool) -> Result<BaseReader, String> {
+        let file = File::from(file);
+        let image = Image::open(share(&file)?, direct)?;
         if image.virtual_size() != virtual_size {
             return Err(format!(
                 "the base image has changed: its size is {} bytes now, it was {virtual_size}; \
@@ -83,6 +98,30 @@ impl Qcow2Reader {
                 image.virtual_size()
             ));
         }
+        BaseReader::start(file, virtual_size, direct, Box::new(image))
+    }
+
+    /// A raw image of which each chunk is compared with its digest before anything of it is handed out for the first
+    /// time. `digests` is the list that the supervisor has checked.
+    pub fn checked(
+        file: OwnedFd,
+        size_bytes: u64,
+        direct: bool,
+        digests: OwnedFd,
+    ) -> Result<BaseReader, String> {
+        let file = File::from(file);
+        let image = Checked::new(share(&file)?, size_bytes, direct, File::from(digests))?;
+        BaseReader::start(file, size_bytes, direct, Box::new(image))
+    }
+
+    fn start(
+        mut file: File,
+        virtual_size: u64,
+        direct: bool,
+        image: Box<dyn Contents>,
+    ) -> Result<BaseReader, String> {
+        let file_bytes =
+            file.seek(SeekFrom::End(0)).map_err(|e| format!("cannot measure the base image: {e}"))?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| format!("cannot make an eventfd for the base image's reader: {e}"))?;
         let shared = Arc::new(Shared { wake, wakes: AtomicU64::new(0), stop: AtomicBool::new(false) });
@@ -94,7 +133,7 @@ impl Qcow2Reader {
             .spawn(move || serve(image, &jobs_in, &done_out, &shared_out))
             .map_err(|e| format!("cannot start the base image's reader thread: {e}"))?;
         let file = RawImage::new(file.into(), file_bytes, direct);
-        Ok(Qcow2Reader { virtual_size, file, jobs, done, shared, wakes_seen: 0, unfinished: 0 })
+        Ok(BaseReader { virtual_size, file, jobs, done, shared, wakes_seen: 0, unfinished: 0 })
     }
 
     /// Size that a disk sees of the image.
@@ -145,19 +184,23 @@ impl Qcow2Reader {
     }
 }
 
-impl Drop for Qcow2Reader {
+impl Drop for BaseReader {
     fn drop(&mut self) {
         // Dropping `jobs` then wakes the thread. It is not joined: it may sit in a read of a slow store.
         self.shared.stop.store(true, Ordering::Release);
     }
 }
 
-fn serve(mut image: Image, jobs: &Receiver<Job>, done: &Sender<Finished>, shared: &Shared) {
+fn share(file: &File) -> Result<File, String> {
+    file.try_clone().map_err(|e| format!("cannot share the base image with its reader: {e}"))
+}
+
+fn serve(mut image: Box<dyn Contents>, jobs: &Receiver<Job>, done: &Sender<Finished>, shared: &Shared) {
     for job in jobs {
         if shared.stop.load(Ordering::Acquire) {
             return;
         }
-        if done.send(read(&mut image, job)).is_err() {
+        if done.send(read(&mut *image, job)).is_err() {
             return;
         }
         // It fails only with the counter full, and then it is readable anyway.
@@ -166,7 +209,7 @@ fn serve(mut image: Image, jobs: &Receiver<Job>, done: &Sender<Finished>, shared
     }
 }
 
-fn read(image: &mut Image, job: Job) -> Finished {
+fn read(image: &mut dyn Contents, job: Job) -> Finished {
     let Job { job, offset, len, mut buffer } = job;
     let result = if len > MAX_JOB_BYTES {
         Err(libc::EINVAL)
@@ -176,5 +219,14 @@ fn read(image: &mut Image, job: Job) -> Finished {
     };
     let extents = if result.is_ok() { image.extents(offset) } else { Vec::new() };
     let traffic = image.take_traffic();
-    Finished { job, buffer, result, store_bytes: traffic.bytes, store_reads: traffic.reads, extents }
+    let damaged_at = image.take_damage();
+    Finished {
+        job,
+        buffer,
+        result,
+        store_bytes: traffic.bytes,
+        store_reads: traffic.reads,
+        extents,
+        damaged_at,
+    }
 }

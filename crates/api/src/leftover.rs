@@ -1,0 +1,40 @@
+//! Leftovers: files that deleted machines have kept.
+
+use crate::Name;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use utoipa::ToSchema;
+
+/// What a machine has left that was deleted without its data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Leftover {
+    /// The machine's UUID, by which it is deleted.
+    pub uuid: String,
+    /// What the machine was called. Another one may be by now.
+    pub machine: Name,
+    /// The catalog that it was of.
+    pub catalog: Name,
+    /// When it was deleted.
+    #[schema(value_type = String, format = DateTime)]
+    pub deleted: Timestamp,
+    /// The file of its data disk, raw.
+    #[schema(value_type = Option<String>)]
+    pub data_disk: Option<PathBuf>,
+    /// Its own disk.
+    pub disk: Option<LeftDisk>,
+    /// What the files take of their file system; nothing if they cannot be seen.
+    pub allocated_bytes: Option<u64>,
+}
+
+/// A disk of mode `persistent` that is left: the differences to a version of an image, which stays while it does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LeftDisk {
+    /// Its file.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// The image.
+    pub image: Name,
+    /// Its version.
+    pub version: u32,
+}

@@ -1,0 +1,71 @@
+//! `spillway leftover`.
+
+use super::{Daemon, table};
+use crate::error::Failure;
+use crate::output;
+use clap::Subcommand;
+use spillway_api::client::Client;
+use spillway_api::{Empty, Leftover, List};
+use spillway_worker::supervisor::bytes;
+
+const DELETE_EXAMPLE: &str = "\
+Example:
+  spillway leftover list
+  spillway leftover delete 6a9c0a1e-5a51-4a8c-9d0e-6c1f2a7d3b10";
+
+/// What to do with what deleted machines have left.
+#[derive(Debug, Subcommand)]
+pub enum LeftoverCommand {
+    /// List the files that deleted machines kept
+    List,
+    /// Remove such files; no other machine has them
+    #[command(after_help = DELETE_EXAMPLE)]
+    Delete {
+        /// UUIDs of the machines that had them
+        #[arg(required = true)]
+        uuids: Vec<String>,
+    },
+}
+
+/// Does it.
+pub fn leftover(daemon: &Daemon, command: LeftoverCommand) -> Result<(), Failure> {
+    let client = daemon.client()?;
+    match command {
+        LeftoverCommand::List => daemon.show(&all(&client)?, |leftovers| {
+            let rows = leftovers.items.iter().flat_map(rows);
+            table(["MACHINE", "UUID", "DELETED", "OF", "SIZE", "FILE"], rows)
+        }),
+        LeftoverCommand::Delete { uuids } => uuids.iter().try_for_each(|uuid| {
+            let uuid = uuid.to_lowercase();
+            client.delete::<Empty>(&format!("/v1/leftovers/{uuid}"))?;
+            output::print(&format!("{uuid} is deleted\n"))?;
+            Ok(())
+        }),
+    }
+}
+
+/// Tells of what is left that these machines had.
+pub fn tell(client: &Client, is_of: impl Fn(&Leftover) -> bool) -> Result<(), Failure> {
+    let count = all(client)?.items.iter().filter(|left| is_of(left)).count();
+    if count > 0 {
+        let text = format!("what {count} deleted machines kept is still there: 'spillway leftover list'");
+        output::complain("note", &text);
+    }
+    Ok(())
+}
+
+fn all(client: &Client) -> Result<List<Leftover>, Failure> {
+    Ok(client.get("/v1/leftovers")?)
+}
+
+/// A line for each file.
+fn rows(left: &Leftover) -> Vec<[String; 6]> {
+    let disk = left.disk.as_ref().map(|disk| (format!("{}:{}", disk.image, disk.version), &disk.path));
+    let data = left.data_disk.as_ref().map(|path| ("-".to_owned(), path));
+    let size = left.allocated_bytes.map_or("-".into(), bytes);
+    let row = |(of, path): (String, &std::path::PathBuf)| {
+        let (machine, deleted) = (left.machine.to_string(), format!("{:.0}", left.deleted));
+        [machine, left.uuid.clone(), deleted, of, size.clone(), path.display().to_string()]
+    };
+    disk.into_iter().chain(data).map(row).collect()
+}

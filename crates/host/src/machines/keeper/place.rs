@@ -1,0 +1,96 @@
+//! The steps of placing: a machine's private copy of its image is made before its disk is started.
+//!
+//! Invariant: a copy has its name only once it is whole, and is recorded if it shares room with the image.
+
+use super::{Keeper, Next, Wait};
+use crate::error::HostError;
+use crate::machines::blocking;
+use crate::machines::placing::{self, Made};
+use crate::machines::run::{Copied, Run};
+use crate::machines::status::Status;
+use spillway_api::{ErrorCode, Phase};
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+/// A private copy that is being made.
+pub(super) struct Placing {
+    work: JoinHandle<Result<Option<Made>, HostError>>,
+    unwanted: Arc<Unwanted>,
+}
+
+/// Tells that a copy is not wanted any more: who makes it, and who waits for a turn.
+#[derive(Default)]
+struct Unwanted {
+    is: AtomicBool,
+    told: Notify,
+}
+
+impl Keeper {
+    /// Its private copy is made, as long as it is wanted.
+    pub(super) fn place(&mut self, run: &Run, copy: Copied) -> Result<Next, HostError> {
+        self.say(Status::new(Phase::Placing).of(run, &self.folder));
+        if self.placing.is_none() {
+            let unwanted = Arc::<Unwanted>::default();
+            let (shared, told) = (Arc::clone(&self.shared), Arc::clone(&unwanted));
+            let (image, version) = (run.image.clone(), run.version);
+            let work = tokio::spawn(async move {
+                let _turn = tokio::select! {
+                    turn = shared.copies.acquire() => turn,
+                    () = told.told.notified() => return Ok(None),
+                };
+                let (images, told) = (shared.images.clone(), Arc::clone(&told));
+                blocking(move || placing::copy(&images.disk(&image, version)?, &copy.path, &told.is)).await
+            });
+            self.placing = Some(Placing { work, unwanted });
+        }
+        Ok(Next::Rest(Wait::for_end_of(None, None)?))
+    }
+
+    /// Its private copy is not wanted any more.
+    pub(super) async fn stop_placing(&mut self) {
+        if let Some(placing) = self.placing.take() {
+            placing.unwanted.is.store(true, Ordering::Relaxed);
+            placing.unwanted.told.notify_one();
+            let _ = placing.work.await;
+        }
+    }
+
+    /// Its copy is made, or cannot be: where there is no room for it after all, another place is looked for.
+    pub(super) async fn is_placed(&mut self, made: Result<Option<Made>, HostError>) -> Result<(), HostError> {
+        let folder = self.folder.clone();
+        let run = blocking(move || folder.load()).await?;
+        let Some((mut run, copy)) = run.and_then(|run| run.copy.clone().map(|copy| (run, copy))) else {
+            return Ok(());
+        };
+        match made {
+            Ok(None) => Ok(()),
+            Ok(Some(Made { is_shared })) => {
+                let (folder, path) = (self.folder.clone(), copy.path.clone());
+                blocking(move || {
+                    if is_shared {
+                        run.copy = Some(Copied { is_shared, ..copy });
+                        folder.save(&run)?;
+                    }
+                    placing::finish(&path)
+                })
+                .await
+            }
+            Err(full) if full.code == ErrorCode::Exhausted => {
+                self.forget(run).await?;
+                Err(full)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// When a copy has been made, or could not be; never, if none is being made.
+pub(super) async fn placed(placing: &mut Option<Placing>) -> Result<Option<Made>, HostError> {
+    let Some(going_on) = placing else { return pending().await };
+    let done = (&mut going_on.work).await;
+    *placing = None;
+    done.map_err(|e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon: {e}")))?
+}

@@ -1,0 +1,152 @@
+//! What deleted machines have left: the files that they kept, until somebody says that these may go. Owns the records.
+//!
+//! Invariant: while a disk is named here, the version of the image that it is of cannot be deleted; a file goes when
+//! nothing of its machine runs any more, which its machine's task knows.
+
+use super::belongings::{Belongings, KeptDisk, remove};
+use super::{Machines, Shared};
+use crate::error::HostError;
+use crate::store::{Changes, Kind};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use spillway_api::{ErrorCode, LeftDisk, Leftover, Machine, Name};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+/// Sectors, as the kernel counts what a file takes.
+const SECTOR_BYTES: u64 = 512;
+
+/// What a machine has left that is no more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// It was this one.
+    machine: Machine,
+    deleted: Timestamp,
+    data: Option<PathBuf>,
+    disk: Option<KeptDisk>,
+    /// It is to go.
+    doomed: bool,
+}
+
+impl Kind for Left {
+    const PREFIX: &'static str = "leftovers/";
+    const WORD: &'static str = "leftover";
+}
+
+impl Left {
+    /// The machine that a key in the store is of.
+    pub(super) fn machine_of(key: &str) -> Option<&str> {
+        Some(key.strip_prefix(Self::PREFIX)?.split_once('/')?.0)
+    }
+
+    /// Whether it is to go.
+    pub fn is_doomed(&self) -> bool {
+        self.doomed
+    }
+
+    fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.data.iter().chain(self.disk.as_ref().map(|disk| &disk.path))
+    }
+
+    /// Whether there is nothing that a record is needed for. A file that should be there and is not may be on a file
+    /// system that is not mounted.
+    fn is_nothing(&self) -> bool {
+        self.data.is_none() && self.disk.as_ref().is_none_or(|disk| !disk.made && !disk.path.exists())
+    }
+
+    fn describe(self) -> Leftover {
+        let allocated = |path| std::fs::metadata(path).map(|file| file.blocks() * SECTOR_BYTES);
+        let allocated_bytes = self.files().map(allocated).sum::<Result<u64, _>>().ok();
+        let disk = self.disk.map(|KeptDisk { path, image, version, .. }| LeftDisk { path, image, version });
+        let Machine { name, catalog, identity, .. } = self.machine;
+        let deleted = self.deleted;
+        Leftover {
+            uuid: identity.uuid,
+            machine: name,
+            catalog,
+            deleted,
+            data_disk: self.data,
+            disk,
+            allocated_bytes,
+        }
+    }
+}
+
+/// A machine is no more: what it had is somebody's to delete, or goes.
+pub fn leave(changes: &mut Changes, machine: &Machine, with_data: bool) -> Result<(), HostError> {
+    let name = machine.name.as_str();
+    let Some(had) = changes.get::<Belongings>(name)? else { return Ok(()) };
+    changes.delete::<Belongings>(name);
+    let Belongings { uuid, data, disk, .. } = had.value;
+    if uuid == machine.identity.uuid && (data.is_some() || disk.is_some()) {
+        let deleted = Timestamp::now();
+        let left = Left { machine: machine.clone(), deleted, data, disk, doomed: with_data };
+        changes.put(&format!("{name}/{uuid}"), &left);
+    }
+    Ok(())
+}
+
+/// Refuses if a disk that is left is of that version, or of any of the image.
+pub fn none_needs(changes: &mut Changes, image: &Name, version: Option<u32>) -> Result<(), HostError> {
+    for left in changes.list_below::<Left>("")? {
+        let needs =
+            |disk: &&KeptDisk| disk.image == *image && version.is_none_or(|version| disk.version == version);
+        if let Some(disk) = left.value.disk.as_ref().filter(needs) {
+            let Machine { name, identity, .. } = &left.value.machine;
+            let message = format!(
+                "the disk that the deleted machine '{name}' has left is of {image}:{}: delete that first \
+                 ('spillway leftover delete {}')",
+                disk.version, identity.uuid
+            );
+            return Err(HostError::new(ErrorCode::InUse, message));
+        }
+    }
+    Ok(())
+}
+
+impl Machines {
+    /// What deleted machines have left, in the order of their names.
+    pub fn leftovers(&self) -> Result<Vec<Leftover>, HostError> {
+        let all = self.shared.objects.list::<Left>()?.into_iter().map(|left| left.value);
+        Ok(all.filter(|left| !left.doomed && !left.is_nothing()).map(Left::describe).collect())
+    }
+
+    /// What the machine of this UUID has left goes, as soon as nothing of it runs any more.
+    pub fn delete_leftover(&self, uuid: &str) -> Result<(), HostError> {
+        self.shared.objects.change(|changes| {
+            let all: Vec<_> = self.shared.objects.list::<Left>()?;
+            let Some(found) = all.iter().find(|left| left.value.machine.identity.uuid == uuid) else {
+                let known = all.iter().map(|left| left.value.machine.identity.uuid.as_str());
+                return Err(HostError::not_found(Left::WORD, uuid, known));
+            };
+            if let Some(left) = changes.get::<Left>(&found.name)? {
+                changes.put(&left.name, &Left { doomed: true, ..left.value });
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Shared {
+    /// The names of machines of which something is left that is to go.
+    pub(super) fn doomed(&self) -> Result<Vec<Name>, HostError> {
+        let left = self.objects.list::<Left>()?.into_iter().filter(|left| left.value.is_doomed());
+        Ok(left.map(|left| left.value.machine.name).collect())
+    }
+
+    /// Of what machines of this name have left, that goes which is to. Nothing of them may run.
+    pub(super) fn dispose(&self, name: &Name) -> Result<(), HostError> {
+        for left in self.objects.list_below::<Left>(&format!("{name}/"))? {
+            if left.value.doomed {
+                left.value.files().try_for_each(|path| remove(path))?;
+            } else if !left.value.is_nothing() {
+                continue;
+            }
+            self.objects.change(|changes| {
+                changes.delete::<Left>(&left.name);
+                Ok::<_, HostError>(())
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,43 @@
+//! The digests of an image's chunks, and the form of their list. Owns no file.
+//!
+//! An image's digest is SHA-256 over one line that says the disk's size and the chunk's, and then the digests of all
+//! chunks in order. So a chunk can be checked without the others, and two files with the same content have the same
+//! digest whatever holes they have. The list is these digests, 32 bytes each, and nothing else.
+
+use sha2::{Digest, Sha256};
+
+/// Bytes that have a digest of their own; the last chunk may be shorter.
+pub const CHUNK_BYTES: u64 = 1 << 20;
+/// A chunk's.
+pub type ChunkDigest = [u8; 32];
+
+/// The digest of a chunk.
+pub fn of_chunk(chunk: &[u8]) -> ChunkDigest {
+    Sha256::digest(chunk).into()
+}
+
+/// How long the list of a disk of this size is, in bytes.
+pub fn list_bytes(size_bytes: u64) -> u64 {
+    size_bytes.div_ceil(CHUNK_BYTES) * size_of::<ChunkDigest>() as u64
+}
+
+/// Makes the digest of an image from those of its chunks.
+pub struct Root(Sha256);
+
+impl Root {
+    /// Of a disk of this size.
+    pub fn new(size_bytes: u64) -> Root {
+        Root(Sha256::new().chain_update(format!("spillway-image 1 {size_bytes} {CHUNK_BYTES}\n")))
+    }
+
+    /// The next chunk's.
+    pub fn add(&mut self, digest: &ChunkDigest) {
+        self.0.update(digest);
+    }
+
+    /// `sha256:` and 64 hexadecimal digits.
+    pub fn finish(self) -> String {
+        let hexadecimal: String = self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("sha256:{hexadecimal}")
+    }
+}
