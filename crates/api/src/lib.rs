@@ -11,6 +11,7 @@ mod error;
 mod event;
 pub mod exposition;
 mod figures;
+mod host;
 mod image;
 mod leftover;
 mod machine;
@@ -32,6 +33,7 @@ pub use figures::{
     CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, MachineCounts, MachineFigures, PlaneCounters,
     StoreFigures,
 };
+pub use host::{HostAction, HostDetails, NewHostAction};
 pub use image::{
     Image, ImageCommit, ImageDetails, ImageImport, ImageRef, ImageVersion, Origin, SourceFormat,
     VersionChoice, VersionState,

@@ -10,8 +10,8 @@ use crate::examples::{
     SERVE_EXAMPLES, SET_EXAMPLES, STATS_EXAMPLES, TOP_EXAMPLES, UPGRADE_EXAMPLES,
 };
 use crate::host::{
-    self, CatalogCommand, Daemon, ImageCommand, LeftoverCommand, MachineCommand, OperationCommand,
-    StoreCommand,
+    self, CatalogCommand, Daemon, HostCommand, ImageCommand, LeftoverCommand, MachineCommand,
+    OperationCommand, StoreCommand,
 };
 use crate::man::Man;
 use crate::token::TokenCommand;
@@ -82,6 +82,15 @@ pub enum Command {
         /// What to do.
         #[command(subcommand)]
         command: MachineCommand,
+    },
+    /// The host: let it rest, and let it work again
+    Host {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+        /// What to do.
+        #[command(subcommand)]
+        command: HostCommand,
     },
     /// Files that deleted machines kept
     Leftover {

@@ -60,6 +60,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Image { daemon, command } => host::image(&daemon, command)?,
         Command::Operation { daemon, command } => host::operation(&daemon, command)?,
         Command::Event { daemon, events } => host::event(&daemon, &events)?,
+        Command::Host { daemon, command } => host::host(&daemon, command)?,
         Command::Leftover { daemon, command } => host::leftover(&daemon, command)?,
         Command::Store { daemon, command } => host::store(&daemon, command)?,
         Command::Top { daemon, top } => top::top(&daemon, &top)?,

@@ -94,8 +94,8 @@ pub async fn run(
     raise_descriptors();
     // What is made here is ours alone, unless it is made for others.
     rustix::process::umask(Mode::from_raw_mode(0o077));
-    close(&state, settings.hypervisor).with_context(|| format!("{}: is not ours", state.display()))?;
     let _lock = lock(&state.join(LOCK_FILE))?;
+    close(&state, settings.hypervisor).with_context(|| format!("{}: is not ours", state.display()))?;
     let mut complain = |line: &str| say(&format!("warning: {line}"));
     if !confined::is_supported() {
         complain(

@@ -15,6 +15,8 @@ use std::sync::{Arc, Mutex};
 
 /// The file that says which store a folder is.
 const MARK: &str = ".spillway-store";
+/// The same, until the store is recorded.
+const NEW_MARK: &str = ".spillway-store.new";
 
 /// What is kept of a store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -82,11 +84,15 @@ impl Stores {
         let mark = uuid::Uuid::new_v4().to_string();
         let make = || {
             DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
-            if std::fs::read_dir(&path)?.next().is_some() {
-                let message = "it is not empty: give a folder of its own";
-                return Err(io::Error::new(io::ErrorKind::DirectoryNotEmpty, message));
+            for entry in std::fs::read_dir(&path)? {
+                let name = entry?.file_name();
+                // A file system has the one from its birth; the other was left by a daemon that was killed just then.
+                if name != "lost+found" && name != NEW_MARK {
+                    let message = "it is not empty: give a folder of its own";
+                    return Err(io::Error::new(io::ErrorKind::DirectoryNotEmpty, message));
+                }
             }
-            let mut file = File::create_new(path.join(MARK))?;
+            let mut file = File::create(path.join(NEW_MARK))?;
             file.write_all(mark.as_bytes())?;
             file.sync_all()?;
             path.ancestors().try_for_each(|folder| File::open(folder)?.sync_all())
@@ -98,14 +104,24 @@ impl Stores {
             changes.put(folder.name.as_str(), &kept);
             Ok::<_, HostError>(())
         })?;
+        self.check(&folder)?;
         Ok(folder)
+    }
+
+    /// The store that a file is in.
+    pub fn holding(&self, path: &Path) -> Result<Option<StoreFolder>, HostError> {
+        Ok(self.list()?.into_iter().find(|store| path.starts_with(&store.path)))
     }
 
     /// Whether a store's folder is the one that was added.
     pub fn check(&self, store: &StoreFolder) -> Result<(), HostError> {
         let kept = self.kept(&store.name)?;
         let path = store.path.display();
-        let why = match std::fs::read_to_string(store.path.join(MARK)) {
+        let mut mark = std::fs::read_to_string(store.path.join(MARK));
+        if mark.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+            mark = mark.or_else(|e| name_mark(&store.path, &kept.mark).ok_or(e));
+        }
+        let why = match mark {
             Ok(mark) if mark == kept.mark => return Ok(()),
             Ok(_) => format!("{path} is the folder of another store"),
             Err(e) => format!("{path} is not the folder that was added ({e}): is its file system mounted?"),
@@ -147,6 +163,14 @@ impl Stores {
     }
 }
 
+/// The mark gets its name once it is recorded: so no other folder's is ever taken for a beginning.
+fn name_mark(folder: &Path, mark: &str) -> Option<String> {
+    let found = std::fs::read_to_string(folder.join(NEW_MARK)).ok().filter(|found| found == mark)?;
+    std::fs::rename(folder.join(NEW_MARK), folder.join(MARK)).ok()?;
+    File::open(folder).and_then(|folder| folder.sync_all()).ok()?;
+    Some(found)
+}
+
 /// A path without links, of which the last parts need not be there. Nothing is made.
 fn real_path(path: &Path) -> io::Result<PathBuf> {
     let there = path.ancestors().find(|part| part.symlink_metadata().is_ok()).unwrap_or(path);
@@ -155,4 +179,52 @@ fn real_path(path: &Path) -> io::Result<PathBuf> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it has '..' where nothing is"));
     }
     Ok(if rest.as_os_str().is_empty() { there.canonicalize()? } else { there.canonicalize()?.join(rest) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::SqliteStore;
+
+    fn stores(dir: &Path) -> Stores {
+        let objects = Objects::new(Arc::new(SqliteStore::open(&dir.join("db")).unwrap()));
+        Stores::open(objects, &dir.join("default")).unwrap()
+    }
+
+    fn folder(name: &str, path: PathBuf) -> StoreFolder {
+        StoreFolder { name: name.parse().unwrap(), path, class: StoreClass::Local }
+    }
+
+    #[test]
+    fn an_addition_that_was_broken_off_is_begun_anew_and_nobody_elses_folder_is_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        // Killed before it was recorded, on a file system of its own.
+        let default = dir.path().join("default");
+        std::fs::create_dir_all(default.join("lost+found")).unwrap();
+        std::fs::write(default.join(NEW_MARK), "of an earlier try").unwrap();
+        let stores = stores(dir.path());
+        let store = stores.get(&"default".parse().unwrap()).unwrap();
+        stores.check(&store).unwrap();
+        assert!(!default.join(NEW_MARK).exists() && default.join(MARK).exists());
+        // Killed after.
+        std::fs::rename(default.join(MARK), default.join(NEW_MARK)).unwrap();
+        stores.check(&store).unwrap();
+        assert!(default.join(MARK).exists());
+        // Another's mark under either name is not ours.
+        for name in [MARK, NEW_MARK] {
+            let ours = std::fs::read(default.join(MARK)).unwrap();
+            std::fs::remove_file(default.join(MARK)).unwrap();
+            std::fs::write(default.join(name), "another's").unwrap();
+            assert_eq!(stores.check(&store).unwrap_err().code, ErrorCode::Unavailable, "{name}");
+            std::fs::write(default.join(MARK), ours).unwrap();
+        }
+        let other = dir.path().join("other");
+        std::fs::create_dir(&other).unwrap();
+        std::fs::write(other.join(MARK), "another daemon's").unwrap();
+        let refused = stores.add(folder("other", other.clone())).unwrap_err();
+        assert!(refused.message.contains("it is not empty"), "{refused}");
+        assert_eq!(std::fs::read_to_string(other.join(MARK)).unwrap(), "another daemon's");
+        assert_eq!(stores.holding(&default.join("disks/x")).unwrap(), Some(store));
+        assert_eq!(stores.holding(&other.join("x")).unwrap(), None);
+    }
 }

@@ -8,8 +8,8 @@ use common::{World, create, import, machines, refused};
 use rustix::process::Signal;
 use spillway_api::client::Client;
 use spillway_api::{
-    Catalog, CatalogSpec, Empty, ErrorCode, ImageCommit, ImageDetails, List, Machine, MachineDetails,
-    NewClaim, Operation, Power,
+    Catalog, CatalogSpec, Empty, ErrorCode, HostAction, HostDetails, ImageCommit, ImageDetails, List,
+    Machine, MachineDetails, NewClaim, NewHostAction, Operation, Power,
 };
 use spillway_lab::process::wait_until;
 use std::collections::HashSet;
@@ -111,6 +111,68 @@ fn machines_that_somebody_needs_are_not_deleted() {
     assert_eq!(error.code, ErrorCode::Invalid, "{error:?}");
     assert_eq!(client.get::<Catalog>("/v1/catalogs/desk").unwrap().spec.count, 3);
     assert_eq!(numbers(&client, "desk"), [1, 2, 3]);
+    // Nor with their catalog, unless that is said.
+    let path = "/v1/catalogs/desk";
+    let spec = client.get::<Catalog>(path).unwrap().spec;
+    let none = CatalogSpec { count: 0, ..spec.clone() };
+    let errors = [refused(client.put::<_, Catalog>(path, &none)), refused(client.delete::<Empty>(path))];
+    for error in errors {
+        let told =
+            error.message.contains("is claimed: release it first") && error.message.contains("--force");
+        assert!(error.code == ErrorCode::InUse && told, "{error:?}");
+    }
+    assert_eq!(client.get::<Catalog>(path).unwrap().spec.count, 3);
+    client.put::<_, Catalog>(&format!("{path}?force=true"), &CatalogSpec { count: 1, ..spec }).unwrap();
+    client.delete::<Empty>(&format!("{path}?force=true")).unwrap();
+    let left = client.get::<List<Machine>>("/v1/machines").unwrap().items;
+    assert!(left.iter().all(|machine| machine.catalog.as_str() == "pool"), "{left:?}");
+}
+
+#[test]
+fn a_host_that_is_closed_starts_nothing_until_it_is_opened() {
+    let mut world = World::new();
+    import(&world, "debian", 1);
+    let client = world.client();
+    create(&client, "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
+    create(&client, "pool", r#"{"image": "debian", "count": 2, "warm": 1, "autostart": true}"#).unwrap();
+    act(&client, "start", "desk-001");
+    let on = |client: &Client| {
+        let all: List<MachineDetails> = client.get("/v1/machines").unwrap();
+        let on = all.items.into_iter().filter(|machine| machine.power == Power::On);
+        on.map(|machine| machine.machine.name.to_string()).collect::<Vec<_>>()
+    };
+    let is_on = |client: &Client, names: &[&str]| {
+        wait_until(Duration::from_secs(20), || (on(client) == names).then_some(()))
+            .unwrap_or_else(|| panic!("{names:?} are not on, but {:?}", on(client)));
+    };
+    is_on(&client, &["desk-001", "pool-001", "pool-002"]);
+    let ask = |client: &Client, action: HostAction| -> HostDetails {
+        client.post("/v1/host", &NewHostAction { action }).unwrap()
+    };
+    assert!(!client.get::<HostDetails>("/v1/host").unwrap().closed);
+    assert!(ask(&client, HostAction::Close).closed);
+    let stays_off = |client: &Client| {
+        std::thread::sleep(Duration::from_millis(700));
+        assert_eq!(on(client), [""; 0]);
+    };
+    stays_off(&client);
+    let any = NewClaim { ttl_seconds: None, any: true };
+    let start = serde_json::json!({ "action": "start", "select": { "all": true } });
+    for error in [
+        refused(client.post::<_, MachineDetails>("/v1/catalogs/pool/claims", &any)),
+        refused(client.post::<_, List<MachineDetails>>("/v1/machine-actions", &start)),
+    ] {
+        assert!(error.code == ErrorCode::Conflict && error.message.contains("host open"), "{error:?}");
+    }
+    world.end(Signal::KILL);
+    world.start();
+    let client = world.client();
+    stays_off(&client);
+    assert!(client.get::<HostDetails>("/v1/host").unwrap().closed);
+    assert!(!ask(&client, HostAction::Open).closed);
+    is_on(&client, &["pool-001"]);
+    act(&client, "start", "desk-002");
+    is_on(&client, &["desk-002", "pool-001"]);
 }
 
 /// Of many that delete and scale at once each is whole: the count is that of the machines.

@@ -158,6 +158,10 @@ fn the_client_asks_and_follows_events_over_tcp() {
     let mut following = reader.follow(0).unwrap();
     let start = serde_json::json!({ "action": "start", "select": { "names": ["desk-001"] } });
     client(&world, "operate").post::<_, Value>("/v1/machine-actions", &start).unwrap();
+    let reset = serde_json::json!({ "action": "reset", "select": { "all": true }, "discard_data": true });
+    let refused = client(&world, "operate").post::<_, Value>("/v1/machine-actions", &reset);
+    let refused = common::refused(refused);
+    assert!(refused.code == ErrorCode::Forbidden && refused.message.contains("'admin'"), "{refused}");
     let event = following.next_event().unwrap().unwrap();
     assert_eq!((event.number, event.kind, event.object.as_str()), (1, EventKind::Failed, "machine/desk-001"));
     assert!(following.next_event().unwrap().unwrap().number == 2);

@@ -14,8 +14,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Most bytes of one message. A sender of longer text is refused; the other side never sees half a message.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
-/// Most fds that come with one message.
-pub const MAX_FDS: usize = 8;
+/// Workers that may have died without having ended, until the next is started: each has a pidfd.
+pub const MOST_DEAD: usize = 3;
+/// Most fds that come with one message: those of [`Start`].
+pub const MAX_FDS: usize = 6 + MOST_DEAD;
 
 /// Version of the messages: supervisor and worker must have the same.
 pub const PROTOCOL_VERSION: u32 = 4;

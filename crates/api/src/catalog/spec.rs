@@ -269,7 +269,7 @@ pub enum BaseCache {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
-    /// Through the hypervisor, outward only.
+    /// Through the hypervisor, outward only: to all that the host reaches, also to what listens on the host's loopback.
     #[default]
     User,
     /// On a bridge of the host.

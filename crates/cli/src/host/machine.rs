@@ -183,7 +183,7 @@ pub struct How {
     /// End them at once, as if power failed
     #[arg(long, conflicts_with = "grace")]
     force: bool,
-    /// How long a guest may take to shut down before it is ended [default: 60]
+    /// How long a guest may take to shut down before it is ended [default: as its catalog says]
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u32>,
 }
@@ -292,7 +292,30 @@ fn act(daemon: &Daemon, client: &Client, action: Action, which: Which, how: How)
         machines.items.iter_mut().try_for_each(|machine| wait(client, machine, until))?;
     }
     daemon.show(&machines, |machines| rows(&machines.items))?;
-    machines.items.iter().filter(|_| which.wait).try_for_each(failed)
+    let waited = || machines.items.iter().filter(|_| which.wait);
+    waited().try_for_each(failed)?;
+    waited().filter(|_| action == Action::Stop).try_for_each(runs_again)
+}
+
+/// Refuses to call it stopped if the machine is to run again by now.
+fn runs_again(machine: &MachineDetails) -> Result<(), Failure> {
+    match machine.power {
+        Power::Off => Ok(()),
+        Power::On => {
+            let message = format!(
+                "{} runs again: somebody has started it since, or its catalog keeps so many warm ('machine drain' keeps one off)",
+                machine.machine.name
+            );
+            Err(Failure::new(Exit::Refused, message))
+        }
+    }
+}
+
+/// Waits until all machines of the host are off.
+pub fn wait_for_all_to_stop(client: &Client, until: Instant) -> Result<(), Failure> {
+    let mut machines: List<MachineDetails> = client.get("/v1/machines")?;
+    machines.items.iter_mut().try_for_each(|machine| wait(client, machine, until))?;
+    machines.items.iter().try_for_each(|machine| failed(machine).and_then(|()| runs_again(machine)))
 }
 
 /// What has become of a machine that was to be deleted.

@@ -94,9 +94,12 @@ struct ChangeTerms {
     /// What machines keep may be thrown away.
     #[serde(default)]
     discard_data: bool,
-    /// The data disks of machines that are removed go too; else their files stay in their store.
+    /// What machines keep that are removed goes too; else their files stay in their store.
     #[serde(default)]
     with_data: bool,
+    /// Remove machines though somebody has claimed them.
+    #[serde(default)]
+    force: bool,
     /// Look at everything, do nothing, and answer what would be.
     #[serde(default)]
     dry_run: bool,
@@ -111,8 +114,8 @@ async fn change_catalog(
     Query(terms): Query<ChangeTerms>,
     Body(spec): Body<CatalogSpec>,
 ) -> Answer<Catalog> {
-    let ChangeTerms { discard_data, with_data, dry_run } = terms;
-    let terms = Terms { expected, discard_data, with_data, dry_run };
+    let ChangeTerms { discard_data, with_data, force, dry_run } = terms;
+    let terms = Terms { expected, discard_data, with_data, force, dry_run };
     ask(move || app.catalogs.change(&name, &spec, terms)).await
 }
 
@@ -121,20 +124,24 @@ async fn change_catalog(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct DeleteTerms {
-    /// The machines' data disks go too; else their files stay in their store.
+    /// What the machines keep goes too; else their files stay in their store.
     #[serde(default)]
     with_data: bool,
+    /// Also if somebody has claimed one of its machines.
+    #[serde(default)]
+    force: bool,
 }
 
-/// Removes a catalog and its machines.
+/// Removes a catalog and its machines. Those that run are ended: with their grace if they keep something, else at once.
 #[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch, DeleteTerms), responses((status = 200, body = Empty), Failure))]
 async fn delete_catalog(
     State(app): State<App>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
-    Query(DeleteTerms { with_data }): Query<DeleteTerms>,
+    Query(DeleteTerms { with_data, force }): Query<DeleteTerms>,
 ) -> Answer<Empty> {
-    ask(move || app.catalogs.delete(&name, expected, with_data).map(|()| Empty {})).await
+    let terms = Terms { expected, with_data, force, ..Terms::default() };
+    ask(move || app.catalogs.delete(&name, terms).map(|()| Empty {})).await
 }
 
 /// Another version for a catalog's machines, or another way that they come to it. A rollout that goes on is replaced.

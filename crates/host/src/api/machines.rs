@@ -2,11 +2,12 @@
 
 use super::extract::{Body, Path, Query, select};
 use super::{App, Failure, ask};
+use crate::access::Role;
 use crate::error::HostError;
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use serde::Deserialize;
-use spillway_api::{Empty, List, MachineAction, MachineDetails, Name, NewClaim};
+use spillway_api::{Empty, ErrorCode, List, MachineAction, MachineDetails, Name, NewClaim};
 use std::time::Duration;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -95,12 +96,18 @@ async fn delete_machine(
     ask(move || app.machines.delete(&name, with_data).map(|()| Empty {})).await
 }
 
-/// Records what is wanted of machines: it is done after the answer. They, as they are.
+/// Records what is wanted of machines: it is done after the answer. They, as they are. To throw away what machines keep
+/// takes the role `admin`.
 #[utoipa::path(post, path = "", request_body = MachineAction, responses((status = 200, body = List<MachineDetails>), Failure))]
 async fn act_on_machines(
     State(app): State<App>,
+    Extension(role): Extension<Role>,
     Body(action): Body<MachineAction>,
 ) -> Answer<List<MachineDetails>> {
+    if action.discard_data && role < Role::Admin {
+        let message = "this throws away what machines keep: it takes a token with the role 'admin'";
+        return Err(HostError::new(ErrorCode::Forbidden, message));
+    }
     ask(move || Ok(List { items: app.machines.act(&action)? })).await
 }
 

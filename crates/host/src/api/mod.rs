@@ -8,6 +8,7 @@
 mod catalogs;
 mod events;
 mod extract;
+mod host;
 mod images;
 mod leftovers;
 mod machines;
@@ -76,6 +77,7 @@ fn routes() -> OpenApiRouter<App> {
         .nest("/v1/events", events::routes())
         .nest("/v1/event-stream", events::stream_routes())
         .nest("/v1/figures", metrics::figure_routes())
+        .nest("/v1/host", host::routes())
         .nest("/v1/images", images::routes())
         .nest("/v1/leftovers", leftovers::routes())
         .nest("/v1/machine-actions", machines::action_routes())

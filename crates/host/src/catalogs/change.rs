@@ -6,7 +6,7 @@ use super::records::Removal;
 use super::{Catalogs, update};
 use crate::error::HostError;
 use crate::store::Revision;
-use spillway_api::{Catalog, CatalogSpec, ErrorCode, Name};
+use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, Name};
 
 /// On which terms a change is asked for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -15,8 +15,10 @@ pub struct Terms {
     pub expected: Option<Revision>,
     /// What machines keep may be thrown away.
     pub discard_data: bool,
-    /// The data disks of machines that are removed go too.
+    /// What machines keep that are removed goes too.
     pub with_data: bool,
+    /// Machines are removed though somebody has claimed them.
+    pub force: bool,
     /// All is looked at and nothing done.
     pub dry_run: bool,
 }
@@ -30,6 +32,7 @@ impl Catalogs {
         let (mut catalog, notes, is_new) = self.objects.change(|changes| {
             let before = self.found(changes, name, terms.expected)?;
             check(&before, spec, terms.discard_data)?;
+            self.none_is_claimed(changes, &self.surplus(name, spec.count)?, terms.force)?;
             let mut catalog = Catalog { spec: spec.clone(), warnings: warnings.clone(), ..before.clone() };
             let mut notes = Vec::new();
             if before.spec.image != spec.image {
@@ -77,6 +80,11 @@ pub(super) fn check(before: &Catalog, after: &CatalogSpec, discard_data: bool) -
             return refuse("its data disks stay in their store: data_disk_store cannot be changed");
         }
         _ => {}
+    }
+    if [spec, after].iter().all(|spec| spec.mode() == DiskMode::Persistent)
+        && spec.overflow_store != after.overflow_store
+    {
+        return refuse("its machines' disks stay in their store: overflow_store cannot be changed");
     }
     if spec.keeps_writes() && !discard_data {
         let thrown_away = |by: &str| {

@@ -115,13 +115,14 @@ impl Catalogs {
         self.get(name)
     }
 
-    /// Removes a catalog and its machines, and their data disks too if that is said.
-    pub fn delete(&self, name: &Name, expected: Option<Revision>, with_data: bool) -> Result<(), HostError> {
+    /// Removes a catalog and its machines, and what they keep too if that is said.
+    pub fn delete(&self, name: &Name, terms: Terms) -> Result<(), HostError> {
         let counting = self.counting();
         self.objects.change(|changes| {
-            self.found(changes, name, expected)?;
+            self.found(changes, name, terms.expected)?;
+            self.none_is_claimed(changes, &self.machines(Some(name))?, terms.force)?;
             changes.delete::<Catalog>(name.as_str());
-            changes.put(name.as_str(), &Removal { with_data });
+            changes.put(name.as_str(), &Removal { with_data: terms.with_data });
             Ok::<_, HostError>(())
         })?;
         self.finish_removal(&counting, name)

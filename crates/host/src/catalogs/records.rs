@@ -76,6 +76,32 @@ impl Catalogs {
         Ok(())
     }
 
+    /// Refuses if somebody has one of these machines, unless that is said not to matter.
+    pub(super) fn none_is_claimed(
+        &self,
+        changes: &mut Changes,
+        machines: &[Machine],
+        force: bool,
+    ) -> Result<(), HostError> {
+        for machine in machines.iter().filter(|_| !force) {
+            let wanted = changes.get::<Wanted>(machine.name.as_str())?;
+            if wanted.is_some_and(|wanted| wanted.value.claim.is_some()) {
+                let name = &machine.name;
+                let message = format!(
+                    "{name} is claimed: release it first ('spillway machine release {name}'), or take it away from who has \
+                     it (--force)"
+                );
+                return Err(HostError::new(ErrorCode::InUse, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// The machines that there are too many, with this count.
+    pub(super) fn surplus(&self, catalog: &Name, count: u32) -> Result<Vec<Machine>, HostError> {
+        Ok(differ(self.machines(Some(catalog))?, count).surplus)
+    }
+
     /// Removes the records of machines of a catalog and what was wanted of them. The files that they keep stay unless the
     /// catalog's removal says that they go; that is over then.
     pub(super) fn remove(

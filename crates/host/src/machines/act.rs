@@ -3,13 +3,14 @@
 //!
 //! Invariant: a machine is claimed once, whoever asks at the same time.
 
+use super::closing::is_open;
 use super::wanted::{Claimed, Wanted};
 use super::{Machines, View};
 use crate::error::HostError;
 use crate::images::none_is_committed;
 use spillway_api::{
-    Action, Catalog, ErrorCode, EventKind, Machine, MachineAction, MachineDetails, Name, NewClaim, Phase,
-    Power, Selector,
+    Action, Catalog, CatalogSpec, ErrorCode, EventKind, Machine, MachineAction, MachineDetails, Name,
+    NewClaim, Phase, Power, Selector,
 };
 use std::collections::HashMap;
 
@@ -59,6 +60,7 @@ impl Machines {
                 }
                 match action.action {
                     Action::Start | Action::Restart => {
+                        is_open(changes)?;
                         none_is_committed(changes, batch.iter().map(|view| &view.machine.name))
                     }
                     Action::Stop | Action::Reset | Action::Drain | Action::Undrain => Ok(()),
@@ -98,7 +100,7 @@ impl Machines {
             (!is_ready(view), failed, view.wanted.power == Power::Off, outdated, view.machine.number)
         });
         for view in views {
-            if self.is_claimed_now(&view, claim)? {
+            if self.is_claimed_now(&view, claim, &spec)? {
                 let object = format!("machine/{}", view.machine.name);
                 self.shared.events.raise(EventKind::Claimed, &object, "it is claimed");
                 return self.get(&view.machine.name);
@@ -111,7 +113,7 @@ impl Machines {
     }
 
     /// Claims a machine, if it is still as it was seen.
-    fn is_claimed_now(&self, seen: &View, claim: &NewClaim) -> Result<bool, HostError> {
+    fn is_claimed_now(&self, seen: &View, claim: &NewClaim, spec: &CatalogSpec) -> Result<bool, HostError> {
         let name = seen.machine.name.as_str();
         self.shared.objects.change(|changes| {
             let is = changes.get::<Wanted>(name)?;
@@ -120,13 +122,15 @@ impl Machines {
             if !there || revision != seen.revision {
                 return Ok(false);
             }
-            let is = is.map(|wanted| wanted.value).unwrap_or_default();
+            let mut is = is.map(|wanted| wanted.value).unwrap_or_default();
+            is_open(changes)?;
             match none_is_committed(changes, [&seen.machine.name]) {
                 Err(committed) if committed.code == ErrorCode::Conflict => return Ok(false),
                 looked => looked?,
             }
-            let claim = Some(Claimed::new(claim.ttl_seconds, is.power == Power::Off));
-            changes.put(name, &Wanted { claim, power: Power::On, ..is });
+            is.claim = Some(Claimed::new(claim.ttl_seconds, is.power == Power::Off));
+            is.start_anew(spec);
+            changes.put(name, &is);
             Ok(true)
         })
     }

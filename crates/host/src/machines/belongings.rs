@@ -85,7 +85,7 @@ impl Shared {
             (Some(path), Some(bytes)) => grow(path, bytes)?,
             // Whoever took it out of the settings has said that it may go.
             (Some(path), None) => {
-                remove(path)?;
+                self.remove_kept(path)?;
                 belongings.data = None;
             }
             (None, Some(bytes)) => {
@@ -98,7 +98,7 @@ impl Shared {
             (None, None) => {}
         }
         if let Some(disk) = belongings.disk.take_if(|disk| !disk.stays(spec, resets)) {
-            remove(&disk.path)?;
+            self.remove_kept(&disk.path)?;
         }
         if spec.mode() == DiskMode::Persistent && belongings.disk.is_none() {
             let store = self.stores.for_disks(spec.overflow_store.as_ref())?;
@@ -155,6 +155,18 @@ impl Shared {
         let store = store.ok_or_else(|| HostError::new(ErrorCode::Unavailable, none))?;
         self.stores.check(&store)?;
         Ok(Some(store.path.join(SCRATCH).join(format!("{}-{}.raw", machine.name, machine.identity.uuid))))
+    }
+
+    /// Removes a file that was kept, for good: not one that cannot be seen for now, nor to be back after a power loss.
+    pub(super) fn remove_kept(&self, path: &Path) -> Result<(), HostError> {
+        if let Some(store) = self.stores.holding(path)? {
+            self.stores.check(&store)?;
+        }
+        remove(path)?;
+        match path.parent().map(File::open) {
+            Some(Ok(folder)) => folder.sync_all().map_err(|e| failed(path, "may not be gone for good", e)),
+            _ => Ok(()),
+        }
     }
 
     /// Removes files of that folder of stores that no run names. What cannot be removed is left, and said.
@@ -217,12 +229,12 @@ pub fn remove(path: &Path) -> Result<(), HostError> {
     }
 }
 
-/// A sparse file of this size. One that is there is the one that was being made.
+/// A sparse file of this size. What is there was being made, or thrown away: no record names it.
 fn make(path: &Path, bytes: u64) -> Result<(), HostError> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let make = || {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+        let file = File::options().create(true).truncate(true).write(true).mode(0o600).open(path)?;
         file.set_len(bytes)?;
         file.sync_all()?;
         folder.ancestors().take(2).try_for_each(|folder| File::open(folder)?.sync_all())

@@ -57,6 +57,8 @@ pub struct Keeper {
     /// Things that have not worked since it last ran for a while.
     failures: u32,
     crashes: u32,
+    /// It was told that something of an earlier machine of its name cannot be removed.
+    is_left: bool,
     /// Why its limits are not those that are wanted.
     refused: Option<Refused>,
     /// What the last step looked at.
@@ -139,6 +141,7 @@ impl Keeper {
             not_before: None,
             failures: 0,
             crashes: 0,
+            is_left: false,
             refused: None,
             seen: Revision::default(),
         }
@@ -186,7 +189,11 @@ impl Keeper {
                 self.bring_up(&machine, &wanted, run).await
             }
             Some(machine) if !stranger(&machine) => self.bring_down(&wanted, run, true).await,
-            _ => self.bring_down(&wanted, run, false).await,
+            // Of another machine, which had this one's name before, or of one that is no more.
+            machine => match self.bring_down(&wanted, run, false).await? {
+                Next::Over if machine.is_some() && wanted.power == Power::On => Ok(Next::Again),
+                next => Ok(next),
+            },
         }
     }
 
@@ -220,6 +227,10 @@ impl Keeper {
         if let Some(until) = self.not_before.filter(|until| *until > Instant::now()) {
             return Ok(Next::Rest(Wait::until(until)));
         }
+        if run.is_none() {
+            // Before the catalog is read: a rollout takes what says that it runs at its word.
+            self.say(Status::new(Phase::Starting));
+        }
         let Some(catalog) = self.catalog(machine).await? else {
             // Its machines go with it.
             return self.bring_down(wanted, run, false).await;
@@ -250,7 +261,7 @@ impl Keeper {
                 }
                 Ok(Next::Rest(self.rests(&catalog, &run, &disk, None).await?))
             }
-            Seen::None if run.is_outdated(&catalog) => {
+            Seen::None if run.is_outdated(&catalog) || wanted.resets > run.resets => {
                 self.power_cycle(machine, &catalog, run, wanted, disk).await
             }
             Seen::None => {
@@ -366,14 +377,16 @@ impl Keeper {
     }
 
     /// What earlier machines of its name have left is not its: it starts whether that can be removed or not.
-    async fn dispose(&self) {
+    async fn dispose(&mut self) {
         let (shared, name) = (Arc::clone(&self.shared), self.name.clone());
-        if let Err(e) = blocking(move || shared.dispose(&name)).await {
+        let disposed = blocking(move || shared.dispose(&name)).await;
+        if let (Err(e), false) = (&disposed, self.is_left) {
             self.raise(
                 EventKind::Failed,
                 &format!("what an earlier machine of its name has left stays: {e}"),
             );
         }
+        self.is_left = disposed.is_err();
     }
 
     async fn catalog(&self, machine: &Machine) -> Result<Option<Catalog>, HostError> {

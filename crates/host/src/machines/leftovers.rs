@@ -3,7 +3,7 @@
 //! Invariant: while a disk is named here, the version of the image that it is of cannot be deleted; a file goes when
 //! nothing of its machine runs any more, which its machine's task knows.
 
-use super::belongings::{Belongings, KeptDisk, remove};
+use super::belongings::{Belongings, KeptDisk};
 use super::{Machines, Shared};
 use crate::error::HostError;
 use crate::store::{Changes, Kind};
@@ -93,11 +93,17 @@ pub fn none_needs(changes: &mut Changes, image: &Name, version: Option<u32>) -> 
             |disk: &&KeptDisk| disk.image == *image && version.is_none_or(|version| disk.version == version);
         if let Some(disk) = left.value.disk.as_ref().filter(needs) {
             let Machine { name, identity, .. } = &left.value.machine;
-            let message = format!(
-                "the disk that the deleted machine '{name}' has left is of {image}:{}: delete that first \
-                 ('spillway leftover delete {}')",
-                disk.version, identity.uuid
-            );
+            let version = disk.version;
+            let message = match left.value.doomed {
+                true => format!(
+                    "the disk that the deleted machine '{name}' had of {image}:{version} is being removed: try again"
+                ),
+                false => format!(
+                    "the disk that the deleted machine '{name}' has left is of {image}:{version}: delete that first \
+                     ('spillway leftover delete {}')",
+                    identity.uuid
+                ),
+            };
             return Err(HostError::new(ErrorCode::InUse, message));
         }
     }
@@ -138,7 +144,7 @@ impl Shared {
     pub(super) fn dispose(&self, name: &Name) -> Result<(), HostError> {
         for left in self.objects.list_below::<Left>(&format!("{name}/"))? {
             if left.value.doomed {
-                left.value.files().try_for_each(|path| remove(path))?;
+                left.value.files().try_for_each(|path| self.remove_kept(path))?;
             } else if !left.value.is_nothing() {
                 continue;
             }

@@ -5,6 +5,7 @@
 
 mod act;
 pub mod belongings;
+mod closing;
 mod commit;
 mod disk;
 mod figures;

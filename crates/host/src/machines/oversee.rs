@@ -4,6 +4,7 @@
 //! Invariant: each step may be done again, and changes only what nobody has changed since it looked.
 
 use super::act::free;
+use super::closing::is_closed;
 use super::wanted::Wanted;
 use super::{Machines, View, blocking};
 use crate::error::HostError;
@@ -35,6 +36,9 @@ pub async fn oversee(machines: Machines) {
 impl Machines {
     /// Records what is to be wanted next. How long nothing else is, unless something changes.
     fn look_after(&self) -> Result<Duration, HostError> {
+        // Before the machines: one that says now what it runs with has not read an older catalog since.
+        let catalogs = self.catalogs.list()?;
+        let rests = self.host()?.closed;
         let mut of: HashMap<Name, Vec<View>> = HashMap::new();
         for view in self.views(&Selector::default())? {
             of.entry(view.machine.catalog.clone()).or_default().push(view);
@@ -43,10 +47,13 @@ impl Machines {
         for view in of.values().flatten() {
             self.drain(view)?;
         }
-        for catalog in self.catalogs.list()? {
+        for catalog in catalogs {
             let views = of.remove(&catalog.name).unwrap_or_default();
             for view in &views {
                 pause = pause.min(self.end_claim(&catalog, view, &views)?);
+            }
+            if rests {
+                continue;
             }
             self.start_by_itself(&catalog, &views)?;
             self.keep_warm(&catalog, &views)?;
@@ -93,7 +100,7 @@ impl Machines {
             view.wanted.power == Power::Off && view.wanted.claim.is_none() && !view.wanted.drained
         };
         for view in views.iter().filter(startable).take(missing) {
-            self.changes(view, |wanted| wanted.power = Power::On)?;
+            self.changes(view, |wanted| wanted.start_anew(&catalog.spec))?;
         }
         Ok(())
     }
@@ -107,7 +114,11 @@ impl Machines {
         let outdated = |view: &&&View| has(view).is_some_and(|has| has != target);
         let is_settled = |view: &&View| view.status.settled && view.status.phase == Phase::Running;
         let spared = rollout.grace_seconds.map(|grace| self.left_of(&catalog.name, rollout, grace));
-        let on_its_way = on.iter().filter(|view| !is_settled(view)).count();
+        // One that is stopping may be wanted again, and go on.
+        let is_stopping =
+            |view: &&View| view.wanted.power == Power::Off && view.status.phase == Phase::Stopping;
+        let stopping = views.iter().filter(is_stopping).count();
+        let on_its_way = on.iter().filter(|view| !is_settled(view)).count() + stopping;
         let room = match rollout.strategy {
             RolloutStrategy::NextStart => 0,
             RolloutStrategy::Now => usize::MAX,
@@ -156,6 +167,9 @@ impl Machines {
             }
             let mut wanted = is.map(|wanted| wanted.value).unwrap_or_default();
             change(&mut wanted);
+            if wanted.power == Power::On && is_closed(changes)? {
+                return Ok(false);
+            }
             changes.put(name, &wanted);
             Ok(true)
         })

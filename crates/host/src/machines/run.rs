@@ -72,7 +72,7 @@ impl Run {
 
     /// What a start would take now that is something else. A disk that keeps what is written stays on its version.
     pub fn pending(&self, catalog: &Catalog) -> Vec<Difference> {
-        let version = if catalog.spec.keeps_writes() { self.version } else { catalog.version };
+        let version = if self.disk_stays(&catalog.spec) { self.version } else { catalog.version };
         self.differences(catalog, &self.next(&catalog.spec), version)
     }
 
@@ -140,6 +140,11 @@ impl Run {
     /// Whether its disk is served on while the machine is off, since nothing else keeps what was written.
     pub fn keeps_its_disk(&self) -> bool {
         self.spec.keeps_writes() && self.kept.is_none()
+    }
+
+    /// Whether it writes to files that outlive it.
+    pub fn keeps_files(&self) -> bool {
+        self.kept.is_some() || self.data.is_some()
     }
 
     /// Whether the host has started again since: what was not on the medium then is gone, and what was removed may be back.
@@ -310,6 +315,17 @@ mod tests {
         let own = run(json!({ "type": "dedicated" }), Some("/disk"));
         let next = catalog(json!({ "type": "dedicated", "base_cache": "none" }), 1);
         assert!(own.disk_stays(&next.spec) && own.next(&next.spec) == next.spec && own.is_outdated(&next));
+    }
+
+    #[test]
+    fn a_disk_that_does_not_stay_takes_the_catalogs_version() {
+        let own = run(json!({ "type": "dedicated" }), Some("/disk"));
+        let other = catalog(json!({ "type": "dedicated", "image": "windows" }), 3);
+        assert_eq!(own.pending(&other)[0].then, "windows:3");
+        assert_eq!(own.pending(&catalog(json!({ "type": "dedicated" }), 3)), [], "it stays on its own");
+        let pooled = run(json!({}), None);
+        let kept = catalog(json!({ "reset": "never" }), 3);
+        assert_eq!(pooled.pending(&kept)[0].then, "debian:3");
     }
 
     #[test]

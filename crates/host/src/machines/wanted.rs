@@ -101,11 +101,23 @@ impl Wanted {
     /// as many as are kept warm are free without it, and somebody started it for the claim or others have taken its place.
     pub fn release(&mut self, spec: &CatalogSpec, free: usize) {
         let started = self.claim.take().is_some_and(|claim| claim.started);
+        self.forgets(spec);
         if (started || spec.warm > 0) && free >= spec.warm as usize {
             self.power = Power::Off;
-        } else if self.power == Power::On && !spec.keeps_writes() {
-            self.resets += 1;
         }
+    }
+
+    /// It is to run for somebody, or to be ready for anybody: not with what still runs of an earlier life.
+    pub fn start_anew(&mut self, spec: &CatalogSpec) {
+        if self.power == Power::Off {
+            self.forgets(spec);
+            self.power = Power::On;
+        }
+    }
+
+    /// What runs of it, if anything does, is not gone on with.
+    fn forgets(&mut self, spec: &CatalogSpec) {
+        self.resets += u64::from(!spec.keeps_writes());
     }
 }
 
@@ -130,11 +142,11 @@ mod tests {
         for (spec, started, warm, free, power, resets) in [
             // It takes its place in the pool again.
             (&pooled, false, 2, 1, Power::On, 1),
-            // Another one has it.
-            (&pooled, false, 2, 2, Power::Off, 0),
+            // Another one has it. Whoever starts it while its guest still shuts down must not meet that guest.
+            (&pooled, false, 2, 2, Power::Off, 1),
             // Somebody had started it before, and started it stays.
             (&pooled, false, 0, 0, Power::On, 1),
-            (&pooled, true, 0, 0, Power::Off, 0),
+            (&pooled, true, 0, 0, Power::Off, 1),
             (&pooled, true, 1, 0, Power::On, 1),
             // The catalog has become one whose disks are kept.
             (&dedicated, false, 0, 0, Power::On, 0),

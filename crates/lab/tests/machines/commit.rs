@@ -263,8 +263,10 @@ fn what_is_read_is_compared_with_its_digests_if_that_is_asked_for() {
 fn machines_are_deleted_with_what_they_keep_or_without() {
     let Some(world) = World::new("none") else { return };
     world.import("golden", "version-1");
+    world.ok(&["store", "add", "big", world.path("big").to_str().unwrap(), "--class", "local"]);
     let own = ["--type", "dedicated", "--data-disk", "1M", "--label", "team=a"];
-    world.ok(&[&["catalog", "create", "own", "--image", "golden", "--count", "4"][..], &own].concat());
+    let stores = ["--data-disk-store", "big", "--overflow-store", "big"];
+    world.ok(&[&["catalog", "create", "own", "--image", "golden", "--count", "4"][..], &own, &stores].concat());
     world.ok(&["machine", "start", "--catalog", "own", "--wait"]);
     world.ok(&["machine", "stop", "own-001", "own-002", "own-004", "--wait"]);
     let kept = || kept(&world);
@@ -295,7 +297,7 @@ fn machines_are_deleted_with_what_they_keep_or_without() {
 
 /// Of the files that machines keep, whose they are.
 fn kept(world: &World) -> Vec<String> {
-    let of = |folder: &str| std::fs::read_dir(world.path("state/store").join(folder)).unwrap();
+    let of = |folder: &str| std::fs::read_dir(world.path("big").join(folder)).unwrap();
     let names = of("data").chain(of("disks")).map(|file| file.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.map(|name| name[..7].to_owned()).collect();
     names.sort();
@@ -329,10 +331,17 @@ fn what_is_left(mut world: World) {
         &["that the deleted machine 'own-001' has left is of golden:1"],
     );
     refuses(&world, &["leftover", "delete", "own-001"], 66, &["no leftover 'own-001'"]);
+    // Their file system is not there for a while.
+    std::fs::rename(world.path("big"), world.path("away")).unwrap();
     let uuids: Vec<&str> = all.iter().map(|entry| entry["uuid"].as_str().unwrap()).collect();
     world.ok(&[&["leftover", "delete"][..], &uuids].concat());
     assert_eq!(left(&world), [Value::Null; 0]);
-    wait_until(Duration::from_secs(20), || kept(&world).is_empty().then_some(()))
+    let is_told = || (world.events("is its file system mounted?") >= 4).then_some(());
+    wait_until(Duration::from_secs(20), is_told).expect("nobody misses it");
+    refuses(&world, &["image", "delete", "golden"], 75, &["had of golden:1 is being removed: try again"]);
+    std::fs::rename(world.path("away"), world.path("big")).unwrap();
+    wait_until(Duration::from_secs(60), || kept(&world).is_empty().then_some(()))
         .expect("their files are left");
-    world.ok(&["image", "delete", "golden"]);
+    let is_unused = || (world.spillway(&["image", "delete", "golden"]).0 == 0).then_some(());
+    wait_until(Duration::from_secs(20), is_unused).expect("nothing needs it any more");
 }

@@ -12,6 +12,8 @@ use std::time::{Duration, SystemTime};
 
 /// Kills, unless `SPILLWAY_DAEMON_KILLS` says another number.
 const KILLS: u32 = 20;
+/// In every so-manieth round machines write something down, to forget it when they are told to.
+const MARKED: u32 = 7;
 /// How long everything may take to be as it is wanted after a restart.
 const SETTLED: Duration = Duration::from_secs(120);
 
@@ -23,6 +25,8 @@ const ASKED: [&str; 4] = ["work-001", "work-002", "own-001", "copy-001"];
 struct Answered {
     power: BTreeMap<String, Option<&'static str>>,
     claimed: BTreeMap<String, Option<bool>>,
+    /// Those that were told to forget, and it was answered.
+    forgets: BTreeSet<String>,
 }
 
 /// Asks for things until it is told to stop.
@@ -78,6 +82,9 @@ fn script(world: &World, random: &mut Rng, stop: &AtomicBool, answered: &mut Ans
         // Done, not reachable, or not now: a claim that is not there.
         assert!([0, 69, 75].contains(&code), "{arguments:?}: {code} {err}");
         let known = code == 0;
+        if known && ["stop", "reset", "restart", "release"].contains(&arguments[1]) {
+            answered.forgets.insert(name.clone());
+        }
         if let Some(power) = power
             && code != 75
         {
@@ -189,7 +196,16 @@ fn a_daemon_that_is_killed_at_any_instant_goes_on() {
     world.tell("own-001", "putvdb", "PUT");
     let stays = (world.pid("stay-001", "disk_pid"), world.pid("stay-001", "vmm_pid"));
     let mut answered = Answered::default();
+    let mut on: Vec<String> = Vec::new();
+    let (mut marked, mut forgotten) = (Vec::new(), 0);
     for round in 0..kills {
+        if round % MARKED == 0 {
+            marked = std::mem::take(&mut on);
+            for name in &marked {
+                world.tell(name, &format!("markof-{round}"), "MARKED");
+            }
+            answered.forgets.clear();
+        }
         let delay = Duration::from_millis(random.below(1500));
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -214,14 +230,24 @@ fn a_daemon_that_is_killed_at_any_instant_goes_on() {
             }
         }
         assert_eq!((world.pid("stay-001", "disk_pid"), world.pid("stay-001", "vmm_pid")), stays);
+        // Of those that keep nothing.
+        let is_on = |m: &&Value| m["power"] == "on" && m["catalog"] == "work";
+        on = machines.iter().filter(is_on).map(|m| m["name"].as_str().unwrap().to_owned()).collect();
+        for name in marked.extract_if(.., |name| answered.forgets.contains(name) && on.contains(name)) {
+            let state = world.tell(&name, "state", "STATE");
+            assert!(!state.contains("mark=of-"), "round {round}: {name} was told to forget: {state}");
+            forgotten += 1;
+        }
     }
+    println!("{forgotten} machines had been told to forget, and had");
+    assert!(forgotten > 0 || kills < 20, "none that was marked was told to forget");
     assert!(world.tell("stay-001", "state", "STATE").contains("mark=mine "));
     // What its guest had flushed is there after all its ends.
     world.ok(&["machine", "start", "own-001", "--wait"]);
     assert!(world.tell("own-001", "state", "STATE").contains("mark=mine "));
     assert_eq!(world.tell("own-001", "getvdb", "GOT"), "GOT kept");
     for catalog in ["stay", "work", "own", "copy"] {
-        world.ok(&["catalog", "delete", catalog, "--with-data"]);
+        world.ok(&["catalog", "delete", catalog, "--with-data", "--force"]);
     }
     let _ = world.spillway(&["catalog", "delete", "passing"]);
     agrees(&world, &[]);

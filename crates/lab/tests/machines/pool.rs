@@ -77,6 +77,33 @@ fn a_warm_pool_is_claimed_from_and_refilled() {
     until("two are ready after all", || count(&world, "runner", is_ready) == 2);
 }
 
+/// Its guest does not hear that it is to shut down, and is still there when the machine is wanted again.
+#[test]
+fn what_is_released_is_never_met_again() {
+    let Some(world) = World::new("qemu") else { return };
+    world.import("golden", "version-1");
+    let ready = ["--image", "golden", "--warm", "1", "--ready", "serial:^GUEST-UP", "--grace", "300"];
+    world.catalog("runner", 2, &ready);
+    until("one is ready", || count(&world, "runner", is_ready) == 1);
+    // So it is that a wish has a grace.
+    world.ok(&["machine", "start", "runner-001"]);
+    let first = world.json(&["machine", "claim", "runner"])["name"].as_str().unwrap().to_owned();
+    assert_eq!(first, "runner-001");
+    world.tell(&first, "markmine", "MARKED");
+    let before = world.pid(&first, "vmm_pid");
+    until("the other has its place", || count(&world, "runner", is_ready) == 1);
+    world.ok(&["machine", "release", &first]);
+    let stopping = world.machine(&first);
+    assert_eq!(stopping["power"], "off");
+    // Now it is the other's turn to be missed.
+    world.ok(&["machine", "claim", "runner"]);
+    let begun = Instant::now();
+    let is_new = |m: &Value| m["status"]["ready"] == true && m["status"]["run"]["vmm_pid"] != before;
+    world.until(&first, "ready and new", is_new);
+    assert!(begun.elapsed() < Duration::from_secs(200), "nobody waits for its guest's time");
+    assert!(world.tell(&first, "state", "STATE").contains("mark= "), "what was written is gone");
+}
+
 #[test]
 fn machines_are_brought_to_another_version_and_back() {
     let Some(world) = World::new("qemu") else { return };

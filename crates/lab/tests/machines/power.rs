@@ -129,3 +129,19 @@ fn a_kept_disk_that_has_not_ended_cleanly_is_told_of() {
         assert_eq!(host.0.events("its disk has not ended cleanly"), told);
     }
 }
+
+#[test]
+fn what_only_a_disks_process_kept_is_not_lost_without_a_word() {
+    let Some(host) = Host::new() else { return };
+    host.0.import("golden", "version-1");
+    host.0.ok(&["catalog", "create", "still", "--image", "golden", "--count", "1", "--reset", "never"]);
+    for told in [0, 1] {
+        host.0.ok(&["machine", "start", "still-001", "--wait"]);
+        host.0.ok(&["machine", "stop", "still-001", "--wait"]);
+        assert_eq!(host.0.processes().len(), 2, "it is served on");
+        assert_eq!(host.0.events("and with it what was written"), told);
+        let is_told = || (host.0.events("and with it what was written") == told + 1).then_some(());
+        kill(host.0.pid("still-001", "disk_pid"));
+        wait_until(Duration::from_secs(20), is_told).expect("it is not told of");
+    }
+}

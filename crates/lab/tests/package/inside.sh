@@ -152,9 +152,12 @@ scope=$(systemctl list-units --plain --no-legend 'spillway-desk-001-disk-*.scope
 systemctl show --property Before "$scope" | grep -w spillway-machines.service
 systemctl stop spillway-machines
 spillway machine list --json | grep '"phase": "stopped"'
+spillway host show | grep closed
+! spillway machine start desk-001
 has_no_scope() { [ -z "$(systemctl list-units --plain --no-legend 'spillway-desk-001-*.scope')" ]; }
 until_so has_no_scope
 systemctl start spillway-machines
+spillway host show | grep open
 spillway machine start desk-001 --wait
 disk=$(figure desk-001 disk_pid)
 lives_on

@@ -8,7 +8,7 @@ use super::clients::Client;
 use super::error::{ErrorKind, SupervisorError};
 use super::event_loop::Supervisor;
 use super::process::{Program, Received, Worker};
-use crate::channel::{FromWorker, PROTOCOL_VERSION, ToWorker};
+use crate::channel::{FromWorker, MOST_DEAD, PROTOCOL_VERSION, ToWorker};
 use rustix::event::PollFlags;
 use spillway_core::LAYOUT_VERSION;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -27,8 +27,6 @@ const MESSAGES_PER_ROUND: usize = 64;
 const LINES_PER_SECOND: u32 = 100;
 /// Messages of a dead worker that are heard: more than its channel holds.
 const LAST_WORDS: usize = 10_000;
-/// Dead workers that may still be there when the next one begins: so many pidfds fit in a message.
-const MOST_DEAD: usize = 3;
 /// How many short lives are followed by the next one at once.
 const EAGER_STARTS: u32 = 3;
 /// The longest rest after a short life.

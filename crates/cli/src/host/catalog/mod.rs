@@ -15,7 +15,7 @@ use apply::{Apply, Diff, Export};
 use clap::Subcommand;
 use compare::value_text;
 use settings::Create;
-use spillway_api::client::Client;
+use spillway_api::client::{Client, query};
 use spillway_api::{Catalog, Empty, List, Name, RolloutStrategy, settings};
 use std::process::ExitCode;
 use update::{Rollback, Update};
@@ -55,9 +55,12 @@ pub enum CatalogCommand {
         name: Name,
         /// How many
         count: u32,
-        /// Remove the data disks of those that go; else their files stay in their store
+        /// Remove what those keep that go; else their files stay in their store
         #[arg(long)]
         with_data: bool,
+        /// Also if somebody has claimed one of them
+        #[arg(long)]
+        force: bool,
     },
     /// Give machines another version of their image, or another image
     #[command(after_help = help::UPDATE)]
@@ -70,9 +73,12 @@ pub enum CatalogCommand {
     Delete {
         /// The catalog
         name: Name,
-        /// Remove the machines' data disks; else their files stay in their store
+        /// Remove what the machines keep; else their files stay in their store
         #[arg(long)]
         with_data: bool,
+        /// Also if somebody has claimed one of them
+        #[arg(long)]
+        force: bool,
     },
 }
 
@@ -86,13 +92,14 @@ pub fn catalog(daemon: &Daemon, command: CatalogCommand) -> Result<ExitCode, Fai
         CatalogCommand::Export(export) => export.run(&client)?,
         CatalogCommand::List { labels } => list(daemon, &client, &labels)?,
         CatalogCommand::Show { name } => show(daemon, &client.get(&path(&name))?)?,
-        CatalogCommand::Scale { name, count, with_data } => {
-            update::scale(daemon, &client, &name, count, with_data)?;
+        CatalogCommand::Scale { name, count, with_data, force } => {
+            let terms = [("with_data", with_data), ("force", force)].map(|(term, is)| (term, is.to_string()));
+            update::scale(daemon, &client, &name, count, &query(terms))?;
         }
         CatalogCommand::Update(update) => update.run(daemon, &client)?,
         CatalogCommand::Rollback(rollback) => rollback.run(daemon, &client)?,
-        CatalogCommand::Delete { name, with_data } => {
-            client.delete::<Empty>(&format!("{}?with_data={with_data}", path(&name)))?;
+        CatalogCommand::Delete { name, with_data, force } => {
+            client.delete::<Empty>(&format!("{}?with_data={with_data}&force={force}", path(&name)))?;
             output::print(&format!("{name} is deleted\n"))?;
             leftover::tell(&client, |left| left.catalog == name)?;
         }

@@ -70,15 +70,9 @@ impl Rollback {
     }
 }
 
-/// Changes how many machines there are.
-pub fn scale(
-    daemon: &Daemon,
-    client: &Client,
-    name: &Name,
-    count: u32,
-    with_data: bool,
-) -> Result<(), Failure> {
-    let path = format!("{}?with_data={with_data}", path(name));
+/// Changes how many machines there are, on these terms of the interface.
+pub fn scale(daemon: &Daemon, client: &Client, name: &Name, count: u32, terms: &str) -> Result<(), Failure> {
+    let path = format!("{}{terms}", path(name));
     let mut shrinks = false;
     let changed = settle(client, name, |found| {
         let Some(found) = found else { return client.get(&self::path(name)) };

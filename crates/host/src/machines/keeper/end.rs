@@ -33,13 +33,22 @@ impl Keeper {
         if let Some(mut run) = run {
             self.say(Status::new(Phase::Stopping).of(&run, &self.folder));
             if let Seen::Alive(vmm) = self.vmm.look(&run).await? {
-                let grace = if gently { wanted.grace() } else { Duration::ZERO };
+                let grace = match gently {
+                    true => wanted.grace(),
+                    // Its machine is deleted. What it keeps somebody may want: its guest writes that down first.
+                    false if run.keeps_files() => Duration::from_secs(run.spec.grace_seconds.into()),
+                    false => Duration::ZERO,
+                };
                 if let Some(until) = self.vmm.shut_down(&vmm, &mut run, grace).await? {
                     return Ok(Next::Rest(Wait { until, ..Wait::for_end_of(None, Some(&vmm))? }));
                 }
                 self.vmm.end(&vmm).await?;
             }
-            if let Some(disk) = disk::find(&self.folder).await? {
+            let disk = disk::find(&self.folder).await?;
+            if disk.is_none() && gently && run.keeps_its_disk() {
+                self.tell_of_loss(&run).await?;
+            }
+            if let Some(disk) = disk {
                 if gently && run.keeps_its_disk() {
                     return self.rests_without_vmm(run, &disk).await;
                 }
@@ -63,6 +72,18 @@ impl Keeper {
         (self.failures, self.crashes, self.not_before) = (0, 0, None);
         self.say(Status::new(Phase::Stopped).settled(self.seen));
         Ok(Next::Over)
+    }
+
+    /// Nothing but its disk's process had what a machine was to keep, and that has ended.
+    async fn tell_of_loss(&self, run: &Run) -> Result<(), HostError> {
+        if let (false, Seen::Ended) = (run.is_of_another_boot(), look(&self.folder, disk::PROCESS).await?) {
+            let said = last_words(&self.folder, disk::PROCESS).await?;
+            self.raise(
+                EventKind::Crashed,
+                &format!("its disk has ended, and with it what was written: {said}"),
+            );
+        }
+        Ok(())
     }
 
     /// A disk that is kept says at its end that all of it is on the medium. If it has not, that is told before what it said is
