@@ -140,6 +140,12 @@ impl Shared {
         Ok(left.map(|left| left.value.machine.name).collect())
     }
 
+    /// Whether what the machine of this name and UUID had is to go.
+    pub(super) fn is_doomed(&self, name: &Name, uuid: &str) -> Result<bool, HostError> {
+        let left = self.objects.get::<Left>(&format!("{name}/{uuid}"))?;
+        Ok(left.is_some_and(|left| left.value.doomed))
+    }
+
     /// Of what machines of this name have left, that goes which is to. Nothing of them may run.
     pub(super) fn dispose(&self, name: &Name) -> Result<(), HostError> {
         for left in self.objects.list_below::<Left>(&format!("{name}/"))? {

@@ -194,7 +194,8 @@ fn a_machine_has_what_is_its_own_and_what_is_nobodys(hypervisor: &'static str) {
     world.import("golden", "version-1");
     let temp = world.path("temp");
     world.ok(&["store", "add", "temp", temp.to_str().unwrap(), "--class", "temp"]);
-    world.catalog("desk", 2, &["--image", "golden", "--data-disk", "32M", "--scratch-disk", "16M"]);
+    let disks = ["--image", "golden", "--data-disk", "32M", "--scratch-disk", "16M", "--grace", "2"];
+    world.catalog("desk", 2, &disks);
     world.ok(&["machine", "start", "desk-001", "--wait"]);
     let uuid = world.machine("desk-001")["identity"]["uuid"].as_str().unwrap().to_owned();
     // In this order: its disk, data, scratch, seed.

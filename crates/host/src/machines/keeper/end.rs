@@ -31,12 +31,18 @@ impl Keeper {
         self.stop_placing().await;
         let was_there = run.is_some();
         if let Some(mut run) = run {
-            self.say(Status::new(Phase::Stopping).of(&run, &self.folder));
-            if let Seen::Alive(vmm) = self.vmm.look(&run).await? {
+            let vmm = self.vmm.look(&run).await?;
+            let is_resting = gently && run.keeps_its_disk();
+            if matches!(vmm, Seen::Alive(_)) || !is_resting {
+                self.say(Status::new(Phase::Stopping).of(&run, &self.folder));
+            }
+            if let Seen::Alive(vmm) = vmm {
                 let grace = match gently {
                     true => wanted.grace(),
                     // Its machine is deleted. What it keeps somebody may want: its guest writes that down first.
-                    false if run.keeps_files() => Duration::from_secs(run.spec.grace_seconds.into()),
+                    false if run.keeps_files() && !self.is_doomed(&run).await? => {
+                        Duration::from_secs(run.spec.grace_seconds.into())
+                    }
                     false => Duration::ZERO,
                 };
                 if let Some(until) = self.vmm.shut_down(&vmm, &mut run, grace).await? {
@@ -45,11 +51,11 @@ impl Keeper {
                 self.vmm.end(&vmm).await?;
             }
             let disk = disk::find(&self.folder).await?;
-            if disk.is_none() && gently && run.keeps_its_disk() {
+            if disk.is_none() && is_resting {
                 self.tell_of_loss(&run).await?;
             }
             if let Some(disk) = disk {
-                if gently && run.keeps_its_disk() {
+                if is_resting {
                     return self.rests_without_vmm(run, &disk).await;
                 }
                 self.shared.note_last_figures(&self.name, self.folder.path()).await;
@@ -72,6 +78,12 @@ impl Keeper {
         (self.failures, self.crashes, self.not_before) = (0, 0, None);
         self.say(Status::new(Phase::Stopped).settled(self.seen));
         Ok(Next::Over)
+    }
+
+    /// Whether what a machine had goes with it.
+    async fn is_doomed(&self, run: &Run) -> Result<bool, HostError> {
+        let (shared, name, uuid) = (Arc::clone(&self.shared), self.name.clone(), run.uuid.clone());
+        blocking(move || shared.is_doomed(&name, &uuid)).await
     }
 
     /// Nothing but its disk's process had what a machine was to keep, and that has ended.
