@@ -9,6 +9,8 @@ use utoipa::ToSchema;
 pub struct HostDetails {
     /// No machine is started or given away until it is opened, or started again.
     pub closed: bool,
+    /// Machines of which something runs, or is being started or ended; those too that are deleted.
+    pub busy: u32,
     /// Who runs machines.
     pub hypervisor: Hypervisor,
     /// The daemon's version.

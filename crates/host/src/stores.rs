@@ -92,7 +92,11 @@ impl Stores {
                     return Err(io::Error::new(io::ErrorKind::DirectoryNotEmpty, message));
                 }
             }
-            let mut file = File::create(path.join(NEW_MARK))?;
+            match std::fs::remove_file(path.join(NEW_MARK)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+            let mut file = File::create_new(path.join(NEW_MARK))?;
             file.write_all(mark.as_bytes())?;
             file.sync_all()?;
             path.ancestors().try_for_each(|folder| File::open(folder)?.sync_all())
@@ -165,10 +169,12 @@ impl Stores {
 
 /// The mark gets its name once it is recorded: so no other folder's is ever taken for a beginning.
 fn name_mark(folder: &Path, mark: &str) -> Option<String> {
-    let found = std::fs::read_to_string(folder.join(NEW_MARK)).ok().filter(|found| found == mark)?;
-    std::fs::rename(folder.join(NEW_MARK), folder.join(MARK)).ok()?;
-    File::open(folder).and_then(|folder| folder.sync_all()).ok()?;
-    Some(found)
+    let found = std::fs::read_to_string(folder.join(NEW_MARK)).ok().filter(|found| found == mark);
+    if found.is_some() && std::fs::rename(folder.join(NEW_MARK), folder.join(MARK)).is_ok() {
+        File::open(folder).and_then(|folder| folder.sync_all()).ok()?;
+    }
+    // Somebody else may have been faster.
+    std::fs::read_to_string(folder.join(MARK)).ok()
 }
 
 /// A path without links, of which the last parts need not be there. Nothing is made.

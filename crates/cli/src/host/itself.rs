@@ -1,13 +1,16 @@
 //! `spillway host`.
 
 use super::Daemon;
-use super::machine::wait_for_all_to_stop;
+use super::machine::failed;
 use super::words::word;
-use crate::error::Failure;
+use crate::error::{Exit, Failure};
 use clap::Subcommand;
 use spillway_api::client::Client;
-use spillway_api::{HostAction, HostDetails, NewHostAction};
+use spillway_api::{HostAction, HostDetails, List, MachineDetails, NewHostAction};
 use std::time::{Duration, Instant};
+
+/// Between two looks whether something runs still.
+const LOOK: Duration = Duration::from_millis(200);
 
 const CLOSE_EXAMPLES: &str = "\
 Examples:
@@ -45,14 +48,29 @@ pub fn host(daemon: &Daemon, command: HostCommand) -> Result<(), Failure> {
         HostCommand::Open => ask(&client, HostAction::Open)?,
         HostCommand::Close { wait, timeout } => {
             let details = ask(&client, HostAction::Close)?;
-            if wait {
-                wait_for_all_to_stop(&client, Instant::now() + Duration::from_secs(timeout))?;
-            }
-            details
+            if wait { until_idle(&client, Instant::now() + Duration::from_secs(timeout))? } else { details }
         }
     };
     daemon.show(&details, |details| {
         let state = if details.closed { "closed: no machine starts" } else { "open" };
-        format!("{state}\nmachines are run by {}\nspillwayd {}\n", word(&details.hypervisor), details.version)
+        let (by, busy, version) = (word(&details.hypervisor), details.busy, &details.version);
+        format!("{state}\n{busy} machines run, start or stop\nthey are run by {by}\nspillwayd {version}\n")
     })
+}
+
+/// Waits until nothing runs, those of deleted machines too. A machine that cannot be stopped is told of.
+fn until_idle(client: &Client, until: Instant) -> Result<HostDetails, Failure> {
+    loop {
+        let host: HostDetails = client.get("/v1/host")?;
+        if host.busy == 0 {
+            let machines: List<MachineDetails> = client.get("/v1/machines")?;
+            machines.items.iter().try_for_each(failed)?;
+            return Ok(host);
+        }
+        if Instant::now() >= until {
+            let message = format!("{} machines have not stopped: see 'machine list'", host.busy);
+            return Err(Failure::new(Exit::Refused, message));
+        }
+        std::thread::sleep(LOOK);
+    }
 }

@@ -311,13 +311,6 @@ fn runs_again(machine: &MachineDetails) -> Result<(), Failure> {
     }
 }
 
-/// Waits until all machines of the host are off.
-pub fn wait_for_all_to_stop(client: &Client, until: Instant) -> Result<(), Failure> {
-    let mut machines: List<MachineDetails> = client.get("/v1/machines")?;
-    machines.items.iter_mut().try_for_each(|machine| wait(client, machine, until))?;
-    machines.items.iter().try_for_each(|machine| failed(machine).and_then(|()| runs_again(machine)))
-}
-
 /// What has become of a machine that was to be deleted.
 #[derive(Serialize)]
 struct Deleted {
@@ -382,7 +375,7 @@ fn drain(daemon: &Daemon, client: &Client, action: Action, which: Selected) -> R
 }
 
 /// Refuses to call it done if the machine has not become what was wanted.
-fn failed(machine: &MachineDetails) -> Result<(), Failure> {
+pub fn failed(machine: &MachineDetails) -> Result<(), Failure> {
     match machine.status.phase {
         Phase::Failed => {
             let why = machine.status.message.as_deref().unwrap_or("it has failed");

@@ -132,7 +132,7 @@ struct DeleteTerms {
     force: bool,
 }
 
-/// Removes a catalog and its machines. Those that run are ended: with their grace if they keep something, else at once.
+/// Removes a catalog and its machines. Those that run are ended: with their grace if they keep something that stays, else at once.
 #[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch, DeleteTerms), responses((status = 200, body = Empty), Failure))]
 async fn delete_catalog(
     State(app): State<App>,

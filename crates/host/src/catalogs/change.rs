@@ -32,7 +32,9 @@ impl Catalogs {
         let (mut catalog, notes, is_new) = self.objects.change(|changes| {
             let before = self.found(changes, name, terms.expected)?;
             check(&before, spec, terms.discard_data)?;
-            self.none_is_claimed(changes, &self.surplus(name, spec.count)?, terms.force)?;
+            // A claim ends with a machine that forgets.
+            let count = if !before.spec.keeps_writes() && spec.keeps_writes() { 0 } else { spec.count };
+            self.none_is_claimed(changes, &self.surplus(name, count)?, terms.force)?;
             let mut catalog = Catalog { spec: spec.clone(), warnings: warnings.clone(), ..before.clone() };
             let mut notes = Vec::new();
             if before.spec.image != spec.image {

@@ -88,8 +88,8 @@ impl Catalogs {
             if wanted.is_some_and(|wanted| wanted.value.claim.is_some()) {
                 let name = &machine.name;
                 let message = format!(
-                    "{name} is claimed: release it first ('spillway machine release {name}'), or take it away from who has \
-                     it (--force)"
+                    "{name} is claimed: release it first ('spillway machine release {name}'), or say that this does not \
+                     matter (--force)"
                 );
                 return Err(HostError::new(ErrorCode::InUse, message));
             }
@@ -155,6 +155,12 @@ pub(super) struct Removal {
 impl Kind for Removal {
     const PREFIX: &'static str = "removals/";
     const WORD: &'static str = "removal";
+}
+
+/// Whether a catalog is there, and none of its machines is being removed.
+pub(crate) fn gives_machines(changes: &mut Changes, catalog: &Name) -> Result<bool, HostError> {
+    let is_there = changes.get::<Catalog>(catalog.as_str())?.is_some();
+    Ok(is_there && changes.get::<Removal>(catalog.as_str())?.is_none())
 }
 
 /// Refuses while machines are being removed: what they leave is not recorded yet.

@@ -6,6 +6,7 @@
 use super::closing::is_open;
 use super::wanted::{Claimed, Wanted};
 use super::{Machines, View};
+use crate::catalogs::gives_machines;
 use crate::error::HostError;
 use crate::images::none_is_committed;
 use spillway_api::{
@@ -42,7 +43,7 @@ impl Machines {
                 );
                 return Err(HostError::new(ErrorCode::Conflict, message));
             }
-            ask(&machine.name, is, action.action, grace(machine), keeps)
+            ask(&machine.name, is, action.action, grace(machine))
         };
         // What is refused of one is refused of all, before anything is recorded.
         let views = self.views(select)?;
@@ -124,6 +125,9 @@ impl Machines {
             }
             let mut is = is.map(|wanted| wanted.value).unwrap_or_default();
             is_open(changes)?;
+            if !gives_machines(changes, &seen.machine.catalog)? {
+                return Ok(false);
+            }
             match none_is_committed(changes, [&seen.machine.name]) {
                 Err(committed) if committed.code == ErrorCode::Conflict => return Ok(false),
                 looked => looked?,
@@ -192,13 +196,7 @@ fn is_ready(view: &View) -> bool {
 }
 
 /// What is wanted of a machine once it was asked this.
-fn ask(
-    name: &Name,
-    is: &Wanted,
-    action: Action,
-    grace_seconds: u32,
-    keeps: bool,
-) -> Result<Wanted, HostError> {
+fn ask(name: &Name, is: &Wanted, action: Action, grace_seconds: u32) -> Result<Wanted, HostError> {
     let mut wanted = Wanted { grace_seconds, ..is.clone() };
     match action {
         Action::Start | Action::Restart if is.drained && is.power == Power::Off => {
@@ -208,9 +206,11 @@ fn ask(
         Action::Restart if is.power == Power::On => wanted.restarts += 1,
         Action::Start | Action::Restart => wanted.power = Power::On,
         Action::Stop => wanted.power = Power::Off,
-        Action::Reset if keeps || is.power == Power::On => wanted.resets += 1,
-        // It keeps nothing.
-        Action::Reset => {}
+        Action::Reset => {
+            wanted.resets += 1;
+            // What still shuts down is to end at once too, and not to be gone on with.
+            wanted.grace_seconds = 0;
+        }
         Action::Drain => wanted.drained = true,
         Action::Undrain => wanted.drained = false,
     }

@@ -8,7 +8,8 @@ use super::wanted::boot_id;
 use crate::error::HostError;
 use crate::store::{Changes, Kind};
 use serde::{Deserialize, Serialize};
-use spillway_api::{Action, ErrorCode, HostAction, HostDetails, MachineAction, Selector};
+use spillway_api::{ErrorCode, HostAction, HostDetails, Name, Phase, Power, Selector};
+use std::collections::HashMap;
 
 /// Since when, in starts of the host.
 #[derive(Serialize, Deserialize)]
@@ -48,7 +49,15 @@ impl Machines {
             closed: closed.is_some_and(|closed| closed.value.boot == boot_id()),
             hypervisor: self.shared.parts.hypervisor,
             version: env!("CARGO_PKG_VERSION").into(),
+            busy: self.busy(),
         })
+    }
+
+    /// Machines of which something runs or is being started or ended, those too that are deleted.
+    fn busy(&self) -> u32 {
+        let is_busy = |phase| !matches!(phase, Phase::Stopped | Phase::Failed);
+        let kept = self.shared.kept();
+        kept.values().filter(|kept| is_busy(kept.status.borrow().phase())).count() as u32
     }
 
     /// Closes the host and stops all its machines, or opens it again.
@@ -60,11 +69,25 @@ impl Machines {
             }
             Ok::<_, HostError>(())
         })?;
-        if action == HostAction::Close {
-            let select = Selector { all: true, ..Selector::default() };
-            let (action, force) = (Action::Stop, false);
-            self.act(&MachineAction { action, select, force, discard_data: false, grace_seconds: None })?;
-        }
+        // What somebody else changes at the same time is looked at again.
+        while action == HostAction::Close && self.stop_all()? {}
         self.host()
+    }
+
+    /// Records of all machines that they are not to run. Whether some were.
+    pub(super) fn stop_all(&self) -> Result<bool, HostError> {
+        let catalogs = self.catalogs.list()?;
+        let graces: HashMap<Name, u32> =
+            catalogs.into_iter().map(|catalog| (catalog.name, catalog.spec.grace_seconds)).collect();
+        let views = self.views(&Selector::default())?;
+        let mut on = views.iter().filter(|view| view.wanted.power == Power::On).peekable();
+        let some = on.peek().is_some();
+        for view in on {
+            self.changes(view, |wanted| {
+                wanted.power = Power::Off;
+                wanted.grace_seconds = graces.get(&view.machine.catalog).copied().unwrap_or(0);
+            })?;
+        }
+        Ok(some)
     }
 }

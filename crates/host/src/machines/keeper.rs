@@ -329,6 +329,11 @@ impl Keeper {
 
     /// What can change while it runs: the limits of its cache, by the catalog's wish and the host's memory.
     async fn adjust(&mut self, catalog: &Catalog, run: &mut Run) -> Result<(), HostError> {
+        if run.spec.grace_seconds != catalog.spec.grace_seconds {
+            // Should its machine be deleted, and its catalog with it.
+            run.spec.grace_seconds = catalog.spec.grace_seconds;
+            self.folder.save_in_background(run).await?;
+        }
         let need = Need::of(&catalog.spec);
         let promised = self.shared.budget().promise(&self.name, need);
         if let Err(refused) = promised {
@@ -377,7 +382,7 @@ impl Keeper {
     }
 
     /// What earlier machines of its name have left is not its: it starts whether that can be removed or not.
-    async fn dispose(&mut self) {
+    pub(super) async fn dispose(&mut self) {
         let (shared, name) = (Arc::clone(&self.shared), self.name.clone());
         let disposed = blocking(move || shared.dispose(&name)).await;
         if let (Err(e), false) = (&disposed, self.is_left) {

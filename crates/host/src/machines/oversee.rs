@@ -39,6 +39,9 @@ impl Machines {
         // Before the machines: one that says now what it runs with has not read an older catalog since.
         let catalogs = self.catalogs.list()?;
         let rests = self.host()?.closed;
+        if rests && self.stop_all()? {
+            return Ok(LEAST);
+        }
         let mut of: HashMap<Name, Vec<View>> = HashMap::new();
         for view in self.views(&Selector::default())? {
             of.entry(view.machine.catalog.clone()).or_default().push(view);
@@ -114,9 +117,10 @@ impl Machines {
         let outdated = |view: &&&View| has(view).is_some_and(|has| has != target);
         let is_settled = |view: &&View| view.status.settled && view.status.phase == Phase::Running;
         let spared = rollout.grace_seconds.map(|grace| self.left_of(&catalog.name, rollout, grace));
-        // One that is stopping may be wanted again, and go on.
-        let is_stopping =
-            |view: &&View| view.wanted.power == Power::Off && view.status.phase == Phase::Stopping;
+        // One that has not stopped yet may be wanted again, and go on.
+        let is_stopping = |view: &&View| {
+            view.wanted.power == Power::Off && !(view.status.settled && view.status.phase == Phase::Stopped)
+        };
         let stopping = views.iter().filter(is_stopping).count();
         let on_its_way = on.iter().filter(|view| !is_settled(view)).count() + stopping;
         let room = match rollout.strategy {
@@ -154,7 +158,7 @@ impl Machines {
     }
 
     /// Changes what is wanted of a machine, unless somebody has since it was looked at.
-    fn changes(&self, seen: &View, change: impl Fn(&mut Wanted)) -> Result<bool, HostError> {
+    pub(super) fn changes(&self, seen: &View, change: impl Fn(&mut Wanted)) -> Result<bool, HostError> {
         let name = seen.machine.name.as_str();
         self.shared.objects.change(|changes| {
             let is = changes.get::<Wanted>(name)?;

@@ -28,6 +28,11 @@ impl Default for Known {
 }
 
 impl Known {
+    /// Where it is on its way.
+    pub fn phase(&self) -> Phase {
+        self.status.phase
+    }
+
     /// With what is wanted now.
     pub fn status(&self, wanted: Revision) -> MachineStatus {
         MachineStatus { settled: self.settled >= wanted, ..self.status.clone() }

@@ -1,6 +1,6 @@
 //! Machines that are kept warm, claimed, drained, and brought to another version while they run.
 
-use crate::world::{BOOT, World};
+use crate::world::{BOOT, World, is_alive};
 use serde_json::Value;
 use spillway_lab::process::wait_until;
 use std::time::{Duration, Instant};
@@ -93,8 +93,9 @@ fn what_is_released_is_never_met_again() {
     let before = world.pid(&first, "vmm_pid");
     until("the other has its place", || count(&world, "runner", is_ready) == 1);
     world.ok(&["machine", "release", &first]);
-    let stopping = world.machine(&first);
-    assert_eq!(stopping["power"], "off");
+    let is_stopping = |m: &Value| m["status"]["phase"] == "stopping";
+    let stopping = world.until(&first, "stopping", is_stopping);
+    assert!(stopping["power"] == "off" && is_alive(before), "its guest is still there: {stopping:#}");
     // Now it is the other's turn to be missed.
     world.ok(&["machine", "claim", "runner"]);
     let begun = Instant::now();

@@ -145,3 +145,37 @@ fn what_only_a_disks_process_kept_is_not_lost_without_a_word() {
         wait_until(Duration::from_secs(20), is_told).expect("it is not told of");
     }
 }
+
+#[test]
+fn a_deleted_machine_that_keeps_files_has_its_grace_unless_they_go_too() {
+    let Some(world) = World::new("qemu") else { return };
+    world.import("golden", "version-1");
+    for (with_data, left) in [(None, 1), (Some("--with-data"), 0)] {
+        world.catalog("own", 1, &["--image", "golden", "--type", "dedicated", "--grace", "0"]);
+        world.ok(&["machine", "start", "own-001", "--wait"]);
+        // What holds for machines that run too.
+        let spec: Value = serde_json::from_str(&world.get("/v1/catalogs/own")).unwrap();
+        let mut spec = spec["spec"].clone();
+        spec["grace_seconds"] = 300.into();
+        world.ask("PUT", "/v1/catalogs/own", &spec.to_string());
+        let run = world.machines().join("own-001/run.json");
+        let is_written =
+            || fs::read_to_string(&run).unwrap().contains("\"grace_seconds\": 300").then_some(());
+        wait_until(Duration::from_secs(20), is_written).expect("its grace is not known");
+        let vmm = world.pid("own-001", "vmm_pid");
+        world.ok(&[&["catalog", "delete", "own"][..], with_data.as_slice()].concat());
+        let has_ended = || (!is_alive(vmm)).then_some(());
+        if with_data.is_none() {
+            // Its guest does not hear the power button.
+            assert_eq!(wait_until(Duration::from_secs(3), has_ended), None);
+            kill(vmm);
+        }
+        wait_until(Duration::from_secs(20), has_ended).expect("it has no grace");
+        wait_until(Duration::from_secs(20), || world.processes().is_empty().then_some(())).unwrap();
+        let leftovers = world.json(&["leftover", "list"])["items"].as_array().unwrap().len();
+        assert_eq!(leftovers, left);
+        for leftover in world.json(&["leftover", "list"])["items"].as_array().unwrap() {
+            world.ok(&["leftover", "delete", leftover["uuid"].as_str().unwrap()]);
+        }
+    }
+}

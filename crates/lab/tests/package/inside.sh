@@ -153,7 +153,7 @@ systemctl show --property Before "$scope" | grep -w spillway-machines.service
 systemctl stop spillway-machines
 spillway machine list --json | grep '"phase": "stopped"'
 spillway host show | grep closed
-! spillway machine start desk-001
+if spillway machine start desk-001; then exit 1; fi
 has_no_scope() { [ -z "$(systemctl list-units --plain --no-legend 'spillway-desk-001-*.scope')" ]; }
 until_so has_no_scope
 systemctl start spillway-machines

@@ -68,7 +68,10 @@ impl Keeper {
         let was_left = blocking(move || {
             let was_left = clear(&folder)?;
             shared.budget().give_back(&name);
-            shared.dispose(&name)?;
+            // What an earlier machine of its name has left is not its trouble, but nobody else's either.
+            if !gently {
+                shared.dispose(&name)?;
+            }
             Ok(was_left)
         })
         .await?;
@@ -77,7 +80,11 @@ impl Keeper {
         }
         (self.failures, self.crashes, self.not_before) = (0, 0, None);
         self.say(Status::new(Phase::Stopped).settled(self.seen));
-        Ok(Next::Over)
+        match gently {
+            true => self.dispose().await,
+            false => self.is_left = false,
+        }
+        Ok(if self.is_left { Next::Rest(Wait::for_end_of(None, None)?) } else { Next::Over })
     }
 
     /// Whether what a machine had goes with it.
