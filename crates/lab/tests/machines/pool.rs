@@ -86,7 +86,7 @@ fn what_is_released_is_never_met_again() {
     world.catalog("runner", 2, &ready);
     until("one is ready", || count(&world, "runner", is_ready) == 1);
     // So it is that a wish has a grace.
-    world.ok(&["machine", "start", "runner-001"]);
+    world.ok(&["machine", "start", "runner-001", "--wait"]);
     let first = world.json(&["machine", "claim", "runner"])["name"].as_str().unwrap().to_owned();
     assert_eq!(first, "runner-001");
     world.tell(&first, "markmine", "MARKED");
