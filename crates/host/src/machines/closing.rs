@@ -4,29 +4,19 @@
 //! Invariant: it is recorded before the first machine is stopped, and every wish that starts one has looked at it.
 
 use super::Machines;
+use super::host_start::HostStart;
 use super::wanted::boot_id;
 use crate::error::HostError;
-use crate::store::{Changes, Kind};
-use serde::{Deserialize, Serialize};
+use crate::store::Changes;
 use spillway_api::{ErrorCode, HostAction, HostDetails, Name, Phase, Power, Selector};
 use std::collections::HashMap;
 
-/// Since when, in starts of the host.
-#[derive(Serialize, Deserialize)]
-struct Closed {
-    boot: String,
-}
-
-impl Kind for Closed {
-    const PREFIX: &'static str = "closed/";
-    const WORD: &'static str = "host";
-}
-
-const NAME: &str = "host";
+/// The start of the host in which it was closed.
+const NAME: &str = "closed";
 
 /// Whether the host is closed. That it is as it is becomes a condition of the change.
 pub(super) fn is_closed(changes: &mut Changes) -> Result<bool, HostError> {
-    let closed = changes.get::<Closed>(NAME)?;
+    let closed = changes.get::<HostStart>(NAME)?;
     Ok(closed.is_some_and(|closed| closed.value.boot == boot_id()))
 }
 
@@ -44,7 +34,7 @@ pub(super) fn is_open(changes: &mut Changes) -> Result<(), HostError> {
 impl Machines {
     /// Whether machines may start.
     pub fn host(&self) -> Result<HostDetails, HostError> {
-        let closed = self.shared.objects.get::<Closed>(NAME)?;
+        let closed = self.shared.objects.get::<HostStart>(NAME)?;
         Ok(HostDetails {
             closed: closed.is_some_and(|closed| closed.value.boot == boot_id()),
             hypervisor: self.shared.parts.hypervisor,
@@ -64,8 +54,8 @@ impl Machines {
     pub fn act_on_host(&self, action: HostAction) -> Result<HostDetails, HostError> {
         self.shared.objects.change(|changes| {
             match action {
-                HostAction::Close => changes.put(NAME, &Closed { boot: boot_id() }),
-                HostAction::Open => changes.delete::<Closed>(NAME),
+                HostAction::Close => changes.put(NAME, &HostStart::this()),
+                HostAction::Open => changes.delete::<HostStart>(NAME),
             }
             Ok::<_, HostError>(())
         })?;

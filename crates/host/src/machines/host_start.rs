@@ -9,17 +9,25 @@ use crate::store::{Kind, Objects};
 use serde::{Deserialize, Serialize};
 use spillway_api::{Catalog, Machine, Power};
 
-/// The start of the host that was seen last.
+/// Something that holds for one start of the host.
 #[derive(Serialize, Deserialize)]
-struct Seen {
-    boot: String,
+pub(super) struct HostStart {
+    pub boot: String,
 }
 
-impl Kind for Seen {
+impl HostStart {
+    /// For this one.
+    pub fn this() -> HostStart {
+        HostStart { boot: boot_id() }
+    }
+}
+
+impl Kind for HostStart {
     const PREFIX: &'static str = "host/";
     const WORD: &'static str = "host";
 }
 
+/// The start that was seen last.
 const NAME: &str = "boot";
 
 /// After a start of the host machines are to run whose catalog says so, and no others.
@@ -29,11 +37,11 @@ pub fn look(objects: &Objects) -> Result<(), HostError> {
 
 fn look_at(objects: &Objects, boot: &str) -> Result<(), HostError> {
     objects.change(|changes| {
-        let seen = changes.get::<Seen>(NAME)?;
+        let seen = changes.get::<HostStart>(NAME)?;
         if seen.as_ref().is_some_and(|seen| seen.value.boot == boot) {
             return Ok(());
         }
-        changes.put(NAME, &Seen { boot: boot.into() });
+        changes.put(NAME, &HostStart { boot: boot.into() });
         if seen.is_none() {
             return Ok(());
         }
