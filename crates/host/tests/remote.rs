@@ -162,9 +162,17 @@ fn the_client_asks_and_follows_events_over_tcp() {
     let refused = client(&world, "operate").post::<_, Value>("/v1/machine-actions", &reset);
     let refused = common::refused(refused);
     assert!(refused.code == ErrorCode::Forbidden && refused.message.contains("'admin'"), "{refused}");
-    let event = following.next_event().unwrap().unwrap();
-    assert_eq!((event.number, event.kind, event.object.as_str()), (1, EventKind::Failed, "machine/desk-001"));
-    assert!(following.next_event().unwrap().unwrap().number == 2);
+    // A store may be nearly full here, and that is told too.
+    let mut next = || loop {
+        let event = following.next_event().unwrap().unwrap();
+        if event.kind != EventKind::Space {
+            return event;
+        }
+    };
+    let (first, second) = (next(), next());
+    assert_eq!((first.kind, first.object.as_str()), (EventKind::Failed, "machine/desk-001"));
+    assert_eq!((second.kind, second.object.as_str()), (EventKind::Failed, "machine/desk-001"));
+    assert!(first.number < second.number);
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn another_hosts_daemon_is_asked_with_a_token() {
     let imported = ask("admin", &["image", "import", "debian", file.to_str().unwrap(), "--format", "raw"]);
     assert!(imported.contains("published"), "{imported}");
     ask("admin", &["catalog", "create", "desk", "--image", "debian", "--count", "2"]);
-    for list in [["machine", "list"], ["store", "list"], ["image", "list"]] {
+    for list in [["machine", "list"], ["catalog", "list"], ["image", "list"]] {
         assert_eq!(ask("read", &list), world.ok(&list));
     }
     // Options before variables, a token in a file before one that is wrong.

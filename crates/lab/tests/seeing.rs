@@ -158,8 +158,10 @@ fn lines(pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
 fn events_are_listed_and_followed_over_the_daemons_end() {
     let mut world = with_catalog();
     let machine = ["--object", "machine/desk-001"];
-    assert_eq!(world.ok(&["event"]), "TIME  KIND  OBJECT  WHAT\n");
-    assert_eq!(world.ok(&["event", "--json"]), "");
+    // Of the machine: a store may be nearly full here, and that is told too.
+    let of_it = |more: &[&'static str]| [&["event"], more, &machine].concat();
+    assert_eq!(world.ok(&of_it(&[])), "TIME  KIND  OBJECT  WHAT\n");
+    assert_eq!(world.ok(&of_it(&["--json"])), "");
     let mut command = world.command(&["event", "--follow", "--json", "--kind", "failed"]);
     let follow = command.args(machine).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut follow = Ended(follow.unwrap());
@@ -172,21 +174,28 @@ fn events_are_listed_and_followed_over_the_daemons_end() {
     world.ok(&["machine", "start", "desk-001"]);
     let first = event();
     assert_eq!((&first["kind"], &first["object"]), (&"failed".into(), &"machine/desk-001".into()));
-    assert!(first["number"] == 1 && first["text"].as_str().unwrap().contains("/nonexistent"));
-    let table = world.ok(&["event", "--last", "1", "--kind", "failed", machine[0], machine[1]]);
+    assert!(first["text"].as_str().unwrap().contains("/nonexistent"));
+    let table = world.ok(&of_it(&["--last", "1", "--kind", "failed"]));
     let rows: Vec<&str> = table.lines().collect();
     assert!(rows.len() == 2 && rows[1].contains("failed  machine/desk-001  "), "{table}");
     let (code, _, err) = world.spillway(&["event", "--kind", "fail"]);
     assert!(code == 2 && err.contains("failed") && err.contains("rolled-out"), "{err}");
 
-    // Tried again; the next daemon does so too, and counts anew: what it tells is news, however much this one has told.
-    assert_eq!(event()["number"], 2);
+    // Tried again and again; the next daemon does so too, and counts anew: what it tells is news, however much this one
+    // has told.
+    let number = |event: serde_json::Value| event["number"].as_u64().unwrap();
+    let mut last = number(first);
+    while last < 3 {
+        let next = number(event());
+        assert!(next > last);
+        last = next;
+    }
     world.kill();
     assert!(next(&notices).contains("waiting for it"));
     world.start();
     assert!(next(&notices).contains("answers again"));
     let begun = Instant::now();
-    while event()["number"] != 1 {
+    while number(event()) >= 3 {
         assert!(begun.elapsed() < Duration::from_secs(20));
     }
 }
