@@ -129,6 +129,24 @@ fn machines_that_somebody_needs_are_not_deleted() {
 }
 
 #[test]
+fn what_keeps_writes_is_given_to_nobody() {
+    let world = World::new();
+    import(&world, "debian", 1);
+    let client = world.client();
+    let any = NewClaim { ttl_seconds: None, any: true };
+    for (name, more, why) in [
+        ("own", r#""type": "dedicated""#, "keep what is written"),
+        ("never", r#""reset": "never""#, "keep what is written"),
+        ("data", r#""data_disk_bytes": 1048576"#, "have data disks"),
+    ] {
+        create(&client, name, &format!(r#"{{"image": "debian", "count": 1, {more}}}"#)).unwrap();
+        let claims = format!("/v1/catalogs/{name}/claims");
+        let error = refused(client.post::<_, MachineDetails>(&claims, &any));
+        assert!(error.code == ErrorCode::Conflict && error.message.contains(why), "{error:?}");
+    }
+}
+
+#[test]
 fn a_host_that_is_closed_starts_nothing_until_it_is_opened() {
     let mut world = World::new();
     import(&world, "debian", 1);

@@ -58,16 +58,17 @@ pub fn host(daemon: &Daemon, command: HostCommand) -> Result<(), Failure> {
     })
 }
 
-/// Waits until nothing runs, those of deleted machines too. A machine that cannot be stopped is told of.
+/// Waits until nothing runs, those of deleted machines too. What cannot be stopped is tried again and again, and told of in
+/// the end.
 fn until_idle(client: &Client, until: Instant) -> Result<HostDetails, Failure> {
     loop {
         let host: HostDetails = client.get("/v1/host")?;
         if host.busy == 0 {
-            let machines: List<MachineDetails> = client.get("/v1/machines")?;
-            machines.items.iter().try_for_each(failed)?;
             return Ok(host);
         }
         if Instant::now() >= until {
+            let machines: List<MachineDetails> = client.get("/v1/machines")?;
+            machines.items.iter().try_for_each(failed)?;
             let message = format!("{} machines have not stopped: see 'machine list'", host.busy);
             return Err(Failure::new(Exit::Refused, message));
         }

@@ -42,6 +42,8 @@ impl Catalogs {
                 notes.extend(update::take(&mut catalog, version));
             }
             let is_new = catalog != before && !terms.dry_run;
+            // An earlier change may have been broken off.
+            let is_unfinished = changes.get::<Removal>(name.as_str())?.is_some() && !terms.dry_run;
             match is_new {
                 true => {
                     changes.put(name.as_str(), &catalog);
@@ -51,7 +53,7 @@ impl Catalogs {
                 }
                 false => changes.forget(),
             }
-            Ok::<_, HostError>((catalog, notes, is_new))
+            Ok::<_, HostError>((catalog, notes, is_new || is_unfinished))
         })?;
         if is_new {
             self.count(&counting, &catalog)?;

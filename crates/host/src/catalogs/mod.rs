@@ -10,7 +10,7 @@ mod spec;
 mod update;
 
 pub use change::Terms;
-pub(crate) use records::{gives_machines, none_is_removed};
+pub(crate) use records::{none_is_removed, whole};
 pub use spec::serial_pattern;
 pub(crate) use update::follow;
 

@@ -157,20 +157,26 @@ impl Kind for Removal {
     const WORD: &'static str = "removal";
 }
 
-/// Whether a catalog is there, and none of its machines is being removed.
-pub(crate) fn gives_machines(changes: &mut Changes, catalog: &Name) -> Result<bool, HostError> {
-    let is_there = changes.get::<Catalog>(catalog.as_str())?.is_some();
-    Ok(is_there && changes.get::<Removal>(catalog.as_str())?.is_none())
+/// A catalog of which no machine is being removed. That it stays so becomes a condition of the change.
+pub(crate) fn whole(changes: &mut Changes, catalog: &Name) -> Result<Catalog, HostError> {
+    let found = changes.get::<Catalog>(catalog.as_str())?;
+    let found = found.ok_or_else(|| HostError::not_found("catalog", catalog.as_str(), []))?;
+    match changes.get::<Removal>(catalog.as_str())? {
+        None => Ok(found.value),
+        Some(_) => Err(is_being_removed(catalog.as_str())),
+    }
+}
+
+fn is_being_removed(catalog: &str) -> HostError {
+    let message = format!("machines of the catalog '{catalog}' are being removed: try again");
+    HostError::new(ErrorCode::Conflict, message)
 }
 
 /// Refuses while machines are being removed: what they leave is not recorded yet.
 pub(crate) fn none_is_removed(changes: &mut Changes) -> Result<(), HostError> {
     match changes.list_below::<Removal>("")?.first() {
         None => Ok(()),
-        Some(removal) => {
-            let message = format!("machines of the catalog '{}' are being removed: try again", removal.name);
-            Err(HostError::new(ErrorCode::Conflict, message))
-        }
+        Some(removal) => Err(is_being_removed(&removal.name)),
     }
 }
 

@@ -6,7 +6,7 @@
 use super::closing::is_open;
 use super::wanted::{Claimed, Wanted};
 use super::{Machines, View};
-use crate::catalogs::gives_machines;
+use crate::catalogs::whole;
 use crate::error::HostError;
 use crate::images::none_is_committed;
 use spillway_api::{
@@ -16,7 +16,7 @@ use spillway_api::{
 use std::collections::HashMap;
 
 /// Records written in one transaction.
-const BATCH: usize = 256;
+pub(super) const BATCH: usize = 256;
 
 impl Machines {
     /// Records what is wanted of machines; their tasks do it. They, as they are now.
@@ -74,12 +74,7 @@ impl Machines {
     /// A machine of a catalog becomes somebody's.
     pub fn claim(&self, catalog: &Name, claim: &NewClaim) -> Result<MachineDetails, HostError> {
         let spec = self.catalogs.get(catalog)?.spec;
-        if spec.keeps_writes() {
-            let message = format!(
-                "the machines of '{catalog}' keep what is written, and a claim ends with a machine that forgets: start one by its name"
-            );
-            return Err(HostError::new(ErrorCode::Conflict, message));
-        }
+        can_be_claimed(catalog, &spec)?;
         if self.shared.has_no_room(&spec)? {
             let message =
                 format!("the store of the overflow of '{catalog}' is nearly full: make room there first");
@@ -92,7 +87,12 @@ impl Machines {
         let starting =
             views.iter().filter(|view| free(view) && view.wanted.power == Power::On && !is_ready(view));
         let starting = starting.count();
-        views.retain(|view| free(view) && (claim.any || is_ready(view)));
+        // One that was started before its catalog lost its data disks has its own still.
+        let has_data = |view: &View| {
+            let mut pending = view.status.run.iter().flat_map(|run| &run.pending);
+            is_ready(view) && pending.any(|next| next.setting == "data_disk_bytes")
+        };
+        views.retain(|view| free(view) && (claim.any || is_ready(view)) && !has_data(view));
         // Those first that are ready, and of these those that have the newest version; then those that start, and last those
         // that have failed to.
         views.sort_by_key(|view| {
@@ -101,7 +101,7 @@ impl Machines {
             (!is_ready(view), failed, view.wanted.power == Power::Off, outdated, view.machine.number)
         });
         for view in views {
-            if self.is_claimed_now(&view, claim, &spec)? {
+            if self.is_claimed_now(&view, claim)? {
                 let object = format!("machine/{}", view.machine.name);
                 self.shared.events.raise(EventKind::Claimed, &object, "it is claimed");
                 return self.get(&view.machine.name);
@@ -114,7 +114,7 @@ impl Machines {
     }
 
     /// Claims a machine, if it is still as it was seen.
-    fn is_claimed_now(&self, seen: &View, claim: &NewClaim, spec: &CatalogSpec) -> Result<bool, HostError> {
+    fn is_claimed_now(&self, seen: &View, claim: &NewClaim) -> Result<bool, HostError> {
         let name = seen.machine.name.as_str();
         self.shared.objects.change(|changes| {
             let is = changes.get::<Wanted>(name)?;
@@ -125,15 +125,14 @@ impl Machines {
             }
             let mut is = is.map(|wanted| wanted.value).unwrap_or_default();
             is_open(changes)?;
-            if !gives_machines(changes, &seen.machine.catalog)? {
-                return Ok(false);
-            }
+            let spec = whole(changes, &seen.machine.catalog)?.spec;
+            can_be_claimed(&seen.machine.catalog, &spec)?;
             match none_is_committed(changes, [&seen.machine.name]) {
                 Err(committed) if committed.code == ErrorCode::Conflict => return Ok(false),
                 looked => looked?,
             }
             is.claim = Some(Claimed::new(claim.ttl_seconds, is.power == Power::Off));
-            is.start_anew(spec);
+            is.start_anew(&spec);
             changes.put(name, &is);
             Ok(true)
         })
@@ -215,4 +214,19 @@ fn ask(name: &Name, is: &Wanted, action: Action, grace_seconds: u32) -> Result<W
         Action::Undrain => wanted.drained = false,
     }
     Ok(wanted)
+}
+
+/// Refuses to give away what the next one would find as the last one has left it.
+fn can_be_claimed(catalog: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
+    let refuse = |why: &str| {
+        let message = format!("the machines of '{catalog}' {why}: start one by its name");
+        Err(HostError::new(ErrorCode::Conflict, message))
+    };
+    if spec.keeps_writes() {
+        return refuse("keep what is written, and a claim ends with a machine that forgets");
+    }
+    if spec.data_disk_bytes.is_some() {
+        return refuse("have data disks, which keep what is written over every reset");
+    }
+    Ok(())
 }

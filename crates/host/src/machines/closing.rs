@@ -3,11 +3,13 @@
 //!
 //! Invariant: it is recorded before the first machine is stopped, and every wish that starts one has looked at it.
 
-use super::Machines;
+use super::act::BATCH;
 use super::host_start::HostStart;
-use super::wanted::boot_id;
+use super::run::Folder;
+use super::wanted::{Wanted, boot_id};
+use super::{Kept, Machines};
 use crate::error::HostError;
-use crate::store::Changes;
+use crate::store::{Changes, Revision};
 use spillway_api::{ErrorCode, HostAction, HostDetails, Name, Phase, Power, Selector};
 use std::collections::HashMap;
 
@@ -34,20 +36,34 @@ pub(super) fn is_open(changes: &mut Changes) -> Result<(), HostError> {
 impl Machines {
     /// Whether machines may start.
     pub fn host(&self) -> Result<HostDetails, HostError> {
-        let closed = self.shared.objects.get::<HostStart>(NAME)?;
         Ok(HostDetails {
-            closed: closed.is_some_and(|closed| closed.value.boot == boot_id()),
+            closed: self.host_is_closed()?,
             hypervisor: self.shared.parts.hypervisor,
             version: env!("CARGO_PKG_VERSION").into(),
-            busy: self.busy(),
+            busy: self.busy()?,
         })
     }
 
-    /// Machines of which something runs or is being started or ended, those too that are deleted.
-    fn busy(&self) -> u32 {
-        let is_busy = |phase| !matches!(phase, Phase::Stopped | Phase::Failed);
+    /// Whether the host is closed.
+    pub(super) fn host_is_closed(&self) -> Result<bool, HostError> {
+        let closed = self.shared.objects.get::<HostStart>(NAME)?;
+        Ok(closed.is_some_and(|closed| closed.value.boot == boot_id()))
+    }
+
+    /// Machines of which something runs or is being started or ended, those too that are deleted. Of one that has failed
+    /// something may run as long as there is a record of it.
+    fn busy(&self) -> Result<u32, HostError> {
+        let wanted = self.shared.objects.list::<Wanted>()?;
+        let revisions: HashMap<String, Revision> =
+            wanted.into_iter().map(|wanted| (wanted.name, wanted.revision)).collect();
         let kept = self.shared.kept();
-        kept.values().filter(|kept| is_busy(kept.status.borrow().phase())).count() as u32
+        let is_busy = |(name, kept): (&Name, &Kept)| {
+            let known = kept.status.borrow();
+            let wanted = revisions.get(name.as_str()).copied().unwrap_or_default();
+            let has_failed = known.phase() == Phase::Failed;
+            !known.is_idle(wanted) || has_failed && Folder::of(&self.shared.parts.folder, name).has_run()
+        };
+        Ok(kept.iter().filter(|kept| is_busy(*kept)).count() as u32)
     }
 
     /// Closes the host and stops all its machines, or opens it again.
@@ -64,20 +80,31 @@ impl Machines {
         self.host()
     }
 
-    /// Records of all machines that they are not to run. Whether some were.
+    /// Records of all machines that they are not to run, while the host is closed. Whether some were.
     pub(super) fn stop_all(&self) -> Result<bool, HostError> {
         let catalogs = self.catalogs.list()?;
         let graces: HashMap<Name, u32> =
             catalogs.into_iter().map(|catalog| (catalog.name, catalog.spec.grace_seconds)).collect();
-        let views = self.views(&Selector::default())?;
-        let mut on = views.iter().filter(|view| view.wanted.power == Power::On).peekable();
-        let some = on.peek().is_some();
-        for view in on {
-            self.changes(view, |wanted| {
-                wanted.power = Power::Off;
-                wanted.grace_seconds = graces.get(&view.machine.catalog).copied().unwrap_or(0);
+        let mut on = self.views(&Selector::default())?;
+        on.retain(|view| view.wanted.power == Power::On);
+        for batch in on.chunks(BATCH) {
+            let is_still_closed = self.shared.objects.change(|changes| {
+                // Somebody may have opened it meanwhile, and started what is stopped here.
+                if !is_closed(changes)? {
+                    return Ok::<_, HostError>(false);
+                }
+                for view in batch {
+                    let grace_seconds = graces.get(&view.machine.catalog).copied().unwrap_or(0);
+                    self.change_wanted(changes, view, |wanted| {
+                        (wanted.power, wanted.grace_seconds) = (Power::Off, grace_seconds);
+                    })?;
+                }
+                Ok(true)
             })?;
+            if !is_still_closed {
+                return Ok(false);
+            }
         }
-        Ok(some)
+        Ok(!on.is_empty())
     }
 }

@@ -8,7 +8,7 @@ use super::closing::is_closed;
 use super::wanted::Wanted;
 use super::{Machines, View, blocking};
 use crate::error::HostError;
-use crate::store::Revision;
+use crate::store::{Changes, Revision};
 use jiff::Timestamp;
 use spillway_api::{Catalog, EventKind, Machine, Name, Phase, Power, Rollout, RolloutStrategy, Selector};
 use std::collections::HashMap;
@@ -38,7 +38,7 @@ impl Machines {
     fn look_after(&self) -> Result<Duration, HostError> {
         // Before the machines: one that says now what it runs with has not read an older catalog since.
         let catalogs = self.catalogs.list()?;
-        let rests = self.host()?.closed;
+        let rests = self.host_is_closed()?;
         if rests && self.stop_all()? {
             return Ok(LEAST);
         }
@@ -117,12 +117,12 @@ impl Machines {
         let outdated = |view: &&&View| has(view).is_some_and(|has| has != target);
         let is_settled = |view: &&View| view.status.settled && view.status.phase == Phase::Running;
         let spared = rollout.grace_seconds.map(|grace| self.left_of(&catalog.name, rollout, grace));
-        // One that has not stopped yet may be wanted again, and go on.
+        // One that has not stopped yet may be wanted again, and go on with what it has.
         let is_stopping = |view: &&View| {
             view.wanted.power == Power::Off && !(view.status.settled && view.status.phase == Phase::Stopped)
         };
-        let stopping = views.iter().filter(is_stopping).count();
-        let on_its_way = on.iter().filter(|view| !is_settled(view)).count() + stopping;
+        let stays_behind = views.iter().filter(is_stopping).any(|view| outdated(&&view));
+        let on_its_way = on.iter().filter(|view| !is_settled(view)).count();
         let room = match rollout.strategy {
             RolloutStrategy::NextStart => 0,
             RolloutStrategy::Now => usize::MAX,
@@ -137,7 +137,7 @@ impl Machines {
                 wanted.grace_seconds = grace_seconds;
             })?;
         }
-        if on_its_way == 0 && !on.iter().any(|view| outdated(&view)) {
+        if on_its_way == 0 && !stays_behind && !on.iter().any(|view| outdated(&view)) {
             self.catalogs.is_rolled_out(&catalog.name, Revision(catalog.revision))?;
             let text = format!("{}:{} has reached all machines", rollout.image, rollout.version);
             self.shared.events.raise(EventKind::RolledOut, &format!("catalog/{}", catalog.name), text);
@@ -159,23 +159,31 @@ impl Machines {
 
     /// Changes what is wanted of a machine, unless somebody has since it was looked at.
     pub(super) fn changes(&self, seen: &View, change: impl Fn(&mut Wanted)) -> Result<bool, HostError> {
+        self.shared.objects.change(|changes| self.change_wanted(changes, seen, &change))
+    }
+
+    /// The same, as a part of a change.
+    pub(super) fn change_wanted(
+        &self,
+        changes: &mut Changes,
+        seen: &View,
+        change: impl Fn(&mut Wanted),
+    ) -> Result<bool, HostError> {
         let name = seen.machine.name.as_str();
-        self.shared.objects.change(|changes| {
-            let is = changes.get::<Wanted>(name)?;
-            // One that is gone is not to leave a wish behind for the next one of its name.
-            let machine = changes.get::<Machine>(name)?.map(|machine| machine.value.identity);
-            if is.as_ref().map(|wanted| wanted.revision).unwrap_or_default() != seen.revision
-                || machine.as_ref() != Some(&seen.machine.identity)
-            {
-                return Ok(false);
-            }
-            let mut wanted = is.map(|wanted| wanted.value).unwrap_or_default();
-            change(&mut wanted);
-            if wanted.power == Power::On && is_closed(changes)? {
-                return Ok(false);
-            }
-            changes.put(name, &wanted);
-            Ok(true)
-        })
+        let is = changes.get::<Wanted>(name)?;
+        // One that is gone is not to leave a wish behind for the next one of its name.
+        let machine = changes.get::<Machine>(name)?.map(|machine| machine.value.identity);
+        if is.as_ref().map(|wanted| wanted.revision).unwrap_or_default() != seen.revision
+            || machine.as_ref() != Some(&seen.machine.identity)
+        {
+            return Ok(false);
+        }
+        let mut wanted = is.map(|wanted| wanted.value).unwrap_or_default();
+        change(&mut wanted);
+        if wanted.power == Power::On && is_closed(changes)? {
+            return Ok(false);
+        }
+        changes.put(name, &wanted);
+        Ok(true)
     }
 }

@@ -202,6 +202,11 @@ impl Folder {
         &self.0
     }
 
+    /// Whether there is a record of a run, which may not be readable.
+    pub fn has_run(&self) -> bool {
+        self.0.join(FILE).exists()
+    }
+
     /// The run that goes on, or was going on when a daemon ended.
     pub fn load(&self) -> Result<Option<Run>, HostError> {
         match fs::read(self.0.join(FILE)) {

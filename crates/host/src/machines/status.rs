@@ -33,6 +33,11 @@ impl Known {
         self.status.phase
     }
 
+    /// Whether the step that has seen the record of this revision has ended, in a phase in which nothing is done.
+    pub fn is_idle(&self, wanted: Revision) -> bool {
+        self.settled >= wanted && matches!(self.phase(), Phase::Stopped | Phase::Failed)
+    }
+
     /// With what is wanted now.
     pub fn status(&self, wanted: Revision) -> MachineStatus {
         MachineStatus { settled: self.settled >= wanted, ..self.status.clone() }

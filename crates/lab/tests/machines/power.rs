@@ -174,8 +174,34 @@ fn a_deleted_machine_that_keeps_files_has_its_grace_unless_they_go_too() {
         wait_until(Duration::from_secs(20), || world.processes().is_empty().then_some(())).unwrap();
         let leftovers = world.json(&["leftover", "list"])["items"].as_array().unwrap().len();
         assert_eq!(leftovers, left);
+        let kept = || fs::read_dir(world.path("state/store/disks")).map_or(0, Iterator::count);
+        assert!(with_data.is_some() || kept() == 1);
         for leftover in world.json(&["leftover", "list"])["items"].as_array().unwrap() {
             world.ok(&["leftover", "delete", leftover["uuid"].as_str().unwrap()]);
         }
+        wait_until(Duration::from_secs(20), || (kept() == 0).then_some(())).expect("its disk's file is left");
     }
+}
+
+#[test]
+fn a_host_is_closed_when_nothing_runs_any_more() {
+    let Some(world) = World::new("qemu") else { return };
+    world.import("golden", "version-1");
+    world.catalog("desk", 3, &["--image", "golden", "--grace", "1"]);
+    world.catalog("own", 1, &["--image", "golden", "--type", "dedicated", "--grace", "1"]);
+    world.ok(&["machine", "start", "--all", "--wait"]);
+    let running = world.processes().len();
+    // One is not understood any more, and runs on; another is deleted while its guest has its grace.
+    fs::write(world.machines().join("desk-002/run.json"), "{").unwrap();
+    world.ok(&["machine", "undrain", "desk-002"]);
+    world.until("desk-002", "failed", |machine| machine["status"]["phase"] == "failed");
+    assert_eq!(world.processes().len(), running, "they run on");
+    world.ok(&["catalog", "delete", "own"]);
+    let closed = world.ok(&["host", "close", "--wait"]);
+    assert!(closed.contains("closed: no machine starts") && closed.contains("0 machines run"), "{closed}");
+    assert_eq!(world.processes(), [""; 0]);
+    world.ok(&["host", "open"]);
+    world.ok(&["machine", "start", "desk-002", "--wait"]);
+    world.ok(&["host", "close", "--wait", "--timeout", "60"]);
+    assert_eq!(world.processes(), [""; 0]);
 }

@@ -154,6 +154,7 @@ impl Keeper {
         self.vmm.forget().await?;
         self.shared.budget().give_back(&self.name);
         self.say(Status::new(Phase::Stopped).of(&run, &self.folder).by(disk, None).settled(self.seen));
+        self.dispose().await;
         Ok(Next::Rest(Wait::for_end_of(Some(disk), None)?))
     }
 
@@ -212,6 +213,8 @@ impl Keeper {
             run = self.renew(machine, catalog, wanted, run).await?;
         }
         (run.restarts, run.resets, run.ready) = (wanted.restarts, wanted.resets, false);
+        // Should this be broken off before the VMM is forgotten, its end was no crash, and not its guest's wish.
+        (run.ending, run.asked) = (None, true);
         let folder = self.folder.clone();
         blocking(move || {
             if forgets {
