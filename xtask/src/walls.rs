@@ -57,6 +57,12 @@ const WALLS: &[Wall] = &[
         never: &["spillway-core", "spillway-export", "spillway-worker"],
     },
     Wall {
+        name: "spillway-advisor",
+        ours: &["spillway-core"],
+        others: Some(&["crc32c", "miniz_oxide", "serde", "serde_json", "thiserror"]),
+        never: DATA_PATH,
+    },
+    Wall {
         name: "spillway-host",
         ours: &["spillway-api", "spillway-core", "spillway-worker"],
         others: None,
