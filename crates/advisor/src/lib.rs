@@ -2,6 +2,8 @@
 //!
 //! Owns the trace's format, its importers and the engines that count; serves no disk and starts nothing.
 
+pub mod curve;
+pub mod estimate;
 mod event;
 mod limit;
 pub mod lru;
@@ -9,6 +11,7 @@ pub mod policy;
 mod profile;
 mod sample;
 pub mod shards;
+mod share;
 mod space;
 mod stack;
 pub mod trace;
@@ -16,3 +19,4 @@ pub mod trace;
 pub use event::{BLOCK_BYTES, Event, MAX_DISK_BYTES, MAX_REQUEST_BLOCKS, MAX_REQUEST_BYTES, Operation, Step};
 pub use limit::{free_blocks, limit_bytes, staying_blocks};
 pub use profile::{Profile, Totals};
+pub use share::share_budget;

@@ -223,7 +223,8 @@ mod tests {
                 random ^= random << 17;
                 // At first dense from below, so that the lowest missing is far up.
                 let n = ((random >> 20) as usize % end) as u32;
-                let n = if round < 2_000 && random % 3 > 0 { ranks.first_missing().min(n) } else { n };
+                let n =
+                    if round < 2_000 && !random.is_multiple_of(3) { ranks.first_missing().min(n) } else { n };
                 if model.insert(n) {
                     ranks.insert(n);
                 } else {
