@@ -5,6 +5,7 @@
 pub mod curve;
 pub mod estimate;
 mod event;
+pub mod import;
 mod limit;
 pub mod lru;
 pub mod policy;

@@ -1,0 +1,335 @@
+//! Traces that others have recorded, line by line, as events.
+//!
+//! Owns the way from a line to an event, and what becomes of a line that says nothing sensible; each format's fields are in
+//! its own file. The format is always said, never guessed. Invariant: memory is bounded whatever the file holds.
+
+mod blkparse;
+mod csv;
+mod fio;
+mod gunzip;
+
+pub use blkparse::BlockAction;
+pub use gunzip::Gunzip;
+
+use crate::event::{Event, Operation};
+use std::io::{self, BufRead, Read};
+use std::str::FromStr;
+
+/// Bytes of a line at most.
+const MAX_LINE_BYTES: u64 = 64 << 10;
+
+/// What wrote a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Text of blkparse in its default form.
+    Blkparse,
+    /// An I/O log of fio, version 2.
+    FioV2,
+    /// The same, version 3.
+    FioV3,
+    /// CSV of the MSR Cambridge traces.
+    Msr,
+    /// CSV of the SYSTOR '17 traces of virtual desktops.
+    Systor17,
+    /// CSV of Alibaba's block traces.
+    Alibaba,
+    /// CSV of Tencent's CBS traces.
+    Tencent,
+}
+
+impl Format {
+    /// All.
+    pub const ALL: [Format; 7] = [
+        Format::Blkparse,
+        Format::FioV2,
+        Format::FioV3,
+        Format::Msr,
+        Format::Systor17,
+        Format::Alibaba,
+        Format::Tencent,
+    ];
+
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Blkparse => "blkparse",
+            Format::FioV2 => "fio2",
+            Format::FioV3 => "fio3",
+            Format::Msr => "msr",
+            Format::Systor17 => "systor17",
+            Format::Alibaba => "alibaba",
+            Format::Tencent => "tencent",
+        }
+    }
+}
+
+impl FromStr for Format {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let names = Format::ALL.map(Format::name).join(", ");
+        Format::ALL
+            .into_iter()
+            .find(|f| f.name() == s)
+            .ok_or_else(|| format!("unknown trace format '{s}': there are {names}"))
+    }
+}
+
+/// How to import.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Which device's requests, by the name that the file has for it (blkparse `8,0`, fio the file's name, MSR `host.disk`, else
+    /// the number). None: there must be only one.
+    pub device: Option<String>,
+    /// A bad line is skipped and counted; else it is the end.
+    pub skip_bad: bool,
+    /// Which of blkparse's events counts as the request.
+    pub block_action: BlockAction,
+    /// Size of the disk: what lies beyond it makes a line bad. `u64::MAX` if it is not known.
+    pub disk_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { device: None, skip_bad: false, block_action: BlockAction::Queue, disk_bytes: u64::MAX }
+    }
+}
+
+/// Why a file cannot be imported any further.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// It cannot be read.
+    #[error("cannot read the trace to be imported")]
+    Io(#[from] io::Error),
+    /// A line is not what its format says.
+    #[error("line {line}: {what}")]
+    Line {
+        /// Counted from 1.
+        line: u64,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// What a line says.
+enum Said<'a> {
+    /// A request of a device, at a time in microseconds: since 1970, or since the begin where the format has no date.
+    Request { device: Device<'a>, time_us: u64, operation: Operation, offset: u64, len: u64 },
+    /// Nothing that concerns blocks.
+    Nothing,
+    /// Nothing more will come.
+    End,
+}
+
+/// A device's name: of one part, or of two with a dot between them.
+#[derive(Clone, Copy, PartialEq)]
+struct Device<'a>(&'a str, Option<&'a str>);
+
+impl Device<'_> {
+    fn is(&self, name: &str) -> bool {
+        match self.1 {
+            None => self.0 == name,
+            Some(second) => name.strip_prefix(self.0).and_then(|rest| rest.strip_prefix('.')) == Some(second),
+        }
+    }
+
+    fn name(&self) -> String {
+        self.1.map_or_else(|| self.0.into(), |second| format!("{}.{second}", self.0))
+    }
+}
+
+/// A file that is being imported: an iterator of events.
+pub struct Import<R: BufRead> {
+    from: R,
+    format: Format,
+    options: Options,
+    line: Vec<u8>,
+    lines: u64,
+    skipped: u64,
+    other_devices: u64,
+    begin_us: Option<u64>,
+    last_us: u64,
+    /// fio 2 says only how much later.
+    waited_us: u64,
+    /// Nobody said which device: the first one is all there may be.
+    only_one: bool,
+    ended: bool,
+}
+
+/// What is wrong.
+enum Bad {
+    /// With a line: others may be good.
+    Line(String),
+    /// With all of it.
+    File(String),
+}
+
+impl From<String> for Bad {
+    fn from(what: String) -> Bad {
+        Bad::Line(what)
+    }
+}
+
+impl<R: BufRead> Import<R> {
+    /// Begins.
+    pub fn new(from: R, format: Format, options: Options) -> Import<R> {
+        let only_one = options.device.is_none();
+        Import {
+            from,
+            format,
+            options,
+            line: Vec::new(),
+            lines: 0,
+            skipped: 0,
+            other_devices: 0,
+            begin_us: None,
+            last_us: 0,
+            waited_us: 0,
+            only_one,
+            ended: false,
+        }
+    }
+
+    /// Lines that were read.
+    pub fn lines(&self) -> u64 {
+        self.lines
+    }
+
+    /// Bad lines that were skipped.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    /// Requests of other devices.
+    pub fn other_devices(&self) -> u64 {
+        self.other_devices
+    }
+
+    /// The first event's time in microseconds since 1970, where the format says it: the begin that events count from.
+    pub fn begin_unix_us(&self) -> Option<u64> {
+        let has_date = !matches!(self.format, Format::Blkparse | Format::FioV2 | Format::FioV3);
+        self.begin_us.filter(|_| has_date)
+    }
+
+    /// Reads the next line. False: there is none.
+    fn next_line(&mut self) -> Result<bool, ImportError> {
+        self.line.clear();
+        let n = (&mut self.from).take(MAX_LINE_BYTES).read_until(b'\n', &mut self.line)?;
+        self.lines += u64::from(n > 0);
+        if n as u64 == MAX_LINE_BYTES && self.line.last() != Some(&b'\n') {
+            // Whatever this is, lines have ended.
+            self.ended = true;
+            return Err(self.bad(format!("it has more than {MAX_LINE_BYTES} bytes: this is no text")));
+        }
+        Ok(n > 0)
+    }
+
+    fn bad(&self, what: String) -> ImportError {
+        ImportError::Line { line: self.lines, what }
+    }
+
+    /// The event of the line that was read, if it is one of the device that is wanted.
+    fn parse(&mut self) -> Result<Option<Event>, Bad> {
+        let text = std::str::from_utf8(&self.line).map_err(|_| "it is no UTF-8".to_string())?.trim();
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let first = self.lines == 1;
+        if first && let Some(head) = fio::head(self.format) {
+            let wrong = || Bad::File(format!("it does not begin with '{head}'"));
+            return if text == head { Ok(None) } else { Err(wrong()) };
+        }
+        let said = match self.format {
+            Format::Blkparse => blkparse::parse(text, self.options.block_action)?,
+            Format::FioV2 => fio::parse_v2(text, &mut self.waited_us)?,
+            Format::FioV3 => fio::parse_v3(text)?,
+            // A line of names.
+            _ if first && text.starts_with(|c: char| c.is_ascii_alphabetic()) => Said::Nothing,
+            Format::Msr => csv::msr(text)?,
+            Format::Systor17 => csv::systor17(text)?,
+            Format::Alibaba => csv::alibaba(text)?,
+            Format::Tencent => csv::tencent(text)?,
+        };
+        let Said::Request { device, time_us, operation, offset, len } = said else {
+            self.ended |= matches!(said, Said::End);
+            return Ok(None);
+        };
+        match &self.options.device {
+            None => self.options.device = Some(device.name()),
+            Some(wanted) if device.is(wanted) => {}
+            Some(first) if self.only_one => {
+                let (first, other) = (shown(first), shown(&device.name()));
+                return Err(Bad::File(format!("devices '{first}' and '{other}': say which one is wanted")));
+            }
+            Some(_) => {
+                self.other_devices += 1;
+                return Ok(None);
+            }
+        }
+        let begin_us = *self.begin_us.get_or_insert(time_us);
+        let (offset, len) = if operation.has_range() { (offset, len) } else { (0, 0) };
+        if operation.has_range() && len == 0 {
+            return Ok(None);
+        }
+        let time_us = time_us.saturating_sub(begin_us).max(self.last_us);
+        let event = Event { time_us, operation, offset_bytes: offset, len_bytes: len };
+        event.check(self.options.disk_bytes)?;
+        self.last_us = time_us;
+        Ok(Some(event))
+    }
+}
+
+impl<R: BufRead> Iterator for Import<R> {
+    type Item = Result<Event, ImportError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.ended {
+            match self.next_line() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(e) => {
+                    self.ended = true;
+                    return Some(Err(e));
+                }
+            }
+            match self.parse() {
+                Ok(Some(event)) => return Some(Ok(event)),
+                Ok(None) => {}
+                Err(Bad::Line(_)) if self.options.skip_bad => self.skipped += 1,
+                Err(Bad::Line(what) | Bad::File(what)) => {
+                    self.ended = true;
+                    return Some(Err(self.bad(what)));
+                }
+            }
+        }
+        self.ended = true;
+        None
+    }
+}
+
+/// A number of a field, and which field that is.
+fn number(field: &str, what: &str) -> Result<u64, String> {
+    field.parse().map_err(|_| format!("{what} '{}' is no number", shown(field)))
+}
+
+/// Seconds with a fraction, exactly, as microseconds.
+fn microseconds(field: &str, what: &str) -> Result<u64, String> {
+    let (seconds, fraction) = field.split_once('.').unwrap_or((field, ""));
+    let bad = || format!("{what} '{}' is no time in seconds", shown(field));
+    let seconds: u64 = seconds.parse().map_err(|_| bad())?;
+    if !fraction.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(bad());
+    }
+    let micros = fraction.bytes().chain(std::iter::repeat(b'0')).take(6);
+    let micros = micros.fold(0, |n, digit| n * 10 + u64::from(digit - b'0'));
+    seconds.checked_mul(1_000_000).and_then(|us| us.checked_add(micros)).ok_or_else(bad)
+}
+
+/// Sectors of 512 bytes as bytes.
+fn sectors(field: &str, what: &str) -> Result<u64, String> {
+    number(field, what)?.checked_mul(512).ok_or_else(|| format!("{what} '{}' is too large", shown(field)))
+}
+
+/// What a message quotes of a field.
+fn shown(field: &str) -> String {
+    field.chars().take(40).filter(|c| !c.is_control()).collect()
+}
