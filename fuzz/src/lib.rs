@@ -10,6 +10,7 @@ mod meta;
 mod nbd;
 mod qcow2;
 mod seeds;
+mod trace;
 mod vhost;
 mod vmm;
 
@@ -37,13 +38,14 @@ pub use meta::meta_attach;
 pub use nbd::{nbd_handshake, nbd_transmission};
 pub use qcow2::qcow2_image;
 pub use seeds::seeds;
+pub use trace::trace_file;
 pub use vhost::{vhost_messages, virtqueue};
 
 /// A target: its name and its body.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     ("vhost_messages", vhost_messages),
     ("virtqueue", virtqueue),
     ("nbd_handshake", nbd_handshake),
@@ -51,4 +53,5 @@ pub const TARGETS: [Target; 7] = [
     ("meta_attach", meta_attach),
     ("qcow2_image", qcow2_image),
     ("core_ops", core_ops),
+    ("trace_file", trace_file),
 ];

@@ -14,6 +14,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "meta_attach" => [0, 1, 2, 3, 8, 16].into_iter().flat_map(meta_attach).collect(),
         "qcow2_image" => [None, Some(false), Some(true)].map(qcow2_image).to_vec(),
         "core_ops" => (1..7).map(core_ops).collect(),
+        "trace_file" => crate::trace::seeds(),
         _ => Vec::new(),
     }
 }
