@@ -82,17 +82,21 @@ impl Profile {
         self.read.get(self.beyond(blocks)).copied().unwrap_or(0)
     }
 
-    /// The most that its overflow holds. Between the sizes at which it was counted it falls evenly.
+    /// The most that its overflow holds. Between two sizes at which that was counted it falls evenly; but if at both it is
+    /// what lives beyond the cache, as always where nothing was given up, then between them too.
     pub fn peak_overflow_blocks(&self, blocks: u64) -> u64 {
         let at = self.peaks.partition_point(|p| p.0 < blocks);
         let (before, after) = (at.checked_sub(1).map(|i| self.peaks[i]), self.peaks.get(at));
+        let beyond = |size: u64| self.totals.peak_live_blocks.saturating_sub(size);
+        let is_beyond = |(size, peak): (u64, u64)| (peak.abs_diff(beyond(size)) as f64) < self.scale;
         match (before, after) {
             (_, Some(&(size, peak))) if size == blocks => peak,
+            (Some(from), Some(&to)) if is_beyond(from) && is_beyond(to) => beyond(blocks),
             (Some((a, high)), Some(&(b, low))) => {
                 let part = (blocks - a) as f64 / (b - a) as f64;
                 (high as f64 - part * (high - low.min(high)) as f64).ceil() as u64
             }
-            (None, Some(&(_, peak))) => peak.max(self.totals.peak_live_blocks.saturating_sub(blocks)),
+            (None, Some(&(_, peak))) => peak.max(beyond(blocks)),
             _ => 0,
         }
     }

@@ -83,7 +83,7 @@ fn every_size_is_as_if_simulated_alone() {
     let seed = seed();
     let rounds = std::env::var("SPILLWAY_LRU_ROUNDS").map_or(60, |n| n.parse().expect("a number"));
     for round in 0..rounds {
-        let mut rng = Rng(seed + round);
+        let mut rng = Rng(seed.wrapping_add(round));
         let blocks = [5, 40, 130][rng.below(3) as usize];
         let gives_up = [3, 20, 200, 1 << 40][rng.below(4) as usize];
         let disk_bytes = blocks * BLOCK_BYTES;
@@ -136,6 +136,17 @@ fn a_long_trace_with_many_blocks_agrees_at_some_sizes() {
         assert_eq!(profile.peak_overflow_blocks(size), cache.peak as u64, "{size}");
     }
     assert_eq!(profile.evicted_blocks(profile.totals().peak_live_blocks), 0);
+}
+
+#[test]
+fn without_discards_the_peak_is_exact_at_every_size() {
+    let mut rng = Rng(seed());
+    let mut lru = Lru::new(u64::MAX);
+    trace(&mut rng, 3000, 20_000, 1 << 40).iter().for_each(|e| lru.event(e));
+    let profile = lru.profile();
+    let live = profile.totals().peak_live_blocks;
+    (0..=live + 10)
+        .for_each(|size| assert_eq!(profile.peak_overflow_blocks(size), live.saturating_sub(size)));
 }
 
 #[test]

@@ -56,13 +56,13 @@ fn on_all_blocks_it_does_what_the_core_does() {
 
 #[test]
 fn what_is_given_up_changes_little() {
-    // The core gives the memory of such slots back to the host and takes others for the next writes, so that its hand meets
-    // blocks in another order.
+    // The core gives the memory of such slots back to the host and may take others for the next writes, so that its hand meets
+    // blocks in another order. Mostly it is the same to the last block.
     let [core, miniature] = both(Load::Discards, 9000, 3000, 200_000, seed());
     println!("evicted, read back, promoted: {core:?}, in miniature {miniature:?}");
     for (core, miniature) in core.into_iter().zip(miniature).take(2) {
         let off = core.abs_diff(miniature) as f64 / core as f64;
-        assert!(off < 0.05, "{core} and {miniature}");
+        assert!(off < 0.02, "{core} and {miniature}");
     }
 }
 

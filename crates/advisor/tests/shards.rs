@@ -49,11 +49,12 @@ fn a_sample_is_near_what_all_blocks_say() {
             samples.iter_mut().for_each(|s| s.event(&event));
         }
         let exact = lru.profile();
-        for (sample, name, within) in samples.iter().zip(["1 in 100", "8,192  "]).map(|(s, n)| (s, n, 0.04)) {
+        for (sample, name) in samples.iter().zip(["1 in 100", "8,192 blocks"]) {
             let found = errors(&exact, &sample.profile());
-            let kib = sample.memory_bytes() / 1024;
-            println!("{load:<9?} {name} {found:.4?} rate {:.4}, {kib} KiB", sample.rate());
-            assert!(found[0] < within && found[2] < within, "{load:?}, {name}: {found:?}");
+            let (load, kib) = (format!("{load:?}"), sample.memory_bytes() / 1024);
+            println!("{load:<9} {name:<12} {found:.4?} rate {:.4}, {kib} KiB", sample.rate());
+            // Two thousand blocks in the sample at the least: what they stand for is off by a fortieth, or twice that.
+            assert!(found[0] < 0.04 && found[2] < 0.07, "{load}, {name}: {found:?}");
         }
         assert!(samples[1].memory_bytes() < 1 << 20, "{} bytes", samples[1].memory_bytes());
         assert_eq!(samples[0].profile().totals().written_blocks, exact.totals().written_blocks);

@@ -207,7 +207,7 @@ impl Stack {
         let n = self.positions.len() as usize;
         let positions = &self.positions;
         self.table.move_all(|p| if positions.contains(p) { positions.below(p) } else { p });
-        self.positions = Ranks::filled(n, (4 * n).max(MIN_POSITIONS));
+        self.positions = Ranks::filled(n, (4 * n).clamp(MIN_POSITIONS, u32::MAX as usize));
         self.next = n;
     }
 }
