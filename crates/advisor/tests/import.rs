@@ -68,6 +68,10 @@ fn fio_logs_of_both_versions() {
               10001677 vda read 512 512\n10001680 vda close\n";
     let wanted = [(0, Write, 0, 16_384), (10, Flush, 0, 0), (10_000_799, Read, 512, 512)];
     assert_eq!(import(Format::FioV3, v3, Options::default()), wanted);
+    let late = format!("\n{v2}");
+    assert!(
+        Import::new(late.as_bytes(), Format::FioV2, Options::default()).next().is_some_and(|e| e.is_err())
+    );
     let error = Import::new(v2.as_bytes(), Format::FioV3, Options { skip_bad: true, ..Options::default() })
         .next()
         .expect("an end")

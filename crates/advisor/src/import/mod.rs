@@ -230,13 +230,13 @@ impl<R: BufRead> Import<R> {
     /// The event of the line that was read, if it is one of the device that is wanted.
     fn parse(&mut self) -> Result<Option<Event>, Bad> {
         let text = std::str::from_utf8(&self.line).map_err(|_| "it is no UTF-8".to_string())?.trim();
-        if text.is_empty() {
-            return Ok(None);
-        }
         let first = self.lines == 1;
         if first && let Some(head) = fio::head(self.format) {
             let wrong = || Bad::File(format!("it does not begin with '{head}'"));
             return if text == head { Ok(None) } else { Err(wrong()) };
+        }
+        if text.is_empty() {
+            return Ok(None);
         }
         let said = match self.format {
             Format::Blkparse => blkparse::parse(text, self.options.block_action)?,
@@ -254,26 +254,28 @@ impl<R: BufRead> Import<R> {
             return Ok(None);
         };
         match &self.options.device {
-            None => self.options.device = Some(device.name()),
-            Some(wanted) if device.is(wanted) => {}
-            Some(first) if self.only_one => {
-                let (first, other) = (shown(first), shown(&device.name()));
-                return Err(Bad::File(format!("devices '{first}' and '{other}': say which one is wanted")));
-            }
-            Some(_) => {
+            Some(wanted) if !device.is(wanted) => {
+                if self.only_one {
+                    let (first, other) = (shown(wanted), shown(&device.name()));
+                    return Err(Bad::File(format!(
+                        "devices '{first}' and '{other}': say which one is wanted"
+                    )));
+                }
                 self.other_devices += 1;
                 return Ok(None);
             }
+            _ => {}
         }
-        let begin_us = *self.begin_us.get_or_insert(time_us);
-        let (offset, len) = if operation.has_range() { (offset, len) } else { (0, 0) };
         if operation.has_range() && len == 0 {
             return Ok(None);
         }
-        let time_us = time_us.saturating_sub(begin_us).max(self.last_us);
-        let event = Event { time_us, operation, offset_bytes: offset, len_bytes: len };
+        let mut event = Event { time_us: 0, operation, offset_bytes: offset, len_bytes: len };
         event.check(self.options.disk_bytes)?;
-        self.last_us = time_us;
+        // A good line: the first one says what the others are compared with.
+        self.options.device.get_or_insert_with(|| device.name());
+        let begin_us = *self.begin_us.get_or_insert(time_us);
+        event.time_us = time_us.saturating_sub(begin_us).max(self.last_us);
+        self.last_us = event.time_us;
         Ok(Some(event))
     }
 }
