@@ -40,7 +40,7 @@ const WALLS: &[Wall] = &[
     Wall { name: "spillway-export", ours: &["spillway-core"], others: None, never: DATA_PATH },
     Wall {
         name: "spillway-worker",
-        ours: &["spillway-core", "spillway-export"],
+        ours: &["spillway-advisor", "spillway-core", "spillway-export"],
         others: None,
         never: DATA_PATH,
     },
@@ -68,7 +68,12 @@ const WALLS: &[Wall] = &[
         others: None,
         never: &["spillway", "spillway-lab"],
     },
-    Wall { name: "spillway", ours: &["spillway-api", "spillway-worker"], others: None, never: &[] },
+    Wall {
+        name: "spillway",
+        ours: &["spillway-advisor", "spillway-api", "spillway-worker"],
+        others: None,
+        never: &[],
+    },
     Wall { name: "xtask", ours: &[], others: None, never: &["spillway*"] },
 ];
 

@@ -88,6 +88,8 @@ figures! {
         stalls: u64,
         /// How long they did.
         stall_ns: u64,
+        /// How long requests waited for rate limits.
+        throttled_ns: u64,
         /// Requests that ended with an error.
         failed_requests: u64,
         /// Overflow writes that failed.

@@ -23,7 +23,7 @@ mod stores;
 
 pub use catalog::{
     BaseCache, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate, Difference, DiskMode,
-    FullPolicy, HistoryEntry, Network, NewCatalog, OVERFLOW_BYTES_DEFAULT, RAM_BYTES_DEFAULT, Ready,
+    FullPolicy, HistoryEntry, Network, NewCatalog, OVERFLOW_BYTES_DEFAULT, RAM_BYTES_DEFAULT, Rate, Ready,
     ResetEvent, Rollout, RolloutStrategy, differences, settings,
 };
 pub use check::{Finding, FindingKind, ImageCheck, Volume, VolumeContent, VolumeRole};

@@ -1,6 +1,6 @@
 //! Machines.
 
-use crate::{Catalog, Difference, ErrorCode, Name};
+use crate::{Catalog, Difference, ErrorCode, Name, Rate};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -138,6 +138,8 @@ pub struct MachineRun {
     pub ram_bytes: Option<u64>,
     /// The limit of its disk's overflow now, in modes that have one.
     pub overflow_bytes: Option<u64>,
+    /// How much its disk may do in a second now.
+    pub rate: Rate,
     /// Who runs it.
     pub hypervisor: Hypervisor,
     /// The process that serves its disk.

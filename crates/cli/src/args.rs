@@ -4,6 +4,7 @@
 
 mod disk;
 
+use crate::advise::{self, Advise};
 use crate::error::{EXIT_CODES, Failure};
 use crate::examples::{
     ATTACH_EXAMPLES, DOCTOR_EXAMPLES, EVENT_EXAMPLES, EVENTS_EXAMPLES, RESET_EXAMPLES, RUN_EXAMPLES,
@@ -16,8 +17,10 @@ use crate::host::{
 use crate::man::Man;
 use crate::token::TokenCommand;
 use crate::top::Top;
+use crate::trace::TraceCommand;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use disk::{Disk, MAX_QUEUES, full};
+pub use disk::{RateLimit, supervisor_rate};
 use spillway_worker::supervisor::{Dirty, FullPolicy, Options};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -148,6 +151,15 @@ pub enum Command {
         #[command(flatten)]
         top: Top,
     },
+    /// Record what a disk is asked, and import what others have recorded
+    Trace {
+        /// What to do.
+        #[command(subcommand)]
+        command: TraceCommand,
+    },
+    /// Say from traces how much RAM a write cache needs
+    #[command(after_help = advise::EXAMPLES)]
+    Advise(Advise),
     /// Look whether this host has what machines and disks need, and say what to do
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor {
@@ -231,6 +243,9 @@ pub struct Stats {
     /// Where the guest wrote most since the last reset, to find what fills the cache (table or --json)
     #[arg(long, conflicts_with_all = ["prometheus", "names", "watch"])]
     pub dirty: bool,
+    /// What every size of the RAM tier would have done since the worker began, from a sample (table or --json)
+    #[arg(long, conflicts_with_all = ["prometheus", "names", "watch", "dirty"])]
+    pub curve: bool,
     /// With --dirty: how many ranges, most first [default: 20]
     #[arg(long, value_name = "N", requires = "dirty", value_parser = clap::value_parser!(u32).range(1..=i64::from(Dirty::MAX_ROWS)))]
     pub top: Option<u32>,
@@ -260,7 +275,7 @@ pub struct Reset {
 /// Options of `set`.
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("what").required(true).multiple(true)
-    .args(["ram", "overflow", "full", "warn_at", "critical_at"])))]
+    .args(["ram", "overflow", "full", "warn_at", "critical_at", "iops", "iops_burst", "bandwidth", "bandwidth_burst"])))]
 pub struct Set {
     /// Control socket of the disk
     #[arg(value_name = "SOCK")]
@@ -280,6 +295,9 @@ pub struct Set {
     /// Call it critical when so much is used
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     pub critical_at: Option<u8>,
+    /// How much it may do in a second.
+    #[command(flatten)]
+    pub rate: RateLimit,
     /// Print the limits that hold now as one JSON object
     #[arg(long)]
     pub json: bool,

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a failure is one line on standard error and one documented exit code.
 
+mod advise;
 mod args;
 mod attach;
 mod dirty;
@@ -22,6 +23,7 @@ mod stats;
 mod table;
 mod token;
 mod top;
+mod trace;
 mod upgrade;
 
 use args::{Cli, Command};
@@ -64,6 +66,8 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Leftover { daemon, command } => host::leftover(&daemon, command)?,
         Command::Store { daemon, command } => host::store(&daemon, command)?,
         Command::Top { daemon, top } => top::top(&daemon, &top)?,
+        Command::Trace { command } => trace::trace(&command)?,
+        Command::Advise(args) => advise::advise(&args)?,
         Command::Doctor { daemon } => return doctor::doctor(&daemon),
         Command::Token { command } => token::token(&command)?,
         Command::Man(args) => man::man(&args)?,

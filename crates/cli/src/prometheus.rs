@@ -129,6 +129,7 @@ pub fn text(stats: &Stats) -> String {
         ("write_zeroes_total", "Write-zeroes requests completed.", s.write_zeroes),
         ("flushes_total", "Flushes completed.", s.flushes),
         ("stalls_total", "Writes that waited for room.", s.stalls.count),
+        ("throttled_total", "Times that requests waited for the rate limit.", s.throttled.count),
         ("failed_requests_total", "Requests that ended with an error.", s.failed.requests),
         ("failed_read_bytes_total", "Bytes that those had read.", s.failed.read_bytes),
         ("failed_written_bytes_total", "Bytes that those had written.", s.failed.written_bytes),
@@ -139,6 +140,8 @@ pub fn text(stats: &Stats) -> String {
         t.one(name, "counter", help, value);
     }
     t.one("stall_seconds_total", "counter", "How long writes waited for room.", seconds(s.stalls.ns));
+    let throttled = seconds(s.throttled.ns);
+    t.one("throttled_seconds_total", "counter", "How long requests waited for the rate limit.", throttled);
     let l = &s.latency;
     let guest = [("read", &l.read), ("write", &l.write)];
     t.durations("request_duration", "operation", "Guest requests.", &guest);

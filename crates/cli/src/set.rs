@@ -13,6 +13,10 @@ pub fn set(args: &Set) -> Result<(), Failure> {
         full: args.full.map(|full| full.name().into()),
         warn_at: args.warn_at,
         critical_at: args.critical_at,
+        iops: args.rate.iops,
+        iops_burst: args.rate.iops_burst,
+        bandwidth_bytes: args.rate.bandwidth,
+        bandwidth_burst_bytes: args.rate.bandwidth_burst,
     };
     let answer = Client::connect(&args.control)?.ask(&Request::Set(wish))?;
     if args.json {
@@ -23,12 +27,13 @@ pub fn set(args: &Set) -> Result<(), Failure> {
         .map_err(|e| Failure::new(Exit::Internal, format!("the server said something else: {e}")))?;
     let limit = |n: u64| if n == 0 { "none".into() } else { bytes(n) };
     output::print(&format!(
-        "RAM {}, overflow {}, when full {}, warning at {}%, critical at {}%\n",
+        "RAM {}, overflow {}, when full {}, warning at {}%, critical at {}%, {}\n",
         limit(limits.ram_bytes),
         limit(limits.overflow_bytes),
         limits.full.name(),
         limits.warn_at,
-        limits.critical_at
+        limits.critical_at,
+        limits.rate
     ))?;
     Ok(())
 }

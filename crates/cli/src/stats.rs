@@ -4,7 +4,7 @@
 
 use crate::args::{Names, Stats as Args};
 use crate::error::{Exit, Failure};
-use crate::{dirty, mcsio, output, prometheus, table};
+use crate::{advise, dirty, mcsio, output, prometheus, table};
 use serde_json::Value;
 use spillway_worker::supervisor::{Client, Request, Stats};
 use std::io::IsTerminal;
@@ -18,6 +18,9 @@ pub fn stats(args: &Args) -> Result<(), Failure> {
     let mut client = Client::connect(&args.control)?;
     if args.dirty {
         return dirty::dirty(args, &mut client);
+    }
+    if args.curve {
+        return curve(args, &mut client);
     }
     let mut last: Option<(Instant, Stats)> = None;
     let mut due = Instant::now();
@@ -60,11 +63,26 @@ pub fn stats(args: &Args) -> Result<(), Failure> {
     }
 }
 
+/// What every size of the RAM tier would have done.
+fn curve(args: &Args, client: &mut Client) -> Result<(), Failure> {
+    let value = client.ask(&Request::Curve { goal: None })?;
+    let text = match args.json {
+        true => format!("{value:#}\n"),
+        false => {
+            let seconds = value["seconds"].as_f64().unwrap_or(0.0);
+            advise::live(&serde_json::from_value(value).map_err(|e| unreadable(&e))?, seconds)
+        }
+    };
+    output::print(&text).map(drop)
+}
+
 fn read(value: &Value) -> Result<Stats, Failure> {
-    serde_json::from_value(value.clone()).map_err(|e| {
-        Failure::new(
-            Exit::Unavailable,
-            format!("the server's figures cannot be read ({e}): use the same version of spillway for both"),
-        )
-    })
+    serde_json::from_value(value.clone()).map_err(|e| unreadable(&e))
+}
+
+fn unreadable(error: &serde_json::Error) -> Failure {
+    Failure::new(
+        Exit::Unavailable,
+        format!("the server's figures cannot be read ({error}): use the same version of spillway for both"),
+    )
 }

@@ -131,6 +131,10 @@ pub fn gauges(stats: &Stats) -> String {
             ),
         );
     }
+    if stats.throttled.count > 0 {
+        let (times, ns) = (count(stats.throttled.count, "time"), nanoseconds(stats.throttled.ns));
+        line("rate limit", format!("requests waited {times}, {ns} in all"));
+    }
     if stats.stalls.count > 0 {
         line(
             "stalls",

@@ -187,6 +187,10 @@ pub struct Counters {
     pub stalls: AtomicU64,
     /// How long they waited, in all.
     pub stalls_ns: AtomicU64,
+    /// Times that requests waited for the disk's rate limit.
+    pub throttled: AtomicU64,
+    /// How long they waited, in all: time in which there was such a request.
+    pub throttled_ns: AtomicU64,
     /// Resets; the generation is one more.
     pub resets: AtomicU64,
     /// Blocks read back that did not match their checksum.

@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 const PAGE: u64 = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 /// Version of this layout; a worker refuses memory of another.
-pub const LAYOUT_VERSION: u64 = 6;
+pub const LAYOUT_VERSION: u64 = 7;
 
 /// What the directory says of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,8 @@ use rustix::net::{
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use spillway_core::FullPolicy;
+use spillway_core::{FullPolicy, bytes_in_words};
+use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +21,7 @@ pub const MOST_DEAD: usize = 3;
 pub const MAX_FDS: usize = 6 + MOST_DEAD;
 
 /// Version of the messages: supervisor and worker must have the same.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// Format of a base image, said explicitly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +90,32 @@ pub struct Start {
     pub warn_at: u8,
     /// See `warn_at`.
     pub critical_at: u8,
+    /// How much it may do in a second.
+    pub rate: Rate,
+}
+
+/// How much a disk may do in a second, and at once beyond that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rate {
+    /// Requests a second; 0: as many as it can.
+    pub iops: u64,
+    /// Requests that may begin at once; 0: what a tenth of a second allows.
+    pub iops_burst: u64,
+    /// Bytes of reads and writes a second; 0: as many as it can.
+    pub bandwidth_bytes: u64,
+    /// Bytes that may begin at once; 0: what a tenth of a second allows.
+    pub bandwidth_burst_bytes: u64,
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.iops, self.bandwidth_bytes) {
+            (0, 0) => f.write_str("no limit of its rate"),
+            (iops, 0) => write!(f, "at most {iops} requests/s"),
+            (0, bytes) => write!(f, "at most {}/s", bytes_in_words(bytes)),
+            (iops, bytes) => write!(f, "at most {iops} requests/s and {}/s", bytes_in_words(bytes)),
+        }
+    }
 }
 
 /// What can be changed while a disk is served.
@@ -105,6 +132,8 @@ pub struct Limits {
     pub warn_at: u8,
     /// The same for critical.
     pub critical_at: u8,
+    /// How much it may do in a second.
+    pub rate: Rate,
 }
 
 /// The policy by its word.
@@ -164,6 +193,16 @@ pub enum ToWorker {
     },
     /// Other limits from here on: all of them, or none. Answered by `SetDone`.
     Set(Limits),
+    /// Somebody records what the disk is asked, from here on, in the ring that comes with it; or nobody any more.
+    Trace {
+        /// Whether somebody does.
+        on: bool,
+    },
+    /// What every size of the RAM tier would do. Answered by `Curve`.
+    Curve {
+        /// The share of the written bytes that it should absorb.
+        goal: Option<f64>,
+    },
     /// Complete what was accepted, leave what waits for room unanswered, and exit with 0.
     Stop,
 }
@@ -220,6 +259,11 @@ pub enum FromWorker {
     SetDone {
         /// Or why nothing has changed.
         result: Result<(), String>,
+    },
+    /// The answer to `Curve`.
+    Curve {
+        /// `spillway_advisor::curve::Curve`, and how long it has gone along.
+        curve: serde_json::Value,
     },
     /// Something worth a line in the log, and telling those that listen.
     Event {

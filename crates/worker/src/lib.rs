@@ -6,4 +6,5 @@ pub mod kvm;
 mod lifeline;
 pub mod persistent_file;
 pub mod supervisor;
+pub mod trace_ring;
 pub mod worker;

@@ -10,7 +10,7 @@ pub use ready::Ready;
 pub use rollout::{CatalogRollback, CatalogUpdate, Rollout, RolloutStrategy};
 pub use spec::{
     BaseCache, CatalogKind, CatalogSpec, DiskMode, FullPolicy, Network, OVERFLOW_BYTES_DEFAULT,
-    RAM_BYTES_DEFAULT, ResetEvent,
+    RAM_BYTES_DEFAULT, Rate, ResetEvent,
 };
 
 use crate::Name;

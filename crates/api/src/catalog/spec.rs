@@ -44,6 +44,18 @@ pub struct CatalogSpec {
     /// What happens to a write when the cache is full.
     #[serde(default)]
     pub full: FullPolicy,
+    /// Requests a second that a disk may do; 0: as many as it can.
+    #[serde(default)]
+    pub iops: u64,
+    /// Of them, those that may begin at once; 0: what a tenth of a second allows.
+    #[serde(default)]
+    pub iops_burst: u64,
+    /// Bytes of reads and writes a second; 0: as many as it can.
+    #[serde(default)]
+    pub bandwidth_bytes: u64,
+    /// Of them, those that may begin at once; 0: what a tenth of a second allows.
+    #[serde(default)]
+    pub bandwidth_burst_bytes: u64,
     /// How the image is read.
     #[serde(default)]
     pub base_cache: BaseCache,
@@ -140,6 +152,16 @@ impl CatalogSpec {
         self.mode().has_overflow().then(|| self.overflow_bytes.unwrap_or(OVERFLOW_BYTES_DEFAULT))
     }
 
+    /// How much a disk may do in a second.
+    pub fn rate(&self) -> Rate {
+        Rate {
+            iops: self.iops,
+            iops_burst: self.iops_burst,
+            bandwidth_bytes: self.bandwidth_bytes,
+            bandwidth_burst_bytes: self.bandwidth_burst_bytes,
+        }
+    }
+
     /// Names of machines, for a catalog of this name.
     pub fn naming(&self, catalog: &Name) -> String {
         self.naming.clone().unwrap_or_else(|| format!("{catalog}-###"))
@@ -161,8 +183,12 @@ impl CatalogSpec {
     pub fn is_live(setting: &str) -> bool {
         let live = [
             "autostart",
+            "bandwidth_burst_bytes",
+            "bandwidth_bytes",
             "count",
             "grace_seconds",
+            "iops",
+            "iops_burst",
             "labels",
             "overflow_bytes",
             "ram_bytes",
@@ -252,6 +278,20 @@ pub enum FullPolicy {
     Pause,
     /// It fails.
     Fail,
+}
+
+/// How much a disk may do in a second, and at once before that counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rate {
+    /// Requests a second; 0: as many as it can.
+    pub iops: u64,
+    /// Requests that may begin at once; 0: what a tenth of a second allows.
+    pub iops_burst: u64,
+    /// Bytes of reads and writes a second; 0: as many as it can.
+    pub bandwidth_bytes: u64,
+    /// Bytes that may begin at once; 0: what a tenth of a second allows.
+    pub bandwidth_burst_bytes: u64,
 }
 
 /// How the image is read.

@@ -3,7 +3,7 @@
 use crate::error::Failure;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use spillway_worker::supervisor::{BaseCache, Digests, FullPolicy, ImageFormat, Mode, Options};
+use spillway_worker::supervisor::{BaseCache, Digests, FullPolicy, ImageFormat, Mode, Options, Rate};
 use std::path::{Path, PathBuf};
 
 const WARN_DEFAULT: u8 = 80;
@@ -23,6 +23,41 @@ const NEED_AN_IMAGE: [(&str, &str); 5] = [
     ("mode", "direct"),
     ("mode", "persistent"),
 ];
+
+/// How much a disk may do in a second.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct RateLimit {
+    /// Requests a second at most; 0: as many as it can
+    #[arg(long, value_name = "N")]
+    pub iops: Option<u64>,
+    /// Requests that may begin at once beyond that [default: what a tenth of a second allows]
+    #[arg(long, value_name = "N")]
+    pub iops_burst: Option<u64>,
+    /// Bytes of reads and writes a second at most, such as 35M; 0: as many as it can
+    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
+    pub bandwidth: Option<u64>,
+    /// Bytes that may begin at once beyond that [default: what a tenth of a second allows]
+    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
+    pub bandwidth_burst: Option<u64>,
+}
+
+impl RateLimit {
+    /// As a limit that is set anew.
+    pub fn rate(self) -> spillway_api::Rate {
+        spillway_api::Rate {
+            iops: self.iops.unwrap_or(0),
+            iops_burst: self.iops_burst.unwrap_or(0),
+            bandwidth_bytes: self.bandwidth.unwrap_or(0),
+            bandwidth_burst_bytes: self.bandwidth_burst.unwrap_or(0),
+        }
+    }
+}
+
+/// The same for a disk.
+pub fn supervisor_rate(rate: spillway_api::Rate) -> Rate {
+    let spillway_api::Rate { iops, iops_burst, bandwidth_bytes, bandwidth_burst_bytes } = rate;
+    Rate { iops, iops_burst, bandwidth_bytes, bandwidth_burst_bytes }
+}
 
 /// A disk and its sockets: the options that `serve` and `run` share.
 #[derive(Debug, Args)]
@@ -74,6 +109,9 @@ pub struct Disk {
     /// Call it critical when so much is used (modes ram+overflow, ram, overflow) [default: 90]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     pub critical_at: Option<u8>,
+    /// How much it may do in a second.
+    #[command(flatten)]
+    pub rate: RateLimit,
     /// Socket for a VMM
     #[arg(long, value_name = "SOCK")]
     pub vhost_user: Option<PathBuf>,
@@ -205,6 +243,7 @@ impl Disk {
             full: self.full.unwrap_or(FullPolicy::Pause),
             warn_at,
             critical_at,
+            rate: supervisor_rate(self.rate.rate()),
             ram_limit_bytes: self.ram.unwrap_or(RAM_DEFAULT),
             overflow_limit_bytes: self.overflow.unwrap_or(OVERFLOW_DEFAULT),
             overflow_dir: self.overflow_dir.clone().unwrap_or_else(|| Path::new(OVERFLOW_DIR_DEFAULT).into()),

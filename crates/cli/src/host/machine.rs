@@ -4,6 +4,7 @@ use super::catalog::compare::change_text;
 use super::console::console;
 use super::words::{label, word};
 use super::{Daemon, Labels, exit, leftover, table};
+use crate::args::supervisor_rate;
 use crate::error::{Exit, Failure};
 use crate::{attach, output};
 use clap::{Args, Subcommand};
@@ -11,7 +12,7 @@ use serde::Serialize;
 use spillway_api::client::{Client, ClientError, query};
 use spillway_api::{
     Action, Empty, ErrorBody, ErrorCode, List, MachineAction, MachineDetails, MachineRun, Name, NewClaim,
-    Phase, Power, Selector, size_text,
+    Phase, Power, Rate, Selector, size_text,
 };
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -133,6 +134,9 @@ pub enum MachineCommand {
     Stats {
         /// The machine
         name: Name,
+        /// What every size of its RAM tier would have done since its disk's worker began, from a sample
+        #[arg(long)]
+        curve: bool,
     },
 }
 
@@ -241,7 +245,7 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
             let vhost_user = run(&client, &name)?.disk_socket;
             output::print(&attach::instructions(&crate::args::Attach { vhost_user, vmm })?).map(drop)
         }
-        MachineCommand::Stats { name } => {
+        MachineCommand::Stats { name, curve } => {
             daemon.local("'machine stats'")?;
             let control = run(&client, &name)?.control_socket;
             let json = daemon.json;
@@ -252,6 +256,7 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
                 names: None,
                 watch: false,
                 dirty: false,
+                curve,
                 top: None,
             };
             crate::stats::stats(&args)
@@ -469,6 +474,9 @@ fn page(machine: &MachineDetails) -> String {
         let limits = [("RAM tier", run.ram_bytes), ("overflow", run.overflow_bytes)];
         let limits = limits.into_iter().filter_map(|(name, limit)| Some((name, limit?)));
         lines.extend(limits.map(|(name, limit)| (name, format!("up to {}", size_text(limit)))));
+        if run.rate != Rate::default() {
+            lines.push(("rate", supervisor_rate(run.rate).to_string()));
+        }
         lines.push(("run by", word(&run.hypervisor)));
         lines.extend(run.disk_pid.map(|pid| ("disk process", pid.to_string())));
         lines.extend(run.vmm_pid.map(|pid| ("VMM process", pid.to_string())));

@@ -120,8 +120,9 @@ const COUNTERS: [Of<DiskCounters>; 12] = [
     ("guest_writes_completed_total", "Guest writes completed.", |c| c.write_count),
 ];
 
-const SECONDS: [Of<DiskCounters>; 3] = [
+const SECONDS: [Of<DiskCounters>; 4] = [
     ("stall_seconds_total", "How long writes waited for room.", |c| c.stall_ns),
+    ("throttled_seconds_total", "How long requests waited for rate limits.", |c| c.throttled_ns),
     ("guest_read_seconds_total", "How long guest reads took.", |c| c.read_ns),
     ("guest_write_seconds_total", "How long guest writes took.", |c| c.write_ns),
 ];

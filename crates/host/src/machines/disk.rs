@@ -11,7 +11,7 @@ use crate::json_lines::JsonLines;
 use crate::processes::{self, Process, Seen};
 use crate::scopes::Scopes;
 use serde::Serialize;
-use spillway_api::{DiskMode, ErrorCode, Hypervisor};
+use spillway_api::{DiskMode, ErrorCode, Hypervisor, Rate};
 use spillway_worker::supervisor::{Client, Request};
 use std::ffi::OsString;
 use std::future::pending;
@@ -158,6 +158,17 @@ fn options(run: &Run, source: &Source) -> Vec<OsString> {
     for (option, bytes) in [("--ram", run.ram_bytes), ("--overflow", run.overflow_bytes)] {
         if let Some(bytes) = bytes {
             add(option, bytes.to_string().into());
+        }
+    }
+    let Rate { iops, iops_burst, bandwidth_bytes, bandwidth_burst_bytes } = run.rate;
+    for (option, limit) in [
+        ("--iops", iops),
+        ("--iops-burst", iops_burst),
+        ("--bandwidth", bandwidth_bytes),
+        ("--bandwidth-burst", bandwidth_burst_bytes),
+    ] {
+        if limit > 0 {
+            add(option, limit.to_string().into());
         }
     }
     if spec.ram_bytes().or(spec.overflow_bytes()).is_some() {

@@ -9,7 +9,7 @@ use crate::error::HostError;
 use crate::resources::budget::Need;
 use crate::resources::memory::Squeeze;
 use serde::{Deserialize, Serialize};
-use spillway_api::{Catalog, CatalogSpec, Difference, ErrorCode, Hypervisor, Name, differences};
+use spillway_api::{Catalog, CatalogSpec, Difference, ErrorCode, Hypervisor, Name, Rate, differences};
 use spillway_worker::supervisor::Wish;
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -42,6 +42,9 @@ pub struct Run {
     pub ram_bytes: Option<u64>,
     /// The limit of its overflow now, if it has one.
     pub overflow_bytes: Option<u64>,
+    /// How much its disk may do in a second now.
+    #[serde(default)]
+    pub rate: Rate,
     /// Queues that its disk's server offers a VMM.
     pub queues: u32,
     /// The file of its disk, in mode `persistent`.
@@ -127,14 +130,29 @@ impl Run {
             Some(_) => squeeze.limit_bytes(Need::of(spec)),
             None => bytes,
         };
-        let (ram_bytes, overflow_bytes) = (spec.ram_bytes().map(squeezed), spec.overflow_bytes());
-        let differs = (self.ram_bytes, self.overflow_bytes) != (ram_bytes, overflow_bytes);
-        differs.then_some(Wish { ram_bytes, overflow_bytes, full: None, warn_at: None, critical_at: None })
+        let limits = (spec.ram_bytes().map(squeezed), spec.overflow_bytes(), spec.rate());
+        let (ram_bytes, overflow_bytes, rate) = limits;
+        let differs = (self.ram_bytes, self.overflow_bytes, self.rate) != limits;
+        differs.then(|| Wish {
+            ram_bytes,
+            overflow_bytes,
+            iops: Some(rate.iops),
+            iops_burst: Some(rate.iops_burst),
+            bandwidth_bytes: Some(rate.bandwidth_bytes),
+            bandwidth_burst_bytes: Some(rate.bandwidth_burst_bytes),
+            ..Wish::default()
+        })
     }
 
     /// Its disk has these limits now.
     pub fn has_limits(&mut self, wish: &Wish) {
         (self.ram_bytes, self.overflow_bytes) = (wish.ram_bytes, wish.overflow_bytes);
+        self.rate = Rate {
+            iops: wish.iops.unwrap_or(0),
+            iops_burst: wish.iops_burst.unwrap_or(0),
+            bandwidth_bytes: wish.bandwidth_bytes.unwrap_or(0),
+            bandwidth_burst_bytes: wish.bandwidth_burst_bytes.unwrap_or(0),
+        };
     }
 
     /// Whether its disk is served on while the machine is off, since nothing else keeps what was written.

@@ -107,6 +107,7 @@ impl Status {
             pending: Vec::new(),
             ram_bytes: run.ram_bytes,
             overflow_bytes: run.overflow_bytes,
+            rate: run.rate,
             hypervisor: run.hypervisor,
             disk_pid: None,
             vmm_pid: None,

@@ -332,6 +332,52 @@ fn limits_that_the_host_cannot_give_now_are_asked_for_again() {
     until("it is not refused again", &|| world.events("its limits stay as they are") == 2);
 }
 
+#[test]
+fn a_catalogs_rate_holds_for_disks_that_run_and_that_start() {
+    let Some(world) = World::new("none") else { return };
+    world.import("golden", "version-1");
+    let create = ["catalog", "create", "desk", "--image", "golden", "--count", "1", "--mode", "direct"];
+    world.ok(&[&create[..], &["--iops", "200", "--iops-burst", "1"]].concat());
+    world.ok(&["machine", "start", "desk-001", "--wait"]);
+    let rate = || world.machine("desk-001")["status"]["run"]["rate"].clone();
+    assert_eq!((&rate()["iops"], &rate()["bandwidth_bytes"]), (&200.into(), &0.into()));
+    // So many requests, each beginning where another did.
+    let seconds = |requests: &str| {
+        let socket = world.machine("desk-001")["status"]["run"]["nbd_socket"].as_str().unwrap().to_owned();
+        let begun = std::time::Instant::now();
+        let bench = ["bench", "-f", "raw", "-c", requests, "-d", "4", "-S", "0"];
+        let bench = std::process::Command::new("qemu-img")
+            .args(bench)
+            .arg(format!("nbd+unix:///?socket={socket}"))
+            .output()
+            .unwrap();
+        assert!(bench.status.success(), "{bench:?}");
+        begun.elapsed().as_secs_f64()
+    };
+    let limited = seconds("400");
+    assert!((1.9..4.0).contains(&limited), "{limited} s for 400 requests");
+    let disk = world.pid("desk-001", "disk_pid");
+    let until = |iops: u64| {
+        let is = || (rate()["iops"] == iops).then_some(());
+        spillway_lab::process::wait_until(std::time::Duration::from_secs(20), is).expect("it is not told");
+    };
+    let set = |iops: u64| {
+        world.set("desk", &[&format!("iops = {iops}")]);
+        until(iops);
+    };
+    set(0);
+    let free = seconds("400");
+    assert!(free < 1.0, "{free} s for 400 requests");
+    assert_eq!(world.pid("desk-001", "disk_pid"), disk, "it is the same one");
+    set(400);
+    world.ok(&["machine", "restart", "desk-001", "--force", "--wait"]);
+    assert_eq!(rate()["iops"], 400);
+    let shown = world.ok(&["machine", "show", "desk-001"]);
+    assert!(shown.contains("at most 400 requests/s"), "{shown}");
+    let limited = seconds("800");
+    assert!((1.8..4.0).contains(&limited), "{limited} s for 800 requests");
+}
+
 fn disks_keep_what_their_mode_keeps(hypervisor: &'static str) {
     let Some(mut world) = World::new(hypervisor) else { return };
     world.import("golden", "version-1");

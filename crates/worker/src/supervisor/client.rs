@@ -4,8 +4,11 @@
 
 use super::control::{Answer, Request};
 use super::error::{ErrorKind, SupervisorError};
+use crate::trace_ring::Reader;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use serde_json::Value;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +17,16 @@ use std::time::Duration;
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 /// How long an answer may take. A forced reset completes what was accepted first.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Somebody who records what a disk is asked.
+pub struct Recorder {
+    /// What it is: `size_bytes` and `serial`.
+    pub disk: Value,
+    /// Its requests.
+    pub ring: Reader,
+    /// Readable when it ends, or is served by another program.
+    pub connection: UnixStream,
+}
 
 /// A connection to a control socket.
 pub struct Client {
@@ -62,7 +75,11 @@ impl Client {
         if answer.last() != Some(&b'\n') {
             return Err(self.lost(&io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")));
         }
-        match serde_json::from_slice(&answer) {
+        self.value(&answer)
+    }
+
+    fn value(&self, answer: &[u8]) -> Result<Value, SupervisorError> {
+        match serde_json::from_slice(answer) {
             Ok(Answer::Ok(value)) => Ok(value),
             Ok(Answer::Error { code, message }) => {
                 let kind = match code.as_str() {
@@ -76,6 +93,30 @@ impl Client {
                 format!("{}: this is not a spillway control socket: check the path", self.path.display()),
             )),
         }
+    }
+
+    /// Begins to record: what the disk is asked from here on, and what it said of itself.
+    pub fn trace(mut self) -> Result<Recorder, SupervisorError> {
+        let mut line = serde_json::to_vec(&Request::Trace).expect("a request is plain data");
+        line.push(b'\n');
+        self.stream.get_mut().write_all(&line).map_err(|e| self.lost(&e))?;
+        // The ring comes with the first byte, and the line is shorter than a packet.
+        let mut answer = vec![0; MAX_ANSWER_BYTES as usize];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut whole = [IoSliceMut::new(&mut answer)];
+        let received =
+            rustix::net::recvmsg(self.stream.get_ref(), &mut whole, &mut control, RecvFlags::CMSG_CLOEXEC)
+                .map_err(|e| self.lost(&e.into()))?;
+        let ring = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
+            _ => None,
+        });
+        answer.truncate(received.bytes);
+        let disk = self.value(&answer)?;
+        let ring = ring.ok_or_else(|| self.lost(&io::Error::other("no memory came with the answer")))?;
+        let ring = Reader::open(&ring).map_err(|e| self.lost(&e))?;
+        Ok(Recorder { disk, ring, connection: self.stream.into_inner() })
     }
 
     /// The next event, after [`Request::Events`]; `None` when the server has ended.

@@ -270,6 +270,11 @@ impl Supervisor {
                     }
                     Answer::Ok(serde_json::json!({ "listening": true }))
                 }
+                Request::Trace => return self.begin_trace(id),
+                Request::Curve { goal } => match self.ask_curve(id, goal) {
+                    Some(answer) => answer,
+                    None => return,
+                },
                 Request::Upgrade { binary } => match self.begin_upgrade(id, &binary) {
                     Some(answer) => answer,
                     None => return,

@@ -7,8 +7,10 @@
 use super::limits::Wish;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde::{Deserialize, Serialize};
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -18,7 +20,7 @@ const MAX_LINE_BYTES: usize = 4096;
 const MAX_WAITING_BYTES: usize = 64 << 10;
 
 /// What can be asked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
 pub enum Request {
     /// Who serves: legal at any time.
@@ -45,6 +47,15 @@ pub enum Request {
     /// What happens, as it happens: the answer is followed by one line for each event, `{"event":{...}}`, until the
     /// connection ends. A client that does not read them is let go.
     Events,
+    /// What the disk is asked, as it is asked: with the answer comes the ring of [`crate::trace_ring`], which is written to
+    /// until the connection ends. Nothing more can be asked on it.
+    Trace,
+    /// What every size of the RAM tier would have done since the worker began: a sampled `spillway_advisor::curve::Curve`.
+    Curve {
+        /// The share of the written bytes that the RAM tier should absorb [default: 0.95].
+        #[serde(default)]
+        goal: Option<f64>,
+    },
     /// Another program serves from here on, with all that was written and the VMM's open connection. For the
     /// supervisor's own user and root only: the program runs with the supervisor's rights.
     Upgrade {
@@ -89,6 +100,9 @@ pub(super) struct Peer {
     waiting: bool,
     /// It is told of events, and asks nothing more.
     listens: bool,
+    /// It records, and asks nothing more. Its ring goes with the answer.
+    records: bool,
+    ring: Option<OwnedFd>,
     /// Nothing more will be read.
     at_end: bool,
     gone: bool,
@@ -102,6 +116,8 @@ impl Peer {
             output: Vec::new(),
             waiting: false,
             listens: false,
+            records: false,
+            ring: None,
             at_end: false,
             gone: false,
         }
@@ -111,7 +127,7 @@ impl Peer {
     pub fn interest(&self) -> PollFlags {
         if !self.output.is_empty() {
             PollFlags::OUT
-        } else if self.waiting || self.listens || self.at_end {
+        } else if self.waiting || self.asks_no_more() || self.at_end {
             PollFlags::empty()
         } else {
             PollFlags::IN
@@ -133,7 +149,7 @@ impl Peer {
     /// Moves bytes as poll said that it can.
     pub fn ready(&mut self, flags: PollFlags) {
         if flags.intersects(PollFlags::ERR)
-            || (self.waiting || self.listens) && flags.contains(PollFlags::HUP)
+            || (self.waiting || self.asks_no_more()) && flags.contains(PollFlags::HUP)
         {
             self.gone = true;
         } else if !self.output.is_empty() {
@@ -145,7 +161,7 @@ impl Peer {
 
     /// The next request, when the last has been answered and its answer read. What is no request is answered here.
     pub fn next_request(&mut self) -> Option<Request> {
-        while !self.gone && !self.waiting && !self.listens && self.output.is_empty() {
+        while !self.gone && !self.waiting && !self.asks_no_more() && self.output.is_empty() {
             let Some(end) = self.input.iter().position(|&b| b == b'\n') else {
                 if self.input.len() > MAX_LINE_BYTES {
                     self.input.clear();
@@ -168,7 +184,7 @@ impl Peer {
                 }
                 Err(e) => self.answer(&Answer::error(
                     "invalid",
-                    format!("not a request ({e}): send {{\"command\":\"ping\"}}, \"stats\", \"dirty\", \"reset\", \"set\", \"events\" or \"upgrade\""),
+                    format!("not a request ({e}): send {{\"command\":\"ping\"}}, \"stats\", \"dirty\", \"reset\", \"set\", \"events\", \"trace\", \"curve\" or \"upgrade\""),
                 )),
             }
         }
@@ -181,6 +197,21 @@ impl Peer {
         self.output = serde_json::to_vec(answer).expect("an answer is plain data with text keys");
         self.output.push(b'\n');
         self.flush();
+    }
+
+    /// Answers with the ring that it reads from here on.
+    pub fn record(&mut self, ring: OwnedFd, answer: &Answer) {
+        (self.records, self.ring) = (true, Some(ring));
+        self.answer(answer);
+    }
+
+    /// Whether it records.
+    pub fn records(&self) -> bool {
+        self.records && !self.gone
+    }
+
+    fn asks_no_more(&self) -> bool {
+        self.listens || self.records
     }
 
     /// From here on it is told of events.
@@ -212,9 +243,22 @@ impl Peer {
         }
     }
 
+    /// Sends what there is room for; the ring goes with the first byte.
+    fn send(&mut self) -> Result<usize, Errno> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let Some(ring) = &self.ring else { return rustix::net::send(&self.fd, &self.output, flags) };
+        let rights = [ring.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&rights)), "the space is made for one");
+        let sent = rustix::net::sendmsg(&self.fd, &[IoSlice::new(&self.output)], &mut control, flags)?;
+        self.ring = None;
+        Ok(sent)
+    }
+
     fn flush(&mut self) {
         while !self.output.is_empty() {
-            match rustix::net::send(&self.fd, &self.output, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match self.send() {
                 Ok(n) => drop(self.output.drain(..n)),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,

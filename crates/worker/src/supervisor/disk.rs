@@ -8,7 +8,7 @@ use super::overflow::{self, Direct, OverflowFile};
 use super::persistent::{self, PersistentFile};
 use super::{Log, bytes, ephemeral, memory};
 use crate::base::{ImageError, ImageErrorKind, OpenedImage, open_image};
-use crate::channel::{BaseCache, ImageFormat, Limits, Start, ToWorker};
+use crate::channel::{BaseCache, ImageFormat, Limits, Rate, Start, ToWorker};
 use crate::persistent_file;
 use spillway_core::{BLOCK_BYTES, DiskSpec, FullPolicy, Layout, LogShape, MAX_DISK_BYTES, Mode};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -53,6 +53,8 @@ pub struct Options {
     pub warn_at: u8,
     /// The same for critical.
     pub critical_at: u8,
+    /// How much it may do in a second.
+    pub rate: Rate,
     /// Rights of the sockets.
     pub socket_mode: u32,
     /// Their group, by name or number.
@@ -113,6 +115,7 @@ impl Disk {
             writeback: true,
             warn_at: options.warn_at,
             critical_at: options.critical_at,
+            rate: options.rate,
         };
         let meta = memory::create_meta(Layout::of(&spec).len_bytes())?;
         Ok(Disk { spec, format: image.format, meta, start, image: image.file, digests, data, overflow })
@@ -198,6 +201,7 @@ impl Disk {
             full: self.spec.full,
             warn_at: self.start.warn_at,
             critical_at: self.start.critical_at,
+            rate: self.start.rate,
         }
     }
 
@@ -234,6 +238,7 @@ impl Disk {
         self.start.overflow_limit_bytes = limits.overflow_bytes;
         self.start.full = limits.full.name().into();
         (self.start.warn_at, self.start.critical_at) = (limits.warn_at, limits.critical_at);
+        self.start.rate = limits.rate;
     }
 
     /// What the guest has chosen, for the workers to come.

@@ -14,6 +14,7 @@ use super::error::{ErrorKind, SupervisorError};
 use super::huge_pages::HugePages;
 use super::life::{Life, START_DEADLINE};
 use super::limits::Change;
+use super::lookers::Lookers;
 use super::process::Program;
 use super::socket::{Listener, Rights};
 use super::states::Believed;
@@ -45,6 +46,7 @@ pub struct Supervisor {
     pub(super) reset: Option<Reset>,
     pub(super) upgrade: Option<Upgrade>,
     pub(super) change: Option<Change>,
+    pub(super) lookers: Lookers,
     pub(super) next_id: u64,
     pub(super) accept_after: Option<Instant>,
     /// Why clients are turned away, as far as the log has it.
@@ -101,6 +103,7 @@ impl Supervisor {
             reset: None,
             upgrade: None,
             change: None,
+            lookers: Lookers::default(),
             next_id: 1,
             accept_after: None,
             told_full: Vec::new(),
@@ -251,6 +254,7 @@ impl Supervisor {
                 Source::Wake(index) => woken = woken.or(Some(index)),
             }
         }
+        self.keep_lookers();
         self.keep_upgrade();
         self.keep_worker()?;
         Ok(woken)

@@ -198,7 +198,8 @@ impl Supervisor {
                 worker.send(message, fds)?;
             }
         }
-        Ok(())
+        self.tell_of_recorders()
+            .map_err(|e| SupervisorError::internal("cannot pass the recorders' ring on", e))
     }
 
     /// Gives the worker a message. Without a worker nothing is lost: the next one is told all that holds then.
@@ -260,6 +261,7 @@ impl Supervisor {
         self.tell_states();
         // An answer lets its peer ask for the next thing, which must not be taken for what was left: so the one that
         // answers nothing comes first.
+        self.forget_curves();
         self.resume_change();
         self.resume_reset();
         self.finish_upgrade();
@@ -448,6 +450,7 @@ impl Supervisor {
             FromWorker::ClientGone { id, reason } => self.on_client_gone(id, &reason),
             FromWorker::ResetDone { result } => self.on_reset_done(result),
             FromWorker::SetDone { result } => self.on_change_done(result),
+            FromWorker::Curve { curve } => self.on_curve(curve),
             FromWorker::Event { kind, text } => {
                 // It paces itself; one that does not is no worker of ours any more.
                 if self.life.events.may_be_more() && self.believed.note(&kind) {

@@ -29,6 +29,18 @@ pub struct Wish {
     /// The same for critical.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub critical_at: Option<u8>,
+    /// Requests a second; 0: as many as it can. With `iops_burst` left out the burst is the usual one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iops: Option<u64>,
+    /// Requests that may begin at once; 0: what a tenth of a second allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iops_burst: Option<u64>,
+    /// Bytes of reads and writes a second; 0: as many as it can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth_bytes: Option<u64>,
+    /// Bytes that may begin at once; 0: what a tenth of a second allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth_burst_bytes: Option<u64>,
 }
 
 /// A change under way.
@@ -71,6 +83,15 @@ impl Supervisor {
         limits.overflow_bytes = wish.overflow_bytes.unwrap_or(limits.overflow_bytes);
         limits.warn_at = wish.warn_at.unwrap_or(limits.warn_at);
         limits.critical_at = wish.critical_at.unwrap_or(limits.critical_at);
+        let rate = &mut limits.rate;
+        for (is, wished) in [
+            (&mut rate.iops, wish.iops),
+            (&mut rate.iops_burst, wish.iops_burst),
+            (&mut rate.bandwidth_bytes, wish.bandwidth_bytes),
+            (&mut rate.bandwidth_burst_bytes, wish.bandwidth_burst_bytes),
+        ] {
+            *is = wished.unwrap_or(*is);
+        }
         if let Err(e) = self.disk.make_room_for(&limits, self.window.read().ram.used_bytes) {
             return Some(Answer::error("refused", e.message));
         }
@@ -85,10 +106,10 @@ impl Supervisor {
         let answer = match result {
             Ok(()) => {
                 self.disk.set_limits(limits);
-                let Limits { ram_bytes, overflow_bytes, full, warn_at, critical_at } = limits;
+                let Limits { ram_bytes, overflow_bytes, full, warn_at, critical_at, rate } = limits;
                 let (ram, overflow, full) = (bytes(ram_bytes), bytes(overflow_bytes), full.name());
                 let text = format!(
-                    "limits: RAM {ram}, overflow {overflow}, when full {full}, warning at {warn_at}%, critical at {critical_at}%"
+                    "limits: RAM {ram}, overflow {overflow}, when full {full}, warning at {warn_at}%, critical at {critical_at}%, {rate}"
                 );
                 self.announce("limits", &text);
                 Answer::Ok(serde_json::to_value(limits).expect("plain numbers and text"))

@@ -16,6 +16,7 @@ mod event_loop;
 mod huge_pages;
 mod life;
 mod limits;
+mod lookers;
 mod memory;
 mod named;
 mod overflow;
@@ -28,9 +29,9 @@ mod states;
 mod stats;
 mod upgrade;
 
-pub use crate::channel::{BaseCache, ImageFormat, Limits};
+pub use crate::channel::{BaseCache, ImageFormat, Limits, Rate};
 pub use at_rest::{Content, DiskAtRest, Part};
-pub use client::Client;
+pub use client::{Client, Recorder};
 pub use control::{Answer, Request};
 pub use digests::Digests;
 pub use dirty::{Dirty, DirtyRange};
@@ -43,7 +44,7 @@ pub use signals::Signals;
 pub use spillway_core::{FullPolicy, Mode, bytes_in_words as bytes};
 pub use stats::{
     BasePlane, Collector, Discards, Evictions, Failed, Latencies, Latency, Map, Merges, Overflow, Plane,
-    Planes, Promotions, Ram, SCHEMA, Stalls, Stats,
+    Planes, Promotions, Ram, SCHEMA, Stalls, Stats, Throttled,
 };
 
 use serde::{Deserialize, Serialize};

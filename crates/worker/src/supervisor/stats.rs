@@ -39,6 +39,7 @@ pub struct Stats {
     pub write_zeroes: u64,
     pub flushes: u64,
     pub stalls: Stalls,
+    pub throttled: Throttled,
     pub failed: Failed,
     pub latency: Latencies,
     pub inflight: u64,
@@ -92,6 +93,8 @@ keys! {
     Discards { count: u64, bytes: u64 }
     /// Writes that waited for room.
     Stalls { count: u64, ns: u64 }
+    /// Times that requests waited for the rate limit.
+    Throttled { count: u64, ns: u64 }
     /// Requests that ended with an error.
     Failed { requests: u64, read_bytes: u64, written_bytes: u64 }
     /// How long things took.
@@ -198,6 +201,7 @@ impl Window {
             write_zeroes: get(&c.write_zeroes),
             flushes: get(&c.flushes),
             stalls: Stalls { count: get(&c.stalls), ns: get(&c.stalls_ns) },
+            throttled: Throttled { count: get(&c.throttled), ns: get(&c.throttled_ns) },
             failed: Failed {
                 requests: get(&c.failed),
                 read_bytes: get(&c.failed_read_bytes),
@@ -253,7 +257,7 @@ mod tests {
             planes.guest.reads planes.ram.writes planes.overflow.read_bytes planes.base.written_bytes \
             planes.base.store_reads planes.base.store_read_bytes ram.used_bytes ram.limit_bytes ram.peak_bytes ram.huge_bytes \
             overflow.used_bytes overflow.file_bytes overflow.limit_bytes evictions.background evictions.urgent \
-            evictions.blocks promotions.blocks discards.count discards.bytes stalls.count stalls.ns latency.read.p50_ns \
+            evictions.blocks promotions.blocks discards.count discards.bytes stalls.count stalls.ns throttled.count throttled.ns latency.read.p50_ns \
             latency.write.p99_ns latency.read.max_ns";
         for key in promised.split_whitespace() {
             let pointer = format!("/{}", key.replace('.', "/"));

@@ -76,6 +76,9 @@ pub struct Doer {
     pub events: Vec<Event>,
     /// Where the base image was found not to be what its digests say.
     pub damaged: Vec<u64>,
+    /// The write that the disk is taking, and which pieces of it are all zeroes: by byte and length within it.
+    pub taking: Token,
+    pub zeroes: Vec<(u32, u32)>,
 }
 
 /// What outlives the worker, as it is used here.
@@ -136,6 +139,8 @@ impl Doer {
             now_ns: 0,
             events: Vec::new(),
             damaged: Vec::new(),
+            taking: Token(u64::MAX),
+            zeroes: Vec::new(),
         })
     }
 
@@ -295,11 +300,16 @@ impl Io for Doer {
     ) -> Result<bool, Errno> {
         let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
         let to = &mut slots.bytes(slot.offset_bytes() as usize, BLOCK_BYTES)[slot_at..slot_at + len];
-        if self.past_caches {
-            return self.clients.store_from_guest(token, at, to);
+        let zero = if self.past_caches {
+            self.clients.store_from_guest(token, at, to)?
+        } else {
+            self.clients.copy_from_guest(token, at, to)?;
+            is_zero(to)
+        };
+        if zero && token == self.taking {
+            self.zeroes.push((at, len as u32));
         }
-        self.clients.copy_from_guest(token, at, to)?;
-        Ok(is_zero(to))
+        Ok(zero)
     }
 
     #[inline]

@@ -11,15 +11,17 @@ use super::engine::{Done, Engine, Tag};
 use super::events::{Pace, States};
 use super::io::{Answer, Doer, Held};
 use super::memory::Shared;
+use super::rate::Limiter;
 use super::spin::Spin;
 use super::supervision::channel_nonblocking;
+use super::tap::Tap;
 use super::watches::{POLLIN, Target, nbd_ended};
 use crate::base::{BaseImage, BaseReader, RawImage};
 use crate::channel::{BaseCache, ImageFormat, Start};
 use crate::persistent_file;
 use spillway_core::{
-    DataMemory, Disk, DiskSpec, Errno, Layout, LogShape, Meta, Mode, Request, StateMap, Thresholds,
-    state_map_bytes,
+    DataMemory, Disk, DiskSpec, Errno, Layout, LogShape, Meta, Mode, Request, StateMap, Thresholds, Token,
+    add, state_map_bytes,
 };
 use spillway_export::nbd;
 use spillway_export::vhost_user_blk::Change;
@@ -68,6 +70,18 @@ pub struct Reactor {
     pub(super) disk_full: bool,
     /// The guest's choice of write-back or write-through outlives its VMM's connection.
     pub(super) writeback: bool,
+    /// Of a disk that has one.
+    pub(super) limiter: Option<Limiter>,
+    turn: Turn,
+    pub(super) tap: Tap,
+}
+
+/// Who comes first: under a rate limit each in turn.
+#[derive(Default)]
+struct Turn {
+    queue: u16,
+    nbd: u16,
+    nbd_first: bool,
 }
 
 pub fn now_ns() -> u64 {
@@ -163,6 +177,9 @@ impl Reactor {
             states: States::new(),
             disk_full: false,
             writeback: start.writeback,
+            limiter: Limiter::new(start.rate),
+            turn: Turn::default(),
+            tap: Tap::new(start.size_bytes, now_ns()),
         };
         reactor.watch(reactor.channel.as_raw_fd(), POLLIN, true, Target::Channel);
         let predecessors: Vec<_> = reactor.doer.predecessors.iter().map(AsRawFd::as_raw_fd).collect();
@@ -208,6 +225,17 @@ impl Reactor {
             if worked || more {
                 continue;
             }
+            if self.wait_ns(end) > 0 {
+                // Whatever else is asked waits too, and needs not be told of.
+                let asked = self.is_asked();
+                self.sleep(end)?;
+                if asked {
+                    let c = self.disk.counters();
+                    add(&c.throttled, 1);
+                    add(&c.throttled_ns, now_ns().saturating_sub(end));
+                }
+                continue;
+            }
             if self.may_spin() && end.saturating_sub(self.last_work_ns) < self.spin().ns() {
                 std::hint::spin_loop();
                 continue;
@@ -224,6 +252,21 @@ impl Reactor {
         self.doer.clients.vmms.iter().any(|v| v.ended.is_none())
     }
 
+    /// Whether somebody has requests that have not begun.
+    fn is_asked(&self) -> bool {
+        let clients = &self.doer.clients;
+        clients.nbd.iter().flatten().any(|c| c.active)
+            || clients.vmms.iter().filter(|v| v.ended.is_none()).any(|vmm| {
+                let f = &vmm.frontend;
+                (0..f.queue_count()).any(|queue| f.is_live(queue) && f.has_work(queue))
+            })
+    }
+
+    /// How long no request may begin.
+    fn wait_ns(&mut self, now: u64) -> u64 {
+        self.limiter.as_mut().map_or(0, |limiter| limiter.wait_ns(now))
+    }
+
     fn spin(&mut self) -> &mut Spin {
         &mut self.spins[usize::from(self.doer.reads_under_way() >= MANY_READS)]
     }
@@ -238,8 +281,10 @@ impl Reactor {
         let silent = clients.vmms.iter().filter(|v| v.ended.is_none() && !v.frontend.has_spoken());
         let shaking = clients.nbd.iter().flatten().filter(|c| c.connection.handshake_deadline().is_some());
         let handshakes = silent.map(|v| v.deadline_ns).chain(shaking.map(|c| c.deadline_ns));
-        let deadline =
-            handshakes.chain(self.disk.deadline_ns()).chain(spare).chain(self.states.deadline_ns()).min();
+        let others = self.disk.deadline_ns().into_iter().chain(spare).chain(self.states.deadline_ns());
+        let deadline = handshakes.chain(others).min();
+        let limit = Some(self.wait_ns(now)).filter(|wait| *wait > 0).map(|wait| now + wait);
+        let deadline = deadline.into_iter().chain(limit).min();
         self.spin().was_in_vain();
         if let Some(ns) = deadline
             && ns <= now
@@ -285,56 +330,93 @@ impl Reactor {
 
     /// Takes requests from everyone who has some. Returns whether there were any.
     fn take_requests(&mut self) -> bool {
-        let mut worked = false;
+        if self.resetting || self.stopping || self.wait_ns(self.doer.now_ns) > 0 {
+            return false;
+        }
+        let nbd_first = self.turn.nbd_first;
+        let mut worked = nbd_first && self.take_from_nbd();
         for i in 0..self.doer.clients.vmms.len() {
-            if self.doer.clients.vmms[i].ended.is_some() || self.resetting || self.stopping {
+            if self.doer.clients.vmms[i].ended.is_none() {
+                worked |= self.take_from_vmm(i);
+            }
+        }
+        worked |= !nbd_first && self.take_from_nbd();
+        self.tap.publish();
+        worked
+    }
+
+    fn submit(&mut self, request: Request) {
+        self.doer.taking = request.token;
+        self.disk.submit(&mut self.doer, request);
+        // What is decided later is not looked at.
+        self.doer.taking = Token(u64::MAX);
+        self.tap.request(&request, &mut self.doer.zeroes, self.doer.now_ns);
+    }
+
+    fn take_from_vmm(&mut self, i: usize) -> bool {
+        let now = self.doer.now_ns;
+        let mut worked = false;
+        for queue in from(self.turn.queue, self.doer.clients.vmms[i].frontend.queue_count()) {
+            let frontend = &mut self.doer.clients.vmms[i].frontend;
+            if !frontend.is_live(queue) || !frontend.has_work(queue) {
                 continue;
             }
-            for queue in 0..self.doer.clients.vmms[i].frontend.queue_count() {
-                let frontend = &mut self.doer.clients.vmms[i].frontend;
-                if !frontend.is_live(queue) || !frontend.has_work(queue) {
-                    continue;
+            worked = true;
+            frontend.disable_notifications(queue);
+            while self.batch.len() < BATCH
+                && self.limiter.as_mut().is_none_or(|limiter| limiter.wait_ns(now) == 0)
+                && let Some(request) = frontend.next(queue)
+            {
+                if let Some(limiter) = &mut self.limiter {
+                    limiter.begin(&request);
+                    (self.turn.queue, self.turn.nbd_first) = (queue + 1, true);
                 }
-                worked = true;
-                frontend.disable_notifications(queue);
-                while self.batch.len() < BATCH
-                    && let Some(request) = frontend.next(queue)
-                {
-                    self.disk.prefetch(&request);
-                    self.batch.push(request);
-                }
-                self.doer.clients.vmms[i].dirty |= 1 << queue;
-                let mut batch = std::mem::take(&mut self.batch);
-                for request in &batch {
-                    self.disk.prefetch_slot(&self.doer, request);
-                }
-                for request in batch.drain(..) {
-                    self.disk.submit(&mut self.doer, request);
-                }
-                self.batch = batch;
+                self.disk.prefetch(&request);
+                self.batch.push(request);
             }
-        }
-        let mut extents_left = nbd::MAX_EXTENTS;
-        for n in 0..self.doer.clients.nbd.len() {
-            worked |= self.take_nbd(n, &mut extents_left);
+            self.doer.clients.vmms[i].dirty |= 1 << queue;
+            let mut batch = std::mem::take(&mut self.batch);
+            for request in &batch {
+                self.disk.prefetch_slot(&self.doer, request);
+            }
+            for request in batch.drain(..) {
+                self.submit(request);
+            }
+            self.batch = batch;
         }
         worked
+    }
+
+    fn take_from_nbd(&mut self) -> bool {
+        let mut extents_left = nbd::MAX_EXTENTS;
+        let clients = self.doer.clients.nbd.len();
+        from(self.turn.nbd, clients as u16)
+            .fold(false, |worked, n| self.take_nbd(usize::from(n), &mut extents_left) | worked)
     }
 
     /// `extents_left` is what the turn may still look up of extents, beside the first of each client: each may
     /// take a look at 512 entries of the map.
     fn take_nbd(&mut self, n: usize, extents_left: &mut usize) -> bool {
         let Some(client) = self.doer.clients.nbd[n].as_mut() else { return false };
-        if !client.active || client.ended.is_some() || self.resetting || self.stopping {
+        if !client.active || client.ended.is_some() {
             return false;
         }
         client.touched = true;
         let mut worked = false;
         // Bounded, so that one client does not keep others waiting; what is left comes in the next turn.
         for _ in 0..BATCH {
+            if self.wait_ns(self.doer.now_ns) > 0 {
+                break;
+            }
             let client = self.doer.clients.nbd[n].as_mut().expect("looked at above");
             match client.connection.next() {
-                Some(nbd::Work::Request(request)) => self.disk.submit(&mut self.doer, request),
+                Some(nbd::Work::Request(request)) => {
+                    if let Some(limiter) = &mut self.limiter {
+                        limiter.begin(&request);
+                        (self.turn.nbd, self.turn.nbd_first) = (n as u16 + 1, false);
+                    }
+                    self.submit(request);
+                }
                 Some(nbd::Work::BlockStatus { id, offset, len, one }) => {
                     let most = if one { 1 } else { (*extents_left).max(1) };
                     let extents = block_status(&self.disk, offset, len, most);
@@ -393,6 +475,12 @@ impl Reactor {
         }
         worked
     }
+}
+
+/// All below `count`, from one of them on.
+fn from(first: u16, count: u16) -> impl Iterator<Item = u16> {
+    let first = if first < count { first } else { 0 };
+    (first..count).chain(0..first)
 }
 
 fn map_live(file: &OwnedFd, spec: &DiskSpec) -> Result<Shared, String> {

@@ -6,6 +6,7 @@
 
 use super::clients::{NbdClient, Vmm};
 use super::events::{describe, state_of};
+use super::rate::Limiter;
 use super::reactor::{Reactor, now_ns};
 use crate::base::digests::CHUNK_BYTES;
 use crate::channel::{self, ClientKind, FromWorker, Limits, ToWorker};
@@ -41,7 +42,7 @@ impl Reactor {
         }
     }
 
-    pub(super) fn on_message(&mut self, message: ToWorker, fds: Vec<OwnedFd>) {
+    pub(super) fn on_message(&mut self, message: ToWorker, mut fds: Vec<OwnedFd>) {
         match message {
             ToWorker::Client { id, kind } => {
                 if let Err(reason) = self.add_client(id, kind, fds) {
@@ -84,6 +85,19 @@ impl Reactor {
                 let result = self.set_limits(limits);
                 self.send(&FromWorker::SetDone { result }, &[]);
             }
+            ToWorker::Trace { on } => {
+                let recorded = match (on, fds.pop()) {
+                    (true, None) => Err("no memory came with it".into()),
+                    (_, memory) => self.tap.record(memory).map_err(|e| e.to_string()),
+                };
+                if let Err(why) = recorded {
+                    self.tell(&format!("requests cannot be recorded: {why}"));
+                }
+            }
+            ToWorker::Curve { goal } => {
+                let curve = self.tap.curve(goal, self.doer.now_ns);
+                self.send(&FromWorker::Curve { curve }, &[]);
+            }
             ToWorker::Stop => {
                 self.stopping = true;
                 self.disk.wind_down();
@@ -94,7 +108,7 @@ impl Reactor {
 
     /// All of them, or none.
     fn set_limits(&mut self, limits: Limits) -> Result<(), String> {
-        let Limits { ram_bytes, overflow_bytes, full, warn_at, critical_at } = limits;
+        let Limits { ram_bytes, overflow_bytes, full, warn_at, critical_at, rate } = limits;
         let thresholds = Thresholds { warning_percent: warn_at, critical_percent: critical_at };
         let said = |e: DiskError| e.to_string();
         thresholds.check().map_err(said)?;
@@ -102,6 +116,10 @@ impl Reactor {
         self.disk.set_full_policy(full);
         self.disk.set_thresholds(thresholds).map_err(said)?;
         self.start.full = full.name().into();
+        if self.start.rate != rate {
+            self.start.rate = rate;
+            self.limiter = Limiter::new(rate);
+        }
         Ok(())
     }
 
@@ -317,6 +335,7 @@ impl Reactor {
             return false;
         }
         self.resetting = false;
+        self.tap.reset(self.doer.now_ns);
         // A new generation is a new disk.
         self.writeback = true;
         let generation = self.disk.generation();

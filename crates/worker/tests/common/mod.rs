@@ -4,7 +4,7 @@
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_core::{DiskSpec, FullPolicy, Layout, LogShape, Mode};
-use spillway_worker::channel::{self, BaseCache, FromWorker, ImageFormat, Start, ToWorker};
+use spillway_worker::channel::{self, BaseCache, FromWorker, ImageFormat, Rate, Start, ToWorker};
 use spillway_worker::persistent_file::DATA_AT;
 use spillway_worker::supervisor::channel_from_supervisor;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -115,6 +115,7 @@ impl Memory {
             writeback: true,
             warn_at: 80,
             critical_at: 90,
+            rate: Rate::default(),
         };
         let lifeline = rustix::fs::memfd_create("lifeline", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&lifeline, 4096).unwrap();

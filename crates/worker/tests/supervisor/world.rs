@@ -3,7 +3,7 @@
 use spillway_core::LAYOUT_VERSION;
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
 use spillway_worker::supervisor::{
-    BaseCache, FullPolicy, Mode, Options, Program, Supervisor, SupervisorError, channel_from_supervisor,
+    BaseCache, FullPolicy, Mode, Options, Program, Rate, Supervisor, SupervisorError, channel_from_supervisor,
 };
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -143,6 +143,11 @@ fn pretend(role: &str, channel: OwnedFd) {
                 break;
             }
             ToWorker::Start(_) => panic!("started twice"),
+            ToWorker::Trace { on } => {
+                assert_eq!(fds.len(), usize::from(on), "a ring comes with it");
+                say(FromWorker::Event { kind: "notice".into(), text: format!("recorded: {on}") });
+            }
+            ToWorker::Curve { .. } => say(FromWorker::Curve { curve: serde_json::json!({ "curve": [] }) }),
             ToWorker::Set(_) => say(FromWorker::SetDone { result: Ok(()) }),
             ToWorker::Left { id, reason } => {
                 clients.retain(|(other, _)| *other != id);
@@ -202,6 +207,7 @@ impl World {
             control: Some(self.path("control")),
             warn_at: 80,
             critical_at: 90,
+            rate: Rate::default(),
             socket_mode: 0o600,
             socket_group: None,
             identity: self.path("vhost"),

@@ -3,6 +3,7 @@
 //! Invariant: a setting that no option names has its usual value.
 
 use super::{file, show, warn};
+use crate::args::RateLimit;
 use crate::error::Failure;
 use crate::host::Daemon;
 use crate::host::words::{NetworkWord, label, words};
@@ -73,6 +74,9 @@ struct Settings {
     /// What happens to a write when the cache is full
     #[arg(long, value_name = "POLICY", value_parser = words::<FullPolicy>(FULL), default_value = "pause")]
     full: FullPolicy,
+    /// How much a disk may do in a second.
+    #[command(flatten)]
+    rate: RateLimit,
     /// Read the image through the host's page cache, or past it
     #[arg(long, value_name = "HOW", value_parser = words::<BaseCache>(BASE_CACHES), default_value = "host")]
     base_cache: BaseCache,
@@ -175,6 +179,7 @@ impl Settings {
         let image = self.image.ok_or_else(|| Failure::usage("--image: of which image?"))?;
         let keys = self.authorized_keys.as_deref().map(file::text).transpose()?.unwrap_or_default();
         let keys = keys.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let rate = self.rate.rate();
         Ok(CatalogSpec {
             image,
             count: self.count,
@@ -185,6 +190,10 @@ impl Settings {
             overflow_bytes: self.overflow,
             overflow_store: self.overflow_store,
             full: self.full,
+            iops: rate.iops,
+            iops_burst: rate.iops_burst,
+            bandwidth_bytes: rate.bandwidth_bytes,
+            bandwidth_burst_bytes: rate.bandwidth_burst_bytes,
             base_cache: self.base_cache,
             verify_reads: self.verify_reads,
             data_disk_bytes: self.data_disk,

@@ -262,6 +262,7 @@ fn counters(s: &Stats) -> DiskCounters {
         evicted_blocks: s.evictions.blocks,
         stalls: s.stalls.count,
         stall_ns: s.stalls.ns,
+        throttled_ns: s.throttled.ns,
         failed_requests: s.failed.requests,
         overflow_write_errors: s.overflow.write_errors,
         overflow_read_errors: s.overflow.read_errors,

@@ -95,6 +95,7 @@ impl Keeper {
                 port: None,
                 ram_bytes: spec.ram_bytes(),
                 overflow_bytes: spec.overflow_bytes(),
+                rate: spec.rate(),
                 queues: spec.vcpus,
                 spec,
             };

@@ -1,0 +1,329 @@
+//! `spillway advise`: how much RAM a write cache needs, from traces of the disks that it would serve.
+//!
+//! Invariant: what is counted and what is estimated are never in one column.
+
+use crate::error::{Exit, Failure};
+use crate::output;
+use crate::table::percent;
+use crate::trace::{Format, Source};
+use clap::ValueEnum;
+use serde::Serialize;
+use spillway_advisor::curve::{self, Curve, Point};
+use spillway_advisor::estimate::{Bursts, Estimate, collector_rewrites};
+use spillway_advisor::lru::Lru;
+use spillway_advisor::policy::Policy;
+use spillway_advisor::shards::{Sample, Shards};
+use spillway_advisor::{BLOCK_BYTES, Event, Profile, share_budget};
+use spillway_api::{parse_size, size_text};
+use spillway_worker::supervisor::bytes;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// Overflow limit and bandwidth of which nothing is said.
+const OVERFLOW_DEFAULT: &str = "10G";
+const BANDWIDTH_DEFAULT: &str = "500M";
+/// Limits at which the product's policy runs at once.
+const POLICY_LIMITS: usize = 24;
+const POLICY_SAMPLE: f64 = 0.05;
+/// Below so many blocks a sample says little, and the policy is run on all.
+const FEW_BLOCKS: u64 = 1 << 20;
+
+/// What `--help` shows below the options.
+pub const EXAMPLES: &str = "\
+Examples:
+  spillway advise vm1.trace
+  spillway advise vm1.trace --goal 99% --json | jq .traces[0].recommended_bytes
+  spillway advise desk-*.trace --budget 16G
+  spillway advise hm_0.csv.gz --format msr --engine policy
+
+Every size of the RAM tier is answered from one pass over the trace. 'lru' counts exactly what a cache that evicts
+what was used least lately would do; 'sampled' the same on a sample of the blocks, as a disk that is served does all the
+time ('spillway stats --curve'); 'policy' runs what the product does, in miniature, at 24 sizes. What the collector would write
+again and what would wait are estimates, for an overflow of --overflow and a disk of --overflow-bandwidth.";
+
+/// Options of `advise`.
+#[derive(Debug, clap::Args)]
+pub struct Advise {
+    /// Traces, of a disk each; - for standard input; packed by gzip if they end in .gz
+    #[arg(value_name = "TRACE", required = true)]
+    traces: Vec<PathBuf>,
+    #[command(flatten)]
+    format: Format,
+    /// The share of the written bytes that RAM should absorb
+    #[arg(long, value_name = "PERCENT", value_parser = share, default_value = "95%")]
+    goal: f64,
+    /// Divide so much RAM between the traces' machines, where it saves most
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    budget: Option<u64>,
+    /// How to count
+    #[arg(long, value_enum, default_value_t = Engine::Lru)]
+    engine: Engine,
+    /// For the estimates: how large the overflow may be
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = OVERFLOW_DEFAULT)]
+    overflow: u64,
+    /// For the estimates: what the overflow's disk writes in a second
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = BANDWIDTH_DEFAULT)]
+    overflow_bandwidth: u64,
+    /// One JSON object: traces, each with curve, zero_overflow_bytes, knee_bytes, recommended_bytes
+    #[arg(long)]
+    json: bool,
+}
+
+/// Who counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Exactly, the cache that evicts what was used least lately
+    Lru,
+    /// The same on a sample of at most 8,192 blocks
+    Sampled,
+    /// What the product does, in miniature
+    Policy,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let percent = text.strip_suffix('%').unwrap_or(text);
+    let share = percent.parse::<f64>().ok().map(|percent| percent / 100.0);
+    share.filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "a share is 0% to 100%".into())
+}
+
+/// What one trace has come to.
+#[derive(Serialize)]
+struct Advice {
+    trace: String,
+    requests: u64,
+    seconds: f64,
+    engine: Engine,
+    written_bytes: u64,
+    #[serde(flatten)]
+    curve: Curve,
+    /// For each point of the curve, in its order.
+    estimates: Vec<Estimates>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    budget_share_bytes: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Estimates {
+    ram_bytes: u64,
+    collector_rewrites: Estimate,
+    urgent: Estimate,
+}
+
+/// Advises.
+pub fn advise(args: &Advise) -> Result<(), Failure> {
+    let mut all = args.traces.iter().map(|path| one(args, path)).collect::<Result<Vec<_>, _>>()?;
+    if let Some(budget) = args.budget {
+        let curves: Vec<Vec<Point>> = all.iter().map(|advice| advice.curve.curve.clone()).collect();
+        let shares = share_budget(&curves, budget).ok_or_else(|| {
+            let least = curves.iter().filter_map(|curve| curve.first()).map(|point| point.ram_bytes).sum();
+            let message = format!(
+                "--budget {}: the least that {} machines can have is {}",
+                size_text(budget),
+                curves.len(),
+                bytes(least)
+            );
+            Failure::new(Exit::Usage, message)
+        })?;
+        all.iter_mut().zip(shares).for_each(|(advice, share)| advice.budget_share_bytes = Some(share));
+    }
+    let text = match args.json {
+        true => format!("{:#}\n", serde_json::json!({ "traces": all })),
+        false => all.iter().map(|advice| table(args, advice)).collect::<Vec<_>>().join("\n"),
+    };
+    output::print(&text).map(drop)
+}
+
+/// The engine, as it goes through a trace.
+enum Counter {
+    Lru(Lru),
+    Sampled(Shards),
+}
+
+impl Counter {
+    fn event(&mut self, event: &Event) {
+        match self {
+            Counter::Lru(lru) => lru.event(event),
+            Counter::Sampled(shards) => shards.event(event),
+        }
+    }
+
+    fn profile(&self) -> Profile {
+        match self {
+            Counter::Lru(lru) => lru.profile(),
+            Counter::Sampled(shards) => shards.profile(),
+        }
+    }
+}
+
+fn one(args: &Advise, path: &Path) -> Result<Advice, Failure> {
+    let mut source = Source::open(path, &args.format)?;
+    let disk_bytes = Some(source.head().disk_bytes).filter(|bytes| *bytes > 0).unwrap_or(u64::MAX);
+    let mut counter = match args.engine {
+        Engine::Sampled => Counter::Sampled(Shards::new(disk_bytes, Sample::default())),
+        Engine::Lru | Engine::Policy => Counter::Lru(Lru::new(disk_bytes)),
+    };
+    let (mut bursts, mut requests, mut last_us) = (Bursts::default(), 0, 0);
+    while let Some(event) = source.next()? {
+        counter.event(&event);
+        bursts.event(&event);
+        requests += 1;
+        last_us = event.time_us;
+    }
+    source.tell_end();
+    let profile = counter.profile();
+    let mut curve = Curve::new(&profile, args.goal);
+    // What stands out is among the points too.
+    let points = curve.curve.iter().map(|point| point.ram_bytes);
+    let limits: Vec<u64> = points.chain([curve.recommended_bytes]).chain(curve.knee_bytes).collect();
+    curve = Curve::at(&profile, args.goal, &limits);
+    if args.engine == Engine::Policy {
+        by_policy(args, path, disk_bytes, &profile, &mut curve)?;
+    }
+    let estimates = curve.curve.iter().map(|point| Estimates {
+        ram_bytes: point.ram_bytes,
+        collector_rewrites: collector_rewrites(point, args.overflow),
+        urgent: bursts.urgent(point, args.overflow_bandwidth),
+    });
+    Ok(Advice {
+        trace: source.path().display().to_string(),
+        requests,
+        seconds: last_us as f64 / 1e6,
+        engine: args.engine,
+        written_bytes: profile.written_bytes(),
+        estimates: estimates.collect(),
+        curve,
+        budget_share_bytes: None,
+    })
+}
+
+/// A second pass: what the product would do at some sizes up to the one at which nothing overflows.
+fn by_policy(
+    args: &Advise,
+    path: &Path,
+    disk_bytes: u64,
+    profile: &Profile,
+    curve: &mut Curve,
+) -> Result<(), Failure> {
+    if path.as_os_str() == "-" {
+        return Err(Failure::usage("--engine policy reads a trace twice, which standard input cannot be"));
+    }
+    let limits = curve::limits(curve.zero_overflow_bytes, POLICY_LIMITS);
+    let sample = if profile.totals().new_blocks <= FEW_BLOCKS { 1.0 } else { POLICY_SAMPLE };
+    let mut policy = Policy::new(disk_bytes, &limits, sample);
+    let mut source = Source::open(path, &args.format)?;
+    while let Some(event) = source.next()? {
+        policy.event(&event);
+    }
+    curve.curve = policy.outcomes().into_iter().map(Point::from).collect();
+    curve.sampled_one_in = 1.0 / policy.rate();
+    let may_leave = (profile.written_bytes() as f64 * (1.0 - args.goal)) as u64;
+    let reaches = curve.curve.iter().find(|point| point.overflow_write_bytes <= may_leave);
+    curve.recommended_bytes = reaches.map_or(curve.zero_overflow_bytes, |point| point.ram_bytes);
+    Ok(())
+}
+
+fn table(args: &Advise, advice: &Advice) -> String {
+    let mut out = String::new();
+    let written = advice.written_bytes;
+    let _ = writeln!(
+        out,
+        "{}: {} written in {} requests over {:.0} s, at most {} of it living at a time",
+        advice.trace,
+        bytes(written),
+        advice.requests,
+        advice.seconds,
+        bytes(advice.curve.totals.peak_live_blocks * BLOCK_BYTES)
+    );
+    if advice.curve.sampled_one_in > 1.0 {
+        let _ = writeln!(out, "one block in {:.0} was counted", advice.curve.sampled_one_in);
+    }
+    let _ = writeln!(out, "\n{}{:>16}{:>16}", head(), "collector (est)", "waits (est)");
+    let stand_out: Vec<u64> = advice.budget_share_bytes.into_iter().collect();
+    for i in shown(&advice.curve, &stand_out) {
+        let (point, estimates) = (&advice.curve.curve[i], &advice.estimates[i]);
+        let estimate = |e: Estimate| e.estimated_bytes.map_or("no room".into(), bytes);
+        let (collector, urgent) = (estimate(estimates.collector_rewrites), estimate(estimates.urgent));
+        let _ = writeln!(out, "{}{collector:>16}{urgent:>16}", row(point, written));
+    }
+    out.push_str(&conclusion(&advice.curve));
+    if let Some(share) = advice.budget_share_bytes {
+        let _ = writeln!(out, "its share of {}: {}", bytes(args.budget.unwrap_or(0)), bytes(share));
+    }
+    out
+}
+
+/// The curve of a disk that is served: what has gone along for so many seconds.
+pub fn live(curve: &Curve, seconds: f64) -> String {
+    let written = curve.totals.written_blocks * BLOCK_BYTES;
+    let mut out = format!(
+        "since the worker began, {seconds:.0} s ago, {} were written; one block in {:.0} was counted\n\n{}\n",
+        bytes(written),
+        curve.sampled_one_in,
+        head()
+    );
+    for i in shown(curve, &[]) {
+        let _ = writeln!(out, "{}", row(&curve.curve[i], written));
+    }
+    out + &conclusion(curve)
+}
+
+fn head() -> String {
+    format!("{:>12}{:>11}{:>14}{:>14}{:>14}", "RAM tier", "absorbed", "evicted", "read back", "overflow")
+}
+
+fn row(point: &Point, written: u64) -> String {
+    let absorbed = percent(written.saturating_sub(point.overflow_write_bytes), written);
+    format!(
+        "{:>12}{absorbed:>11}{:>14}{:>14}{:>14}",
+        bytes(point.ram_bytes),
+        bytes(point.overflow_write_bytes),
+        bytes(point.overflow_read_bytes),
+        bytes(point.peak_overflow_bytes)
+    )
+}
+
+fn conclusion(curve: &Curve) -> String {
+    let mut out = String::new();
+    let _ = writeln!(out, "\nnothing overflows from {} on", bytes(curve.zero_overflow_bytes));
+    match curve.knee_bytes {
+        Some(knee) => {
+            _ = writeln!(out, "the knee, after which more RAM brings little, is at {}", bytes(knee))
+        }
+        None => _ = writeln!(out, "the curve has no knee"),
+    }
+    let goal = curve.goal * 100.0;
+    let _ = writeln!(
+        out,
+        "recommended, to absorb {goal}% of what is written: {}",
+        bytes(curve.recommended_bytes)
+    );
+    out
+}
+
+/// About a dozen of the points, and those that stand out: their places in the curve.
+fn shown(curve: &Curve, more: &[u64]) -> impl Iterator<Item = usize> {
+    let points = curve.curve.len();
+    let step = points.div_ceil(12).max(1);
+    let stands_out = |ram_bytes| {
+        ram_bytes == curve.recommended_bytes
+            || curve.knee_bytes == Some(ram_bytes)
+            || more.contains(&ram_bytes)
+    };
+    (0..points)
+        .filter(move |i| (points - 1 - i).is_multiple_of(step) || stands_out(curve.curve[*i].ram_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_goal_is_a_share() {
+        assert_eq!(share("95%"), Ok(0.95));
+        assert_eq!(share("50"), Ok(0.5));
+        for text in ["-1%", "101%", "nan", "", "x"] {
+            assert!(share(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! A trace to be read, whoever wrote it: as events, one after the other.
+//!
+//! Invariant: what a file is, is said and never guessed; only that it is packed by gzip its name may say.
+
+use super::unreadable;
+use crate::error::Failure;
+use crate::output;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use spillway_advisor::Event;
+use spillway_advisor::import::{self, Gunzip, Import, ImportError};
+use spillway_advisor::trace::{End, Head, TraceError, TraceReader};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+/// Who wrote a file, and what of it is wanted.
+#[derive(Debug, clap::Args)]
+pub struct Format {
+    /// What wrote it [default: 'spillway trace']
+    #[arg(long, value_name = "FORMAT", value_parser = format())]
+    pub format: Option<import::Format>,
+    /// Of which device, by the file's word for it [default: the only one]
+    #[arg(long, value_name = "NAME", requires = "format")]
+    pub device: Option<String>,
+    /// Size of the disk, if it is known: what lies beyond is an error
+    #[arg(long, value_name = "SIZE", requires = "format", value_parser = spillway_api::parse_size)]
+    pub disk_size: Option<u64>,
+    /// Skip lines that say nothing sensible, and count them
+    #[arg(long, requires = "format")]
+    pub skip_bad: bool,
+}
+
+fn format() -> impl TypedValueParser<Value = import::Format> {
+    PossibleValuesParser::new(import::Format::ALL.map(import::Format::name))
+        .map(|word| word.parse().expect("one of the words above"))
+}
+
+/// A trace that is being read.
+pub struct Source {
+    path: PathBuf,
+    from: From,
+}
+
+enum From {
+    Trace(TraceReader<Box<dyn BufRead>>),
+    Other(Box<Import<Box<dyn BufRead>>>, u64),
+}
+
+impl Source {
+    /// Opens a file, or standard input for `-`.
+    pub fn open(path: &Path, format: &Format) -> Result<Source, Failure> {
+        let file = open(path).map_err(|e| unreadable(path, e))?;
+        let from = match format.format {
+            None => From::Trace(TraceReader::new(file).map_err(|e| unreadable(path, said(&e)))?),
+            Some(of) => {
+                let disk_bytes = format.disk_size.unwrap_or(u64::MAX);
+                let (device, skip_bad) = (format.device.clone(), format.skip_bad);
+                let options = import::Options { device, skip_bad, disk_bytes, ..import::Options::default() };
+                let disk_bytes = format.disk_size.unwrap_or(0);
+                From::Other(Box::new(Import::new(file, of, options)), disk_bytes)
+            }
+        };
+        Ok(Source { path: path.to_owned(), from })
+    }
+
+    /// Its name, for people.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it says of itself; of an import the begin is known once there was an event.
+    pub fn head(&self) -> Head {
+        match &self.from {
+            From::Trace(reader) => reader.head().clone(),
+            From::Other(import, disk_bytes) => {
+                Head { begin_unix_us: import.begin_unix_us().unwrap_or(0), ..Head::new(*disk_bytes) }
+            }
+        }
+    }
+
+    /// The next event.
+    pub fn next(&mut self) -> Result<Option<Event>, Failure> {
+        let read = match &mut self.from {
+            From::Trace(reader) => reader.read().map_err(|e| said(&e)),
+            From::Other(import, _) => import.next().transpose().map_err(|e| match e {
+                ImportError::Io(e) => e.to_string(),
+                ImportError::Line { .. } => e.to_string(),
+            }),
+        };
+        read.map_err(|why| unreadable(&self.path, why))
+    }
+
+    /// Says what a reader must know of how it ended.
+    pub fn tell_end(&self) {
+        let path = self.path.display();
+        match &self.from {
+            From::Trace(reader) => {
+                if let End::Cut { at } = reader.end() {
+                    output::complain(
+                        "warning",
+                        &format!("{path}: it was cut off, and is read up to byte {at}"),
+                    );
+                }
+            }
+            From::Other(import, _) => {
+                if import.skipped() > 0 {
+                    let (bad, all) = (import.skipped(), import.lines());
+                    output::complain("warning", &format!("{path}: {bad} of {all} lines were skipped"));
+                }
+            }
+        }
+    }
+
+    /// How it ended, for programs: `whole`, `cut` or `unknown`.
+    pub fn end(&self) -> &'static str {
+        match &self.from {
+            From::Trace(reader) => match reader.end() {
+                End::Whole => "whole",
+                End::Cut { .. } => "cut",
+                End::Unknown => "unknown",
+            },
+            From::Other(..) => "whole",
+        }
+    }
+}
+
+fn said(error: &TraceError) -> String {
+    match error {
+        TraceError::Io(e) => e.to_string(),
+        TraceError::NotATrace => {
+            let formats = import::Format::ALL.map(import::Format::name).join(", ");
+            format!("this is no trace of 'spillway trace': of another program's say --format ({formats})")
+        }
+        _ => error.to_string(),
+    }
+}
+
+fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
+    let file: Box<dyn Read> = match path == Path::new("-") {
+        true => Box::new(io::stdin()),
+        false => Box::new(File::open(path)?),
+    };
+    let file = BufReader::with_capacity(256 << 10, file);
+    Ok(match path.extension().is_some_and(|extension| extension == "gz") {
+        true => Box::new(BufReader::with_capacity(256 << 10, Gunzip::new(file))),
+        false => Box::new(file),
+    })
+}

@@ -1,0 +1,184 @@
+//! What a disk is asked is recorded as it was asked, its curve goes along, and both say what the disk has done.
+
+use crate::world::{MIB, PATIENCE, World, succeeds, until};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use spillway_lab::disk::{figure, program};
+use spillway_lab::{Disk, Driver, End, Load, Server, Shape};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const SPAN: u64 = 64 * MIB;
+const SHAPE: Shape = Shape { queues: 2, depth: 32, request_bytes: 256 << 10, deadline: PATIENCE };
+
+fn spillway(words: &[&str]) -> Command {
+    let mut command = Command::new(program().unwrap());
+    command.args(words);
+    command
+}
+
+fn json(command: &mut Command) -> Value {
+    serde_json::from_str(&succeeds(command)).unwrap()
+}
+
+/// Somebody who records, and has begun to.
+fn record(world: &World, disk: &Disk, name: &str) -> (Server, PathBuf) {
+    let (file, log, control) = (world.path(name), world.path(&format!("{name}.log")), disk.control());
+    let words = ["trace", "record", control.to_str().unwrap(), "--out", file.to_str().unwrap(), "--json"];
+    let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+    let recorder =
+        Server::start("recorder", program().unwrap().to_str().unwrap(), &words, None, &log).unwrap();
+    // The file comes after the ring.
+    until("somebody records", disk, || file.exists());
+    (recorder, file)
+}
+
+/// It is enough. What the recorder said.
+fn ends(mut recorder: Server) -> Value {
+    kill_process(Pid::from_raw(recorder.pid() as i32).unwrap(), Signal::INT).unwrap();
+    let status = recorder.wait(Duration::from_secs(20)).unwrap();
+    assert!(status.success(), "{}", recorder.tail());
+    let said = recorder.tail();
+    serde_json::from_str(said.lines().find(|line| line.starts_with('{')).expect("one object")).unwrap()
+}
+
+fn info(trace: &Path) -> Value {
+    json(spillway(&["trace", "info", "--json"]).arg(trace))
+}
+
+#[test]
+fn what_is_recorded_is_what_was_asked_and_says_what_the_disk_did() {
+    let Some(world) = World::new(&[]) else { return };
+    let image = world.blank(SPAN);
+    let disk = world.serve(&image, &["--ram", "24M", "--overflow", "256M"]);
+    let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
+    let (first, trace) = record(&world, &disk, "first.trace");
+    let (second, beside) = record(&world, &disk, "second.trace");
+    let load = Load { span_bytes: SPAN, ..Load::seed_004(32, End::Count(60_000)) };
+    let load = Load {
+        random_share: 0.5,
+        skew: Some(spillway_lab::Skew { of_requests: 0.9, to_blocks: 0.3 }),
+        ..load
+    };
+    let measured = driver.run(&load).unwrap();
+    let writes = measured.requests - measured.reads;
+    // Of 16 blocks the last 12 are zeroes, and take no room; what is given up and flushed is told too.
+    let mut content = vec![0; 64 << 10];
+    content[..16 << 10].fill(7);
+    driver.write_at(SPAN - 2 * MIB, &content).unwrap();
+    driver.discard(0, MIB).unwrap();
+    driver.write_zeroes(MIB, MIB, false).unwrap();
+    driver.flush().unwrap();
+    let stats = disk.stats().unwrap();
+    let said = ends(first);
+    assert_eq!(ends(second)["lost"], 0);
+    assert_eq!(said["lost"], 0);
+
+    let told = info(&trace);
+    assert_eq!(told["end"], "whole");
+    assert_eq!((&told["disk_bytes"], &told["reads"]["requests"]), (&SPAN.into(), &measured.reads.into()));
+    assert_eq!(told["reads"]["bytes"], figure(&stats, "planes.guest.read_bytes").unwrap());
+    assert_eq!(told["writes"]["requests"], writes + 1);
+    assert_eq!(told["writes"]["bytes"], writes * 4096 + (16 << 10));
+    assert_eq!(told["write_zeroes"]["bytes"], MIB + (48 << 10));
+    assert_eq!((&told["discards"]["bytes"], &told["flushes"]["requests"]), (&MIB.into(), &1.into()));
+    for key in ["reads", "writes", "write_zeroes", "discards", "flushes"] {
+        assert_eq!(told[key], info(&beside)[key]);
+    }
+
+    // The same by those who count: beside the disk, exactly, and in miniature, which does what the disk does. An LRU cache,
+    // which does not promote what is read and does not spare what was used twice, would do something else.
+    let written = figure(&stats, "planes.guest.written_bytes").unwrap() as f64;
+    let evicted = figure(&stats, "evictions.blocks").unwrap() as f64 * 4096.0;
+    assert!(evicted > written / 10.0, "it was evicted: {stats}");
+    let live = json(spillway(&["stats", "--curve", "--json"]).arg(disk.control()));
+    let by = |engine: &str| {
+        json(spillway(&["advise", "--json", "--engine", engine]).arg(&trace))["traces"][0].clone()
+    };
+    let curves =
+        [("live", live.clone()), ("lru", by("lru")), ("sampled", by("sampled")), ("policy", by("policy"))];
+    let expected = curves.each_ref().map(|(name, curve)| {
+        let expected = at(curve, 24 * MIB);
+        println!("{name}: {expected} bytes evicted of {written} written; the disk did {evicted}");
+        expected / written
+    });
+    let [live_share, lru, sampled, policy] = expected;
+    assert!((policy - evicted / written).abs() < 0.05, "{policy}: {:#}", curves[3].1);
+    assert!((live_share - lru).abs() < 0.10 && (sampled - lru).abs() < 0.10, "{expected:?}");
+    assert_eq!(live["totals"]["written_blocks"], curves[1].1["totals"]["written_blocks"]);
+    assert!(live["memory_bytes"].as_u64().unwrap() < MIB, "{}", live["memory_bytes"]);
+    let table = succeeds(spillway(&["advise", "--budget", "64M"]).arg(&trace).arg(&trace));
+    assert!(table.contains("nothing overflows from") && table.contains("its share of 64.0 MiB"), "{table}");
+    assert!(succeeds(spillway(&["stats", "--curve"]).arg(disk.control())).contains("RAM tier"));
+    drop(driver);
+    disk.stop().unwrap();
+}
+
+/// What a curve says of a size between two of its points.
+fn at(curve: &Value, ram_bytes: u64) -> f64 {
+    let points: Vec<(f64, f64)> = curve["curve"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| (p["ram_bytes"].as_f64().unwrap(), p["overflow_write_bytes"].as_f64().unwrap()))
+        .collect();
+    let ram = ram_bytes as f64;
+    let i = points.partition_point(|p| p.0 < ram).clamp(1, points.len() - 1);
+    let ((x0, y0), (x1, y1)) = (points[i - 1], points[i]);
+    y0 + (y1 - y0) * ((ram - x0) / (x1 - x0)).clamp(0.0, 1.0)
+}
+
+#[test]
+fn a_recording_goes_on_over_deaths_of_the_worker_and_ends_with_its_disk() {
+    let Some(world) = World::new(&[]) else { return };
+    let image = world.blank(SPAN);
+    let disk = world.serve(&image, &["--ram", "96M"]);
+    let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
+    let (recorder, trace) = record(&world, &disk, "trace");
+    let load = Load { span_bytes: SPAN, ..Load::seed_004(32, End::Count(5000)) };
+    driver.run(&load).unwrap();
+    for _ in 0..3 {
+        let before = disk.worker().unwrap();
+        kill_process(Pid::from_raw(before as i32).unwrap(), Signal::KILL).unwrap();
+        until("another worker", &disk, || disk.worker().is_ok_and(|now| now != before && now != 0));
+        driver.run(&load).unwrap();
+    }
+    drop(driver);
+    // The file's name is taken; and one that nobody ended, since the disk has, is whole.
+    let taken = spillway(&["trace", "record"]).arg(disk.control()).arg("--out").arg(&trace).output().unwrap();
+    assert_eq!(taken.status.code(), Some(73), "{taken:?}");
+    disk.stop().unwrap();
+    let mut recorder = recorder;
+    assert!(recorder.wait(Duration::from_secs(20)).unwrap().success(), "{}", recorder.tail());
+    let told = info(&trace);
+    let requests = told["reads"]["requests"].as_u64().unwrap() + told["writes"]["requests"].as_u64().unwrap();
+    assert_eq!((requests, &told["end"]), (20_000, &"whole".into()), "{told}");
+}
+
+#[test]
+fn what_others_have_recorded_is_imported() {
+    let Some(world) = World::new(&[]) else { return };
+    let file = world.path("a.csv");
+    std::fs::write(
+        &file,
+        "0,W,0,8192,1577808000000000\n0,R,4096,4096,1577808000000100\n1,R,0,4096,1577808000000200\n",
+    )
+    .unwrap();
+    let trace = world.path("a.trace");
+    let mut import = spillway(&["trace", "import", "--format", "alibaba", "--device", "0", "--out"]);
+    succeeds(import.arg(&trace).arg(&file));
+    let told = info(&trace);
+    assert_eq!((&told["reads"]["requests"], &told["writes"]["bytes"]), (&1.into(), &8192.into()));
+    assert_eq!(told["begin_unix_us"], 1_577_808_000_000_000_u64);
+    // Of two devices one must be named, and what is no trace is none; nothing is left of either.
+    for words in [&["trace", "import", "--format", "alibaba"][..], &["trace", "import", "--format", "msr"]] {
+        let (out, mut import) = (world.path("none"), spillway(words));
+        let refused = import.arg("--out").arg(&out).arg(&file).output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(66) && said.contains("line "), "{said}");
+    }
+    let refused = spillway(&["advise"]).arg(&file).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(66) && said.contains("--format"), "{said}");
+}

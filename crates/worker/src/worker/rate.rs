@@ -1,0 +1,144 @@
+//! The rate limit of a disk: how many requests, and how many bytes of reads and writes, may begin in a second. Owns what is
+//! owed; what waits stays where it is, in the guest's ring or the client's socket.
+//!
+//! Invariant: in any stretch of time no more begins than its length allows, the burst, and one request over.
+
+use crate::channel::Rate;
+use spillway_core::{Operation, Request, SECTOR_BYTES};
+
+/// Units of what is owed.
+const PS_PER_SECOND: u128 = 1_000_000_000_000;
+const PS_PER_NS: u64 = 1_000;
+/// A burst of which nothing is said: what a tenth of a second allows.
+const USUAL_BURSTS: u64 = 10;
+
+/// A disk's limits.
+pub struct Limiter {
+    requests: Option<Bucket>,
+    bytes: Option<Bucket>,
+}
+
+/// What begins is owed, and is paid off by the time that passes. While less than the burst is owed, more may begin.
+struct Bucket {
+    per_second: u64,
+    burst_ps: u64,
+    owed_ps: u64,
+    at_ns: u64,
+}
+
+impl Bucket {
+    fn new(per_second: u64, burst: u64) -> Option<Bucket> {
+        if per_second == 0 {
+            return None;
+        }
+        let mut bucket = Bucket { per_second, burst_ps: 0, owed_ps: 0, at_ns: 0 };
+        let burst = if burst == 0 { per_second / USUAL_BURSTS } else { burst };
+        bucket.burst_ps = bucket.cost_ps(burst.max(1));
+        Some(bucket)
+    }
+
+    fn cost_ps(&self, units: u64) -> u64 {
+        let cost = u128::from(units) * PS_PER_SECOND / u128::from(self.per_second);
+        u64::try_from(cost).unwrap_or(u64::MAX)
+    }
+
+    /// How long nothing may begin.
+    fn wait_ns(&mut self, now_ns: u64) -> u64 {
+        let paid = now_ns.saturating_sub(self.at_ns).saturating_mul(PS_PER_NS);
+        self.owed_ps = self.owed_ps.saturating_sub(paid);
+        self.at_ns = self.at_ns.max(now_ns);
+        match self.owed_ps.checked_sub(self.burst_ps) {
+            Some(over) => over / PS_PER_NS + 1,
+            None => 0,
+        }
+    }
+
+    fn begin(&mut self, units: u64) {
+        self.owed_ps = self.owed_ps.saturating_add(self.cost_ps(units));
+    }
+}
+
+impl Limiter {
+    /// `None`: as much as it can.
+    pub fn new(rate: Rate) -> Option<Limiter> {
+        let requests = Bucket::new(rate.iops, rate.iops_burst);
+        let bytes = Bucket::new(rate.bandwidth_bytes, rate.bandwidth_burst_bytes);
+        (requests.is_some() || bytes.is_some()).then_some(Limiter { requests, bytes })
+    }
+
+    /// How long no request may begin; 0: one may now.
+    pub fn wait_ns(&mut self, now_ns: u64) -> u64 {
+        let of = |bucket: &mut Option<Bucket>| bucket.as_mut().map_or(0, |bucket| bucket.wait_ns(now_ns));
+        of(&mut self.requests).max(of(&mut self.bytes))
+    }
+
+    /// A request begins. Each counts as one; of the bytes, those that are read or written.
+    pub fn begin(&mut self, request: &Request) {
+        if let Some(requests) = &mut self.requests {
+            requests.begin(1);
+        }
+        let moves = matches!(request.operation, Operation::Read | Operation::Write { .. });
+        if let (Some(bytes), true) = (&mut self.bytes, moves) {
+            bytes.begin(u64::from(request.sectors) * SECTOR_BYTES);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_core::Token;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    fn read(bytes: u32) -> Request {
+        Request { token: Token(0), operation: Operation::Read, sector: 0, sectors: bytes / 512 }
+    }
+
+    /// Of requests of this size that always wait, how many begin in so long, looked at each microsecond.
+    fn begun(rate: Rate, bytes: u32, from_ns: u64, ns: u64) -> u64 {
+        let mut limiter = Limiter::new(rate).unwrap();
+        let mut begun = 0;
+        let mut now = from_ns;
+        while now < from_ns + ns {
+            while limiter.wait_ns(now) == 0 {
+                limiter.begin(&read(bytes));
+                begun += 1;
+            }
+            now += limiter.wait_ns(now).max(1_000);
+        }
+        begun
+    }
+
+    #[test]
+    fn as_many_begin_as_may() {
+        for from_ns in [0, 77, 400 * 24 * 3600 * SECOND_NS] {
+            for (iops, burst, expected) in [(500, 1, 5_001), (500, 3_500, 8_500), (1_000_000, 1, 10_000_001)]
+            {
+                let rate = Rate { iops, iops_burst: burst, ..Rate::default() };
+                let found = begun(rate, 4096, from_ns, 10 * SECOND_NS);
+                assert!(found.abs_diff(expected) <= 1 + expected / 1000, "{iops} {burst}: {found}");
+            }
+        }
+        // The usual burst is a tenth of a second's.
+        assert_eq!(begun(Rate { iops: 500, ..Rate::default() }, 4096, 0, 1), 50);
+        let rate = Rate { bandwidth_bytes: 35_000_000, bandwidth_burst_bytes: 1, ..Rate::default() };
+        let found = begun(rate, 64 << 10, 0, 10 * SECOND_NS) * (64 << 10);
+        assert!(found.abs_diff(350_000_000) <= 2 * (64 << 10), "{found}");
+    }
+
+    #[test]
+    fn the_tighter_one_holds_and_a_flush_moves_no_bytes() {
+        let rate = Rate { iops: 100, iops_burst: 1, bandwidth_bytes: 4096 * 50, bandwidth_burst_bytes: 4096 };
+        assert!(begun(rate, 4096, 0, SECOND_NS).abs_diff(51) <= 1);
+        assert!(begun(rate, 512, 0, SECOND_NS).abs_diff(101) <= 1);
+        let mut limiter = Limiter::new(Rate { bandwidth_bytes: 1, ..Rate::default() }).unwrap();
+        for _ in 0..10 {
+            limiter.begin(&Request { operation: Operation::Flush, ..read(0) });
+            assert_eq!(limiter.wait_ns(0), 0);
+        }
+        limiter.begin(&read(512));
+        assert!(limiter.wait_ns(0) > 500 * SECOND_NS);
+        assert!(Limiter::new(Rate::default()).is_none());
+    }
+}
