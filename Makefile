@@ -6,8 +6,8 @@ CARGO ?= cargo
 help: ## What there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-build: ## The programs, optimised, and their man pages: target/release/spillway, spillwayd, man1/ and man8/
-	$(CARGO) build --release -p spillway -p spillway-host
+build: ## The programs, optimised, and their man pages: target/release/spillway, spillwayd, spillway-lab, man1/ and man8/
+	$(CARGO) build --release -p spillway -p spillway-host -p spillway-lab --bin spillway --bin spillwayd --bin spillway-lab
 	target/release/spillway man target/release/man1
 	mkdir -p target/release/man8 && target/release/spillwayd --print-man >target/release/man8/spillwayd.8
 

@@ -46,7 +46,7 @@ const WALLS: &[Wall] = &[
     },
     Wall {
         name: "spillway-lab",
-        ours: &[],
+        ours: &["spillway-advisor"],
         others: None,
         never: &["spillway-core", "spillway-worker", "spillway-export"],
     },

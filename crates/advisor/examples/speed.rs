@@ -60,7 +60,7 @@ fn main() {
         for (sample, name) in [
             (Sample { rate: 0.01, most_blocks: None }, "LRU, 1 in 100"),
             (Sample { rate: 0.001, most_blocks: None }, "LRU, 1 in 1000"),
-            (Sample::default(), "LRU, 8,192 blocks"),
+            (Sample { most_blocks: Some(8192), ..Sample::default() }, "LRU, 8,192 blocks"),
         ] {
             let mut shards = Shards::new(disk_bytes, sample);
             let took = run(load, n, seed, &mut shards, |e, event| e.event(event));

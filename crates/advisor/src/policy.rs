@@ -8,7 +8,6 @@
 mod tier;
 
 use crate::event::{Event, Step};
-use crate::profile::Totals;
 use crate::sample::{hash, rate, threshold};
 use crate::stack::Table;
 use tier::Tier;
@@ -38,7 +37,6 @@ pub struct Policy {
     blocks: Table,
     free: Vec<u32>,
     next: u32,
-    totals: Totals,
 }
 
 impl Policy {
@@ -54,7 +52,6 @@ impl Policy {
             blocks: Table::new(),
             free: Vec::new(),
             next: 0,
-            totals: Totals::default(),
         }
     }
 
@@ -76,17 +73,12 @@ impl Policy {
                 if hash(block) >= self.threshold {
                     return;
                 }
-                self.totals.written_blocks += 1;
                 let index = self.blocks.get(block).unwrap_or_else(|| self.take_index(block));
                 self.tiers.iter_mut().for_each(|tier| tier.write(index, whole));
             }
             Step::Remove(range) => {
-                let gone: Vec<u32> = if range.len() > self.blocks.len() {
-                    self.blocks.iter().map(|(block, _)| block).filter(|b| range.contains(b)).collect()
-                } else {
-                    range.filter(|&block| hash(block) < self.threshold).collect()
-                };
-                for block in gone {
+                let threshold = self.threshold;
+                for block in self.blocks.in_range(range, |block| hash(block) < threshold) {
                     if let Some(index) = self.blocks.remove(block) {
                         self.tiers.iter_mut().for_each(|tier| tier.remove(index));
                         self.free.push(index);

@@ -35,7 +35,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// From how often each need occurred, in the order of the needs.
+    /// From how often each need occurred, in the order of the needs; none is greater than what lived.
     pub(crate) fn new(
         totals: Totals,
         scale: f64,
@@ -103,8 +103,7 @@ impl Profile {
 
     /// The least limit at which nothing is evicted.
     pub fn zero_overflow_bytes(&self) -> u64 {
-        let most = self.needs.last().map_or(0, |&need| u64::from(need));
-        limit_bytes(most.min(self.totals.peak_live_blocks.max(1)))
+        limit_bytes(self.needs.last().map_or(0, |&need| u64::from(need)))
     }
 
     /// The least limit at which no more than so many blocks are evicted.

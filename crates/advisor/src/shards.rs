@@ -27,9 +27,9 @@ pub struct Sample {
 }
 
 impl Default for Sample {
-    /// For a live disk: at most 8,192 blocks, which takes less than 1 MiB.
+    /// For a live disk: at most 4,096 blocks, which takes some 100 KiB.
     fn default() -> Sample {
-        Sample { rate: 0.1, most_blocks: Some(8192) }
+        Sample { rate: 0.1, most_blocks: Some(4096) }
     }
 }
 
@@ -206,7 +206,9 @@ impl Shards {
             new_blocks: self.new.round() as u64,
             peak_live_blocks: self.peak_live.round() as u64,
         };
-        let counts = evicted.iter().zip(self.read.iter()).map(|((need, e), (_, r))| (need, e, r));
+        // A need is known to a hundredth: no cache need be larger than what has lived.
+        let most = u32::try_from(totals.peak_live_blocks).unwrap_or(u32::MAX).max(1);
+        let counts = evicted.iter().zip(self.read.iter()).map(|((need, e), (_, r))| (need.min(most), e, r));
         let peaks = self.sizes.iter().copied().zip(self.all_peaks()).collect();
         Profile::new(totals, weight, counts, peaks)
     }

@@ -6,6 +6,7 @@ use common::generate::{Load, Requests};
 use common::seed;
 use spillway_advisor::curve::{Curve, DEFAULT_GOAL, MIN_RAM_BYTES, point};
 use spillway_advisor::lru::Lru;
+use spillway_advisor::shards::{Sample, Shards};
 use spillway_advisor::{BLOCK_BYTES, Event, Operation, staying_blocks};
 
 fn write(block: u64) -> Event {
@@ -26,6 +27,24 @@ fn a_loop_needs_all_of_it_or_nothing() {
     // One block less, and each is gone before it is used again; but for those that are there at the end.
     let less = point(&lru.profile(), curve.zero_overflow_bytes - BLOCK_BYTES);
     assert_eq!(less.overflow_write_bytes, (10_000 - 999) * BLOCK_BYTES);
+}
+
+#[test]
+fn a_samples_curve_says_the_same_in_all_its_parts() {
+    for blocks in [9_000, 10_000, 11_500, 40_000, 100_000] {
+        for most_blocks in [None, Some(512)] {
+            let mut shards = Shards::new(u64::MAX, Sample { rate: 0.1, most_blocks });
+            (0..blocks * 5).for_each(|i| shards.event(&write(i % blocks)));
+            let curve = Curve::new(&shards.profile(), DEFAULT_GOAL);
+            let last = curve.curve.last().expect("points");
+            assert_eq!(
+                (last.ram_bytes, last.overflow_write_bytes),
+                (curve.zero_overflow_bytes, 0),
+                "{blocks}"
+            );
+            assert!(curve.recommended_bytes <= curve.zero_overflow_bytes, "{blocks}");
+        }
+    }
 }
 
 #[test]

@@ -152,6 +152,15 @@ fn without_discards_the_peak_is_exact_at_every_size() {
 #[test]
 fn a_discard_of_the_whole_disk_costs_no_more_than_what_lives() {
     let mut lru = Lru::new(u64::MAX);
+    let all = |operation| Event { time_us: 0, operation, offset_bytes: 0, len_bytes: 1 << 30 };
+    lru.event(&all(Operation::Write));
+    let most = lru.memory_bytes();
+    lru.event(&all(Operation::Discard));
+    let mut lru = Lru::new(u64::MAX);
+    lru.event(&all(Operation::Write));
+    lru.event(&all(Operation::Discard));
+    assert!(lru.memory_bytes() < most, "it has shrunk");
+    let mut lru = Lru::new(u64::MAX);
     let event = |operation, offset_bytes, len_bytes| Event { time_us: 0, operation, offset_bytes, len_bytes };
     for _ in 0..1000 {
         lru.event(&event(Operation::Write, 1 << 40, 8192));

@@ -7,6 +7,7 @@
 mod catalog;
 mod check;
 pub mod client;
+mod curve;
 mod error;
 mod event;
 pub mod exposition;
@@ -27,6 +28,7 @@ pub use catalog::{
     ResetEvent, Rollout, RolloutStrategy, differences, settings,
 };
 pub use check::{Finding, FindingKind, ImageCheck, Volume, VolumeContent, VolumeRole};
+pub use curve::{CurvePoint, CurveTotals, DiskCurve};
 pub use error::{ErrorBody, ErrorCode};
 pub use event::{Event, EventKind};
 pub use figures::{

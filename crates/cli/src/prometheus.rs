@@ -2,6 +2,7 @@
 //!
 //! Invariant: each family has HELP and TYPE once, directly above its samples, and every sample is a number.
 
+use spillway_api::DiskCurve;
 use spillway_api::exposition::{Exposition, seconds};
 use spillway_worker::supervisor::{Latency, Plane, Stats};
 use std::fmt::Display;
@@ -151,6 +152,36 @@ pub fn text(stats: &Stats) -> String {
         ("base_read", &l.base_read),
     ];
     t.durations("host_io_duration", "io", "The host's own I/O.", &host);
+    t.out.text()
+}
+
+/// Sizes of the RAM tier that the curve is told of: 64 MiB to 64 GiB.
+const CURVE_BYTES: std::ops::Range<u32> = 26..37;
+
+/// What sizes of the RAM tier would have done, of one disk.
+pub fn curve(serial: &str, curve: &DiskCurve) -> String {
+    let mut t = Text { out: Exposition::default(), disk: serial };
+    let name = "curve_overflow_written_bytes_total";
+    t.family(name, "counter", "What a RAM tier of this size would have evicted, by LRU on a sample.");
+    for bytes in CURVE_BYTES.map(|power| 1 << power) {
+        t.sample(name, &[("ram_bytes", &bytes.to_string())], curve.overflow_write_bytes(bytes));
+    }
+    let written = curve.written_bytes();
+    t.one(
+        "curve_written_bytes_total",
+        "counter",
+        "What the guest wrote meanwhile, zeroes left out.",
+        written,
+    );
+    let zero = curve.zero_overflow_bytes;
+    t.one(
+        "curve_zero_overflow_bytes",
+        "gauge",
+        "The RAM tier at which nothing would have been evicted.",
+        zero,
+    );
+    let recommended = curve.recommended_bytes;
+    t.one("curve_recommended_bytes", "gauge", "The one that would have absorbed 95% of it.", recommended);
     t.out.text()
 }
 

@@ -37,7 +37,11 @@ pub fn stats(args: &Args) -> Result<(), Failure> {
                 // Watched, each object is one line.
                 if args.watch { format!("{value}\n") } else { format!("{value:#}\n") }
             }
-            () if args.prometheus => prometheus::text(&stats),
+            () if args.prometheus => {
+                let curve = client.ask(&Request::Curve { goal: None })?;
+                let curve = serde_json::from_value(curve).map_err(|e| unreadable(&e))?;
+                prometheus::text(&stats) + &prometheus::curve(&stats.serial, &curve)
+            }
             () => {
                 let mut text = match args.names {
                     Some(Names::Mcsio) => mcsio::table(&stats),
@@ -70,7 +74,7 @@ fn curve(args: &Args, client: &mut Client) -> Result<(), Failure> {
         true => format!("{value:#}\n"),
         false => {
             let seconds = value["seconds"].as_f64().unwrap_or(0.0);
-            advise::live(&serde_json::from_value(value).map_err(|e| unreadable(&e))?, seconds)
+            advise::of_disk(&serde_json::from_value(value).map_err(|e| unreadable(&e))?, seconds)
         }
     };
     output::print(&text).map(drop)

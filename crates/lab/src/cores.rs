@@ -5,6 +5,7 @@
 use crate::load::Rng;
 use crate::shared::SharedMemory;
 use anyhow::{Context, Result, ensure};
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,9 +19,18 @@ pub fn available() -> Result<Vec<usize>> {
 
 /// Keeps the calling thread on one core.
 pub fn pin(core: usize) -> Result<()> {
+    keep(None, core)
+}
+
+/// Keeps the first thread of another process on one core.
+pub fn pin_process(pid: u32, core: usize) -> Result<()> {
+    keep(Some(Pid::from_raw(pid.try_into()?).context("a process id")?), core)
+}
+
+fn keep(pid: Option<Pid>, core: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(core);
-    sched_setaffinity(None, &set).with_context(|| format!("cannot run on core {core}"))
+    sched_setaffinity(pid, &set).with_context(|| format!("cannot run on core {core}"))
 }
 
 /// Time for a cache line to go from one core to the other, one way, in nanoseconds: the median of short bursts

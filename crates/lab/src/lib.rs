@@ -18,6 +18,7 @@ pub mod mixed;
 pub mod oracle;
 pub mod probe;
 pub mod process;
+pub mod replay;
 mod shared;
 pub mod stamp;
 pub mod steady;

@@ -76,6 +76,8 @@ pub fn create() -> io::Result<OwnedFd> {
     let memory = rustix::fs::memfd_create("spillway-trace", flags)?;
     rustix::fs::ftruncate(&memory, LEN as u64)?;
     rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    // Who is given an fd to read only, and is of another user, cannot open it again to write.
+    rustix::fs::fchmod(&memory, rustix::fs::Mode::RUSR)?;
     Ok(memory)
 }
 

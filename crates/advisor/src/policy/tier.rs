@@ -19,8 +19,8 @@ const NOWHERE: u32 = u32::MAX - 1;
 /// As in core: uses that are counted, reads after which a block comes back, slots to a cell that remembers reads.
 const MAX_FREQUENCY: u8 = 3;
 const READS: u32 = 3;
-const SLOTS_PER_CELL: f64 = 8.0;
-const MIN_CELLS: f64 = 64.0;
+const SLOTS_PER_CELL: u64 = 8;
+const MIN_CELLS: u64 = 64;
 /// Slots that the hand passes for one part.
 const HAND_STEPS: u64 = 16 * 1024;
 
@@ -49,7 +49,6 @@ pub(super) struct Tier {
     places: Vec<u32>,
     /// Cells of blocks that were read of the overflow lately.
     cells: Vec<u32>,
-    cell_bits: u32,
     overflow: u32,
     pub evicted: u64,
     pub overflow_read: u64,
@@ -62,8 +61,7 @@ impl Tier {
         let limit = limit_bytes / BLOCK_BYTES;
         let scaled = |n: u64| ((n as f64 * rate).round() as u32).max(1);
         let reserve = free_blocks(limit);
-        let cells = (limit as f64 / SLOTS_PER_CELL).floor().max(MIN_CELLS) * rate;
-        let cell_bits = (cells as u64).max(1).ilog2();
+        let cells = 1 << ((limit / SLOTS_PER_CELL).max(MIN_CELLS).ilog2());
         Tier {
             limit: scaled(limit),
             reserve: scaled(reserve),
@@ -76,8 +74,7 @@ impl Tier {
             segment: scaled(SEGMENT_BLOCKS),
             segment_left: 0,
             places: Vec::new(),
-            cells: vec![0; 1 << cell_bits],
-            cell_bits,
+            cells: vec![0; scaled(cells) as usize],
             overflow: 0,
             evicted: 0,
             overflow_read: 0,
@@ -224,8 +221,11 @@ impl Tier {
     /// A block was read of the overflow: whether that was often enough.
     fn reads_enough(&mut self, block: u32) -> bool {
         let hash = block.wrapping_mul(0x9E37_79B1);
-        let tag = (u64::from(hash) << self.cell_bits) as u32;
-        let cell = &mut self.cells[(u64::from(hash) >> (u32::BITS - self.cell_bits)) as usize];
+        // The upper half of the product says which cell, the lower one which block: with a power of two of cells they are the
+        // hash's own bits, as in the core.
+        let product = u64::from(hash) * self.cells.len() as u64;
+        let (cell, tag) = ((product >> 32) as usize, product as u32);
+        let cell = &mut self.cells[cell];
         let reads = if *cell & !0b11 == tag & !0b11 { (*cell & 0b11) + 1 } else { 1 };
         *cell = if reads < READS { tag & !0b11 | reads } else { 0 };
         reads == READS

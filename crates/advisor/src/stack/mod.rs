@@ -60,10 +60,6 @@ impl Stack {
         self.needs.is_some()
     }
 
-    pub fn contains(&self, block: u32) -> bool {
-        self.table.get(block).is_some()
-    }
-
     /// The lowest need, less one, that no block has.
     fn missing(&self) -> u32 {
         if self.needs.is_some() { self.missing } else { self.len() }
@@ -132,10 +128,7 @@ impl Stack {
     /// The blocks of a range that are in it, in no order, if all that are pass `may_be`. Costs no more than the stack
     /// is long.
     pub fn in_range(&self, range: Range<u32>, may_be: impl Fn(u32) -> bool) -> Vec<u32> {
-        if range.len() > self.table.len() {
-            return self.table.iter().map(|(block, _)| block).filter(|b| range.contains(b)).collect();
-        }
-        range.filter(|&block| may_be(block) && self.contains(block)).collect()
+        self.table.in_range(range, may_be)
     }
 
     /// The needs of all blocks, in order.

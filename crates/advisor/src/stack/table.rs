@@ -4,6 +4,8 @@
 //! long request costs one miss for each eight blocks. Invariants: between a block's home and its cell no cell is empty; at
 //! most half of the cells are taken.
 
+use std::ops::Range;
+
 /// In no trace: blocks have 31 bits.
 const EMPTY: u32 = u32::MAX;
 const MIN_BITS: u32 = 6;
@@ -100,6 +102,10 @@ impl Table {
         }
         self.cells[hole] = NONE;
         self.len -= 1;
+        // What goes through all cells is to cost what there is, not what once was.
+        if self.bits > MIN_BITS && self.len * 8 < self.cells.len() {
+            self.resize(self.bits - 1);
+        }
         Some(cell.position)
     }
 
@@ -122,6 +128,14 @@ impl Table {
     /// All blocks and their positions, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> {
         self.cells.iter().filter(|c| c.block != EMPTY).map(|c| (c.block, c.position))
+    }
+
+    /// The blocks of a range, in no order, if all that are there pass `may_be`. Costs no more than there are blocks, or cells.
+    pub fn in_range(&self, range: Range<u32>, may_be: impl Fn(u32) -> bool) -> Vec<u32> {
+        if range.len() > self.cells.len() {
+            return self.iter().map(|(block, _)| block).filter(|block| range.contains(block)).collect();
+        }
+        range.filter(|&block| may_be(block) && self.get(block).is_some()).collect()
     }
 
     pub fn clear(&mut self) {
@@ -152,6 +166,7 @@ mod tests {
                 assert_eq!(table.len(), model.len());
             }
             assert_eq!(table.iter().collect::<HashMap<_, _>>(), model);
+            assert!(table.bytes() <= 16 * 16 * model.len().max(64), "it has shrunk: {}", table.bytes());
             table.move_all(|p| p + 1);
             assert!(model.iter().all(|(&block, &p)| table.get(block) == Some(p + 1)));
         }

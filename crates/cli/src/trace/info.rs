@@ -1,11 +1,12 @@
 //! `spillway trace info`: what a trace holds.
 
 use super::{Format, Source};
+use crate::advise::ram;
 use crate::error::Failure;
 use crate::output;
 use crate::table::{group, percent};
-use spillway_advisor::lru::Lru;
-use spillway_advisor::{BLOCK_BYTES, Operation};
+use spillway_advisor::shards::{Sample, Shards};
+use spillway_advisor::{BLOCK_BYTES, Operation, limit_bytes};
 use spillway_worker::supervisor::bytes;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -27,18 +28,18 @@ pub struct Info {
 pub fn info(args: &Info) -> Result<(), Failure> {
     let mut source = Source::open(&args.trace, &args.format)?;
     let disk_bytes = Some(source.head().disk_bytes).filter(|bytes| *bytes > 0);
-    let mut lru = Lru::new(disk_bytes.unwrap_or(u64::MAX));
+    let mut sample = Shards::new(disk_bytes.unwrap_or(u64::MAX), Sample { rate: 1.0, ..Sample::default() });
     let (mut counts, mut moved, mut last_us, mut end_bytes) = ([0_u64; 6], [0_u64; 6], 0, 0);
     while let Some(event) = source.next()? {
         let operation = event.operation as usize;
         counts[operation] += 1;
-        moved[operation] += event.len_bytes;
+        moved[operation] = moved[operation].saturating_add(event.len_bytes);
         last_us = event.time_us;
         end_bytes = end_bytes.max(event.offset_bytes + event.len_bytes);
-        lru.event(&event);
+        sample.event(&event);
     }
     source.tell_end();
-    let (head, totals) = (source.head(), lru.profile().totals());
+    let (head, totals) = (source.head(), sample.profile().totals());
     let seconds = last_us as f64 / 1e6;
     let words = ["reads", "writes", "write_zeroes", "discards", "flushes", "resets"];
     if args.json {
@@ -70,12 +71,13 @@ pub fn info(args: &Info) -> Result<(), Failure> {
             );
         }
     }
-    let (live, written) = (totals.peak_live_blocks * BLOCK_BYTES, totals.written_blocks * BLOCK_BYTES);
+    let (live, written) = (totals.peak_live_blocks, totals.written_blocks * BLOCK_BYTES);
     let _ = writeln!(
         out,
-        "\nIn whole blocks {} were written; at most {} lived at a time: so much RAM less what eviction keeps free never overflows.",
+        "\nIn whole blocks {} were written; about {} lived at a time at most, which a RAM tier of {} holds.",
         bytes(written),
-        bytes(live)
+        bytes(live * BLOCK_BYTES),
+        ram(limit_bytes(live))
     );
     output::print(&out).map(drop)
 }

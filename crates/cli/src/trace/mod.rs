@@ -5,6 +5,7 @@
 mod import;
 mod info;
 mod record;
+mod replay;
 mod source;
 
 pub use source::{Format, Source};
@@ -31,6 +32,15 @@ Examples:
   spillway trace import hm_0.csv.gz --format msr --out hm_0.trace
   spillway trace import alibaba.csv --format alibaba --device 17 --out volume-17.trace";
 
+const REPLAY_EXAMPLES: &str = "\
+Examples:
+  spillway serve --image debian.raw --ram 512M --vhost-user /run/try.sock --control /run/try.ctl &
+  spillway trace replay vm1.trace --to /run/try.sock --speed full
+  spillway stats /run/try.ctl
+
+What is written is made up; where, how much, when and in which order is the trace's. Requests of more than 1 MiB
+are asked in pieces, and at most --depth at a time.";
+
 /// What to do with traces.
 #[derive(Debug, Subcommand)]
 pub enum TraceCommand {
@@ -40,6 +50,9 @@ pub enum TraceCommand {
     /// Make a trace of what another program has recorded
     #[command(after_help = IMPORT_EXAMPLES)]
     Import(import::Import),
+    /// Ask a disk what a trace holds, at the pace at which it was recorded or another
+    #[command(after_help = REPLAY_EXAMPLES)]
+    Replay(replay::Replay),
     /// Show what a trace holds
     Info(info::Info),
 }
@@ -49,6 +62,7 @@ pub fn trace(command: &TraceCommand) -> Result<(), Failure> {
     match command {
         TraceCommand::Record(args) => record::record(args),
         TraceCommand::Import(args) => import::import(args),
+        TraceCommand::Replay(args) => replay::replay(args),
         TraceCommand::Info(args) => info::info(args),
     }
 }

@@ -44,6 +44,8 @@ pub fn record(args: &Record) -> Result<(), Failure> {
     head.begin_unix_us = unix.as_micros() as u64;
     let serial = recorder.disk["serial"].as_str().unwrap_or_default();
     head.notes.insert("serial".into(), serial.into());
+    let living = recorder.disk["living_bytes"].as_u64().unwrap_or(0);
+    head.notes.insert("living_bytes".into(), living.to_string());
     head.notes.insert("by".into(), concat!("spillway ", env!("CARGO_PKG_VERSION")).into());
     let failed = |e: &_| args.out.failed(e);
     let mut writer = TraceWriter::new(args.out.create()?, &head).map_err(|e| failed(&e))?;
@@ -83,7 +85,10 @@ pub fn record(args: &Record) -> Result<(), Failure> {
         }
     }
     bar.finish_and_clear();
-    writer.finish().map_err(|e| failed(&e))?;
+    // One with gaps is not whole: it gets no mark of its end.
+    if lost == 0 {
+        writer.finish().map_err(|e| failed(&e))?;
+    }
     let seconds = begun.elapsed().as_secs_f64();
     if args.json {
         let said = serde_json::json!({ "requests": requests, "lost": lost, "seconds": seconds });
@@ -97,7 +102,9 @@ pub fn record(args: &Record) -> Result<(), Failure> {
     match lost {
         0 => Ok(()),
         lost => {
-            let message = format!("{lost} requests came faster than they could be written, and are missing");
+            let message = format!(
+                "{lost} requests came faster than they could be written, and are missing: the trace has no mark of its end"
+            );
             Err(Failure::new(Exit::Internal, message))
         }
     }

@@ -7,7 +7,7 @@ use crate::error::HostError;
 use axum::extract::State;
 use axum::{Extension, Json};
 use serde::Deserialize;
-use spillway_api::{Empty, ErrorCode, List, MachineAction, MachineDetails, Name, NewClaim};
+use spillway_api::{DiskCurve, Empty, ErrorCode, List, MachineAction, MachineDetails, Name, NewClaim};
 use std::time::Duration;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -23,6 +23,7 @@ pub fn routes() -> OpenApiRouter<App> {
         .routes(routes!(list_machines))
         .routes(routes!(show_machine, delete_machine))
         .routes(routes!(release_machine))
+        .routes(routes!(show_curve))
 }
 
 pub fn action_routes() -> OpenApiRouter<App> {
@@ -74,6 +75,25 @@ async fn show_machine(
 ) -> Answer<MachineDetails> {
     let seconds = wait.wait_seconds.min(LONGEST_WAIT_SECONDS);
     app.machines.wait(&name, Duration::from_secs(seconds.into())).await.map(Json)
+}
+
+/// What its RAM tier should do.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Goal {
+    /// The share of the written bytes that it should absorb, 0 to 1; 0.95 if nothing is said.
+    goal: Option<f64>,
+}
+
+/// What every size of a machine's RAM tier would have done since its disk's worker began. `conflict`: its disk is not served.
+#[utoipa::path(get, path = "/{name}/curve", params(("name" = Name, Path), Goal), responses((status = 200, body = DiskCurve), Failure))]
+async fn show_curve(
+    State(app): State<App>,
+    Path(name): Path<Name>,
+    Query(Goal { goal }): Query<Goal>,
+) -> Answer<DiskCurve> {
+    ask(move || app.machines.curve(&name, goal)).await
 }
 
 /// What goes with a machine.

@@ -7,6 +7,7 @@ mod act;
 pub mod belongings;
 mod closing;
 mod commit;
+mod curve;
 mod disk;
 mod figures;
 mod host;

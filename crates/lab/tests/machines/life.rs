@@ -372,10 +372,35 @@ fn a_catalogs_rate_holds_for_disks_that_run_and_that_start() {
     set(400);
     world.ok(&["machine", "restart", "desk-001", "--force", "--wait"]);
     assert_eq!(rate()["iops"], 400);
+    // What has no RAM tier has no curve to advise by; it is told of.
+    let advised = world.ok(&["advise", "--live", "desk"]);
+    assert!(advised.contains("no machine of desk runs that has"), "{advised}");
     let shown = world.ok(&["machine", "show", "desk-001"]);
     assert!(shown.contains("at most 400 requests/s"), "{shown}");
     let limited = seconds("800");
     assert!((1.8..4.0).contains(&limited), "{limited} s for 800 requests");
+    // The curve of one that has a RAM tier.
+    world.ok(&["catalog", "create", "pool", "--image", "golden", "--count", "2", "--ram", "8M"]);
+    world.ok(&["machine", "start", "pool-001", "--wait"]);
+    let socket = world.machine("pool-001")["status"]["run"]["nbd_socket"].as_str().unwrap().to_owned();
+    let write = ["-f", "raw", "-c", "write -P 5 0 12M", &format!("nbd+unix:///?socket={socket}")];
+    assert!(std::process::Command::new("qemu-io").args(write).status().unwrap().success());
+    let advised = world.json(&["advise", "--live", "pool"]);
+    let one = &advised["machines"][0];
+    assert_eq!((advised["machines"].as_array().unwrap().len(), &one["machine"]), (1, &"pool-001".into()));
+    assert_eq!((&one["ram_bytes"], &one["written_bytes"]), (&(8 << 20).into(), &(12 << 20).into()));
+    assert!(
+        one["overflow_write_bytes"].as_u64().unwrap() > 2 << 20
+            && one["next_saves_bytes"] == one["overflow_write_bytes"],
+        "{one}"
+    );
+    let curve: serde_json::Value =
+        serde_json::from_str(&world.get("/v1/machines/pool-001/curve?goal=0.5")).unwrap();
+    assert_eq!((&curve["goal"], &curve["totals"]["written_blocks"]), (&0.5.into(), &3072.into()));
+    assert!(world.ok(&["advise", "--live", "pool"]).contains("pool-001"));
+    assert!(world.ok(&["machine", "stats", "pool-001", "--curve"]).contains("nothing overflows from"));
+    let stopped = world.get("/v1/machines/pool-002/curve");
+    assert!(stopped.contains("no disk that is served"), "{stopped}");
 }
 
 fn disks_keep_what_their_mode_keeps(hypervisor: &'static str) {

@@ -110,6 +110,8 @@ fn what_is_recorded_is_what_was_asked_and_says_what_the_disk_did() {
     assert!(live["memory_bytes"].as_u64().unwrap() < MIB, "{}", live["memory_bytes"]);
     let table = succeeds(spillway(&["advise", "--budget", "64M"]).arg(&trace).arg(&trace));
     assert!(table.contains("nothing overflows from") && table.contains("its share of 64.0 MiB"), "{table}");
+    let scraped = succeeds(spillway(&["stats", "--prometheus"]).arg(disk.control()));
+    assert!(scraped.contains("ram_bytes=\"67108864\"} 0\n"), "all of the disk fits: {scraped}");
     assert!(succeeds(spillway(&["stats", "--curve"]).arg(disk.control())).contains("RAM tier"));
     drop(driver);
     disk.stop().unwrap();
@@ -127,6 +129,56 @@ fn at(curve: &Value, ram_bytes: u64) -> f64 {
     let i = points.partition_point(|p| p.0 < ram).clamp(1, points.len() - 1);
     let ((x0, y0), (x1, y1)) = (points[i - 1], points[i]);
     y0 + (y1 - y0) * ((ram - x0) / (x1 - x0)).clamp(0.0, 1.0)
+}
+
+#[test]
+fn a_trace_is_asked_again_at_its_pace_or_another() {
+    let Some(world) = World::new(&[]) else { return };
+    let image = world.blank(SPAN);
+    let disk = world.serve(&image, &["--ram", "24M", "--overflow", "256M"]);
+    let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
+    let (recorder, trace) = record(&world, &disk, "trace");
+    let load = Load { span_bytes: SPAN, ..Load::seed_004(8, End::Count(20_000)) };
+    let begun = std::time::Instant::now();
+    driver.run(&load).unwrap();
+    // A pause, which is part of its pace.
+    std::thread::sleep(Duration::from_millis(700));
+    driver.write_at(0, &vec![5; 2 << 20]).unwrap();
+    driver.discard(4 * MIB, MIB).unwrap();
+    driver.flush().unwrap();
+    let took = begun.elapsed().as_secs_f64();
+    ends(recorder);
+    let evicted = disk.figure("evictions.blocks").unwrap();
+    drop(driver);
+    disk.stop().unwrap();
+
+    for (speed, times) in [("1", 1.0), ("4", 4.0), ("full", f64::INFINITY)] {
+        let disk = world.serve(&image, &["--ram", "24M", "--overflow", "256M"]);
+        let replay = ["trace", "replay", "--json", "--speed", speed, "--to", disk.vhost().to_str().unwrap()]
+            .map(String::from);
+        let again = world.path(&format!("again-{times}"));
+        let (recorder, _) = record(&world, &disk, again.file_name().unwrap().to_str().unwrap());
+        let done = json(Command::new(program().unwrap()).args(replay).arg(&trace));
+        ends(recorder);
+        let figure = |key: &str| done[key].as_u64().unwrap();
+        assert_eq!((figure("failed"), figure("left_out")), (0, 0), "{done}");
+        let seconds = done["seconds"].as_f64().unwrap();
+        assert!(seconds >= 0.7 / times && seconds < took / times.min(1000.0) + 3.0, "{speed}: {done}");
+        // The same requests, in the same order.
+        let (was, is) = (info(&trace), info(&again));
+        for key in ["reads", "writes", "discards", "flushes"] {
+            assert_eq!(was[key]["bytes"], is[key]["bytes"], "{speed} {key}");
+        }
+        let now = disk.figure("evictions.blocks").unwrap();
+        assert!(now.abs_diff(evicted) * 20 <= 20_000, "{speed}: {now} blocks evicted, and {evicted} before");
+        disk.stop().unwrap();
+    }
+    // A disk that is too small is not asked.
+    let small = world.serve(&world.blank(MIB), &["--ram", "24M"]);
+    let refused = spillway(&["trace", "replay", "--to"]).arg(small.vhost()).arg(&trace).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("must be as large"), "{said}");
+    small.stop().unwrap();
 }
 
 #[test]

@@ -187,19 +187,22 @@ impl Supervisor {
         (self.life.end_by, self.life.ending) = (None, None);
         self.life.since = Instant::now();
         self.forget_asking();
+        let ring = self.recorders_ring();
         // Whatever fails from here on, there is a process whose end is followed.
         let worker = self.life.worker.insert(worker);
         let dead: Vec<_> = self.life.dead.iter().map(Dead::pidfd).collect();
         let (message, fds) = self.disk.start_message(worker.lifeline().shared(), &dead)?;
         worker.send(message, fds)?;
+        if let Some(ring) = ring {
+            worker.send(ToWorker::Trace { on: true }, vec![ring])?;
+        }
         for client in self.clients.values() {
             let Client::Vmm(session) = client else { continue };
             for (message, fds) in session.introduce().map_err(super::session::cannot_pass)? {
                 worker.send(message, fds)?;
             }
         }
-        self.tell_of_recorders()
-            .map_err(|e| SupervisorError::internal("cannot pass the recorders' ring on", e))
+        Ok(())
     }
 
     /// Gives the worker a message. Without a worker nothing is lost: the next one is told all that holds then.

@@ -84,12 +84,17 @@ impl Supervisor {
         limits.warn_at = wish.warn_at.unwrap_or(limits.warn_at);
         limits.critical_at = wish.critical_at.unwrap_or(limits.critical_at);
         let rate = &mut limits.rate;
-        for (is, wished) in [
-            (&mut rate.iops, wish.iops),
-            (&mut rate.iops_burst, wish.iops_burst),
-            (&mut rate.bandwidth_bytes, wish.bandwidth_bytes),
-            (&mut rate.bandwidth_burst_bytes, wish.bandwidth_burst_bytes),
+        for (is, wished, burst, wished_burst) in [
+            (&mut rate.iops, wish.iops, &mut rate.iops_burst, wish.iops_burst),
+            (
+                &mut rate.bandwidth_bytes,
+                wish.bandwidth_bytes,
+                &mut rate.bandwidth_burst_bytes,
+                wish.bandwidth_burst_bytes,
+            ),
         ] {
+            // A burst is of its rate: another rate of which no more is said has the usual one.
+            *burst = wished_burst.unwrap_or(if wished.is_some() { 0 } else { *burst });
             *is = wished.unwrap_or(*is);
         }
         if let Err(e) = self.disk.make_room_for(&limits, self.window.read().ram.used_bytes) {

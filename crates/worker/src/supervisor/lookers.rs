@@ -16,8 +16,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 #[derive(Debug, Default)]
 pub(super) struct Lookers {
     ring: Option<OwnedFd>,
-    /// Peers that wait for the curve, in the order in which the worker was asked.
-    asking: VecDeque<u64>,
+    /// Peers that wait for the curve, and what they want of it. The worker is asked for the first one's, and for no other
+    /// meanwhile: a curve takes it a moment.
+    asking: VecDeque<(u64, Option<f64>)>,
 }
 
 impl Supervisor {
@@ -27,8 +28,10 @@ impl Supervisor {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         match ring {
             Ok(ring) => {
+                let before = self.window.read();
                 let answer = serde_json::json!({
                     "size_bytes": self.disk.spec.size_bytes, "serial": self.disk.serial(),
+                    "living_bytes": before.ram.used_bytes + before.overflow.used_bytes,
                 });
                 peer.record(ring, &Answer::Ok(answer));
             }
@@ -40,20 +43,25 @@ impl Supervisor {
 
     /// The ring; made, and the worker told, if this is the first who wants it.
     fn ring(&mut self) -> io::Result<OwnedFd> {
-        if self.lookers.ring.is_none() {
-            self.lookers.ring = Some(trace_ring::create()?);
-            self.tell_of_recorders()?;
+        if let Some(ring) = &self.lookers.ring {
+            return ring.try_clone();
         }
-        self.lookers.ring.as_ref().expect("made above").try_clone()
+        let ring = trace_ring::create()?;
+        let (workers, answer) = (ring.try_clone()?, ring.try_clone()?);
+        self.tell(ToWorker::Trace { on: true }, vec![workers]);
+        self.lookers.ring = Some(ring);
+        Ok(answer)
     }
 
-    /// A worker begins, or there is a ring now: where it writes its requests to.
-    pub(super) fn tell_of_recorders(&mut self) -> io::Result<()> {
-        if let Some(ring) = &self.lookers.ring {
-            let ring = ring.try_clone()?;
-            self.tell(ToWorker::Trace { on: true }, vec![ring]);
+    /// What a worker that begins is told of recorders. Who looks on never keeps a disk from being served.
+    pub(super) fn recorders_ring(&mut self) -> Option<OwnedFd> {
+        let ring = self.lookers.ring.as_ref()?.try_clone();
+        if let Err(e) = &ring {
+            (self.log)(&format!("what is recorded ends here: {e}"));
+            self.peers.retain(|_, peer| !peer.records());
+            self.lookers.ring = None;
         }
-        Ok(())
+        ring.ok()
     }
 
     /// A peer has gone. After the last recorder nobody writes any more.
@@ -72,20 +80,25 @@ impl Supervisor {
         if !self.life.serving {
             return Some(Answer::error("busy", "the worker begins: try again"));
         }
-        self.lookers.asking.push_back(by);
-        self.tell(ToWorker::Curve { goal }, Vec::new());
+        self.lookers.asking.push_back((by, goal));
+        if self.lookers.asking.len() == 1 {
+            self.tell(ToWorker::Curve { goal }, Vec::new());
+        }
         None
     }
 
     pub(super) fn on_curve(&mut self, curve: serde_json::Value) {
         // Nobody has asked: a worker that says so is none of ours any more.
-        let Some(by) = self.lookers.asking.pop_front() else { return };
+        let Some((by, _)) = self.lookers.asking.pop_front() else { return };
+        if let Some(&(_, goal)) = self.lookers.asking.front() {
+            self.tell(ToWorker::Curve { goal }, Vec::new());
+        }
         self.answer(by, &Answer::Ok(curve));
     }
 
     /// The worker that was asked is gone, and its curve with it.
     pub(super) fn forget_curves(&mut self) {
-        for by in std::mem::take(&mut self.lookers.asking) {
+        for (by, _) in std::mem::take(&mut self.lookers.asking) {
             self.answer(
                 by,
                 &Answer::error("busy", "the worker was replaced by another, whose curve begins: try again"),

@@ -11,6 +11,8 @@ const PS_PER_SECOND: u128 = 1_000_000_000_000;
 const PS_PER_NS: u64 = 1_000;
 /// A burst of which nothing is said: what a tenth of a second allows.
 const USUAL_BURSTS: u64 = 10;
+/// No burst is shorter than 2 ms of its rate: a sleep may be late by some of that, which would be lost for good.
+const LEAST_BURST_PS: u64 = 2_000_000_000;
 
 /// A disk's limits.
 pub struct Limiter {
@@ -33,7 +35,7 @@ impl Bucket {
         }
         let mut bucket = Bucket { per_second, burst_ps: 0, owed_ps: 0, at_ns: 0 };
         let burst = if burst == 0 { per_second / USUAL_BURSTS } else { burst };
-        bucket.burst_ps = bucket.cost_ps(burst.max(1));
+        bucket.burst_ps = bucket.cost_ps(burst.max(1)).max(LEAST_BURST_PS);
         Some(bucket)
     }
 
@@ -113,12 +115,17 @@ mod tests {
     #[test]
     fn as_many_begin_as_may() {
         for from_ns in [0, 77, 400 * 24 * 3600 * SECOND_NS] {
-            for (iops, burst, expected) in [(500, 1, 5_001), (500, 3_500, 8_500), (1_000_000, 1, 10_000_001)]
+            for (iops, burst, expected) in [(500, 1, 5_001), (500, 3_500, 8_500), (1_000_000, 1, 10_002_000)]
             {
                 let rate = Rate { iops, iops_burst: burst, ..Rate::default() };
                 let found = begun(rate, 4096, from_ns, 10 * SECOND_NS);
                 assert!(found.abs_diff(expected) <= 1 + expected / 1000, "{iops} {burst}: {found}");
             }
+        }
+        // However small its burst, something begins.
+        for rate in [u64::MAX, 2 << 40] {
+            let rate = Rate { bandwidth_bytes: rate, bandwidth_burst_bytes: 1, iops: rate, iops_burst: 1 };
+            assert!(Limiter::new(rate).unwrap().wait_ns(1) == 0);
         }
         // The usual burst is a tenth of a second's.
         assert_eq!(begun(Rate { iops: 500, ..Rate::default() }, 4096, 0, 1), 50);

@@ -7,6 +7,7 @@
 //! Invariant: before it sleeps, every source that could have work has been looked at after its notification was armed.
 
 use super::Fds;
+use super::clients::NbdClient;
 use super::engine::{Done, Engine, Tag};
 use super::events::{Pace, States};
 use super::io::{Answer, Doer, Held};
@@ -73,6 +74,8 @@ pub struct Reactor {
     /// Of a disk that has one.
     pub(super) limiter: Option<Limiter>,
     turn: Turn,
+    /// Since when the rate limit lets nothing begin.
+    throttled_since: Option<u64>,
     pub(super) tap: Tap,
 }
 
@@ -179,6 +182,7 @@ impl Reactor {
             writeback: start.writeback,
             limiter: Limiter::new(start.rate),
             turn: Turn::default(),
+            throttled_since: None,
             tap: Tap::new(start.size_bytes, now_ns()),
         };
         reactor.watch(reactor.channel.as_raw_fd(), POLLIN, true, Target::Channel);
@@ -227,13 +231,7 @@ impl Reactor {
             }
             if self.wait_ns(end) > 0 {
                 // Whatever else is asked waits too, and needs not be told of.
-                let asked = self.is_asked();
                 self.sleep(end)?;
-                if asked {
-                    let c = self.disk.counters();
-                    add(&c.throttled, 1);
-                    add(&c.throttled_ns, now_ns().saturating_sub(end));
-                }
                 continue;
             }
             if self.may_spin() && end.saturating_sub(self.last_work_ns) < self.spin().ns() {
@@ -263,8 +261,25 @@ impl Reactor {
     }
 
     /// How long no request may begin.
-    fn wait_ns(&mut self, now: u64) -> u64 {
+    pub(super) fn wait_ns(&mut self, now: u64) -> u64 {
         self.limiter.as_mut().map_or(0, |limiter| limiter.wait_ns(now))
+    }
+
+    /// Whether requests may begin. Time in which none might, and in the end there was one that would have, is counted.
+    fn may_begin(&mut self) -> bool {
+        let now = self.doer.now_ns;
+        if self.wait_ns(now) > 0 {
+            self.throttled_since.get_or_insert(now);
+            return false;
+        }
+        if let Some(since) = self.throttled_since.take()
+            && self.is_asked()
+        {
+            let c = self.disk.counters();
+            add(&c.throttled, 1);
+            add(&c.throttled_ns, now.saturating_sub(since));
+        }
+        true
     }
 
     fn spin(&mut self) -> &mut Spin {
@@ -330,8 +345,11 @@ impl Reactor {
 
     /// Takes requests from everyone who has some. Returns whether there were any.
     fn take_requests(&mut self) -> bool {
-        if self.resetting || self.stopping || self.wait_ns(self.doer.now_ns) > 0 {
+        if self.resetting || self.stopping {
             return false;
+        }
+        if !self.may_begin() {
+            return self.shake_hands();
         }
         let nbd_first = self.turn.nbd_first;
         let mut worked = nbd_first && self.take_from_nbd();
@@ -394,6 +412,14 @@ impl Reactor {
             .fold(false, |worked, n| self.take_nbd(usize::from(n), &mut extents_left) | worked)
     }
 
+    /// Handshakes go on while no request may begin.
+    fn shake_hands(&mut self) -> bool {
+        let mut extents_left = 0;
+        (0..self.doer.clients.nbd.len()).fold(false, |worked, n| {
+            (shakes(&self.doer.clients.nbd[n]) && self.take_nbd(n, &mut extents_left)) | worked
+        })
+    }
+
     /// `extents_left` is what the turn may still look up of extents, beside the first of each client: each may
     /// take a look at 512 entries of the map.
     fn take_nbd(&mut self, n: usize, extents_left: &mut usize) -> bool {
@@ -405,7 +431,8 @@ impl Reactor {
         let mut worked = false;
         // Bounded, so that one client does not keep others waiting; what is left comes in the next turn.
         for _ in 0..BATCH {
-            if self.wait_ns(self.doer.now_ns) > 0 {
+            // A handshake asks nothing of the disk.
+            if !shakes(&self.doer.clients.nbd[n]) && self.wait_ns(self.doer.now_ns) > 0 {
                 break;
             }
             let client = self.doer.clients.nbd[n].as_mut().expect("looked at above");
@@ -475,6 +502,10 @@ impl Reactor {
         }
         worked
     }
+}
+
+fn shakes(client: &Option<NbdClient>) -> bool {
+    client.as_ref().is_some_and(|client| client.connection.handshake_deadline().is_some())
 }
 
 /// All below `count`, from one of them on.

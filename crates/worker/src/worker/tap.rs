@@ -83,17 +83,23 @@ impl Tap {
 
     #[cold]
     fn pieces(&mut self, event: &Event, zeroes: &mut Vec<(u32, u32)>) {
-        let mut at = 0;
+        // Up to where it was told, and the zeroes from there on that were found.
+        let (mut at, mut run) = (0, 0..0);
         for (zero_at, len) in zeroes.drain(..).map(|(at, len)| (u64::from(at), u64::from(len))) {
             let whole = (event.offset_bytes + zero_at).is_multiple_of(BLOCK_BYTES) && len == BLOCK_BYTES;
-            if !whole || zero_at < at || zero_at + len > event.len_bytes {
+            if !whole || zero_at < run.end || zero_at + len > event.len_bytes {
                 continue;
             }
-            self.piece(event, at..zero_at, event.operation);
-            self.piece(event, zero_at..zero_at + len, Operation::WriteZeroes);
-            at = zero_at + len;
+            if zero_at > run.end {
+                self.piece(event, at..run.start, event.operation);
+                self.piece(event, run.clone(), Operation::WriteZeroes);
+                (at, run) = (run.end, zero_at..zero_at);
+            }
+            run.end = zero_at + len;
         }
-        self.piece(event, at..event.len_bytes, event.operation);
+        self.piece(event, at..run.start, event.operation);
+        self.piece(event, run.clone(), Operation::WriteZeroes);
+        self.piece(event, run.end..event.len_bytes, event.operation);
     }
 
     fn piece(&mut self, of: &Event, range: std::ops::Range<u64>, operation: Operation) {
@@ -134,8 +140,7 @@ mod tests {
             told,
             [
                 (5, Operation::Write, 2048, 6144),
-                (5, Operation::WriteZeroes, 8192, 4096),
-                (5, Operation::WriteZeroes, 12288, 4096),
+                (5, Operation::WriteZeroes, 8192, 8192),
                 (5, Operation::Write, 16384, 6144),
                 (6, Operation::Write, 0, 4096),
                 (7, Operation::WriteZeroes, 4096, 4096),

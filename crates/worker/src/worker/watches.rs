@@ -204,7 +204,8 @@ impl Reactor {
                 self.doer.clients.vmms[i].watch = Some(serial);
             }
         }
-        let takes_work = !self.resetting && !self.stopping;
+        // Under a rate limit what waits to be taken wakes nobody.
+        let takes_work = !self.resetting && !self.stopping && self.wait_ns(self.doer.now_ns) == 0;
         for n in 0..self.doer.clients.nbd.len() {
             let Some(client) = self.doer.clients.nbd[n].as_ref().filter(|c| c.ended.is_none()) else {
                 continue;

@@ -91,7 +91,8 @@ fn a_word_that_is_not_known_is_refused_with_one_that_is() {
 fn what_is_written_is_read_again() {
     let every_setting = r##"{"image": "debian:7", "count": 20, "type": "pooled", "mode": "ram+overflow",
         "ram_bytes": 268435457, "ram_guarantee_bytes": 4096, "overflow_bytes": 10737418240,
-        "overflow_store": "fast", "full": "fail", "base_cache": "none", "verify_reads": true, "data_disk_bytes": 1073741824,
+        "overflow_store": "fast", "full": "fail", "iops": 500, "iops_burst": 50,
+        "bandwidth_bytes": 104857600, "bandwidth_burst_bytes": 1048576, "base_cache": "none", "verify_reads": true, "data_disk_bytes": 1073741824,
         "data_disk_store": "big", "scratch_disk_bytes": 1048576, "vcpus": 4, "memory_bytes": 4294967296,
         "network": {"bridge": "br0"}, "naming": "d-####", "reset": "guest-reboot", "ready": "serial:\\d+ \"login\":",
         "grace_seconds": 5, "warm": 3, "autostart": true, "user_data": "#cloud-config\n\tx: '''\"\"\"'\r\n",

@@ -8,6 +8,7 @@ mod checks;
 mod cliff;
 mod cliff_report;
 mod ground;
+mod overhead;
 mod peers;
 mod report;
 mod scale;
@@ -31,6 +32,8 @@ enum Part {
     Cliff,
     /// Disks of 4 GiB to 4 TiB: what it takes to attach and to reset them, and how much memory they hold
     Scale,
+    /// What recording costs each request, and with --against what this program costs beside another
+    Overhead,
     /// Scale, cliff, then peers
     All,
 }
@@ -38,7 +41,7 @@ enum Part {
 impl Part {
     /// Whether it is all of it, or this one.
     fn includes(self, part: Part) -> bool {
-        self == part || self == Part::All
+        self == part || self == Part::All && part != Part::Overhead
     }
 }
 
@@ -46,7 +49,7 @@ impl Part {
 #[derive(Parser)]
 #[command(
     name = "bench",
-    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'scale' about 2, 'all --quick' about 8.\n\
+    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'scale' about 2, 'overhead' about 2, 'all --quick' about 8.\n\
         Nothing else may run meanwhile: both cores are used.\n\n\
         Examples:\n  \
         bench --quick                  each load on every disk\n  \
@@ -78,6 +81,9 @@ struct Options {
     /// The spillway program [default: beside this program].
     #[arg(long)]
     spillway: Option<PathBuf>,
+    /// Of the part 'overhead': another spillway program, to be compared with.
+    #[arg(long)]
+    against: Option<PathBuf>,
     /// The cores that drive and serve [default: the first two].
     #[arg(long, value_delimiter = ',')]
     cores: Vec<usize>,
@@ -145,6 +151,11 @@ fn bench(options: &Options) -> Result<bool> {
         found.print();
         keep_json(&found, &options.out.join("scale.json"))?;
         checks.extend(found.checks);
+    }
+    if options.part.includes(Part::Overhead) {
+        let found = overhead::measure(options, &ground)?;
+        overhead::print(&found);
+        keep_json(&found, &options.out.join("overhead.json"))?;
     }
     // One core drives from here on, another serves.
     ground.keep_to_core()?;

@@ -2,7 +2,10 @@
 //!
 //! Invariant: what is counted and what is estimated are never in one column.
 
+mod live;
+
 use crate::error::{Exit, Failure};
+use crate::host::Daemon;
 use crate::output;
 use crate::table::percent;
 use crate::trace::{Format, Source};
@@ -14,7 +17,7 @@ use spillway_advisor::lru::Lru;
 use spillway_advisor::policy::Policy;
 use spillway_advisor::shards::{Sample, Shards};
 use spillway_advisor::{BLOCK_BYTES, Event, Profile, share_budget};
-use spillway_api::{parse_size, size_text};
+use spillway_api::{Name, parse_size, size_text};
 use spillway_worker::supervisor::bytes;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -25,6 +28,8 @@ const BANDWIDTH_DEFAULT: &str = "500M";
 /// Limits at which the product's policy runs at once.
 const POLICY_LIMITS: usize = 24;
 const POLICY_SAMPLE: f64 = 0.05;
+/// What exact counting may take.
+const MOST_MEMORY: usize = 4 << 30;
 /// Below so many blocks a sample says little, and the policy is run on all.
 const FEW_BLOCKS: u64 = 1 << 20;
 
@@ -35,6 +40,7 @@ Examples:
   spillway advise vm1.trace --goal 99% --json | jq .traces[0].recommended_bytes
   spillway advise desk-*.trace --budget 16G
   spillway advise hm_0.csv.gz --format msr --engine policy
+  spillway advise --live desk
 
 Every size of the RAM tier is answered from one pass over the trace. 'lru' counts exactly what a cache that evicts
 what was used least lately would do; 'sampled' the same on a sample of the blocks, as a disk that is served does all the
@@ -45,8 +51,14 @@ again and what would wait are estimates, for an overflow of --overflow and a dis
 #[derive(Debug, clap::Args)]
 pub struct Advise {
     /// Traces, of a disk each; - for standard input; packed by gzip if they end in .gz
-    #[arg(value_name = "TRACE", required = true)]
+    #[arg(value_name = "TRACE", required_unless_present = "live")]
     traces: Vec<PathBuf>,
+    /// Of the machines of this catalog, by the curves that go along with their disks, instead
+    #[arg(long, value_name = "CATALOG", conflicts_with_all = ["traces", "format", "budget", "engine", "overflow", "overflow_bandwidth"])]
+    live: Option<Name>,
+    /// Where spillwayd is.
+    #[command(flatten)]
+    daemon: Daemon,
     #[command(flatten)]
     format: Format,
     /// The share of the written bytes that RAM should absorb
@@ -64,9 +76,6 @@ pub struct Advise {
     /// For the estimates: what the overflow's disk writes in a second
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = BANDWIDTH_DEFAULT)]
     overflow_bandwidth: u64,
-    /// One JSON object: traces, each with curve, zero_overflow_bytes, knee_bytes, recommended_bytes
-    #[arg(long)]
-    json: bool,
 }
 
 /// Who counts.
@@ -75,7 +84,7 @@ pub struct Advise {
 pub enum Engine {
     /// Exactly, the cache that evicts what was used least lately
     Lru,
-    /// The same on a sample of at most 8,192 blocks
+    /// The same on a sample of at most 4,096 blocks
     Sampled,
     /// What the product does, in miniature
     Policy,
@@ -112,22 +121,39 @@ struct Estimates {
 
 /// Advises.
 pub fn advise(args: &Advise) -> Result<(), Failure> {
+    if let Some(catalog) = &args.live {
+        return live::live(&args.daemon, catalog, args.goal);
+    }
+    if args.engine == Engine::Policy
+        && let Some(once) = args.traces.iter().find(|path| !path.is_file())
+    {
+        let why = "--engine policy reads a trace more than once: this is no file";
+        return Err(Failure::usage(format!("{}: {why}", once.display())));
+    }
     let mut all = args.traces.iter().map(|path| one(args, path)).collect::<Result<Vec<_>, _>>()?;
     if let Some(budget) = args.budget {
-        let curves: Vec<Vec<Point>> = all.iter().map(|advice| advice.curve.curve.clone()).collect();
+        // What each would save in a second: one trace may be longer than another.
+        let longest = all.iter().map(|advice| advice.seconds).fold(0.0, f64::max);
+        let curve = |advice: &Advice| {
+            let scale = if advice.seconds > 0.0 { longest / advice.seconds } else { 1.0 };
+            let scaled = |bytes: u64| (bytes as f64 * scale) as u64;
+            let points = advice.curve.curve.iter();
+            points.map(|p| Point { overflow_write_bytes: scaled(p.overflow_write_bytes), ..*p }).collect()
+        };
+        let curves: Vec<Vec<Point>> = all.iter().map(curve).collect();
         let shares = share_budget(&curves, budget).ok_or_else(|| {
             let least = curves.iter().filter_map(|curve| curve.first()).map(|point| point.ram_bytes).sum();
             let message = format!(
                 "--budget {}: the least that {} machines can have is {}",
                 size_text(budget),
                 curves.len(),
-                bytes(least)
+                ram(least)
             );
             Failure::new(Exit::Usage, message)
         })?;
         all.iter_mut().zip(shares).for_each(|(advice, share)| advice.budget_share_bytes = Some(share));
     }
-    let text = match args.json {
+    let text = match args.daemon.json {
         true => format!("{:#}\n", serde_json::json!({ "traces": all })),
         false => all.iter().map(|advice| table(args, advice)).collect::<Vec<_>>().join("\n"),
     };
@@ -145,6 +171,13 @@ impl Counter {
         match self {
             Counter::Lru(lru) => lru.event(event),
             Counter::Sampled(shards) => shards.event(event),
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        match self {
+            Counter::Lru(lru) => lru.memory_bytes(),
+            Counter::Sampled(shards) => shards.memory_bytes(),
         }
     }
 
@@ -168,17 +201,35 @@ fn one(args: &Advise, path: &Path) -> Result<Advice, Failure> {
         counter.event(&event);
         bursts.event(&event);
         requests += 1;
+        if requests % 64 == 0 && counter.memory_bytes() > MOST_MEMORY {
+            let message = format!(
+                "{}: more blocks live than {} of memory can count exactly: use --engine sampled",
+                path.display(),
+                bytes(MOST_MEMORY as u64)
+            );
+            return Err(Failure::new(Exit::Refused, message));
+        }
         last_us = event.time_us;
     }
     source.tell_end();
+    let living = source.head().notes.get("living_bytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+    if living > 0 {
+        let message = format!(
+            "{}: when it began, {} were written already that it does not know: the disk needs up to that much more",
+            path.display(),
+            bytes(living)
+        );
+        output::complain("warning", &message);
+    }
     let profile = counter.profile();
+    drop(counter);
     let mut curve = Curve::new(&profile, args.goal);
     // What stands out is among the points too.
     let points = curve.curve.iter().map(|point| point.ram_bytes);
     let limits: Vec<u64> = points.chain([curve.recommended_bytes]).chain(curve.knee_bytes).collect();
     curve = Curve::at(&profile, args.goal, &limits);
     if args.engine == Engine::Policy {
-        by_policy(args, path, disk_bytes, &profile, &mut curve)?;
+        by_policy(args, path, (disk_bytes, requests), &profile, &mut curve)?;
     }
     let estimates = curve.curve.iter().map(|point| Estimates {
         ram_bytes: point.ram_bytes,
@@ -201,25 +252,42 @@ fn one(args: &Advise, path: &Path) -> Result<Advice, Failure> {
 fn by_policy(
     args: &Advise,
     path: &Path,
-    disk_bytes: u64,
+    (disk_bytes, requests): (u64, u64),
     profile: &Profile,
     curve: &mut Curve,
 ) -> Result<(), Failure> {
-    if path.as_os_str() == "-" {
-        return Err(Failure::usage("--engine policy reads a trace twice, which standard input cannot be"));
+    let sample = if profile.totals().peak_live_blocks <= FEW_BLOCKS { 1.0 } else { POLICY_SAMPLE };
+    let run = |limits: &[u64]| {
+        let mut policy = Policy::new(disk_bytes, limits, sample);
+        let (mut source, mut seen) = (Source::open(path, &args.format)?, 0);
+        while let Some(event) = source.next()? {
+            policy.event(&event);
+            seen += 1;
+        }
+        if seen != requests {
+            let message = format!("{}: it has changed while it was read", path.display());
+            return Err(Failure::new(Exit::Image, message));
+        }
+        let points: Vec<Point> = policy.outcomes().into_iter().map(Point::from).collect();
+        Ok((points, policy.rate()))
+    };
+    // Up to where an LRU cache would need no more, and then finer around the goal.
+    let may_leave = (profile.written_bytes() as f64 * (1.0 - args.goal) + 1e-3) as u64;
+    let (mut points, rate) = run(&curve::limits(curve.zero_overflow_bytes, POLICY_LIMITS))?;
+    let reaches = points.iter().position(|point| point.overflow_write_bytes <= may_leave);
+    if let Some(at) = reaches.filter(|at| *at > 0) {
+        let (low, high) = (points[at - 1].ram_bytes, points[at].ram_bytes);
+        let between = (1..=POLICY_LIMITS as u64).map(|i| low + (high - low) / (POLICY_LIMITS as u64 + 1) * i);
+        points.extend(run(&between.collect::<Vec<_>>())?.0);
+        points.sort_by_key(|point| point.ram_bytes);
     }
-    let limits = curve::limits(curve.zero_overflow_bytes, POLICY_LIMITS);
-    let sample = if profile.totals().new_blocks <= FEW_BLOCKS { 1.0 } else { POLICY_SAMPLE };
-    let mut policy = Policy::new(disk_bytes, &limits, sample);
-    let mut source = Source::open(path, &args.format)?;
-    while let Some(event) = source.next()? {
-        policy.event(&event);
-    }
-    curve.curve = policy.outcomes().into_iter().map(Point::from).collect();
-    curve.sampled_one_in = 1.0 / policy.rate();
-    let may_leave = (profile.written_bytes() as f64 * (1.0 - args.goal)) as u64;
-    let reaches = curve.curve.iter().find(|point| point.overflow_write_bytes <= may_leave);
+    let zero = points.iter().find(|point| point.overflow_write_bytes == 0);
+    curve.zero_overflow_bytes = zero.map_or(curve.zero_overflow_bytes, |point| point.ram_bytes);
+    let reaches = points.iter().find(|point| point.overflow_write_bytes <= may_leave);
     curve.recommended_bytes = reaches.map_or(curve.zero_overflow_bytes, |point| point.ram_bytes);
+    // That one is LRU's.
+    curve.knee_bytes = None;
+    (curve.curve, curve.sampled_one_in) = (points, 1.0 / rate);
     Ok(())
 }
 
@@ -248,13 +316,13 @@ fn table(args: &Advise, advice: &Advice) -> String {
     }
     out.push_str(&conclusion(&advice.curve));
     if let Some(share) = advice.budget_share_bytes {
-        let _ = writeln!(out, "its share of {}: {}", bytes(args.budget.unwrap_or(0)), bytes(share));
+        let _ = writeln!(out, "its share of {}: {}", bytes(args.budget.unwrap_or(0)), ram(share));
     }
     out
 }
 
 /// The curve of a disk that is served: what has gone along for so many seconds.
-pub fn live(curve: &Curve, seconds: f64) -> String {
+pub fn of_disk(curve: &Curve, seconds: f64) -> String {
     let written = curve.totals.written_blocks * BLOCK_BYTES;
     let mut out = format!(
         "since the worker began, {seconds:.0} s ago, {} were written; one block in {:.0} was counted\n\n{}\n",
@@ -268,6 +336,12 @@ pub fn live(curve: &Curve, seconds: f64) -> String {
     out + &conclusion(curve)
 }
 
+/// A limit as options take it, not less than it is.
+pub fn ram(limit_bytes: u64) -> String {
+    let unit = if limit_bytes < 8 << 20 { 1 << 10 } else { 1 << 20 };
+    size_text(limit_bytes.div_ceil(unit) * unit)
+}
+
 fn head() -> String {
     format!("{:>12}{:>11}{:>14}{:>14}{:>14}", "RAM tier", "absorbed", "evicted", "read back", "overflow")
 }
@@ -276,7 +350,7 @@ fn row(point: &Point, written: u64) -> String {
     let absorbed = percent(written.saturating_sub(point.overflow_write_bytes), written);
     format!(
         "{:>12}{absorbed:>11}{:>14}{:>14}{:>14}",
-        bytes(point.ram_bytes),
+        ram(point.ram_bytes),
         bytes(point.overflow_write_bytes),
         bytes(point.overflow_read_bytes),
         bytes(point.peak_overflow_bytes)
@@ -285,18 +359,16 @@ fn row(point: &Point, written: u64) -> String {
 
 fn conclusion(curve: &Curve) -> String {
     let mut out = String::new();
-    let _ = writeln!(out, "\nnothing overflows from {} on", bytes(curve.zero_overflow_bytes));
+    let _ = writeln!(out, "\nnothing overflows from {} on", ram(curve.zero_overflow_bytes));
     match curve.knee_bytes {
-        Some(knee) => {
-            _ = writeln!(out, "the knee, after which more RAM brings little, is at {}", bytes(knee))
-        }
-        None => _ = writeln!(out, "the curve has no knee"),
+        Some(knee) => _ = writeln!(out, "the knee, after which more RAM brings little, is at {}", ram(knee)),
+        None => _ = writeln!(out, "the curve has no knee that was found"),
     }
-    let goal = curve.goal * 100.0;
+    let goal = (curve.goal * 1e4).round() / 100.0;
     let _ = writeln!(
         out,
-        "recommended, to absorb {goal}% of what is written: {}",
-        bytes(curve.recommended_bytes)
+        "recommended, to absorb {goal}% of what is written: --ram {}",
+        ram(curve.recommended_bytes)
     );
     out
 }

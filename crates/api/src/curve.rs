@@ -1,0 +1,116 @@
+//! What every size of a disk's RAM tier would have done. Owns the shape; the counting is the disk's.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The curve of a disk since its worker began: what an LRU cache of each size would have done with the same requests, counted on a
+/// sample of the blocks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskCurve {
+    /// Since when: seconds ago.
+    pub seconds: f64,
+    /// One block in so many was counted; 1: all were.
+    pub sampled_one_in: f64,
+    /// By RAM limit, growing.
+    pub curve: Vec<CurvePoint>,
+    /// The least limit at which nothing would have been evicted.
+    pub zero_overflow_bytes: u64,
+    /// Where more RAM begins to bring little; none if the curve has no bend.
+    pub knee_bytes: Option<u64>,
+    /// The least limit that reaches the goal.
+    pub recommended_bytes: u64,
+    /// The goal: the share of the written bytes that the RAM tier absorbs.
+    pub goal: f64,
+    /// What the guest did, in blocks of 4 KiB.
+    pub totals: CurveTotals,
+    /// Memory that the counting takes.
+    pub memory_bytes: u64,
+}
+
+/// What a RAM limit would have done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CurvePoint {
+    /// The limit.
+    pub ram_bytes: u64,
+    /// What eviction would have written to the overflow.
+    pub overflow_write_bytes: u64,
+    /// What would have been read of it for requests.
+    pub overflow_read_bytes: u64,
+    /// The most that would have lived there at a time.
+    pub peak_overflow_bytes: u64,
+}
+
+/// What a guest did, in blocks of 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CurveTotals {
+    /// Written, counted as often as they were; those of zeroes are left out.
+    pub written_blocks: u64,
+    /// Read.
+    pub read_blocks: u64,
+    /// Those among them that were read from the base image.
+    pub base_read_blocks: u64,
+    /// Written for the first time, or since they were given up.
+    pub new_blocks: u64,
+    /// The most that lived at a time.
+    pub peak_live_blocks: u64,
+}
+
+impl DiskCurve {
+    /// Bytes that would have been evicted with this limit: what lies between two points is drawn straight.
+    pub fn overflow_write_bytes(&self, ram_bytes: u64) -> u64 {
+        let at = self.curve.partition_point(|point| point.ram_bytes < ram_bytes);
+        match (at.checked_sub(1).and_then(|before| self.curve.get(before)), self.curve.get(at)) {
+            (_, None) => self.curve.last().map_or(0, |last| last.overflow_write_bytes),
+            (None, Some(first)) => first.overflow_write_bytes,
+            (Some(before), Some(after)) => {
+                let share = (ram_bytes - before.ram_bytes) as f64
+                    / (after.ram_bytes - before.ram_bytes).max(1) as f64;
+                let fall = before.overflow_write_bytes.saturating_sub(after.overflow_write_bytes);
+                before.overflow_write_bytes - (fall as f64 * share) as u64
+            }
+        }
+    }
+
+    /// Bytes that the guest has written, in whole blocks.
+    pub fn written_bytes(&self) -> u64 {
+        self.totals.written_blocks * 4096
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn between_two_points_it_is_straight() {
+        let point = |ram_bytes, overflow_write_bytes| CurvePoint {
+            ram_bytes,
+            overflow_write_bytes,
+            overflow_read_bytes: 0,
+            peak_overflow_bytes: 0,
+        };
+        let curve = DiskCurve {
+            seconds: 1.0,
+            sampled_one_in: 1.0,
+            curve: vec![point(100, 1000), point(200, 500), point(300, 0)],
+            zero_overflow_bytes: 300,
+            knee_bytes: None,
+            recommended_bytes: 300,
+            goal: 0.95,
+            totals: CurveTotals {
+                written_blocks: 1,
+                read_blocks: 0,
+                base_read_blocks: 0,
+                new_blocks: 1,
+                peak_live_blocks: 1,
+            },
+            memory_bytes: 0,
+        };
+        for (ram, evicted) in
+            [(0, 1000), (100, 1000), (150, 750), (200, 500), (290, 50), (300, 0), (u64::MAX, 0)]
+        {
+            assert_eq!(curve.overflow_write_bytes(ram), evicted, "{ram}");
+        }
+        assert_eq!(DiskCurve { curve: vec![], ..curve }.overflow_write_bytes(5), 0);
+    }
+}
