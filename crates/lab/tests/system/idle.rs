@@ -53,7 +53,8 @@ fn comes_to_rest(disk: &Disk) {
 fn an_idle_disk_costs_below_8_mib() {
     let Some(world) = World::new(&[]) else { return };
     let image = world.image(64 * MIB);
-    // Another disk, which has its part of the program's pages whatever other tests have now.
+    // Another disk, which has its part of the program's pages whatever other tests have now. Alone, this build of the program
+    // with all its checks costs a disk more than that.
     let beside = World::new(&[]).expect("there was one");
     let other = beside.serve(&beside.image(64 * MIB), &["--ram", "64M", "--overflow", "1G"]);
     let disk = world.serve(&image, &["--size", "4G", "--ram", "64M", "--overflow", "1G"]);

@@ -2,7 +2,7 @@
 //! there is one.
 //!
 //! Owns both; changes nothing of a request. Invariant: each request is told once, in the order in which the disk took
-//! them; blocks of a write that are all zeroes, and so take no slot, are told as zeroes.
+//! them; one with blocks of all zeroes, which take no slot, in pieces: these are told as zeroes.
 
 use crate::trace_ring::Writer;
 use spillway_advisor::curve::{Curve, DEFAULT_GOAL};
