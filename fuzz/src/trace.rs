@@ -3,11 +3,14 @@
 //!
 //! The first byte says what the others are: a trace's file, or one of the formats, or gzip.
 
+use spillway_advisor::curve::{Curve, DEFAULT_GOAL, Point};
+use spillway_advisor::estimate::{Bursts, collector_rewrites};
 use spillway_advisor::import::{Format, Gunzip, Import, Options};
 use spillway_advisor::lru::Lru;
+use spillway_advisor::policy::Policy;
 use spillway_advisor::shards::{Sample, Shards};
 use spillway_advisor::trace::{End, Head, TraceReader, TraceWriter};
-use spillway_advisor::{Event, Operation};
+use spillway_advisor::{Event, Operation, share_budget};
 use std::io::Read;
 
 /// Most blocks that the engines are given one by one, so that one input does not take minutes.
@@ -45,7 +48,8 @@ pub fn trace_file(data: &[u8]) {
 fn count(disk_bytes: u64, events: &[Event]) {
     let mut lru = Lru::new(disk_bytes);
     let mut shards = Shards::new(disk_bytes, Sample { rate: 1.0, most_blocks: Some(64) });
-    let mut left = MOST_BLOCKS;
+    let mut policy = Policy::new(disk_bytes, &[64 << 10, 1 << 20], 1.0);
+    let (mut bursts, mut left) = (Bursts::default(), MOST_BLOCKS);
     for event in events {
         if matches!(event.operation, Operation::Read | Operation::Write) {
             let Some(rest) = left.checked_sub(event.len_bytes / 4096 + 2) else { break };
@@ -53,11 +57,24 @@ fn count(disk_bytes: u64, events: &[Event]) {
         }
         lru.event(event);
         shards.event(event);
+        policy.event(event);
+        bursts.event(event);
     }
     let (exact, sample) = (lru.profile(), shards.profile());
     assert_eq!(exact.totals().written_blocks, sample.totals().written_blocks);
     assert_eq!(exact.evicted_blocks(exact.totals().peak_live_blocks), 0, "everything fits");
     assert!(exact.evicted_blocks(0) <= exact.totals().written_blocks + exact.totals().read_blocks);
+    let curves = [&exact, &sample].map(|profile| Curve::new(profile, DEFAULT_GOAL));
+    for curve in &curves {
+        let last = curve.curve.last().expect("points");
+        assert_eq!((last.ram_bytes, last.overflow_write_bytes), (curve.zero_overflow_bytes, 0));
+        assert!(curve.recommended_bytes <= curve.zero_overflow_bytes);
+        bursts.urgent(last, 1 << 20);
+    }
+    let points: Vec<Point> = policy.outcomes().into_iter().map(Point::from).collect();
+    points.iter().for_each(|point| _ = collector_rewrites(point, 1 << 30));
+    let limits = share_budget(&[points, curves[0].curve.clone()], 2 << 20);
+    assert!(limits.is_none_or(|limits| limits.iter().sum::<u64>() <= 2 << 20));
 }
 
 /// What is written is read.

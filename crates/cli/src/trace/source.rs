@@ -5,9 +5,10 @@
 use super::unreadable;
 use crate::error::Failure;
 use crate::output;
+use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use spillway_advisor::Event;
-use spillway_advisor::import::{self, Gunzip, Import, ImportError};
+use spillway_advisor::import::{self, BlockAction, Gunzip, Import, ImportError};
 use spillway_advisor::trace::{End, Head, TraceError, TraceReader};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -25,9 +26,23 @@ pub struct Format {
     /// Size of the disk, if it is known: what lies beyond is an error
     #[arg(long, value_name = "SIZE", requires = "format", value_parser = spillway_api::parse_size)]
     pub disk_size: Option<u64>,
+    /// Of blkparse: which event of a request counts
+    #[arg(long, value_enum, requires = "format", default_value_t = Action::Queue)]
+    pub block_action: Action,
     /// Skip lines that say nothing sensible, and count them
     #[arg(long, requires = "format")]
     pub skip_bad: bool,
+}
+
+/// Events of a request in blkparse's text.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Action {
+    /// Q: it came to the queue, as the guest made it
+    Queue,
+    /// D: it went to the driver, merged with others
+    Issue,
+    /// C: it was completed
+    Complete,
 }
 
 fn format() -> impl TypedValueParser<Value = import::Format> {
@@ -55,7 +70,12 @@ impl Source {
             Some(of) => {
                 let disk_bytes = format.disk_size.unwrap_or(u64::MAX);
                 let (device, skip_bad) = (format.device.clone(), format.skip_bad);
-                let options = import::Options { device, skip_bad, disk_bytes, ..import::Options::default() };
+                let block_action = match format.block_action {
+                    Action::Queue => BlockAction::Queue,
+                    Action::Issue => BlockAction::Issue,
+                    Action::Complete => BlockAction::Complete,
+                };
+                let options = import::Options { device, skip_bad, block_action, disk_bytes };
                 let disk_bytes = format.disk_size.unwrap_or(0);
                 From::Other(Box::new(Import::new(file, of, options)), disk_bytes)
             }

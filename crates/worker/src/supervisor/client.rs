@@ -9,6 +9,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,6 +27,14 @@ pub struct Recorder {
     pub ring: Reader,
     /// Readable when the disk ends.
     pub connection: UnixStream,
+    memory: OwnedFd,
+}
+
+impl Recorder {
+    /// What was given, which the ring is read from.
+    pub fn memory(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
 }
 
 /// A connection to a control socket.
@@ -114,9 +123,9 @@ impl Client {
         });
         answer.truncate(received.bytes);
         let disk = self.value(&answer)?;
-        let ring = ring.ok_or_else(|| self.lost(&io::Error::other("no memory came with the answer")))?;
-        let ring = Reader::open(&ring).map_err(|e| self.lost(&e))?;
-        Ok(Recorder { disk, ring, connection: self.stream.into_inner() })
+        let memory = ring.ok_or_else(|| self.lost(&io::Error::other("no memory came with the answer")))?;
+        let ring = Reader::open(&memory).map_err(|e| self.lost(&e))?;
+        Ok(Recorder { disk, ring, connection: self.stream.into_inner(), memory })
     }
 
     /// The next event, after [`Request::Events`]; `None` when the server has ended.

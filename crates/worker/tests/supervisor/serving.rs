@@ -1,7 +1,7 @@
 //! What the worker is given, what is handed on to it, how it ends.
 
 use crate::world::{BABBLE, World, ask, connect, greeting, meanwhile};
-use spillway_worker::supervisor::{ErrorKind, Mode, Options};
+use spillway_worker::supervisor::{Client, ErrorKind, Mode, Options};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -84,6 +84,64 @@ fn the_control_socket_answers_many_at_once() {
         assert_eq!(ask(&mut two, r#"{"command":"reset","force":true}"#)["ok"]["generation"], 2);
         assert_eq!(client.read(&mut [0]).unwrap(), 0, "forced: disconnected");
         assert_eq!(ask(&mut two, r#"{"command":"stats"}"#)["ok"]["clients"], 0);
+    });
+    supervisor.stop(&[]).unwrap();
+}
+
+#[test]
+fn recorders_come_and_go_and_the_worker_is_told_of_the_first_and_the_last() {
+    let world = World::new();
+    let mut supervisor = world.serving("serves");
+    let control = world.path("control");
+    let told = |what: &str| {
+        let begun = Instant::now();
+        while !world.logged(what) {
+            assert!(begun.elapsed() < Duration::from_secs(10), "not told: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let times = |what: &str| world.lines.lock().unwrap().iter().filter(|line| line.contains(what)).count();
+    meanwhile(&mut supervisor, || {
+        let record = || Client::connect(&control).unwrap().trace().unwrap();
+        let first = record();
+        assert_eq!((&first.disk["size_bytes"], &first.disk["living_bytes"]), (&(8 << 20).into(), &0.into()));
+        told("recorded: true");
+        let second = record();
+        drop(first);
+        // Who records asks nothing more, and others are served.
+        let mut other = connect(&control);
+        assert_eq!(ask(&mut other, r#"{"command":"ping"}"#)["ok"]["size_bytes"], 8 << 20);
+        assert_eq!((times("recorded: true"), times("recorded: false")), (1, 0));
+        drop(second);
+        told("recorded: false");
+        let third = record();
+        // What it was given it can read, and not write.
+        assert!(rustix::fs::fcntl_getfl(third.memory()).unwrap().contains(rustix::fs::OFlags::RDONLY));
+        assert!(rustix::io::pwrite(third.memory(), b"x", 0).is_err());
+    });
+    supervisor.stop(&[]).unwrap();
+}
+
+#[test]
+fn questions_for_the_curve_are_answered_one_after_the_other() {
+    let world = World::new();
+    let mut supervisor = world.serving("serves");
+    let control = world.path("control");
+    meanwhile(&mut supervisor, || {
+        let mut peers: Vec<_> = (0..20).map(|_| connect(&control)).collect();
+        for _ in 0..5 {
+            for (i, peer) in peers.iter_mut().enumerate() {
+                writeln!(peer, "{{\"command\":\"curve\",\"goal\":{}}}", i as f64 / 20.0).unwrap();
+            }
+            for (i, peer) in peers.iter_mut().enumerate() {
+                let mut line = String::new();
+                BufReader::new(peer).read_line(&mut line).unwrap();
+                let answer: serde_json::Value = serde_json::from_str(&line).unwrap();
+                assert_eq!(answer["ok"]["goal"], i as f64 / 20.0, "{answer}");
+            }
+        }
+        let mut one = connect(&control);
+        assert_eq!(ask(&mut one, r#"{"command":"curve","goal":1.5}"#)["error"]["code"], "invalid");
     });
     supervisor.stop(&[]).unwrap();
 }
