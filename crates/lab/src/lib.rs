@@ -22,6 +22,7 @@ pub mod replay;
 mod shared;
 pub mod stamp;
 pub mod steady;
+pub mod study;
 
 pub use disk::Disk;
 pub use driver::{Ask, Driver, Shape};

@@ -1,0 +1,235 @@
+//! A study as its file says it: what is compared, by which work, at which pace, how often.
+//!
+//! Owns the words of the file and what may stand beside what. Never starts anything.
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A study's file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Study {
+    /// Its name: small letters, digits and `-`.
+    pub name: String,
+    /// A heading.
+    pub title: String,
+    /// What it asks, in a few sentences.
+    pub question: String,
+    /// Which of the five published measurements it repeats, if one: `000` to `004`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed_document: Option<String>,
+    /// By what everything is smaller than there: 4 is a quarter. And what that is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale: Option<Scale>,
+    /// The scenario that is 100%.
+    pub baseline: String,
+    /// What is done.
+    pub work: Work,
+    /// How often.
+    #[serde(default)]
+    pub runs: Runs,
+    /// The shorter form: what is other there.
+    #[serde(default)]
+    pub quick: Quick,
+    /// What is compared.
+    #[serde(rename = "scenario")]
+    pub scenarios: Vec<Scenario>,
+}
+
+/// How much smaller than what it repeats.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scale {
+    /// The divisor.
+    pub factor: f64,
+    /// Of what.
+    pub of: String,
+}
+
+/// Runs of each scenario.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Runs {
+    /// How many.
+    pub count: u32,
+    /// The longest that one may take, in seconds; then it is dropped.
+    pub limit_seconds: u64,
+    /// What all random choices of the work come from: run N of every scenario does the same.
+    pub seed: u64,
+    /// Seconds of rest before each.
+    pub rest_seconds: f64,
+}
+
+impl Default for Runs {
+    fn default() -> Runs {
+        Runs { count: 3, limit_seconds: 900, seed: 1, rest_seconds: 1.0 }
+    }
+}
+
+/// The shorter form.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quick {
+    /// Runs of each scenario.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u32>,
+    /// Machines of each scenario.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machines: Option<u32>,
+    /// Parameters of the work that are other.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub work: BTreeMap<String, toml::Value>,
+}
+
+/// Where the work is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Inside of real machines.
+    Guest,
+    /// Once inside of a real machine that is recorded; then the record is asked of each disk.
+    Replay,
+    /// From the host, through vhost-user.
+    Host,
+}
+
+impl Engine {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Engine::Guest => "guest",
+            Engine::Replay => "replay",
+            Engine::Host => "host",
+        }
+    }
+}
+
+/// What is done.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Work {
+    /// The workload's name.
+    pub workload: String,
+    /// Where.
+    pub engine: Engine,
+    /// Parameters of the workload: its own words.
+    #[serde(flatten)]
+    pub parameters: BTreeMap<String, toml::Value>,
+}
+
+/// What is compared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// Its name: small letters, digits and `-`.
+    pub name: String,
+    /// What it is, in a sentence.
+    pub what: String,
+    /// Options of `spillway serve` in the words of that command: mode, ram, overflow, base-cache...
+    #[serde(default)]
+    pub disk: BTreeMap<String, String>,
+    /// The devices that it stands on, by plane (`base`, `overflow`): a storage model's name or parameters. Planes with the
+    /// same words share one device, as all machines of the scenario do.
+    #[serde(default)]
+    pub storage: BTreeMap<String, String>,
+    /// No disk of Spillway's at all: the guest's own ceiling on a disk that does nothing.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub null_disk: bool,
+    /// Machines at a time.
+    #[serde(default = "one")]
+    pub machines: u32,
+    /// Another engine than the study's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engine>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+impl Study {
+    /// Reads and checks one. An error says where in the file.
+    pub fn read(path: &Path) -> Result<Study> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("{}: cannot read", path.display()))?;
+        Study::parse(&text).with_context(|| format!("{}", path.display()))
+    }
+
+    /// The same from text.
+    pub fn parse(text: &str) -> Result<Study> {
+        let study: Study = toml::from_str(text)?;
+        study.check()?;
+        Ok(study)
+    }
+
+    fn check(&self) -> Result<()> {
+        is_name(&self.name)?;
+        ensure!(!self.scenarios.is_empty(), "it has no scenario");
+        for (i, scenario) in self.scenarios.iter().enumerate() {
+            is_name(&scenario.name)?;
+            ensure!(scenario.machines > 0, "scenario '{}' has no machines", scenario.name);
+            let twice = self.scenarios[..i].iter().any(|earlier| earlier.name == scenario.name);
+            ensure!(!twice, "two scenarios are called '{}'", scenario.name);
+            for plane in scenario.storage.keys() {
+                ensure!(
+                    ["base", "overflow"].contains(&plane.as_str()),
+                    "scenario '{}': a storage model is for 'base' or 'overflow', not '{plane}'",
+                    scenario.name
+                );
+            }
+            ensure!(
+                !scenario.null_disk || (scenario.disk.is_empty() && scenario.storage.is_empty()),
+                "scenario '{}': a null disk has neither options nor storage",
+                scenario.name
+            );
+        }
+        ensure!(
+            self.scenarios.iter().any(|s| s.name == self.baseline),
+            "the baseline '{}' is none of its scenarios",
+            self.baseline
+        );
+        ensure!(self.runs.count > 0 && self.quick.count != Some(0), "it has no runs");
+        ensure!(self.runs.limit_seconds > 0, "no run may take any time");
+        ensure!(
+            self.runs.rest_seconds.is_finite() && self.runs.rest_seconds >= 0.0,
+            "rest_seconds is a time"
+        );
+        Ok(())
+    }
+
+    /// The shorter form.
+    #[must_use]
+    pub fn quick(mut self) -> Study {
+        let quick = self.quick.clone();
+        self.runs.count = quick.count.unwrap_or(self.runs.count);
+        self.work.parameters.extend(quick.work);
+        if let Some(machines) = quick.machines {
+            self.scenarios.iter_mut().for_each(|s| s.machines = machines);
+        }
+        self
+    }
+
+    /// A scenario by its name.
+    pub fn scenario(&self, name: &str) -> Option<&Scenario> {
+        self.scenarios.iter().find(|s| s.name == name)
+    }
+
+    /// Where a scenario's work is done.
+    pub fn engine(&self, scenario: &Scenario) -> Engine {
+        scenario.engine.unwrap_or(self.work.engine)
+    }
+}
+
+/// Names become names of files.
+fn is_name(name: &str) -> Result<()> {
+    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if name.is_empty() || name.len() > 60 || name.starts_with('-') || !name.chars().all(good) {
+        bail!("'{name}' is no name: small letters, digits and '-'");
+    }
+    Ok(())
+}
