@@ -23,6 +23,7 @@ mod shared;
 pub mod stamp;
 pub mod steady;
 pub mod study;
+pub mod workload;
 
 pub use disk::Disk;
 pub use driver::{Ask, Driver, Shape};

@@ -1,0 +1,94 @@
+//! What a run lends its work, and what it gets back.
+//!
+//! Owns nothing: sockets, folders and the sampler belong to the run. Invariant: work that has returned, well or not, has
+//! left no process behind.
+
+use super::recording::Recording;
+use crate::guest::{Accelerator, Kit};
+use crate::study::{Action, Engine};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// What a run gives its work.
+pub struct Stage<'a> {
+    /// The guests.
+    pub kit: &'a Kit,
+    /// How they run.
+    pub accelerator: Accelerator,
+    /// The study's words for the workload.
+    pub parameters: &'a BTreeMap<String, toml::Value>,
+    /// What all random choices come from.
+    pub seed: u64,
+    /// The run's folder, which is there: raw data go into it.
+    pub dir: &'a Path,
+    /// One a machine.
+    pub disks: &'a [WorkDisk],
+    /// What is asked of each disk again; only of use to the engine `replay`.
+    pub recording: Option<&'a Recording>,
+    /// Who looks on.
+    pub watch: &'a dyn Watcher,
+    /// When it is too late.
+    pub deadline: Instant,
+}
+
+/// The disk that a machine works on.
+#[derive(Clone, Debug)]
+pub enum WorkDisk {
+    /// One of Spillway's.
+    Served {
+        /// Its vhost-user-blk socket.
+        vhost: PathBuf,
+        /// Its NBD socket.
+        nbd: PathBuf,
+    },
+    /// One that does nothing, of QEMU's.
+    Null,
+}
+
+/// Who looks on while work is done: the run's sampler.
+pub trait Watcher: Sync {
+    /// The work begins: this is time 0.
+    fn begin(&self);
+    /// Seconds since then; negative before.
+    fn now_s(&self) -> f64;
+    /// A machine's VMM is this process.
+    fn vmm(&self, machine: u32, pid: u32);
+    /// What a machine has counted inside until now: `inside.reads`, `inside.read_bytes`, `inside.writes`,
+    /// `inside.written_bytes`, `inside.cpu_s`.
+    fn inside(&self, machine: u32, known: &BTreeMap<String, f64>);
+}
+
+/// What the work came to.
+#[derive(Clone, Debug, Default)]
+pub struct Done {
+    /// What users did, by time.
+    pub actions: Vec<Action>,
+    /// What it measured by itself, by name.
+    pub figures: BTreeMap<String, f64>,
+    /// Commands as they were given.
+    pub commands: Vec<String>,
+}
+
+/// What a recording is made of: a machine of its own, on a disk of its own.
+pub struct RecordStage<'a> {
+    /// The guests; the disk is of their golden image.
+    pub kit: &'a Kit,
+    /// How they run.
+    pub accelerator: Accelerator,
+    /// The program `spillway`.
+    pub program: &'a Path,
+    /// The study's words for the workload.
+    pub parameters: &'a BTreeMap<String, toml::Value>,
+    /// What all random choices come from.
+    pub seed: u64,
+    /// Where the recording goes: an existing folder on a local disk.
+    pub dir: &'a Path,
+    /// When it is too late.
+    pub deadline: Instant,
+}
+
+/// Whether an engine needs a recording.
+pub fn needs_recording(engine: Engine) -> bool {
+    engine == Engine::Replay
+}
