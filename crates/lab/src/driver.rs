@@ -269,20 +269,38 @@ impl Driver {
             if left.is_zero() {
                 return self.hung();
             }
-            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-            let mut fds: Vec<_> =
-                self.queues.iter().map(|q| PollFd::new(&*q.completion, PollFlags::IN)).collect();
-            match poll(&mut fds, Some(&timeout)) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) => {
-                    for (fd, queue) in fds.iter().zip(&self.queues) {
-                        if fd.revents().contains(PollFlags::IN) {
-                            queue.completion.read().context("cannot read a completion eventfd")?;
-                        }
+            self.doze(left)?;
+        }
+        Ok(())
+    }
+
+    /// Sleeps until a completion waits, or until then. The disk signals completions: no polling.
+    pub(crate) fn sleep_until(&mut self, until: Instant) -> Result<()> {
+        while !self.ready() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            self.doze(left)?;
+        }
+        Ok(())
+    }
+
+    /// Sleeps until a completion is signalled, so long at most.
+    fn doze(&mut self, most: Duration) -> Result<()> {
+        let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
+        let mut fds: Vec<_> =
+            self.queues.iter().map(|q| PollFd::new(&*q.completion, PollFlags::IN)).collect();
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => {
+                for (fd, queue) in fds.iter().zip(&self.queues) {
+                    if fd.revents().contains(PollFlags::IN) {
+                        queue.completion.read().context("cannot read a completion eventfd")?;
                     }
                 }
-                Err(e) => return Err(e).context("cannot wait for a completion"),
             }
+            Err(e) => return Err(e).context("cannot wait for a completion"),
         }
         Ok(())
     }

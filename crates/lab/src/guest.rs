@@ -62,6 +62,10 @@ pub enum GuestDisk {
     Raw(PathBuf),
     /// Served on an NBD socket, by QEMU's own NBD client.
     Nbd(PathBuf),
+    /// A raw file that is only read: what the guest writes goes to a file of QEMU's, and with it.
+    Snapshot(PathBuf),
+    /// One of so many bytes that does nothing, and at once; it reads as zeroes.
+    Null(u64),
 }
 
 /// What to boot.
@@ -285,6 +289,15 @@ fn arguments(kit: &Kit, spec: &GuestSpec, initrd: &Path, console: &Path, report:
             GuestDisk::Raw(path) => {
                 add("-drive", format!("if=none,id=disk{i},format=raw,discard=unmap,file={}", text(path)));
                 add("-device", format!("virtio-blk-pci,drive=disk{i}"));
+            }
+            GuestDisk::Snapshot(path) => {
+                let file = text(path);
+                add("-drive", format!("if=none,id=disk{i},format=raw,snapshot=on,file={file}"));
+                add("-device", format!("virtio-blk-pci,drive=disk{i}"));
+            }
+            GuestDisk::Null(bytes) => {
+                add("-blockdev", format!("driver=null-co,node-name=disk{i},size={bytes},read-zeroes=on"));
+                add("-device", format!("virtio-blk-pci,drive=disk{i},num-queues={}", spec.vcpus));
             }
             GuestDisk::Nbd(socket) => {
                 let path = text(socket);

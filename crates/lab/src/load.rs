@@ -126,6 +126,8 @@ pub struct Measured {
     pub seconds: f64,
     /// Requests a second.
     pub iops: f64,
+    /// The mean of all times.
+    pub mean_ns: f64,
     /// The time that half of all requests did not exceed.
     pub p50_ns: u64,
     /// The same for 99 of 100.
@@ -439,6 +441,7 @@ impl Driver {
             reads,
             seconds,
             iops: requests as f64 / seconds,
+            mean_ns: latency.mean(),
             p50_ns: latency.value_at_quantile(0.5),
             p99_ns: latency.value_at_quantile(0.99),
             max_ns: latency.max(),

@@ -1,7 +1,8 @@
 //! A trace, asked of a disk again: at its own pace, faster or slower, or as fast as the disk answers.
 //!
 //! Owns the clock and the order; what the trace holds is its own business. Invariants: requests begin in the trace's order, on one
-//! queue, so that a disk sees what the recorded one saw; one that is late because the disk was busy is counted as late.
+//! queue, so that a disk sees what the recorded one saw; none waits for another's end, but when as many are under way as there may be;
+//! one that is late because the disk was busy is counted as late.
 
 use crate::driver::{Ask, Driver};
 use anyhow::{Context, Result, bail, ensure};
@@ -20,6 +21,35 @@ pub enum Speed {
     Times(f64),
     /// As fast as the disk answers.
     Full,
+}
+
+/// When a trace, or a part of it, is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// How fast.
+    pub speed: Speed,
+    /// When what the trace has at `from_us` is due.
+    pub start: Instant,
+    /// A time of the trace.
+    pub from_us: u64,
+    /// How long before a request is due a processor is kept busy with waiting: that long it does not sleep. Not for many at a time.
+    pub spin: Duration,
+    /// When it is too late for another request.
+    pub until: Option<Instant>,
+}
+
+impl Pace {
+    /// A whole trace, from now on.
+    pub fn now(speed: Speed) -> Pace {
+        Pace { speed, start: Instant::now(), from_us: 0, spin: SPIN, until: None }
+    }
+
+    /// When something in the trace is due; none at full speed.
+    pub fn due(&self, time_us: u64) -> Option<Instant> {
+        let Speed::Times(times) = self.speed else { return None };
+        let after = Duration::try_from_secs_f64(time_us.saturating_sub(self.from_us) as f64 / 1e6 / times);
+        self.start.checked_add(after.ok()?)
+    }
 }
 
 /// What a replay came to.
@@ -68,22 +98,25 @@ impl Latency {
 }
 
 /// Requests under way, and what is known of those that have ended.
-struct Under<'a> {
+struct Under<'a, F: FnMut(u64, Instant)> {
     driver: &'a mut Driver,
-    started: Vec<Option<(Operation, Instant)>>,
+    started: Vec<Option<(Operation, u64, Instant)>>,
+    ended: F,
     read: Histogram<u64>,
     write: Histogram<u64>,
     failed: u64,
 }
 
-impl Under<'_> {
+impl<F: FnMut(u64, Instant)> Under<'_, F> {
     /// Takes what has ended.
     fn reap(&mut self) -> Result<()> {
         while let Some((buffer, result)) = self.driver.completed() {
-            let (operation, began) =
+            let (operation, time_us, began) =
                 self.started[buffer].take().context("a request that was not made has completed")?;
             self.driver.give(buffer);
-            let ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1);
+            let now = Instant::now();
+            (self.ended)(time_us, now);
+            let ns = u64::try_from((now - began).as_nanos()).unwrap_or(u64::MAX).max(1);
             match operation {
                 Operation::Read => self.read.saturating_record(ns),
                 Operation::Write => self.write.saturating_record(ns),
@@ -99,7 +132,7 @@ impl Under<'_> {
         self.reap()
     }
 
-    fn start(&mut self, operation: Operation, ask: Ask, number: u64) -> Result<()> {
+    fn start(&mut self, event: &Event, ask: Ask, number: u64) -> Result<()> {
         let buffer = loop {
             match self.driver.take() {
                 Some(buffer) => break buffer,
@@ -112,7 +145,7 @@ impl Under<'_> {
                 block[..8].copy_from_slice(&(number | 1 << 63).to_le_bytes());
             }
         }
-        self.started[buffer] = Some((operation, Instant::now()));
+        self.started[buffer] = Some((event.operation, event.time_us, Instant::now()));
         if let Err(e) = self.driver.submit(ask, buffer) {
             self.driver.give(buffer);
             return Err(e);
@@ -126,44 +159,57 @@ pub fn replay<E: Into<anyhow::Error>>(
     driver: &mut Driver,
     events: impl Iterator<Item = Result<Event, E>>,
     speed: Speed,
+    progress: impl FnMut(u64, Duration),
+) -> Result<Replayed> {
+    replay_at(driver, events, &Pace::now(speed), progress, |_, _| ())
+}
+
+/// The same at a time that is said, for a part of a trace. `ended` is told of each request's end: its time in the trace, and now.
+pub fn replay_at<E: Into<anyhow::Error>>(
+    driver: &mut Driver,
+    events: impl Iterator<Item = Result<Event, E>>,
+    pace: &Pace,
     mut progress: impl FnMut(u64, Duration),
+    ended: impl FnMut(u64, Instant),
 ) -> Result<Replayed> {
     ensure!(driver.in_flight() == 0, "requests are in flight already");
-    if let Speed::Times(times) = speed {
+    if let Speed::Times(times) = pace.speed {
         ensure!(times.is_finite() && times > 0.0, "a speed is more than 0, not {times}");
     }
     let histogram = || Histogram::new_with_bounds(1, 3_600_000_000_000, 3);
     let (capacity, most) = (driver.capacity_bytes(), driver.request_bytes() as u64);
     driver.polling(false);
     let started = vec![None; driver.depth()];
-    let mut under = Under { driver, started, read: histogram()?, write: histogram()?, failed: 0 };
+    let mut under = Under { driver, started, ended, read: histogram()?, write: histogram()?, failed: 0 };
     let begin = Instant::now();
-    let (mut requests, mut left_out, mut late, mut last_us) = (0, 0, 0, 0);
+    let (mut requests, mut left_out, mut late, mut last_us) = (0, 0, 0, pace.from_us);
     for event in events {
         let event = event.map_err(Into::into)?;
         last_us = event.time_us;
-        if let Speed::Times(times) = speed {
-            let due = begin + Duration::from_secs_f64(event.time_us as f64 / 1e6 / times);
+        if let Some(due) = pace.due(event.time_us) {
             loop {
                 under.reap()?;
                 let left = due.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     break;
                 }
-                if left > SPIN {
-                    std::thread::sleep(left - SPIN);
+                if left > pace.spin {
+                    under.driver.sleep_until(due - pace.spin)?;
                 } else {
                     std::hint::spin_loop();
                 }
             }
             late += u64::from(due.elapsed() > Duration::from_millis(1));
         }
+        if let Some(until) = pace.until {
+            ensure!(Instant::now() < until, "the trace's requests take too long: {requests} were made");
+        }
         let Some(asks) = asks(&event, capacity, most)? else {
             left_out += 1;
             continue;
         };
         for ask in asks {
-            under.start(event.operation, ask, requests)?;
+            under.start(&event, ask, requests)?;
             requests += 1;
         }
         under.reap()?;
@@ -179,10 +225,7 @@ pub fn replay<E: Into<anyhow::Error>>(
         failed: under.failed,
         left_out,
         seconds: begin.elapsed().as_secs_f64(),
-        trace_seconds: match speed {
-            Speed::Times(times) => Some(last_us as f64 / 1e6 / times),
-            Speed::Full => None,
-        },
+        trace_seconds: pace.due(last_us).map(|due| (due - pace.start).as_secs_f64()),
         late,
         read: Latency::of(&under.read),
         write: Latency::of(&under.write),

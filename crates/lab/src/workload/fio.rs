@@ -3,6 +3,12 @@
 //! Owns what each is; who runs it is fio inside of a machine, or the lab's own generator from the host: fio has no engine for
 //! vhost-user. Invariant: both ask for the same sizes, shares and depths.
 
+use super::words::Fio;
+use crate::load::Measured;
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
 /// One load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Profile {
@@ -73,3 +79,166 @@ pub const PROFILES: [Profile; 5] = [
         size_mb: 1024,
     },
 ];
+
+/// A profile that is to be run.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Which.
+    pub profile: Profile,
+    /// The span.
+    pub size_mb: u32,
+    /// Through the page cache.
+    pub buffered: bool,
+}
+
+impl Run {
+    /// What its figures are called.
+    pub fn name(&self) -> String {
+        format!("{}{}", self.profile.name, if self.buffered { "-buffered" } else { "" })
+    }
+}
+
+/// What is to be run, in this order: each, and then the same through the page cache if that is asked for.
+pub fn runs(fio: &Fio) -> Vec<Run> {
+    let profiles = fio.profiles.iter().filter_map(|name| PROFILES.into_iter().find(|p| p.name == name));
+    let ways: &[bool] = if fio.buffered { &[false, true] } else { &[false] };
+    let run = |profile: Profile, buffered| Run {
+        profile,
+        size_mb: fio.size_mb.unwrap_or(profile.size_mb),
+        buffered,
+    };
+    profiles.flat_map(|profile| ways.iter().map(move |&buffered| run(profile, buffered))).collect()
+}
+
+/// fio's options for a load on a file or device.
+pub fn command(run: &Run, file: &str, seconds: u32, seed: u64) -> String {
+    let Profile { request_kib, write_percent, random_percent, workers, depth, .. } = run.profile;
+    let rw = match write_percent {
+        100 => "--rw=randwrite".into(),
+        // fio knows a share of random requests for mixed loads.
+        _ => format!("--rw=randrw --rwmixwrite={write_percent} --percentage_random={random_percent}"),
+    };
+    // Buffered as seed 003's source of its commands has it: the end of a run is when all is on the disk.
+    let how = match run.buffered {
+        true => "--direct=0 --ioengine=posixaio --end_fsync=1",
+        false => "--direct=1 --ioengine=libaio",
+    };
+    format!(
+        "--filename={file} {rw} --bs={request_kib}k --size={}m --numjobs={workers} --iodepth={depth} {how} --time_based \
+         --runtime={seconds} --norandommap --randrepeat=1 --allrandrepeat=1 --randseed={} --group_reporting \
+         --unified_rw_reporting=1 --lat_percentiles=1 --percentile_list=50:99",
+        run.size_mb,
+        seed >> 1
+    )
+}
+
+/// What a load came to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Found {
+    iops: f64,
+    bytes_s: f64,
+    mean_ms: f64,
+    p50_ms: f64,
+    p99_ms: f64,
+    max_ms: f64,
+}
+
+impl Found {
+    /// What fio has said.
+    pub fn of(json: &Value) -> Result<Found> {
+        let figure = |key: &str| {
+            json.pointer(&format!("/jobs/0/mixed/{key}"))
+                .and_then(Value::as_f64)
+                .with_context(|| format!("no figure '{key}'"))
+        };
+        Ok(Found {
+            iops: figure("iops")?,
+            bytes_s: figure("bw_bytes")?,
+            mean_ms: figure("lat_ns/mean")? / 1e6,
+            p50_ms: figure("lat_ns/percentile/50.000000")? / 1e6,
+            p99_ms: figure("lat_ns/percentile/99.000000")? / 1e6,
+            max_ms: figure("lat_ns/max")? / 1e6,
+        })
+    }
+
+    /// What the lab's own generator has measured.
+    pub fn measured(measured: &Measured, request_bytes: usize) -> Found {
+        Found {
+            iops: measured.iops,
+            bytes_s: measured.iops * request_bytes as f64,
+            mean_ms: measured.mean_ns / 1e6,
+            p50_ms: measured.p50_ns as f64 / 1e6,
+            p99_ms: measured.p99_ns as f64 / 1e6,
+            max_ms: measured.max_ns as f64 / 1e6,
+        }
+    }
+
+    /// The figures of all machines: sums of rates, the mean of all requests; of percentiles, which cannot be added, the worst.
+    pub fn figures(found: &[Found], name: &str, figures: &mut BTreeMap<String, f64>) {
+        let sum = |of: fn(&Found) -> f64| found.iter().map(of).sum::<f64>();
+        let most = |of: fn(&Found) -> f64| found.iter().map(of).fold(0.0, f64::max);
+        let iops = sum(|f| f.iops);
+        let mean_ms = if iops > 0.0 { sum(|f| f.mean_ms * f.iops) / iops } else { 0.0 };
+        for (key, value) in [
+            ("iops", iops),
+            ("mb_s", sum(|f| f.bytes_s) / 1e6),
+            ("mean_ms", mean_ms),
+            ("p50_ms", most(|f| f.p50_ms)),
+            ("p99_ms", most(|f| f.p99_ms)),
+            ("max_ms", most(|f| f.max_ms)),
+        ] {
+            figures.insert(format!("fio.{name}.{key}"), value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_becomes_the_options_of_its_seed() {
+        let fio = Fio { buffered: true, size_mb: Some(512), ..Fio::default() };
+        let all = runs(&fio);
+        assert_eq!(
+            all.iter().map(Run::name).collect::<Vec<_>>(),
+            ["iometer-citrix", "iometer-citrix-buffered"]
+        );
+        let direct = command(&all[0], "/dev/vdb", 600, 8);
+        for option in [
+            "--rwmixwrite=80",
+            "--percentage_random=90",
+            "--bs=4k",
+            "--numjobs=4",
+            "--iodepth=16",
+            "--size=512m",
+            "--direct=1",
+        ] {
+            assert!(direct.split(' ').any(|o| o == option), "{option}: {direct}");
+        }
+        assert!(command(&all[1], "/srv/f", 1, 8).contains("--direct=0 --ioengine=posixaio --end_fsync=1"));
+    }
+
+    #[test]
+    fn figures_of_machines_are_added_where_they_can_be() {
+        let found = |iops, ms| Found {
+            iops,
+            bytes_s: iops * 4096.0,
+            mean_ms: ms,
+            p50_ms: ms,
+            p99_ms: ms,
+            max_ms: ms,
+        };
+        let mut figures = BTreeMap::new();
+        Found::figures(&[found(100.0, 1.0), found(300.0, 5.0)], "p", &mut figures);
+        let of = |key: &str| figures[&format!("fio.p.{key}")];
+        assert_eq!((of("iops"), of("mean_ms"), of("p99_ms")), (400.0, 4.0, 5.0));
+        assert!((of("mb_s") - 1.6384).abs() < 1e-9);
+        let said = serde_json::json!({"jobs": [{"mixed": {"iops": 10.5, "bw_bytes": 43008, "lat_ns":
+            {"mean": 2e6, "max": 9_000_000, "percentile": {"50.000000": 1_000_000, "99.000000": 8_000_000}}}}]});
+        let want =
+            Found { iops: 10.5, bytes_s: 43008.0, mean_ms: 2.0, p50_ms: 1.0, p99_ms: 8.0, max_ms: 9.0 };
+        assert_eq!(Found::of(&said).unwrap(), want);
+        assert!(Found::of(&serde_json::json!({"jobs": []})).is_err());
+    }
+}

@@ -5,7 +5,13 @@
 //! measure just that, are not.
 
 mod fio;
+mod fleet;
+mod inside;
+mod lines;
+mod machines;
+mod outside;
 mod recording;
+mod score;
 mod stage;
 mod words;
 
@@ -13,7 +19,7 @@ pub use recording::{Actions, Recorded, Recording};
 pub use stage::{Done, RecordStage, Stage, Watcher, WorkDisk, needs_recording};
 
 use crate::study::Engine;
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use std::collections::BTreeMap;
 use words::Words;
 
@@ -29,12 +35,17 @@ pub fn check(workload: &str, engine: Engine, parameters: &BTreeMap<String, toml:
 
 /// Does the work: returns when it is done, or why it cannot be.
 pub fn run(workload: &str, engine: Engine, stage: &Stage<'_>) -> Result<Done> {
-    Words::of(workload, engine, stage.parameters)?;
-    bail!("the engine '{}' is not there", engine.name())
+    let words = Words::of(workload, engine, stage.parameters)?;
+    ensure!(!stage.disks.is_empty(), "there is no machine to do the work");
+    match (engine, &words) {
+        (Engine::Host, Words::Fio(fio)) => outside::run(fio, stage),
+        (Engine::Host, _) => bail!("the host can only do fio's work"),
+        (Engine::Guest, words) => inside::run(words, stage),
+        (Engine::Replay, words) => fleet::run(workload, words, stage),
+    }
 }
 
-/// Records one machine at that work, from its start to its end.
+/// Records one machine at that work, from its start to its end, on a disk that is started for that.
 pub fn record(workload: &str, stage: &RecordStage<'_>) -> Result<Recording> {
-    Words::of(workload, Engine::Replay, stage.parameters)?;
-    bail!("nothing can be recorded")
+    recording::record(workload, &Words::of(workload, Engine::Replay, stage.parameters)?, stage)
 }

@@ -1,10 +1,28 @@
 //! A recorded machine: every request of its whole life, and when its users did what.
 //!
-//! Owns `trace` and `actions.json` of its folder. Invariant: both times are of the trace's clock, microseconds since it began.
+//! Owns `trace` and `actions.json` of its folder. Invariant: times are of the trace's clock, microseconds since it began. Requests are
+//! told by that clock; what users did by the machine's, which is tied to the host's by the report that came with the least delay, and
+//! to the trace's by its begin: some milliseconds too late in all.
 
+use super::inside::told;
+use super::machines::{Life, Task, work};
+use super::stage::{RecordStage, Watcher};
+use super::words::Words;
+use crate::disk::Disk;
+use crate::guest::GuestDisk;
+use crate::process::{Server, wait_until};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
+use spillway_advisor::trace::TraceReader;
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// The disk that is recorded on: one that is not waited for. Its RAM takes what fits.
+const DISK: [&str; 4] = ["--ram", "1G", "--overflow", "16G"];
+/// How long it may take until the recorder is there.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Form of `actions.json`.
 const SCHEMA: u32 = 1;
@@ -30,8 +48,8 @@ pub struct Actions {
     pub seed: u64,
     /// When the machine was started.
     pub started_us: u64,
-    /// When it was up: what is before is its boot.
-    pub up_us: u64,
+    /// When its work began: what is before is its boot.
+    pub begin_us: u64,
     /// When its work was done.
     pub done_us: u64,
     /// In the order of their begin.
@@ -62,12 +80,129 @@ impl Recording {
             serde_json::from_str(&text).with_context(|| format!("{}: no recording", path.display()))?;
         ensure!(actions.schema == SCHEMA, "{}: of another version of this program", path.display());
         ensure!(
-            actions.started_us <= actions.up_us && actions.up_us <= actions.done_us,
-            "{}: the machine was up before it was started, or done before it was up",
+            actions.started_us <= actions.begin_us && actions.begin_us <= actions.done_us,
+            "{}: its work began before the machine was started, or was done before it began",
             path.display()
         );
         let trace = dir.join("trace");
         ensure!(trace.is_file(), "{}: no trace", trace.display());
         Ok(Recording { trace, actions })
+    }
+}
+
+/// Nobody looks on while a recording is made.
+struct Nobody;
+
+impl Watcher for Nobody {
+    fn begin(&self) {}
+
+    fn now_s(&self) -> f64 {
+        0.0
+    }
+
+    fn vmm(&self, _: u32, _: u32) {}
+
+    fn inside(&self, _: u32, _: &BTreeMap<String, f64>) {}
+}
+
+/// Records one machine from its start until its work is done.
+pub fn record(workload: &str, words: &Words, stage: &RecordStage<'_>) -> Result<Recording> {
+    let (dir, trace) = (stage.dir, stage.dir.join("trace"));
+    let text = |path: &Path| path.display().to_string();
+    let at_work = work_dir()?;
+    let overflow = text(dir);
+    let options = [&DISK[..], &["--overflow-dir", &overflow]].concat();
+    let disk = Disk::start_with(stage.program, at_work.path(), &stage.kit.golden(), &options)
+        .context("the disk to record on")?;
+    let arguments = ["trace", "record", &text(&disk.control()), "--out", &text(&trace)].map(String::from);
+    let program = stage.program.to_str().context("the program's path is not UTF-8")?;
+    let _ = std::fs::remove_file(&trace);
+    let mut recorder = Server::start("recorder", program, &arguments, None, &dir.join("recorder.log"))?;
+    let clock = Clock::of(&trace, &mut recorder)?;
+
+    let (memory_mib, vcpus) = words.machine();
+    let task = Task {
+        kit: stage.kit,
+        accelerator: stage.accelerator,
+        memory_mib,
+        vcpus,
+        disks: vec![vec![GuestDisk::VhostUser(disk.vhost())]],
+        words: told(words, stage.seed, true),
+        boot: matches!(words, Words::Boot(_)),
+        every: Duration::ZERO,
+        dir,
+        deadline: stage.deadline,
+    };
+    let (_, lives) = work(&task, &Nobody)?;
+    let life = lives.first().context("no machine has lived")?;
+    // The machine is gone: nothing is asked any more that the trace would not have.
+    let status = recorder.stop()?;
+    ensure!(status.success(), "the recorder ended with {status}: {}", recorder.tail());
+    let actions = actions(workload, words, stage.seed, life, &clock);
+    let path = dir.join("actions.json");
+    std::fs::write(&path, serde_json::to_string(&actions)?)
+        .with_context(|| format!("{}: cannot write", path.display()))?;
+    let stats = dir.join("stats.json");
+    std::fs::write(&stats, disk.stats()?.to_string())
+        .with_context(|| format!("{}: cannot write", stats.display()))?;
+    disk.stop()?;
+    Recording::read(dir)
+}
+
+/// Sockets' paths must be short.
+fn work_dir() -> Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix("spillway-lab").tempdir().context("no folder for sockets")
+}
+
+fn actions(workload: &str, words: &Words, seed: u64, life: &Life, clock: &Clock) -> Actions {
+    let mut did: Vec<Recorded> = life
+        .did
+        .iter()
+        .map(|did| Recorded {
+            session: did.session,
+            name: did.name.clone(),
+            begin_us: clock.us(did.begin),
+            end_us: clock.us(did.begin + did.took),
+        })
+        .collect();
+    let (started_us, done_us) = (clock.us(life.started), clock.us(life.done));
+    let boots = matches!(words, Words::Boot(_));
+    if boots {
+        did.push(Recorded { session: 0, name: "boot".into(), begin_us: started_us, end_us: done_us });
+    }
+    did.sort_by_key(|d| d.begin_us);
+    Actions {
+        schema: SCHEMA,
+        workload: workload.into(),
+        seed,
+        started_us,
+        begin_us: if boots { started_us } else { clock.us(life.told) },
+        done_us,
+        actions: did,
+    }
+}
+
+/// When the trace began.
+struct Clock(Instant);
+
+impl Clock {
+    /// Waits until the recorder has written the trace's head, which says it by the time of day.
+    fn of(trace: &Path, recorder: &mut Server) -> Result<Clock> {
+        let mut ended = None;
+        let found = wait_until(PATIENCE, || {
+            ended = recorder.ended().ok().flatten();
+            let reader = File::open(trace).ok().and_then(|file| TraceReader::new(file).ok());
+            reader.map(|r| Some(r.head().begin_unix_us)).or(ended.map(|_| None))
+        });
+        let begin_unix_us = found.flatten().with_context(|| {
+            format!("the recorder did not begin: {}\n{}", recorder.command, recorder.tail())
+        })?;
+        let (now, unix) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH)?);
+        let ago = unix.saturating_sub(Duration::from_micros(begin_unix_us));
+        now.checked_sub(ago).map(Clock).context("the trace began before this machine did")
+    }
+
+    fn us(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.0).as_micros()).unwrap_or(u64::MAX)
     }
 }

@@ -309,7 +309,16 @@ mod tests {
     use super::*;
 
     fn disk(disk: Contender, iops: f64, p99_ns: u64, write_amplification: Vec<f64>) -> DiskPoint {
-        let run = |iops| Measured { requests: 1, reads: 0, seconds: 1.0, iops, p50_ns: 1, p99_ns, max_ns: 9 };
+        let run = |iops| Measured {
+            requests: 1,
+            reads: 0,
+            seconds: 1.0,
+            iops,
+            mean_ns: 1.0,
+            p50_ns: 1,
+            p99_ns,
+            max_ns: 9,
+        };
         DiskPoint {
             disk,
             command: String::new(),

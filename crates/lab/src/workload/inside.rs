@@ -1,0 +1,158 @@
+//! The engine `guest`: work inside of real machines, one for each disk.
+//!
+//! Owns what machines are told, and how their times become a run's. Invariant: what is counted from outside holds all that they
+//! asked: they are ended when their work is done, and ask nothing more.
+
+use super::fio::{Found, command as fio_command, runs};
+use super::machines::{Life, Task, work};
+use super::score;
+use super::stage::{Done, Stage, WorkDisk};
+use super::words::{Fio, On, Sessions, Words};
+use crate::guest::GuestDisk;
+use crate::study::Action;
+use anyhow::{Context, Result, ensure};
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+/// What a disk of QEMU's own that does nothing claims to hold.
+const NULL_BYTES: u64 = 8 << 30;
+
+/// Does it.
+pub fn run(words: &Words, stage: &Stage<'_>) -> Result<Done> {
+    let on_root = match words {
+        Words::Fio(fio) => fio.on == On::Files || fio.buffered,
+        _ => true,
+    };
+    let null = stage.disks.iter().any(|disk| matches!(disk, WorkDisk::Null));
+    ensure!(
+        !null || matches!(words, Words::Fio(_)),
+        "a null disk holds no system, so that only fio can work on it"
+    );
+    let golden = GuestDisk::Snapshot(stage.kit.golden());
+    let disks = stage.disks.iter().map(|disk| match disk {
+        WorkDisk::Null => vec![golden.clone(), GuestDisk::Null(NULL_BYTES)],
+        WorkDisk::Served { vhost, .. } if on_root => vec![GuestDisk::VhostUser(vhost.clone())],
+        WorkDisk::Served { vhost, .. } => vec![golden.clone(), GuestDisk::VhostUser(vhost.clone())],
+    });
+    let (memory_mib, vcpus) = words.machine();
+    let task = Task {
+        kit: stage.kit,
+        accelerator: stage.accelerator,
+        memory_mib,
+        vcpus,
+        disks: disks.collect(),
+        words: told(words, stage.seed, on_root && !null),
+        boot: matches!(words, Words::Boot(_)),
+        every: every(words),
+        dir: stage.dir,
+        deadline: stage.deadline,
+    };
+    let (begun, lives) = work(&task, stage.watch)?;
+    outcome(words, stage, begun, &lives)
+}
+
+/// How much later each machine begins than the one before.
+pub fn every(words: &Words) -> Duration {
+    Duration::from_secs_f64(match words {
+        Words::Boot(boot) => boot.start_every_s,
+        // In a machine with many sessions it is the sessions that log on one after the other.
+        Words::Sessions(sessions) if sessions.sessions == 1 => sessions.logon_every_s,
+        Words::Sessions(_) | Words::Fio(_) => 0.0,
+    })
+}
+
+/// What machines are told.
+pub fn told(words: &Words, seed: u64, on_root: bool) -> String {
+    // Perl's integers have a sign.
+    let seed = seed >> 1;
+    let disk = if on_root { "vda" } else { "vdb" };
+    let mut text = format!("disk {disk}\nseed {seed}\n");
+    // Writing to a string does not fail.
+    let _ = match words {
+        Words::Boot(_) => writeln!(text, "work boot"),
+        Words::Sessions(sessions) => write!(text, "{}", session_words(sessions)),
+        Words::Fio(fio) => write!(text, "{}", fio_words(fio, on_root, seed)),
+    };
+    text
+}
+
+fn session_words(sessions: &Sessions) -> String {
+    let Sessions { actions, pace, profile_mb, documents_mb, mail_mb, cache_mb, file_copy_mb, .. } = sessions;
+    let Sessions { sessions, logon_every_s, .. } = sessions;
+    format!(
+        "work session\nsessions {sessions}\nlogon_every_s {logon_every_s}\nactions {actions}\npace {pace}\n\
+         profile_mb {profile_mb}\ndocuments_mb {documents_mb}\nmail_mb {mail_mb}\ncache_mb {cache_mb}\n\
+         file_copy_mb {file_copy_mb}\n"
+    )
+}
+
+fn fio_words(fio: &Fio, on_root: bool, seed: u64) -> String {
+    let file = if on_root { "/srv/fio.dat" } else { "/dev/vdb" };
+    let mut text = String::from("work fio\n");
+    let all = runs(fio);
+    let span_mb = all.iter().map(|run| run.size_mb).max();
+    if let (true, Some(span_mb)) = (fio.fill, span_mb) {
+        let _ = writeln!(
+            text,
+            "fio fill --filename={file} --rw=write --bs=1m --size={span_mb}m --direct=1 --ioengine=libaio --iodepth=4"
+        );
+    }
+    for run in all {
+        let _ = writeln!(text, "fio {} {}", run.name(), fio_command(&run, file, fio.seconds, seed));
+    }
+    text
+}
+
+fn outcome(words: &Words, stage: &Stage<'_>, begun: Instant, lives: &[Life]) -> Result<Done> {
+    let mut done = Done::default();
+    let mean = |of: &dyn Fn(&Life) -> f64| lives.iter().map(of).sum::<f64>() / lives.len().max(1) as f64;
+    done.figures.insert("boot_s".into(), mean(&|life| (life.up - life.started).as_secs_f64()));
+    for (machine, life) in lives.iter().enumerate() {
+        let machine = machine as u32;
+        done.commands.push(life.command.clone());
+        if matches!(words, Words::Boot(_)) {
+            let took_ms = (life.up - life.started).as_secs_f64() * 1000.0;
+            let at_s = since(begun, life.started);
+            done.actions.push(Action { machine, session: 0, name: "boot".into(), at_s, took_ms });
+        }
+        for did in &life.did {
+            done.actions.push(Action {
+                machine,
+                session: did.session,
+                name: did.name.clone(),
+                at_s: since(begun, did.begin),
+                took_ms: did.took.as_secs_f64() * 1000.0,
+            });
+        }
+        for (name, json) in &life.fio {
+            let path = stage.dir.join(format!("machine-{machine}/fio-{name}.json"));
+            std::fs::write(&path, json.to_string())
+                .with_context(|| format!("{}: cannot write", path.display()))?;
+        }
+    }
+    done.actions.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+    match words {
+        Words::Fio(fio) => {
+            for run in runs(fio) {
+                let name = run.name();
+                let found = lives.iter().map(|life| {
+                    let json = life.fio.iter().find(|(of, _)| *of == name).map(|(_, json)| json);
+                    Found::of(json.with_context(|| format!("fio has said nothing of '{name}'"))?)
+                        .with_context(|| format!("what fio says of '{name}'"))
+                });
+                Found::figures(&found.collect::<Result<Vec<_>>>()?, &name, &mut done.figures);
+            }
+        }
+        Words::Sessions(sessions) => score::figures(&done.actions, sessions.threshold_ms, &mut done.figures),
+        Words::Boot(_) => {}
+    }
+    Ok(done)
+}
+
+/// Seconds from one instant to another, negative if that was before.
+pub fn since(from: Instant, to: Instant) -> f64 {
+    match to.checked_duration_since(from) {
+        Some(later) => later.as_secs_f64(),
+        None => -(from - to).as_secs_f64(),
+    }
+}

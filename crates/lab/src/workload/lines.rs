@@ -1,0 +1,154 @@
+//! What a machine at work reports, line by line, as it comes.
+//!
+//! Owns how far its report has been read. Invariant: a line is looked at once, when all of it is there; one that cannot be
+//! understood is an error, never passed over.
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// The longest line: what fio says of one load takes some 20 KB.
+const MOST_BYTES: usize = 1 << 20;
+
+/// One line. Times are seconds of the machine's own clock.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub enum Line {
+    /// It has come up.
+    Up {
+        /// When.
+        up: f64,
+    },
+    /// It waits for the word to begin.
+    Ready {
+        /// Since when.
+        ready: f64,
+    },
+    /// Somebody did something.
+    Action {
+        /// What.
+        action: String,
+        /// Who.
+        session: u32,
+        /// When it began.
+        at: f64,
+        /// How long it took.
+        took_ms: f64,
+    },
+    /// What the kernel has counted.
+    Inside {
+        /// By name.
+        inside: BTreeMap<String, f64>,
+    },
+    /// A load of fio's has ended.
+    Fio {
+        /// Its name.
+        fio: String,
+        /// When it began.
+        at: f64,
+        /// How long it took.
+        took_ms: f64,
+        /// What fio says.
+        json: Value,
+    },
+    /// All is done.
+    Done {
+        /// Since when.
+        done: f64,
+    },
+    /// It cannot go on.
+    Error {
+        /// Why.
+        error: String,
+    },
+}
+
+impl Line {
+    /// When it was said, by the machine's clock.
+    pub fn said(&self) -> Option<f64> {
+        match self {
+            Line::Up { up } => Some(*up),
+            Line::Ready { ready } => Some(*ready),
+            Line::Done { done } => Some(*done),
+            Line::Action { at, took_ms, .. } | Line::Fio { at, took_ms, .. } => Some(at + took_ms / 1000.0),
+            Line::Inside { .. } | Line::Error { .. } => None,
+        }
+    }
+}
+
+/// A report that is being written.
+pub struct Lines {
+    path: PathBuf,
+    file: Option<File>,
+    part: Vec<u8>,
+}
+
+impl Lines {
+    /// From its begin.
+    pub fn new(path: &Path) -> Lines {
+        Lines { path: path.into(), file: None, part: Vec::new() }
+    }
+
+    /// The lines that have come since the last time, and when that was seen.
+    pub fn read(&mut self) -> Result<(Instant, Vec<Line>)> {
+        let what = || format!("{}: cannot read", self.path.display());
+        if self.file.is_none() {
+            self.file = Some(File::open(&self.path).with_context(what)?);
+        }
+        if let Some(file) = &mut self.file {
+            file.take(MOST_BYTES as u64).read_to_end(&mut self.part).with_context(what)?;
+        }
+        let now = Instant::now();
+        let whole = self.part.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
+        anyhow::ensure!(
+            whole > 0 || self.part.len() < MOST_BYTES,
+            "{}: a line without an end",
+            self.path.display()
+        );
+        let bytes: Vec<u8> = self.part.drain(..whole).collect();
+        let lines = bytes.split(|&b| b == b'\n').map(|l| l.trim_ascii()).filter(|l| !l.is_empty());
+        let parse = |line: &[u8]| {
+            serde_json::from_slice(line).with_context(|| {
+                let start = &line[..line.len().min(200)];
+                format!("{}: not understood: '{}'", self.path.display(), String::from_utf8_lossy(start))
+            })
+        };
+        Ok((now, lines.map(parse).collect::<Result<_>>()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn lines_are_read_once_and_whole() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut lines = Lines::new(file.path());
+        let mut say = |text: &str| {
+            file.as_file().write_all(text.as_bytes()).unwrap();
+            lines.read().map(|(_, lines)| lines)
+        };
+        assert!(say("").unwrap().is_empty());
+        assert!(say("{\"up\":1.5").unwrap().is_empty());
+        let seen =
+            say("}\r\n{\"action\":\"save\",\"session\":2,\"at\":3.0,\"took_ms\":500.0}\n{\"inside\":{\"rea")
+                .unwrap();
+        assert!(matches!(seen[..], [Line::Up { up: 1.5 }, Line::Action { session: 2, .. }]), "{seen:?}");
+        assert_eq!(seen[1].said(), Some(3.5));
+        let seen =
+            say("ds\":7}}\n{\"fio\":\"a\",\"at\":1.0,\"took_ms\":1.0,\"json\":{\"jobs\":[]}}\n").unwrap();
+        assert!(matches!(&seen[..], [Line::Inside { inside }, Line::Fio { .. }] if inside["reads"] == 7.0));
+        assert!(
+            matches!(&say("{\"error\":\"no room\"}\n").unwrap()[..], [Line::Error { error }] if error == "no room")
+        );
+        let error = format!("{:#}", say("Segmentation fault\n").unwrap_err());
+        assert!(error.contains("not understood: 'Segmentation fault'"), "{error}");
+    }
+}

@@ -1,0 +1,311 @@
+//! Machines at work: started a few at a time, told when to begin, and followed until all are done.
+//!
+//! Owns the machines and their times. Invariants: work begins on all of them by one clock, when each is ready; one that ends, says
+//! that it cannot go on, or says nothing for too long is an error with what its console said last.
+
+use super::lines::{Line, Lines};
+use super::stage::Watcher;
+use crate::cpio::Entry;
+use crate::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use serde_json::Value;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Machines that boot at the same time, when their boot is not what is measured.
+const AT_ONCE: usize = 2;
+/// Between two looks at all reports.
+const LOOK: Duration = Duration::from_millis(2);
+/// A machine at work counts each second: one that says nothing for so long hangs.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// What machines are told to do.
+pub struct Task<'a> {
+    /// The guests.
+    pub kit: &'a Kit,
+    /// How they run.
+    pub accelerator: Accelerator,
+    /// Memory of each.
+    pub memory_mib: u32,
+    /// Processors of each.
+    pub vcpus: u32,
+    /// The disks of each.
+    pub disks: Vec<Vec<GuestDisk>>,
+    /// What they are to do: the content of /run/payload/words, and `boot` if nothing but that.
+    pub words: String,
+    /// Nothing but boot.
+    pub boot: bool,
+    /// How much later each begins than the one before.
+    pub every: Duration,
+    /// Where a folder for each goes.
+    pub dir: &'a Path,
+    /// When it is too late.
+    pub deadline: Instant,
+}
+
+/// A machine from its start to the end of its work, by the host's clock.
+pub struct Life {
+    /// QEMU was started.
+    pub started: Instant,
+    /// The system was up.
+    pub up: Instant,
+    /// It was told to begin.
+    pub told: Instant,
+    /// It said that it was done.
+    pub done: Instant,
+    /// What users did.
+    pub did: Vec<Did>,
+    /// What fio said, by load.
+    pub fio: Vec<(String, Value)>,
+    /// How it was started.
+    pub command: String,
+}
+
+/// Something that a user did.
+pub struct Did {
+    /// Who.
+    pub session: u32,
+    /// What.
+    pub name: String,
+    /// From when, by the host's clock.
+    pub begin: Instant,
+    /// How long.
+    pub took: Duration,
+}
+
+/// One that is followed.
+struct Machine {
+    guest: Guest,
+    lines: Lines,
+    to_guest: PathBuf,
+    heard: Instant,
+    up: Option<Instant>,
+    ready: bool,
+    told: Option<Instant>,
+    done: Option<Instant>,
+    /// Host's time less the machine's: the least that was seen, since a line comes late but never early.
+    apart: Option<(Instant, f64)>,
+    did: Vec<(u32, String, f64, f64)>,
+    fio: Vec<(String, Value)>,
+}
+
+/// Starts them, lets them work, and ends them. The first instant is when their work began.
+pub fn work(task: &Task<'_>, watch: &dyn Watcher) -> Result<(Instant, Vec<Life>)> {
+    let count = task.disks.len();
+    let mut machines: Vec<Machine> = Vec::with_capacity(count);
+    let mut begun: Option<Instant> = None;
+    let start_of = |begun: Instant, i: usize| begun + task.every * i as u32;
+    if task.boot {
+        watch.begin();
+        begun = Some(Instant::now());
+    }
+    loop {
+        let now = Instant::now();
+        let booting = machines.iter().filter(|m| !m.ready).count();
+        let next = machines.len();
+        let may_start = match begun {
+            Some(begun) => now >= start_of(begun, next),
+            None => booting < AT_ONCE,
+        };
+        if next < count && may_start {
+            let machine = Machine::start(task, next).with_context(|| format!("machine {next}"))?;
+            watch.vmm(next as u32, machine.guest.pid());
+            machines.push(machine);
+        }
+        for (i, machine) in machines.iter_mut().enumerate().filter(|(_, m)| m.done.is_none()) {
+            if let Err(e) = machine.follow(i as u32, task, watch) {
+                bail!("machine {i}: {e:#}\n{}", machine.guest.tail());
+            }
+        }
+        if begun.is_none() && machines.len() == count && machines.iter().all(|m| m.ready) {
+            watch.begin();
+            begun = Some(Instant::now());
+        }
+        if let (Some(begun), false) = (begun, task.boot) {
+            for (i, machine) in machines.iter_mut().enumerate() {
+                if machine.told.is_none() && Instant::now() >= start_of(begun, i) {
+                    machine.tell().with_context(|| format!("machine {i}"))?;
+                }
+            }
+        }
+        if let (Some(begun), true) =
+            (begun, machines.len() == count && machines.iter().all(|m| m.done.is_some()))
+        {
+            return Ok((begun, machines.into_iter().filter_map(Machine::end).collect()));
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+impl Machine {
+    fn start(task: &Task<'_>, number: usize) -> Result<Machine> {
+        let dir = task.dir.join(format!("machine-{number}"));
+        std::fs::create_dir_all(&dir).with_context(|| format!("{}: cannot make", dir.display()))?;
+        // QEMU reads `go.in` and writes `go.out`: a named pipe has no limit on its path as a socket has.
+        let pipe = dir.join("go");
+        for end in ["go.in", "go.out"] {
+            let path = dir.join(end);
+            let _ = std::fs::remove_file(&path);
+            mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+                .with_context(|| format!("{}: cannot make", path.display()))?;
+        }
+        let port = format!("pipe:{}", pipe.display());
+        let guest = Guest::start_with(
+            task.kit,
+            &GuestSpec {
+                dir: dir.clone(),
+                disks: task.disks[number].clone(),
+                system: true,
+                payload: payload(&task.words),
+                memory_mib: task.memory_mib,
+                vcpus: task.vcpus,
+                accelerator: task.accelerator,
+                reboots: false,
+            },
+            &["-serial", &port],
+        )?;
+        Ok(Machine {
+            lines: Lines::new(&dir.join("report.log")),
+            to_guest: dir.join("go.in"),
+            guest,
+            heard: Instant::now(),
+            up: None,
+            ready: false,
+            told: None,
+            done: None,
+            apart: None,
+            did: Vec::new(),
+            fio: Vec::new(),
+        })
+    }
+
+    fn follow(&mut self, number: u32, task: &Task<'_>, watch: &dyn Watcher) -> Result<()> {
+        // Asked first: what it reported before its end is then all there.
+        let ended = self.guest.ended()?;
+        let (now, lines) = self.lines.read()?;
+        if !lines.is_empty() {
+            self.heard = now;
+        }
+        for line in lines {
+            if let Some(said) = line.said() {
+                let nearer = self.apart.is_none_or(|(at, of)| earlier(now, said, at, of));
+                self.apart = if nearer { Some((now, said)) } else { self.apart };
+            }
+            match line {
+                Line::Up { .. } => {
+                    self.up = Some(now);
+                    self.done = task.boot.then_some(now);
+                    self.ready = task.boot;
+                }
+                Line::Ready { .. } => self.ready = true,
+                Line::Action { action, session, at, took_ms } => {
+                    ensure!(
+                        at.is_finite() && (0.0..1e9).contains(&took_ms),
+                        "it reports an action of no time"
+                    );
+                    self.did.push((session, action, at, took_ms));
+                }
+                Line::Inside { inside } => {
+                    let known = inside.into_iter().map(|(name, n)| (format!("inside.{name}"), n)).collect();
+                    watch.inside(number, &known);
+                }
+                Line::Fio { fio, at, took_ms, json } => {
+                    ensure!(at.is_finite() && (0.0..1e9).contains(&took_ms), "it reports a load of no time");
+                    self.did.push((0, fio.clone(), at, took_ms));
+                    self.fio.push((fio, json));
+                }
+                Line::Done { .. } => self.done = Some(now),
+                Line::Error { error } => bail!("it cannot go on: {error}"),
+            }
+        }
+        if self.done.is_some() {
+            return Ok(());
+        }
+        if let Some(status) = ended {
+            bail!("it ended before its work was done (QEMU: {status})");
+        }
+        ensure!(now < task.deadline, "its work is not done, and its time is over");
+        ensure!(self.up.is_none() || now - self.heard < SILENCE, "it has said nothing for {SILENCE:?}");
+        Ok(())
+    }
+
+    /// Lets it begin.
+    fn tell(&mut self) -> Result<()> {
+        let mut pipe = OpenOptions::new()
+            .write(true)
+            .open(&self.to_guest)
+            .with_context(|| format!("{}: cannot open", self.to_guest.display()))?;
+        pipe.write_all(b"go\n").context("it cannot be told to begin")?;
+        self.heard = Instant::now();
+        self.told = Some(self.heard);
+        Ok(())
+    }
+
+    /// Ends it; nothing if it was not done.
+    fn end(mut self) -> Option<Life> {
+        self.guest.kill();
+        for name in ["initrd.cpio", "go.in", "go.out"] {
+            let _ = std::fs::remove_file(self.to_guest.with_file_name(name));
+        }
+        let (done, up, (at, said)) = (self.done?, self.up?, self.apart?);
+        let host = |clock: f64| match clock >= said {
+            true => at + Duration::from_secs_f64((clock - said).min(1e6)),
+            false => at.checked_sub(Duration::from_secs_f64((said - clock).min(1e6))).unwrap_or(at),
+        };
+        let did = self.did.into_iter().map(|(session, name, begin, took_ms)| Did {
+            session,
+            name,
+            begin: host(begin),
+            took: Duration::from_secs_f64(took_ms / 1000.0),
+        });
+        Some(Life {
+            started: self.guest.started(),
+            up,
+            told: self.told.unwrap_or(up),
+            done,
+            did: did.collect(),
+            fio: self.fio,
+            command: self.guest.command().into(),
+        })
+    }
+}
+
+/// Whether a line that was said at `said` and seen at `now` came with less delay than another.
+fn earlier(now: Instant, said: f64, at: Instant, of: f64) -> bool {
+    let passed = match now.checked_duration_since(at) {
+        Some(later) => later.as_secs_f64(),
+        None => -(at - now).as_secs_f64(),
+    };
+    passed < said - of
+}
+
+/// What is added to the initrd.
+fn payload(words: &str) -> Vec<Entry> {
+    vec![
+        Entry::file("payload/words", 0o644, words),
+        Entry::file("payload/lab.pl", 0o644, include_str!("../../guest/lab.pl")),
+        Entry::file("payload/session.pl", 0o644, include_str!("../../guest/session.pl")),
+        Entry::file("payload/fio.pl", 0o644, include_str!("../../guest/fio.pl")),
+        Entry::directory("payload/systemd"),
+        Entry::file("payload/systemd/lab.service", 0o644, include_str!("../../guest/lab.service")),
+        Entry::directory("payload/systemd/multi-user.target.wants"),
+        Entry::link("payload/systemd/multi-user.target.wants/lab.service", "../lab.service"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_with_the_least_delay_ties_the_clocks() {
+        let at = Instant::now();
+        let later = at + Duration::from_millis(1000);
+        assert!(earlier(later, 11.005, at, 10.0), "5 ms less delay");
+        assert!(!earlier(later, 10.995, at, 10.0), "5 ms more");
+        assert!(earlier(at, 9.0, later, 9.9), "100 ms less, and seen before");
+    }
+}

@@ -1,0 +1,238 @@
+//! Workloads with all their real parts: a guest, served disks, the recorder. In software, so that they run anywhere.
+
+use spillway_advisor::trace::TraceReader;
+use spillway_lab::disk::{figure, program};
+use spillway_lab::guest::{Accelerator, Kit};
+use spillway_lab::process::wait_until;
+use spillway_lab::study::Engine;
+use spillway_lab::workload::{Done, RecordStage, Recording, Stage, Watcher, WorkDisk, record, run};
+use spillway_lab::{Disk, has_program, skip};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// A session in seconds: pauses are a thousandth.
+const SESSION: &str =
+    "actions = 10\npace = 1000\nprofile_mb = 2\ndocuments_mb = 4\nmail_mb = 2\ncache_mb = 2\n";
+
+/// Remembers what it was told.
+#[derive(Default)]
+struct Notes {
+    begun: Mutex<Option<Instant>>,
+    vmm: Mutex<Option<u32>>,
+    inside: Mutex<Vec<BTreeMap<String, f64>>>,
+}
+
+impl Watcher for Notes {
+    fn begin(&self) {
+        *self.begun.lock().unwrap() = Some(Instant::now());
+    }
+
+    fn now_s(&self) -> f64 {
+        self.begun.lock().unwrap().map_or(-1.0, |at| at.elapsed().as_secs_f64())
+    }
+
+    fn vmm(&self, machine: u32, pid: u32) {
+        assert_eq!(machine, 0);
+        *self.vmm.lock().unwrap() = Some(pid);
+    }
+
+    fn inside(&self, _: u32, known: &BTreeMap<String, f64>) {
+        self.inside.lock().unwrap().push(known.clone());
+    }
+}
+
+fn kit() -> Option<Kit> {
+    let kit = Kit::find();
+    if kit.is_none() {
+        skip("workloads: the guests are not built, run 'make image'");
+    } else if !has_program("qemu-system-x86_64") {
+        skip("workloads: qemu-system-x86_64 is not installed");
+        return None;
+    }
+    kit
+}
+
+fn words(text: &str) -> BTreeMap<String, toml::Value> {
+    toml::from_str::<toml::Table>(text).unwrap().into_iter().collect()
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("w").tempdir_in("/var/tmp").unwrap()
+}
+
+/// Does work on some disks.
+fn work(
+    kit: &Kit,
+    (workload, engine, text): (&str, Engine, &str),
+    dir: &Path,
+    disks: &[&Disk],
+    recording: Option<&Recording>,
+    watch: &Notes,
+) -> anyhow::Result<Done> {
+    let served = |disk: &&Disk| WorkDisk::Served { vhost: disk.vhost(), nbd: disk.nbd() };
+    let disks: Vec<WorkDisk> = disks.iter().map(served).collect();
+    let disks = if disks.is_empty() { vec![WorkDisk::Null] } else { disks };
+    let stage = Stage {
+        kit,
+        accelerator: Accelerator::Tcg,
+        parameters: &words(text),
+        seed: 7,
+        dir,
+        disks: &disks,
+        recording,
+        watch,
+        deadline: Instant::now() + Duration::from_secs(150),
+    };
+    run(workload, engine, &stage)
+}
+
+/// What counts of a disk's work.
+fn written(disk: &Disk) -> u64 {
+    disk.figure("planes.guest.written_bytes").unwrap()
+}
+
+#[test]
+fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
+    let Some(kit) = kit() else { return };
+    let dir = folder();
+    let fresh = |name: &str| {
+        let at = dir.path().join(name);
+        std::fs::create_dir(&at).unwrap();
+        Disk::start(&at, &kit.golden(), &["--ram", "256M"]).unwrap()
+    };
+
+    let recorded = dir.path().join("recorded");
+    std::fs::create_dir(&recorded).unwrap();
+    let stage = RecordStage {
+        kit: &kit,
+        accelerator: Accelerator::Tcg,
+        program: &program().unwrap(),
+        parameters: &words(SESSION),
+        seed: 7,
+        dir: &recorded,
+        deadline: Instant::now() + Duration::from_secs(150),
+    };
+    let recording = record("knowledge-worker", &stage).unwrap();
+    let actions = &recording.actions;
+    assert_eq!(actions.actions.len(), 11, "a logon and ten: {actions:?}");
+    assert_eq!(actions.actions[0].name, "logon");
+    assert!(actions.actions.iter().all(|a| (actions.begin_us..=actions.done_us).contains(&a.begin_us)));
+    let counted: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(recorded.join("stats.json")).unwrap()).unwrap();
+    let counted = |key: &str| figure(&counted, key).unwrap();
+    let (before, after) = requests(&recording);
+    assert!(before > 500 && after > 100, "{before} while it booted, {after} while it worked");
+
+    // A machine of its own does the same by its seed.
+    let disk = fresh("again");
+    let watch = Notes::default();
+    let done =
+        work(&kit, ("knowledge-worker", Engine::Guest, SESSION), dir.path(), &[&disk], None, &watch).unwrap();
+    let names = |of: Vec<&str>| of.join(" ");
+    assert_eq!(
+        names(done.actions.iter().map(|a| a.name.as_str()).collect()),
+        names(actions.actions.iter().map(|a| a.name.as_str()).collect())
+    );
+    assert!(done.actions.iter().all(|a| a.took_ms >= 0.0 && a.at_s > -0.1 && a.at_s < watch.now_s()));
+    assert!(done.figures["boot_s"] > 0.5 && done.figures["logon_s"] > 0.0, "{:?}", done.figures);
+    let (one, other) = (counted("planes.guest.written_bytes") as f64, written(&disk) as f64);
+    assert!((one - other).abs() <= 0.05 * one, "the same seed wrote {one} and {other} bytes");
+    let inside = watch.inside.lock().unwrap();
+    let (first, last) = (inside.first().unwrap(), inside.last().unwrap());
+    assert!(last["inside.written_bytes"] > first["inside.written_bytes"] && last["inside.cpu_s"] > 0.0);
+    assert!(
+        (last["inside.written_bytes"] - other).abs() <= 0.01 * other,
+        "the guest counted the same: {last:?}"
+    );
+    drop((inside, disk));
+
+    // Replayed on three disks: the bytes are the same to the last, requests too.
+    let disks = ["a", "b", "c"].map(fresh);
+    let all: Vec<&Disk> = disks.iter().collect();
+    let what = ("knowledge-worker", Engine::Replay, SESSION);
+    let done = work(&kit, what, dir.path(), &all, Some(&recording), &Notes::default()).unwrap();
+    for disk in &disks {
+        for key in ["written_bytes", "read_bytes", "writes", "reads"] {
+            let key = format!("planes.guest.{key}");
+            assert_eq!(disk.figure(&key).unwrap(), counted(&key), "{key}");
+        }
+    }
+    assert_eq!(done.figures["replay.requests"] as u64, 3 * (before + after));
+    let logons: Vec<_> = done.actions.iter().filter(|a| a.name == "logon").map(|a| a.machine).collect();
+    assert_eq!(logons, [0, 1, 2]);
+    assert!(done.actions.iter().all(|a| a.took_ms < 60_000.0), "{:?}", done.actions);
+    let without = done.figures["replay.actions_without_requests"] as usize;
+    assert_eq!(done.actions.len() + without, 33);
+
+    let error = work(
+        &kit,
+        ("session-host", Engine::Replay, ""),
+        dir.path(),
+        &all,
+        Some(&recording),
+        &Notes::default(),
+    );
+    assert!(format!("{:#}", error.unwrap_err()).contains("knowledge-worker"), "a recording of other work");
+}
+
+/// Requests of the boot, and of the work.
+fn requests(recording: &Recording) -> (u64, u64) {
+    let reader = TraceReader::new(std::fs::File::open(&recording.trace).unwrap()).unwrap();
+    let boot = reader.map(|event| u64::from(event.unwrap().time_us < recording.actions.begin_us));
+    boot.fold((0, 0), |(before, after), boot| (before + boot, after + 1 - boot))
+}
+
+#[test]
+fn fio_runs_in_a_machine_on_a_disk_of_ours_and_on_none() {
+    let Some(kit) = kit() else { return };
+    let dir = folder();
+    let disk = Disk::start(dir.path(), &kit.golden(), &["--ram", "256M"]).unwrap();
+    let text = "profiles = ['iometer-citrix', 'fio-64k-x16']\nseconds = 3\nsize_mb = 64\n";
+    for disks in [&[&disk][..], &[]] {
+        let done =
+            work(&kit, ("fio", Engine::Guest, text), dir.path(), disks, None, &Notes::default()).unwrap();
+        for name in ["iometer-citrix", "fio-64k-x16"] {
+            let of = |key: &str| done.figures[&format!("fio.{name}.{key}")];
+            assert!(of("iops") > 1.0 && of("mb_s") > 0.0, "{:?}", done.figures);
+            assert!(
+                of("p50_ms") <= of("p99_ms") && of("p99_ms") <= of("max_ms") * 1.01,
+                "{:?}",
+                done.figures
+            );
+            let ran = done.actions.iter().find(|a| a.name == name).unwrap();
+            assert!(ran.took_ms >= 3000.0 && ran.at_s > -0.1, "{ran:?}");
+            assert!(dir.path().join(format!("machine-0/fio-{name}.json")).is_file());
+        }
+        assert!(
+            done.actions.iter().any(|a| a.name == "fill" && a.at_s < 0.0),
+            "filled before: {:?}",
+            done.actions
+        );
+    }
+    assert!(written(&disk) > 64 << 20, "what was filled was written");
+
+    let done =
+        work(&kit, ("fio", Engine::Host, text), dir.path(), &[&disk], None, &Notes::default()).unwrap();
+    assert!(done.figures["fio.iometer-citrix.iops"] > 100.0, "{:?}", done.figures);
+}
+
+#[test]
+fn a_machine_that_ends_early_is_an_error_with_its_console() {
+    let Some(kit) = kit() else { return };
+    let dir = folder();
+    let disk = Disk::start(dir.path(), &kit.golden(), &[]).unwrap();
+    let watch = Notes::default();
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let pid = wait_until(Duration::from_secs(60), || *watch.vmm.lock().unwrap()).unwrap();
+            let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        });
+        work(&kit, ("file-copy", Engine::Guest, ""), dir.path(), &[&disk], None, &watch).unwrap_err()
+    });
+    let text = format!("{error:#}");
+    assert!(text.contains("machine 0: it ended before its work was done"), "{text}");
+    assert!(text.contains("qemu-system-x86_64"), "its command: {text}");
+}
