@@ -4,6 +4,7 @@
 
 pub mod metric;
 pub mod record;
+pub mod report;
 pub mod samples;
 pub mod spec;
 

@@ -1,0 +1,105 @@
+//! The answer: the most telling figures, one column a scenario, as the published tables have them.
+//!
+//! Invariant: a row is there only if a scenario has it.
+
+use super::figures::{Figures, Response, Spread, measure, measures};
+use super::results::{GUEST_IO, HOST_IO, Measured, Results};
+use crate::study::{METRICS, Metric};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// One figure of all scenarios.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// What, and in what.
+    pub what: String,
+    /// Which way is good, in a word; empty where neither is.
+    pub better: &'static str,
+    /// In the order of the study.
+    pub scenarios: Vec<Option<Spread>>,
+    /// Whether scenarios lie apart in it by what they are, so that a picture is worth its place.
+    #[serde(skip)]
+    pub picture: bool,
+}
+
+const LOWER: &str = "lower";
+const HIGHER: &str = "higher";
+
+/// What a workload's figure is called, and which way is good.
+pub fn describe(name: &str) -> (String, &'static str) {
+    let plain = |what: &str, better| (what.to_string(), better);
+    if let Some((profile, last)) = name.strip_prefix("fio.").and_then(|rest| rest.rsplit_once('.')) {
+        let (what, better) = match last {
+            "iops" => ("I/Os per second", HIGHER),
+            "mb_s" => ("MB per second", HIGHER),
+            "mean_ms" => ("mean response time, ms", LOWER),
+            "p50_ms" => ("median response time, ms", LOWER),
+            "p99_ms" => ("99th percentile of response times, ms", LOWER),
+            "max_ms" => ("longest response time, ms", LOWER),
+            other => (other, ""),
+        };
+        return (format!("{profile}: {what}"), better);
+    }
+    match name {
+        "boot_s" => plain("Boot time, s", LOWER),
+        "logon_s" => plain("Logon time, s", LOWER),
+        "score.sessions" => plain("Score: sessions before response degrades", HIGHER),
+        "cpu_percent" => plain("Processor, %", LOWER),
+        other => plain(other, ""),
+    }
+}
+
+/// All rows that there are.
+pub fn rows(results: &Results) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let mut add = |what: String, better, picture, of: &dyn Fn(&Measured) -> Option<Spread>| {
+        let scenarios: Vec<Option<Spread>> = results.scenarios.iter().map(of).collect();
+        if scenarios.iter().flatten().next().is_some() {
+            rows.push(Row { what, better, scenarios, picture });
+        }
+    };
+    let names = measures(results);
+    let profiles: BTreeSet<&str> = names
+        .iter()
+        .filter_map(|name| name.strip_prefix("fio.")?.rsplit_once('.').map(|(profile, _)| profile))
+        .collect();
+    for profile in &profiles {
+        for last in ["iops", "mb_s", "mean_ms", "p99_ms"] {
+            let name = format!("fio.{profile}.{last}");
+            let (what, better) = describe(&name);
+            add(what, better, last != "p99_ms", &|of| measure(of, &name));
+        }
+    }
+    if profiles.is_empty() {
+        let what = "Machines' reads and writes per second";
+        add(what.into(), "", false, &|of| Figures::of(of, &GUEST_IO)?.mean);
+    }
+    let what = "Mean response time of users' actions, ms";
+    add(what.into(), LOWER, true, &|of| Response::of(of, None).map(|response| response.mean_ms));
+    for name in ["logon_s", "boot_s", "score.sessions", "cpu_percent"] {
+        let (what, better) = describe(name);
+        add(what, better, true, &|of| measure(of, name));
+    }
+    let cpu = |of: &Measured| {
+        let of = |key: &str| Figures::of(of, named(key)?)?.mean;
+        of("host-cpu").or_else(|| of("host-cpu-worker"))
+    };
+    add("Processor of the host, % of a core".into(), LOWER, false, &cpu);
+    let what = "Reads and writes of the host's storage per second";
+    add(what.into(), LOWER, true, &|of| Figures::of(of, &HOST_IO)?.mean);
+    for (key, what) in [
+        ("host-read-bytes", "Read from the host's storage, MB"),
+        ("host-written-bytes", "Written to the host's storage, MB"),
+    ] {
+        add(what.into(), LOWER, false, &|of| Figures::of(of, named(key)?)?.total);
+    }
+    add("RAM of the cache at its highest, MB".into(), LOWER, false, &|of| {
+        Figures::of(of, named("ram-used")?)?.peak
+    });
+    rows
+}
+
+/// A metric by its key.
+pub fn named(key: &str) -> Option<&'static Metric> {
+    METRICS.iter().find(|metric| metric.key == key)
+}

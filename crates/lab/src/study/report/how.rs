@@ -1,0 +1,139 @@
+//! How it was measured: everything that somebody needs who doubts a figure, or wants it again.
+//!
+//! Invariant: every run that was begun is in a table here, with what became of it.
+
+use super::numbers::number;
+use super::page::{Page, Table, safe};
+use super::results::Results;
+use crate::study::{Engine, RunRecord};
+use std::collections::BTreeSet;
+
+/// Whether machines ran without hardware virtualization, so that times inside of them say little.
+pub fn emulated(results: &Results) -> bool {
+    let guests = results.runs().any(|run| run.record.engine == Engine::Guest.name());
+    guests && results.record.hardware.values().any(|value| value.to_ascii_uppercase().contains("TCG"))
+}
+
+/// What must be known before any figure is read.
+pub fn cautions(results: &Results) -> Vec<String> {
+    let mut out = Vec::new();
+    let engines: BTreeSet<&str> = results.runs().map(|run| run.record.engine.as_str()).collect();
+    if engines.contains(Engine::Replay.name()) {
+        out.push(
+            "Where the engine is replay, a recorded session was asked of the disks again: no guest ran."
+                .into(),
+        );
+    }
+    if emulated(results) {
+        out.push(
+            "These guests ran without hardware virtualization (TCG): times inside of them say little about real ones."
+                .into(),
+        );
+    }
+    if let Some(scale) = &results.record.study.scale {
+        out.push(format!("Scaled by {}: {}.", number(scale.factor), scale.of));
+    }
+    if results.record.quick {
+        out.push("This is the shorter form of the study.".into());
+    }
+    let without: Vec<&str> = results
+        .scenarios
+        .iter()
+        .filter(|measured| measured.runs.is_empty())
+        .map(|measured| measured.scenario.name.as_str())
+        .collect();
+    if !without.is_empty() {
+        out.push(format!("No whole run of: {}.", without.join(", ")));
+    }
+    let left = results.dropped.len();
+    if left > 0 {
+        out.push(format!("{left} of the runs were dropped; the reasons are at the end."));
+    }
+    out
+}
+
+fn engine_words(name: &str) -> &'static str {
+    match name {
+        "guest" => "the work was done inside of real machines, which ran on these disks",
+        "replay" => "a recorded session asked of the disks again: no guest ran",
+        "host" => "the work was asked of the disks from the host, through vhost-user: no guest ran",
+        _ => "this version does not know it",
+    }
+}
+
+/// The chapter.
+pub fn chapter(page: &mut Page, results: &Results) {
+    page.chapter("how", "How it was measured");
+    let record = &results.record;
+    page.part("engines", "Where the work was done");
+    let engines: BTreeSet<&str> = results.runs().map(|run| run.record.engine.as_str()).collect();
+    let mut facts: Vec<(String, String)> =
+        engines.iter().map(|name| (format!("engine {name}"), engine_words(name).to_string())).collect();
+    facts.push(("workload".into(), record.study.work.workload.clone()));
+    let parameters = &record.study.work.parameters;
+    facts.extend(parameters.iter().map(|(name, value)| (name.clone(), value.to_string())));
+    list(page, facts.iter().map(|(name, value)| (name, value)));
+    for caution in cautions(results) {
+        page.say("", &caution);
+    }
+    page.part("hardware", "Hardware");
+    list(page, record.hardware);
+    page.part("versions", "Versions");
+    list(page, record.versions);
+    page.part("runs", "Runs");
+    runs(page, results);
+    page.part("commands", "Commands");
+    page.folded("The study", &record.command);
+    for run in results.runs().map(|run| &run.record).chain(&results.dropped) {
+        page.folded(&format!("{}, run {}", run.scenario, run.run), &run.commands.join("\n"));
+    }
+    page.part("file", "The study's file");
+    match &results.file {
+        Some(text) => page.folded("study.toml", text),
+        None => page.say("note", "study.toml is not in the results folder any more."),
+    }
+    page.part("reading", "How figures are made");
+    page.say(
+        "",
+        "Each disk and guest is read about once a second. A rate is what a sum grew by; a sum that went back, as after a \
+         restart, and a time without samples are gaps. Machines are added up second by second. Mean, 95th percentile and \
+         peak are taken over the seconds of a run; a figure is the mean of its runs, beside it stand the lowest and the \
+         highest run. Nothing from before the work's begin counts.",
+    );
+}
+
+fn list<'a>(page: &mut Page, facts: impl IntoIterator<Item = (&'a String, &'a String)>) {
+    let fact = |(name, value): (&String, &String)| format!("<dt>{}</dt><dd>{}</dd>", safe(name), safe(value));
+    match facts.into_iter().map(fact).collect::<String>() {
+        facts if facts.is_empty() => page.say("note", "Nothing was recorded."),
+        facts => page.put(&format!("<dl>{facts}</dl>")),
+    }
+}
+
+fn runs(page: &mut Page, results: &Results) {
+    let mut table = Table::new(
+        "words",
+        ["scenario", "run", "engine", "machines", "seed", "begun", "seconds", "what became of it"],
+    );
+    let row = |run: &RunRecord| {
+        let fate =
+            run.dropped.as_ref().map_or("counts".into(), |why| format!("<b>dropped</b>: {}", safe(why)));
+        [
+            safe(&run.scenario),
+            run.run.to_string(),
+            safe(&run.engine),
+            run.machines.to_string(),
+            run.seed.to_string(),
+            safe(&run.begun),
+            number(run.seconds),
+            fate,
+        ]
+    };
+    results.runs().map(|run| &run.record).chain(&results.dropped).for_each(|run| table.row(row(run)));
+    for name in &results.unfinished {
+        let blank = (0..6).map(|_| String::new());
+        table
+            .row([safe(name)].into_iter().chain(blank).chain(["not finished: it has no record".to_string()]));
+    }
+    page.put(&table.html());
+}

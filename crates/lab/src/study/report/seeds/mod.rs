@@ -1,0 +1,305 @@
+//! The published figures that a study repeats, beside ours, and how far the two agree.
+//!
+//! Owns the judgement; the figures of each publication are in [`published`]. Invariant: what agrees is computed, never
+//! said: by a factor, by direction, or not.
+
+mod published;
+
+use super::answer::named;
+use super::figures::{Figures, measure};
+use super::numbers::{factor, number, ratio};
+use super::page::{Page, Table, safe};
+use super::results::Results;
+use serde::Serialize;
+
+/// Figures within this factor agree.
+pub const WITHIN: f64 = 1.5;
+/// Nearer to each other than this share is the same.
+const SAME: f64 = 0.1;
+/// A change by less than this share has no direction.
+const STILL: f64 = 0.05;
+/// At most this share is next to nothing.
+const NOTHING: f64 = 0.05;
+
+/// What a publication says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Theirs {
+    /// This many times the baseline.
+    Ratio(f64),
+    /// This value, in our unit.
+    Value(f64),
+    /// Next to nothing of the baseline.
+    Nothing,
+    /// No noticeable difference.
+    Unchanged,
+    /// Less, without a figure.
+    Falls,
+    /// More, without a figure.
+    Rises,
+    /// Nothing: it is ours only.
+    Silent,
+}
+
+/// How far both agree.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "verdict", content = "factor")]
+pub enum Verdict {
+    /// Within [`WITHIN`]: how many times the larger is the smaller.
+    Agrees(f64),
+    /// The same direction; how many times theirs ours is, where theirs is a figure.
+    Direction(Option<f64>),
+    /// Neither.
+    Differs,
+    /// One of both is not there.
+    Unknown,
+}
+
+/// One figure of both.
+#[derive(Clone, Debug, Serialize)]
+pub struct Beside {
+    /// What it is.
+    pub what: String,
+    /// What was published.
+    pub theirs: String,
+    /// What we measured.
+    pub ours: String,
+    /// How far they agree.
+    #[serde(flatten)]
+    pub verdict: Verdict,
+    /// Why it may be so.
+    pub note: &'static str,
+}
+
+/// What was published, and where our results have it.
+struct Claim {
+    what: String,
+    theirs: Theirs,
+    /// The published figures themselves.
+    figures: &'static str,
+    /// Our value, and what it is compared with; the ratio is what is judged.
+    ours: Option<(f64, f64)>,
+    note: &'static str,
+}
+
+/// All figures of the publication that a study repeats; none where it repeats none.
+pub fn beside(results: &Results) -> Vec<Beside> {
+    let ours = Ours(results);
+    let claims = match results.record.study.seed_document.as_deref() {
+        Some("000") => published::memory_and_overflow(&ours),
+        Some("001") => published::session_hosts(&ours),
+        Some("002") => published::logon_storm(&ours),
+        Some("003") => published::ephemeral(&ours),
+        Some("004") => published::full_and_not(&ours),
+        _ => Vec::new(),
+    };
+    claims.into_iter().map(Claim::judged).collect()
+}
+
+impl Claim {
+    fn new(what: impl Into<String>, theirs: Theirs, ours: Option<(f64, f64)>) -> Claim {
+        Claim { what: what.into(), theirs, figures: "", ours, note: "" }
+    }
+
+    fn figures(mut self, figures: &'static str) -> Claim {
+        self.figures = figures;
+        self
+    }
+
+    fn note(mut self, note: &'static str) -> Claim {
+        self.note = note;
+        self
+    }
+
+    fn judged(self) -> Beside {
+        let value = self.ours.map(|(ours, base)| ours / base).filter(|value| value.is_finite());
+        let of = |text: String| match self.figures {
+            "" => text,
+            figures => format!("{text} ({figures})"),
+        };
+        let theirs = match self.theirs {
+            Theirs::Ratio(theirs) => of(ratio(theirs)),
+            Theirs::Value(theirs) => of(number(theirs)),
+            Theirs::Nothing => of("next to nothing".into()),
+            Theirs::Unchanged => of("no difference".into()),
+            Theirs::Falls => of("less".into()),
+            Theirs::Rises => of("more".into()),
+            Theirs::Silent => "-".into(),
+        };
+        let ours = match (self.ours, value) {
+            (Some((ours, _)), Some(_)) if matches!(self.theirs, Theirs::Value(_)) => number(ours),
+            (Some((ours, base)), Some(value)) => {
+                format!("{} ({} / {})", ratio(value), number(ours), number(base))
+            }
+            _ => "not measured".into(),
+        };
+        let verdict = value.map_or(Verdict::Unknown, |value| judge(self.theirs, value));
+        Beside { what: self.what, theirs, ours, verdict, note: self.note }
+    }
+}
+
+/// Holds a ratio of ours against theirs.
+fn judge(theirs: Theirs, ours: f64) -> Verdict {
+    let direction = |value: f64| match value {
+        v if v < 1.0 - STILL => -1,
+        v if v > 1.0 + STILL => 1,
+        _ => 0,
+    };
+    let when = |agrees: bool| if agrees { Verdict::Direction(None) } else { Verdict::Differs };
+    match theirs {
+        Theirs::Silent => Verdict::Unknown,
+        Theirs::Falls => when(direction(ours) < 0),
+        Theirs::Rises => when(direction(ours) > 0),
+        Theirs::Unchanged if (ours - 1.0).abs() <= SAME => Verdict::Agrees(apart(ours, 1.0)),
+        Theirs::Unchanged => Verdict::Differs,
+        Theirs::Nothing if ours <= NOTHING => Verdict::Agrees(1.0),
+        Theirs::Nothing => when(direction(ours) < 0),
+        Theirs::Ratio(_) | Theirs::Value(_) if ours <= 0.0 => Verdict::Differs,
+        Theirs::Ratio(theirs) | Theirs::Value(theirs) if apart(ours, theirs) <= WITHIN => {
+            Verdict::Agrees(apart(ours, theirs))
+        }
+        Theirs::Ratio(theirs) if direction(ours) == direction(theirs) => {
+            Verdict::Direction(Some(ours / theirs))
+        }
+        Theirs::Ratio(_) | Theirs::Value(_) => Verdict::Differs,
+    }
+}
+
+/// How many times the smaller the larger is.
+fn apart(a: f64, b: f64) -> f64 {
+    (a / b).max(b / a)
+}
+
+impl Verdict {
+    fn words(self) -> String {
+        match self {
+            Verdict::Agrees(apart) if apart < 1.1 => "agrees".into(),
+            Verdict::Agrees(apart) => {
+                format!("agrees within a factor of {}", number((apart * 100.0).ceil() / 100.0))
+            }
+            Verdict::Direction(Some(value)) if value > 1.0 => {
+                format!("in direction only: ours is {} theirs", factor(value))
+            }
+            Verdict::Direction(Some(value)) => {
+                format!("in direction only: theirs is {} ours", factor(1.0 / value))
+            }
+            Verdict::Direction(None) => "agrees in direction".into(),
+            Verdict::Differs => "does not agree".into(),
+            Verdict::Unknown => "cannot be compared".into(),
+        }
+    }
+}
+
+/// One sentence on all of them.
+pub fn sentence(all: &[Beside]) -> String {
+    let count = |of: fn(&Verdict) -> bool| all.iter().filter(|b| of(&b.verdict)).count();
+    let agree = count(|v| matches!(v, Verdict::Agrees(_)));
+    let direction = count(|v| matches!(v, Verdict::Direction(_)));
+    let differ = count(|v| matches!(v, Verdict::Differs));
+    let unknown = count(|v| matches!(v, Verdict::Unknown));
+    let compared = agree + direction + differ;
+    if compared == 0 {
+        return "None of the published figures could be compared: these scenarios did not measure them."
+            .into();
+    }
+    let rest = if unknown > 0 { format!(" {unknown} could not be compared.") } else { String::new() };
+    format!(
+        "Of {compared} figures, {agree} agree within a factor of {WITHIN}, {direction} in direction, and {differ} do not \
+         agree.{rest}"
+    )
+}
+
+/// The chapter.
+pub fn chapter(page: &mut Page, results: &Results, all: &[Beside]) {
+    let Some(document) = &results.record.study.seed_document else { return };
+    page.chapter("published", "Beside the published figures");
+    if all.is_empty() {
+        return page.say("note", &format!("No figures of the publication '{document}' are known here."));
+    }
+    page.say("", &sentence(all));
+    let mut table = Table::new("words beside", ["what", "published", "ours", "agreement"]);
+    for one in all {
+        let note =
+            if one.note.is_empty() { String::new() } else { format!("<small>{}</small>", safe(one.note)) };
+        let cells = [&one.theirs, &one.ours, &one.verdict.words()].map(|words| safe(words));
+        table.row([format!("{}{note}", safe(&one.what))].into_iter().chain(cells));
+    }
+    page.put(&table.html());
+    page.say(
+        "note",
+        "Ratios: their machines, disks and guests were others, so that values themselves can agree only by chance, or \
+         where a storage model was made after theirs.",
+    );
+}
+
+/// Our results, as the publications ask for them.
+struct Ours<'a>(&'a Results);
+
+impl Ours<'_> {
+    /// A metric's figures in a scenario.
+    fn figures(&self, scenario: &str, key: &str) -> Option<Figures> {
+        use super::results::{GUEST_IO, HOST_IO};
+        let extra = [&HOST_IO, &GUEST_IO].into_iter().find(|metric| metric.key == key);
+        Figures::of(self.0.scenario(scenario)?, extra.or_else(|| named(key))?)
+    }
+
+    /// What a metric adds up to.
+    fn total(&self, scenario: &str, key: &str) -> Option<f64> {
+        Some(self.figures(scenario, key)?.total?.mean)
+    }
+
+    /// A metric's totals in two scenarios.
+    fn totals(&self, key: &str, scenario: &str, base: &str) -> Option<(f64, f64)> {
+        Some((self.total(scenario, key)?, self.total(base, key)?))
+    }
+
+    /// A workload's figure.
+    fn measure(&self, scenario: &str, name: &str) -> Option<f64> {
+        Some(measure(self.0.scenario(scenario)?, name)?.mean)
+    }
+
+    /// A workload's figure in two scenarios.
+    fn measures(&self, name: &str, scenario: &str, base: &str) -> Option<(f64, f64)> {
+        Some((self.measure(scenario, name)?, self.measure(base, name)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agreement_is_by_factor_by_direction_or_not() {
+        let agrees = |theirs, ours| matches!(judge(theirs, ours), Verdict::Agrees(_));
+        assert!(agrees(Theirs::Ratio(0.61), 0.5) && agrees(Theirs::Value(459.13), 470.0));
+        assert_eq!(judge(Theirs::Ratio(0.5), 0.25), Verdict::Direction(Some(0.5)));
+        assert_eq!(judge(Theirs::Ratio(0.5), 1.2), Verdict::Differs);
+        assert_eq!(judge(Theirs::Ratio(0.5), 0.0), Verdict::Differs);
+        assert!(agrees(Theirs::Nothing, 0.0) && agrees(Theirs::Unchanged, 1.08));
+        assert_eq!(judge(Theirs::Nothing, 0.3), Verdict::Direction(None));
+        assert_eq!(judge(Theirs::Unchanged, 1.3), Verdict::Differs);
+        assert_eq!(judge(Theirs::Rises, 1.01), Verdict::Differs);
+        assert_eq!(judge(Theirs::Falls, 0.2), Verdict::Direction(None));
+    }
+
+    #[test]
+    fn a_value_that_is_far_off_does_not_agree() {
+        assert_eq!(judge(Theirs::Value(100.0), 1000.0), Verdict::Differs);
+    }
+
+    #[test]
+    fn the_sentence_counts() {
+        let claims = [
+            Claim::new("a", Theirs::Ratio(2.0), Some((4.0, 2.0))),
+            Claim::new("b", Theirs::Rises, Some((4.0, 2.0))),
+            Claim::new("c", Theirs::Falls, Some((4.0, 2.0))),
+            Claim::new("d", Theirs::Ratio(2.0), Some((4.0, 0.0))),
+            Claim::new("e", Theirs::Ratio(2.0), None),
+        ];
+        let all: Vec<Beside> = claims.into_iter().map(Claim::judged).collect();
+        let expected = "Of 3 figures, 1 agree within a factor of 1.5, 1 in direction, and 1 do not agree. 2 could not be \
+                        compared.";
+        assert_eq!(sentence(&all), expected);
+        assert_eq!(all[0].ours, "200% (4 / 2)");
+        assert!(sentence(&[]).contains("None"));
+    }
+}

@@ -1,0 +1,214 @@
+//! Host, machine and cache: each metric over time, beside the baseline, and in figures.
+//!
+//! Invariant: a metric without a value above 0 has no picture, only its name in a line of text.
+
+use super::bars::{self, Bar};
+use super::figures::{Figures, points, step, telling_unit};
+use super::lines::{self, Line};
+use super::numbers::{number, ratio};
+use super::page::{Page, Table, figure, scenario};
+use super::results::{Measured, Results};
+use super::svg::{Picture, plain};
+use crate::study::{Better, Kind, METRICS, Metric, View};
+use anyhow::Result;
+
+/// A metric as a report shows it.
+pub struct Shown {
+    /// Which.
+    pub metric: &'static Metric,
+    /// In the order of the study.
+    pub figures: Vec<Option<Figures>>,
+    /// Over time and as bars; none where there is nothing to see.
+    pub pictures: Option<(Picture, Picture)>,
+}
+
+impl Shown {
+    /// All metrics.
+    pub fn all(results: &Results) -> Result<Vec<Shown>> {
+        METRICS.iter().map(|metric| Shown::of(results, metric)).collect()
+    }
+
+    fn of(results: &Results, metric: &'static Metric) -> Result<Shown> {
+        let figures: Vec<Option<Figures>> =
+            results.scenarios.iter().map(|measured| Figures::of(measured, metric)).collect();
+        let something = |f: &Figures| f.telling(metric).is_some_and(|spread| spread.high > 0.0);
+        let pictures = match figures.iter().flatten().any(something) {
+            true => Some((over_time(results, metric)?, beside(results, metric, &figures)?)),
+            false => None,
+        };
+        Ok(Shown { metric, figures, pictures })
+    }
+
+    /// The baseline's value.
+    fn baseline(&self, results: &Results) -> Option<super::figures::Spread> {
+        baseline(results, self.metric, &self.figures)
+    }
+
+    /// By how much of the baseline's each scenario has: none where that is 0, or not known.
+    pub fn relative(&self, results: &Results) -> Vec<Option<f64>> {
+        let base = self.baseline(results);
+        let of = |f: &Option<Figures>| f.as_ref()?.telling(self.metric)?.relative(base.as_ref());
+        self.figures.iter().map(of).collect()
+    }
+}
+
+fn baseline(
+    results: &Results,
+    metric: &Metric,
+    figures: &[Option<Figures>],
+) -> Option<super::figures::Spread> {
+    let name = &results.record.study.baseline;
+    let place = results.scenarios.iter().position(|measured| measured.scenario.name == *name)?;
+    figures.get(place)?.as_ref()?.telling(metric).filter(|spread| spread.mean > 0.0)
+}
+
+fn over_time(results: &Results, metric: &Metric) -> Result<Picture> {
+    let step = step(results);
+    let line = |(place, measured): (usize, &'_ Measured)| {
+        (place, plain(&measured.scenario.name), points(measured, metric, step))
+    };
+    let found: Vec<_> = results.scenarios.iter().enumerate().map(line).collect();
+    let known = |points: &[Option<super::figures::Spread>]| points.iter().any(Option::is_some);
+    let lines: Vec<Line> = found
+        .iter()
+        .filter(|(_, _, points)| known(points))
+        .map(|(place, name, points)| Line { name, place: *place, points: points.clone() })
+        .collect();
+    lines::draw(&format!("{}: over time", metric.title), metric.unit, step, &lines)
+}
+
+fn beside(results: &Results, metric: &Metric, figures: &[Option<Figures>]) -> Result<Picture> {
+    let base = baseline(results, metric, figures);
+    let unit = telling_unit(metric);
+    let names: Vec<String> = results.scenarios.iter().map(|m| plain(&m.scenario.name)).collect();
+    let bar = |(place, f): (usize, &Option<Figures>)| {
+        let spread = f.as_ref().and_then(|f| f.telling(metric));
+        let relative = spread.and_then(|s| s.relative(base.as_ref()));
+        // In percent of the baseline, or as it is.
+        let scale = base.map_or(1.0, |base| 100.0 / base.mean);
+        let words = match (spread, relative) {
+            (None, _) => "not measured".into(),
+            (Some(s), Some(relative)) => format!("{} \u{b7} {} {unit}", ratio(relative), number(s.mean)),
+            (Some(s), None) => format!("{} {unit}", number(s.mean)),
+        };
+        Bar {
+            name: &names[place],
+            place,
+            value: spread.map(|s| s.mean * scale),
+            spread: spread.filter(|s| s.runs > 1).map(|s| (s.low * scale, s.high * scale)),
+            words,
+        }
+    };
+    let bars: Vec<Bar> = figures.iter().enumerate().map(bar).collect();
+    let name = plain(&results.record.study.baseline);
+    let what = if metric.kind == Kind::Rate { "total of the run" } else { "mean over the run" };
+    let (head, axis) = match base {
+        Some(_) => (format!("{what}, {name} = 100%"), "%"),
+        None => (what.to_string(), unit),
+    };
+    bars::draw(&format!("{}: beside {name}", metric.title), Some(&head), Some(axis), &bars)
+}
+
+/// One chapter.
+pub fn chapter(page: &mut Page, results: &Results, shown: &[Shown], view: View) {
+    let (id, title, words) = match view {
+        View::Host => ("host", "Host view", "What the host's storage and processors had to do."),
+        View::Machine => {
+            ("machine", "Machine view", "What machines asked for, and what they counted themselves.")
+        }
+        View::Cache => ("cache", "Cache view", "Where the cache served it."),
+    };
+    page.chapter(id, title);
+    page.say("sub", words);
+    let (mut zero, mut missing) = (Vec::new(), Vec::new());
+    for one in shown.iter().filter(|one| one.metric.view == view) {
+        match (&one.pictures, one.figures.iter().flatten().next()) {
+            (Some(pictures), _) => metric(page, results, one, pictures),
+            (None, Some(_)) => zero.push(one.metric.title),
+            (None, None) => missing.push(one.metric.title),
+        }
+    }
+    for (what, titles) in [("Zero in all scenarios", zero), ("Not measured in any scenario", missing)] {
+        if !titles.is_empty() {
+            page.say("note", &format!("{what}: {}.", titles.join("; ")));
+        }
+    }
+}
+
+fn metric(page: &mut Page, results: &Results, shown: &Shown, (lines, bars): &(Picture, Picture)) {
+    let metric = shown.metric;
+    page.put("<section class=\"metric\">");
+    page.part(metric.key, metric.title);
+    let lower = if metric.better == Better::Lower { "Lower is better. " } else { "" };
+    let without =
+        if shown.baseline(results).is_none() { "No baseline value: shown as they are. " } else { "" };
+    page.put("<div class=\"pair\">");
+    for (picture, caption) in
+        [(lines, format!("{lower}{}", runs_words(results))), (bars, format!("{lower}{without}"))]
+    {
+        page.put(&format!("<figure>{}<figcaption>{caption}</figcaption></figure>", picture.inline()));
+    }
+    page.put("</div>");
+    if !metric.note.is_empty() {
+        page.say("note", &format!("Note: {}.", metric.note));
+    }
+    page.put(&table(results, shown).html());
+    page.put("</section>");
+}
+
+/// What the lines' bands are.
+fn runs_words(results: &Results) -> String {
+    let counts: Vec<usize> = results.scenarios.iter().map(|m| m.runs.len()).filter(|n| *n > 0).collect();
+    match (counts.iter().min(), counts.iter().max()) {
+        (_, Some(1)) => "One run: no spread is known.".into(),
+        (Some(1), Some(_)) => {
+            "Line: mean of the runs; band: lowest to highest. Scenarios with one run have none: \
+                               no spread is known."
+                .into()
+        }
+        (Some(low), Some(high)) if low != high => {
+            format!("Line: mean of {low} to {high} runs; band: lowest to highest.")
+        }
+        (_, Some(runs)) => format!("Line: mean of {runs} runs; band: lowest to highest."),
+        _ => String::new(),
+    }
+}
+
+fn table(results: &Results, shown: &Shown) -> Table {
+    let metric = shown.metric;
+    let several = shown.figures.iter().flatten().any(|f| f.machine_mean.is_some());
+    let mut head = vec![String::new(), "of the baseline".into()];
+    if metric.kind == Kind::Rate {
+        head.push(format!("total, {}", telling_unit(metric)));
+    }
+    head.extend(["mean", "95th percentile", "peak"].map(|what| format!("{what}, {}", metric.unit)));
+    if several {
+        head.push("mean machine".into());
+        head.push("95th percentile of machines".into());
+    }
+    let mut table = Table::new("figures", head);
+    let relative = shown.relative(results);
+    let has_baseline = shown.baseline(results).is_some();
+    for (place, measured) in results.scenarios.iter().enumerate() {
+        let mut row = vec![scenario(place, &measured.scenario.name)];
+        let Some(f) = &shown.figures[place] else {
+            row.push("<span class=\"none\">not measured</span>".into());
+            table.row(row);
+            continue;
+        };
+        row.push(match relative[place] {
+            Some(relative) => ratio(relative),
+            None if has_baseline => "-".into(),
+            None => "<span class=\"none\">no baseline value</span>".into(),
+        });
+        if metric.kind == Kind::Rate {
+            row.push(figure(f.total.as_ref()));
+        }
+        row.extend([&f.mean, &f.p95, &f.peak].map(|spread| figure(spread.as_ref())));
+        if several {
+            row.extend([&f.machine_mean, &f.machine_p95].map(|spread| figure(spread.as_ref())));
+        }
+        table.row(row);
+    }
+    table
+}
