@@ -91,7 +91,8 @@ impl Metric {
 
 const GUEST_COUNTS: &str = "counted inside of the machine";
 const DRIVER: &str = "what a driver inside of the machine would have shown, whose overflow disk is the machine's own: \
-                      the machine's and the overflow's added up, as in seed 000; where there is no cache, the machine's";
+                      the machine's and the overflow's added up, as in seed 000; where there is no cache, \
+                      the machine's";
 
 /// All of them, in the order of a report.
 pub const METRICS: &[Metric] = {

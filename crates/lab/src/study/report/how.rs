@@ -77,9 +77,9 @@ pub fn chapter(page: &mut Page, results: &Results) {
         page.say("", &caution);
     }
     page.part("hardware", "Hardware");
-    list(page, record.hardware);
+    list(page, &record.hardware);
     page.part("versions", "Versions");
-    list(page, record.versions);
+    list(page, &record.versions);
     page.part("runs", "Runs");
     runs(page, results);
     page.part("commands", "Commands");

@@ -1,1 +1,294 @@
-//! t
+//! Reports of results folders made by hand, whole and broken.
+
+use super::figures::{Figures, Response};
+use super::{Results, answer, compare, write};
+use crate::study::record::SCHEMA;
+use crate::study::{Action, RunRecord, Samples, Study, StudyRecord};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use tempfile::TempDir;
+
+const STUDY: &str = r#"
+    name = "small"
+    title = "<script>alert('title')</script>"
+    question = "Is \"it\" <b>so</b>?"
+    seed_document = "000"
+    baseline = "direct"
+    [work]
+    workload = "file-copy"
+    engine = "replay"
+    note = "</pre><script>alert('note')</script>"
+    [[scenario]]
+    name = "direct"
+    what = "<img src=x onerror=alert(1)>"
+    disk = { mode = "direct" }
+    [[scenario]]
+    name = "ram-256m"
+    what = "RAM"
+"#;
+
+struct Folder(TempDir);
+
+impl Folder {
+    fn new(study: &str) -> Folder {
+        let dir = tempfile::tempdir().unwrap();
+        let record = StudyRecord {
+            schema: SCHEMA,
+            study: Study::parse(study).unwrap(),
+            quick: false,
+            begun: "2026-01-31T12:00:00Z".into(),
+            command: "spillway lab run".into(),
+            versions: [("spillway".to_string(), "<script>0".to_string())].into(),
+            hardware: [("cpu".to_string(), "one".to_string())].into(),
+        };
+        fs::write(dir.path().join("study.json"), serde_json::to_string(&record).unwrap()).unwrap();
+        Folder(dir)
+    }
+
+    /// A run of one machine whose overflow is written at a rate.
+    fn run(&self, scenario: &str, run: u32, rate: f64) -> RunRecord {
+        let mut samples = Samples::default();
+        for second in -2..=10 {
+            let known = BTreeMap::from([
+                ("planes.overflow.writes".to_string(), 100.0 + rate * f64::from(second + 2)),
+                ("ram.used_bytes".to_string(), rate * 1e6),
+                ("stalls.ns".to_string(), 0.0),
+            ]);
+            samples.add(0, f64::from(second), &known);
+        }
+        let action = |took_ms| Action { machine: 0, session: 0, name: "<i>save".into(), at_s: 1.0, took_ms };
+        let record = RunRecord {
+            schema: SCHEMA,
+            scenario: scenario.into(),
+            run,
+            seed: 1,
+            begun: "2026-01-31T12:00:00Z".into(),
+            seconds: 10.0,
+            engine: "replay".into(),
+            machines: 1,
+            dropped: None,
+            commands: vec!["spillway serve </pre><script>".into()],
+            actions: vec![action(rate), action(rate * 3.0)],
+            figures: [("boot_s".to_string(), rate), ("<script>".to_string(), 1.0)].into(),
+        };
+        self.put(&record, &samples);
+        record
+    }
+
+    fn put(&self, record: &RunRecord, samples: &Samples) {
+        let folder = self.at(record);
+        fs::create_dir_all(&folder).unwrap();
+        samples.write(&mut fs::File::create(folder.join("samples.csv")).unwrap()).unwrap();
+        fs::write(folder.join("run.json"), serde_json::to_string(record).unwrap()).unwrap();
+    }
+
+    fn at(&self, record: &RunRecord) -> std::path::PathBuf {
+        self.path().join(format!("runs/{}-{}", record.scenario, record.run))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Three runs of the baseline, two of the other: one more is dropped, one is not finished.
+    fn whole() -> Folder {
+        let folder = Folder::new(STUDY);
+        for (run, rate) in [(1, 100.0), (2, 110.0), (3, 120.0)] {
+            folder.run("direct", run, rate);
+        }
+        for (run, rate) in [(1, 10.0), (2, 12.0)] {
+            folder.run("ram-256m", run, rate);
+        }
+        let mut dropped = folder.run("ram-256m", 3, 9999.0);
+        dropped.dropped = Some("the guest <script>alert('gone')</script>".into());
+        fs::write(folder.at(&dropped).join("run.json"), serde_json::to_string(&dropped).unwrap()).unwrap();
+        fs::remove_file(folder.at(&dropped).join("samples.csv")).unwrap();
+        fs::create_dir_all(folder.path().join("runs/ram-256m-4")).unwrap();
+        folder
+    }
+
+    fn refused(&self) -> String {
+        format!("{:#}", write(self.path()).unwrap_err())
+    }
+}
+
+#[test]
+fn figures_are_of_whole_runs_with_their_spread() {
+    let folder = Folder::whole();
+    let results = Results::read(folder.path()).unwrap();
+    assert_eq!((results.dropped.len(), &results.unfinished[..]), (1, &["ram-256m-4".to_string()][..]));
+    let writes = answer::named("host-writes").unwrap();
+    let of = |name: &str| Figures::of(results.scenario(name).unwrap(), writes).unwrap();
+    let total = of("direct").total.unwrap();
+    assert_eq!((total.mean, total.low, total.high, total.runs), (1100.0, 1000.0, 1200.0, 3));
+    let few = of("ram-256m").total.unwrap();
+    assert_eq!((few.runs, few.relative(Some(&total))), (2, Some(0.1)));
+    assert_eq!(few.overlaps(&total), Some(false));
+    assert_eq!((of("direct").p95.unwrap().mean, of("direct").machine_mean), (110.0, None));
+    let used = Figures::of(results.baseline().unwrap(), answer::named("ram-used").unwrap()).unwrap();
+    assert_eq!((used.total, used.mean.unwrap().mean), (None, 110.0));
+    assert_eq!(Figures::of(results.baseline().unwrap(), answer::named("machine-reads").unwrap()), None);
+    let save = Response::of(results.baseline().unwrap(), Some("<i>save")).unwrap();
+    assert_eq!((save.count.mean, save.mean_ms.mean, save.worst_ms.high), (2.0, 220.0, 360.0));
+}
+
+#[test]
+fn a_report_is_whole_and_holds_no_word_of_a_file_as_markup() {
+    let folder = Folder::whole();
+    let page = write(folder.path()).unwrap();
+    let html = fs::read_to_string(&page).unwrap();
+    for markup in ["<script", "<img", "<b>so", "<i>save", " src=\"", "http:", "https:", "@import", "url("] {
+        assert!(!html.contains(markup), "{markup}");
+    }
+    for words in [
+        "&lt;script&gt;alert(&#39;gone&#39;)",
+        "not finished",
+        "no guest ran",
+        "Zero in all scenarios: Writes that waited",
+    ] {
+        assert!(html.contains(words), "{words}");
+    }
+    let beside = folder.path().join("report");
+    let pictures =
+        ["host-writes-lines.svg", "host-writes-bars.svg", "answer-1-bars.svg", "response-1-bars.svg"];
+    for name in pictures {
+        let svg = fs::read_to_string(beside.join(name)).unwrap();
+        assert!(
+            svg.contains("prefers-color-scheme") && !svg.contains("<script") && !svg.contains("NaN"),
+            "{name}"
+        );
+    }
+    assert!(!beside.join("stalls-lines.svg").exists());
+    let csv = fs::read_to_string(beside.join("figures.csv")).unwrap();
+    assert!(csv.contains("host-writes,total,writes,ram-256m,110,100,120,2,0.1"), "{csv}");
+    let json: serde_json::Value =
+        serde_json::from_slice(&fs::read(beside.join("all.json")).unwrap()).unwrap();
+    let writes = json["metrics"].as_array().unwrap().iter().find(|m| m["key"] == "host-writes").unwrap();
+    assert_eq!(writes["scenarios"][1]["of_baseline"], 0.1);
+    assert_eq!(writes["scenarios"][0]["series"].as_array().unwrap().len(), 10);
+    assert_eq!(
+        fs::read_to_string(beside.join("series.csv"))
+            .unwrap()
+            .lines()
+            .filter(|l| l.starts_with("host-writes,"))
+            .count(),
+        20
+    );
+    assert!(
+        fs::read_to_string(beside.join("actions.csv"))
+            .unwrap()
+            .contains("<i>save,direct,worst_ms,330,300,360,3")
+    );
+}
+
+#[test]
+fn a_new_report_takes_the_place_of_the_old_one_and_leaves_nothing_else() {
+    let folder = Folder::whole();
+    write(folder.path()).unwrap();
+    fs::write(folder.path().join("report/of-before"), "").unwrap();
+    fs::write(folder.path().join("report.html"), "before").unwrap();
+    write(folder.path()).unwrap();
+    assert!(!folder.path().join("report/of-before").exists());
+    assert!(fs::read_to_string(folder.path().join("report.html")).unwrap().starts_with("<!DOCTYPE"));
+    let mut left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["report", "report.html", "runs", "study.json"]);
+}
+
+#[test]
+fn one_run_has_no_spread_and_a_missing_baseline_is_said() {
+    let folder = Folder::new(STUDY);
+    folder.run("ram-256m", 1, 10.0);
+    let html = fs::read_to_string(write(folder.path()).unwrap()).unwrap();
+    assert!(html.contains("One run: no spread is known.") && html.contains("no baseline value"));
+    assert!(html.contains("No whole run of: direct.") && !html.contains("NaN") && !html.contains("inf%"));
+    folder.run("direct", 1, 0.0);
+    let html = fs::read_to_string(write(folder.path()).unwrap()).unwrap();
+    assert!(html.contains("no baseline value") && !html.contains("NaN"));
+}
+
+#[test]
+fn without_a_whole_run_there_is_no_report() {
+    let folder = Folder::new(STUDY);
+    assert!(folder.refused().contains("no run counts: 0 dropped, 0 not finished"));
+    fs::create_dir_all(folder.path().join("runs/direct-1")).unwrap();
+    assert!(folder.refused().contains("1 not finished"));
+    assert!(!folder.path().join("report.html").exists());
+    let nothing = tempfile::tempdir().unwrap();
+    assert!(format!("{:#}", write(nothing.path()).unwrap_err()).contains("no study.json"));
+}
+
+#[test]
+fn broken_files_are_named() {
+    let broken = |file: &str, text: &str, expected: &str| {
+        let folder = Folder::whole();
+        fs::write(folder.path().join(file), text).unwrap();
+        let said = folder.refused();
+        assert!(said.contains(file) && said.contains(expected), "{file}: {said}");
+    };
+    let samples = "runs/direct-1/samples.csv";
+    broken("study.json", "{\"schema\":1", "no JSON");
+    broken("study.json", "{\"schema\":2}", "another version");
+    broken("runs/direct-1/run.json", "", "no JSON");
+    broken("runs/direct-1/run.json", "{\"schema\":1}", "no record");
+    broken(samples, "", "empty");
+    broken(samples, "machine,time_s,ram.used_bytes\n0,1.0,5\n0,2.", "line 3");
+    broken(samples, "machine,time_s,a\n0,NaN,5\n", "no time of a run");
+    broken(samples, "machine,time_s,a\n0,1e300,5\n", "no time of a run");
+    broken(samples, "machine,time_s,a\n7,1,5\n", "machine 7 of 1");
+    let folder = Folder::whole();
+    fs::remove_file(folder.path().join(samples)).unwrap();
+    assert!(folder.refused().contains(samples));
+    let change = |change: &dyn Fn(&mut RunRecord), expected: &str| {
+        let folder = Folder::whole();
+        let mut record = folder.run("direct", 1, 1.0);
+        let at = folder.at(&record).join("run.json");
+        change(&mut record);
+        fs::write(&at, serde_json::to_string(&record).unwrap()).unwrap();
+        let said = folder.refused();
+        assert!(said.contains("direct-1") && said.contains(expected), "{said}");
+    };
+    change(&|record| record.run = 2, "not of this folder");
+    change(&|record| record.scenario = "../direct".into(), "not of this folder");
+    change(&|record| record.figures = [("x".to_string(), -1.0)].into(), "no figure that can be");
+    change(&|record| record.actions[0].took_ms = -5.0, "an action took no time");
+}
+
+#[test]
+fn values_that_are_none_are_gaps() {
+    let folder = Folder::whole();
+    let mut text = String::from("machine,time_s,planes.overflow.writes,ram.used_bytes\n");
+    for second in 0..10 {
+        let value = ["1e400", "NaN", "-4", "", "7"][second % 5];
+        text += &format!("0,{second},{value},{value}\n");
+    }
+    fs::write(folder.path().join("runs/direct-1/samples.csv"), text).unwrap();
+    let html = fs::read_to_string(write(folder.path()).unwrap()).unwrap();
+    assert!(!html.contains("NaN") && !html.contains(">inf"));
+}
+
+#[test]
+fn results_of_one_study_are_compared_and_others_refused() {
+    let (a, b) = (Folder::whole(), Folder::whole());
+    for run in [1, 2] {
+        b.run("ram-256m", run, 11.0 + 40.0 * f64::from(run));
+    }
+    let found = compare(a.path(), b.path()).unwrap();
+    let row = |scenario: &str, name: &str| {
+        found.rows.iter().find(|row| row.scenario == scenario && row.name == name).unwrap()
+    };
+    let same = row("direct", "host-writes");
+    assert_eq!((same.ratio, same.spreads_overlap), (Some(1.0), Some(true)));
+    let apart = row("ram-256m", "boot_s");
+    assert_eq!((apart.a.mean, apart.b.mean, apart.spreads_overlap), (11.0, 71.0, Some(false)));
+    let text = found.to_string();
+    assert!(text.contains("645%") && text.contains("apart") && text.contains("overlap"), "{text}");
+    let json = serde_json::to_value(&found).unwrap();
+    assert_eq!(json["rows"].as_array().unwrap().len(), found.rows.len());
+    let other = Folder::new(&STUDY.replace("\"small\"", "\"large\""));
+    let said = format!("{:#}", compare(a.path(), other.path()).unwrap_err());
+    assert!(said.contains("not of the same study: the name is small there and large here"), "{said}");
+    let other = Folder::new(&STUDY.replace("file-copy", "boot"));
+    assert!(format!("{:#}", compare(a.path(), other.path()).unwrap_err()).contains("the work is"));
+}
