@@ -1,7 +1,7 @@
 # Entry points. Each target says what it needs; `make install-deps` installs what is missing.
 CARGO ?= cargo
 
-.PHONY: help build deb demo test check bench soak install-deps image clean-cache
+.PHONY: help build deb demo studies test check bench soak install-deps image clean-cache
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,6 +22,14 @@ BENCH_PART ?= all
 bench: install-deps ## Spillway beside its peers (BENCH_PART=peers|cliff|scale|all BENCH_ARGS="--quick --check --out DIR")
 	$(CARGO) build --release -p spillway -p spillway-host -p spillway-lab
 	target/release/bench $(BENCH_PART) $(BENCH_ARGS)
+
+STUDIES ?= seed-000 seed-001 seed-002 seed-003 seed-004
+studies: install-deps image ## The five studies in their quick forms, each with its report under target/studies (STUDIES="seed-000" STUDY_ARGS="--runs 5")
+	$(CARGO) build --release -p spillway -p spillway-lab --bin spillway --bin spillway-lab
+	@set -e; for study in $(STUDIES); do \
+		echo "==== $$study"; rm -rf target/studies/$$study; \
+		target/release/spillway lab run $$study --quick --out target/studies/$$study $(STUDY_ARGS); \
+	done
 
 test: install-deps image ## All tests; says what was skipped
 	scripts/test

@@ -14,6 +14,7 @@ use crate::host::{
     self, CatalogCommand, Daemon, HostCommand, ImageCommand, LeftoverCommand, MachineCommand,
     OperationCommand, StoreCommand,
 };
+use crate::lab::LabCommand;
 use crate::man::Man;
 use crate::token::TokenCommand;
 use crate::top::Top;
@@ -156,6 +157,12 @@ pub enum Command {
         /// What to do.
         #[command(subcommand)]
         command: TraceCommand,
+    },
+    /// Run studies: scenarios compared by the same work on real machines
+    Lab {
+        /// What to do.
+        #[command(subcommand)]
+        command: LabCommand,
     },
     /// Say from traces how much RAM a write cache needs
     #[command(after_help = advise::EXAMPLES)]

@@ -31,7 +31,8 @@ pub enum Exit {
 pub const EXIT_CODES: &str = "\
 Exit codes:
   0   done
-  1   'catalog diff': something differs; 'image check --strict' has found something; 'doctor' a problem
+  1   'catalog diff': something differs; 'image check --strict' has found something; 'doctor' a problem;
+      'lab run': a scenario has no run that counts
   2   usage: the options cannot be
   66  the base image or a disk is missing or cannot be used; there is no object of that name
   69  not reachable: nobody serves this socket or host, or QEMU is not installed
@@ -84,7 +85,7 @@ impl From<clap::Error> for Failure {
     fn from(error: clap::Error) -> Failure {
         if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             return Failure::usage(
-                "no command: say serve, run, stats, reset, set, events, upgrade, attach, image, catalog, machine, operation, event, store, top, trace, advise, doctor, token, completion or man: see --help",
+                "no command: say serve, run, stats, reset, set, events, upgrade, attach, image, catalog, machine, operation, event, store, top, trace, advise, lab, doctor, token, completion or man: see --help",
             );
         }
         let text = error.to_string();

@@ -11,6 +11,7 @@ mod error;
 mod events;
 mod examples;
 mod host;
+mod lab;
 mod man;
 mod mcsio;
 mod output;
@@ -66,6 +67,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Leftover { daemon, command } => host::leftover(&daemon, command)?,
         Command::Store { daemon, command } => host::store(&daemon, command)?,
         Command::Top { daemon, top } => top::top(&daemon, &top)?,
+        Command::Lab { .. } => return Err(lab::lab()),
         Command::Trace { command } => trace::trace(&command)?,
         Command::Advise(args) => advise::advise(&args)?,
         Command::Doctor { daemon } => return doctor::doctor(&daemon),

@@ -76,16 +76,21 @@ impl Disk {
 
     /// The same with a program of the caller's.
     pub fn start_with(program: &Path, dir: &Path, image: &Path, options: &[&str]) -> Result<Disk> {
-        let text = |p: PathBuf| p.display().to_string();
-        let mut arguments: Vec<String> = ["serve", "--json", "--image"].map(String::from).to_vec();
-        arguments.push(text(image.to_path_buf()));
-        for (option, name) in [("--vhost-user", "vhost"), ("--nbd", "nbd"), ("--control", "control")] {
-            arguments.extend([option.to_string(), text(dir.join(name))]);
-        }
+        let mut arguments = vec!["--image".to_string(), image.display().to_string()];
         if !options.windows(2).any(|o| o == ["--mode", "ram"]) && !options.contains(&"--overflow-dir") {
-            arguments.extend(["--overflow-dir".to_string(), text(dir.to_path_buf())]);
+            arguments.extend(["--overflow-dir".to_string(), dir.display().to_string()]);
         }
         arguments.extend(options.iter().map(ToString::to_string));
+        Disk::serve(program, dir, &arguments)
+    }
+
+    /// Serves what the options say; sockets and messages go to `dir`.
+    pub fn serve(program: &Path, dir: &Path, options: &[String]) -> Result<Disk> {
+        let mut arguments: Vec<String> = ["serve", "--json"].map(String::from).to_vec();
+        for (option, name) in [("--vhost-user", "vhost"), ("--nbd", "nbd"), ("--control", "control")] {
+            arguments.extend([option.to_string(), dir.join(name).display().to_string()]);
+        }
+        arguments.extend_from_slice(options);
         let log = dir.join("spillway.log");
         let mut server = Server::start(
             "spillway",

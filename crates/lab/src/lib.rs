@@ -16,6 +16,7 @@ pub mod guest;
 pub mod load;
 pub mod mixed;
 pub mod oracle;
+pub mod predict;
 pub mod probe;
 pub mod process;
 pub mod replay;

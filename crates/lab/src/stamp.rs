@@ -19,6 +19,11 @@ pub struct Stamp {
     pub commit: Option<String>,
 }
 
+/// This moment, as `2026-01-31T12:00:00Z`.
+pub fn now() -> String {
+    date(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()))
+}
+
 impl Stamp {
     /// Now, with the program at this path.
     pub fn now(spillway: &Path) -> Stamp {
@@ -42,7 +47,7 @@ impl fmt::Display for Stamp {
 }
 
 /// The first line that a command that succeeds prints.
-fn output(command: &mut Command) -> Option<String> {
+pub fn output(command: &mut Command) -> Option<String> {
     let output = command.output().ok().filter(|o| o.status.success())?;
     Some(String::from_utf8_lossy(&output.stdout).lines().next()?.trim().to_string())
 }

@@ -1,5 +1,7 @@
 //! Workloads with all their real parts: a guest, served disks, the recorder. In software, so that they run anywhere.
 
+#![allow(clippy::unwrap_used)]
+
 use spillway_advisor::trace::TraceReader;
 use spillway_lab::disk::{figure, program};
 use spillway_lab::guest::{Accelerator, Kit};

@@ -1,13 +1,10 @@
 //! `spillway trace replay`: what a trace holds is asked of a disk again. Done by `spillway-lab`, which is installed beside this
 //! program: what drives disks is in no process that serves them.
 
-use crate::error::{Exit, Failure};
-use std::os::unix::process::CommandExt;
+use crate::error::Failure;
+use crate::lab::become_lab;
+use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::Command;
-
-/// The program.
-const PROGRAM: &str = "spillway-lab";
 
 /// Options of `trace replay`.
 #[derive(Debug, clap::Args)]
@@ -31,15 +28,9 @@ pub struct Replay {
 
 /// Becomes the program that does it.
 pub fn replay(args: &Replay) -> Result<(), Failure> {
-    // As it is built, and as it is installed.
-    let own = std::env::current_exe().ok();
-    let places = ["", "../lib/spillway"].map(|place| Some(own.as_ref()?.parent()?.join(place).join(PROGRAM)));
-    let found = places.into_iter().flatten().find(|path| path.is_file());
-    let program = found.unwrap_or_else(|| PROGRAM.into());
-    let mut command = Command::new(&program);
-    command.arg("replay").arg("--to").arg(&args.to).args(["--speed", &args.speed]);
-    command.args(["--depth", &args.depth.to_string()]).args(args.json.then_some("--json"));
-    let error = command.arg("--").arg(&args.trace).exec();
-    let message = format!("{}: {error}: it comes with spillway", program.display());
-    Err(Failure::new(Exit::Unavailable, message))
+    let mut all: Vec<OsString> = vec!["replay".into(), "--to".into(), args.to.clone().into()];
+    all.extend(["--speed", &args.speed, "--depth", &args.depth.to_string()].map(Into::into));
+    all.extend(args.json.then(|| "--json".into()));
+    all.extend(["--".into(), args.trace.clone().into()]);
+    Err(become_lab(all))
 }

@@ -2,13 +2,32 @@
 //!
 //! Invariant: a run counts only once its record is whole on the disk; whoever reads results sees whole runs or none.
 
+pub mod disks;
+pub mod folder;
 pub mod metric;
 pub mod record;
 pub mod report;
+pub mod run;
 pub mod samples;
 pub mod spec;
+pub mod watch;
 
+pub use folder::Folder;
 pub use metric::{Better, Kind, METRICS, Metric, View};
 pub use record::{Action, RunRecord, StudyRecord};
+pub use run::{Lab, Progress, Summary};
 pub use samples::{Row, Samples};
-pub use spec::{Engine, Scenario, Study, Work};
+pub use spec::{Engine, Image, Scenario, Study, Work};
+
+/// The studies that come with the program.
+pub fn shipped() -> anyhow::Result<Vec<Study>> {
+    const FILES: [&str; 6] = [
+        include_str!("../../../../studies/seed-000.toml"),
+        include_str!("../../../../studies/seed-001.toml"),
+        include_str!("../../../../studies/seed-002.toml"),
+        include_str!("../../../../studies/seed-003.toml"),
+        include_str!("../../../../studies/seed-004.toml"),
+        include_str!("../../../../studies/small.toml"),
+    ];
+    FILES.into_iter().map(Study::parse).collect()
+}

@@ -25,6 +25,9 @@ pub struct Study {
     pub scale: Option<Scale>,
     /// The scenario that is 100%.
     pub baseline: String,
+    /// The base image of all disks.
+    #[serde(default)]
+    pub image: Image,
     /// What is done.
     pub work: Work,
     /// How often.
@@ -83,6 +86,49 @@ pub struct Quick {
     pub work: BTreeMap<String, toml::Value>,
 }
 
+/// A base image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Image {
+    /// The Debian of `make image`, for machines to boot.
+    #[default]
+    Golden,
+    /// Nothing but zeroes, so many bytes: `empty:4G`.
+    Empty(u64),
+}
+
+impl TryFrom<String> for Image {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Image, String> {
+        let bytes = |size: &str| {
+            let (digits, shift) = match size.as_bytes().last()? {
+                b'M' => (&size[..size.len() - 1], 20),
+                b'G' => (&size[..size.len() - 1], 30),
+                _ => (size, 0),
+            };
+            let bytes = digits.parse::<u64>().ok()?.checked_mul(1 << shift)?;
+            (bytes > 0 && bytes % 4096 == 0 && bytes <= 1 << 44).then_some(bytes)
+        };
+        match text.split_once(':') {
+            None if text == "golden" => Ok(Image::Golden),
+            Some(("empty", size)) => {
+                bytes(size).map(Image::Empty).ok_or_else(|| format!("'{size}' is no size of an image"))
+            }
+            _ => Err(format!("'{text}' is no image: golden, or empty:SIZE such as empty:4G")),
+        }
+    }
+}
+
+impl From<Image> for String {
+    fn from(image: Image) -> String {
+        match image {
+            Image::Golden => "golden".into(),
+            Image::Empty(bytes) => format!("empty:{bytes}"),
+        }
+    }
+}
+
 /// Where the work is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -139,6 +185,9 @@ pub struct Scenario {
     /// Machines at a time.
     #[serde(default = "one")]
     pub machines: u32,
+    /// Parameters of the work that are other here.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub work: BTreeMap<String, toml::Value>,
     /// Another engine than the study's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<Engine>,
@@ -187,6 +236,18 @@ impl Study {
                 "scenario '{}': a null disk has neither options nor storage",
                 scenario.name
             );
+            // One recording serves all of them.
+            let ours = |word: &String| ["speed", "threshold_ms", "start_every_s"].contains(&word.as_str());
+            ensure!(
+                self.engine(scenario) != Engine::Replay || scenario.work.keys().all(ours),
+                "scenario '{}': what is replayed is one recording for all: only its speed can be other here",
+                scenario.name
+            );
+            ensure!(
+                self.engine(scenario) != Engine::Replay || self.image == Image::Golden,
+                "scenario '{}': what is replayed was recorded on the golden image: image = \"golden\"",
+                scenario.name
+            );
         }
         ensure!(
             self.scenarios.iter().any(|s| s.name == self.baseline),
@@ -219,6 +280,13 @@ impl Study {
         self.scenarios.iter().find(|s| s.name == name)
     }
 
+    /// The parameters of a scenario's work.
+    pub fn parameters(&self, scenario: &Scenario) -> BTreeMap<String, toml::Value> {
+        let mut parameters = self.work.parameters.clone();
+        parameters.extend(scenario.work.clone());
+        parameters
+    }
+
     /// Where a scenario's work is done.
     pub fn engine(&self, scenario: &Scenario) -> Engine {
         scenario.engine.unwrap_or(self.work.engine)
@@ -232,4 +300,69 @@ fn is_name(name: &str) -> Result<()> {
         bail!("'{name}' is no name: small letters, digits and '-'");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = r#"
+        name = "small"
+        title = "A small one"
+        question = "Does it work?"
+        baseline = "direct"
+        image = "empty:1G"
+        [work]
+        workload = "fio"
+        engine = "host"
+        profiles = ["fio-4k-x1"]
+        seconds = 30
+        [runs]
+        count = 5
+        [quick]
+        count = 1
+        machines = 2
+        work = { seconds = 3 }
+        [[scenario]]
+        name = "direct"
+        what = "in place"
+        disk = { mode = "direct" }
+        storage = { overflow = "hdd-seed-004" }
+        [[scenario]]
+        name = "ram"
+        what = "in RAM"
+        disk = { ram = "1G" }
+    "#;
+
+    #[test]
+    fn a_file_is_read_and_its_shorter_form_is_shorter() {
+        let study = Study::parse(FILE).unwrap();
+        assert_eq!((study.runs.count, study.image.clone()), (5, Image::Empty(1 << 30)));
+        assert_eq!(study.work.parameters["seconds"].as_integer(), Some(30));
+        assert_eq!(study.scenario("ram").unwrap().machines, 1);
+        let again = Study::parse(&toml::to_string(&study).unwrap()).unwrap();
+        assert_eq!(again, study);
+        let quick = study.quick();
+        assert_eq!((quick.runs.count, quick.scenarios[1].machines), (1, 2));
+        assert_eq!(quick.work.parameters["seconds"].as_integer(), Some(3));
+        assert_eq!(quick.work.parameters["profiles"].as_array().map(Vec::len), Some(1));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_in_words() {
+        for (from, to, why) in [
+            ("name = \"small\"", "name = \"../up\"", "is no name"),
+            ("name = \"ram\"", "name = \"direct\"", "two scenarios"),
+            ("baseline = \"direct\"", "baseline = \"none\"", "is none of its scenarios"),
+            ("empty:1G", "empty:17", "is no size"),
+            ("empty:1G", "full", "is no image"),
+            ("overflow = \"hdd", "ram = \"hdd", "storage model is for"),
+            ("count = 5", "count = 0", "no runs"),
+            ("what = \"in RAM\"", "wath = \"in RAM\"", "unknown field `wath`"),
+        ] {
+            assert!(FILE.contains(from), "{from}");
+            let error = format!("{:#}", Study::parse(&FILE.replacen(from, to, 1)).unwrap_err());
+            assert!(error.contains(why), "{why}: {error}");
+        }
+    }
 }

@@ -1,7 +1,10 @@
-//! `spillway-lab`: the part of `spillway` that drives disks from outside, started by `spillway trace replay`. Its own
+//! `spillway-lab`: the part of `spillway` that drives disks from outside, started by `spillway lab` and `spillway trace replay`. Its own
 //! program, so that what it needs is in no process that serves.
 //!
 //! Invariant: a failure is one line on standard error and an exit code of `spillway`'s.
+
+mod predictions;
+mod studies;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -27,6 +30,33 @@ struct Cli {
 enum Command {
     /// Ask a disk what a trace holds
     Replay(Replay),
+    /// Run a study
+    Run(studies::Run),
+    /// Go on with a study
+    Resume(studies::Resume),
+    /// Make a study's report
+    Report {
+        /// Folder of its results
+        dir: PathBuf,
+    },
+    /// Compare two folders of results
+    Compare {
+        /// One
+        a: PathBuf,
+        /// The other
+        b: PathBuf,
+        /// JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Compare the advisor's curves with disks of other sizes
+    Predict(predictions::Predict),
+    /// Show the studies that are shipped
+    List {
+        /// JSON
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -58,17 +88,22 @@ fn speed(text: &str) -> Result<Speed, String> {
 }
 
 fn main() -> ExitCode {
-    let Command::Replay(args) = Cli::parse().command;
-    match run(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("spillway: error: {e:#}");
-            ExitCode::from(70)
-        }
-    }
+    let done = match Cli::parse().command {
+        Command::Replay(args) => replayed(&args).map(|()| ExitCode::SUCCESS),
+        Command::Run(args) => studies::run(&args),
+        Command::Resume(args) => studies::resume(&args),
+        Command::Report { dir } => studies::make_report(&dir),
+        Command::Compare { a, b, json } => studies::compare(&a, &b, json),
+        Command::Predict(args) => predictions::predict(&args),
+        Command::List { json } => studies::list(json),
+    };
+    done.unwrap_or_else(|e| {
+        eprintln!("spillway: error: {e:#}");
+        ExitCode::from(70)
+    })
 }
 
-fn run(args: &Replay) -> Result<()> {
+fn replayed(args: &Replay) -> Result<()> {
     let from: Box<dyn Read> = match args.trace == Path::new("-") {
         true => Box::new(std::io::stdin()),
         false => Box::new(File::open(&args.trace).with_context(|| args.trace.display().to_string())?),

@@ -1,0 +1,303 @@
+//! `predict`: the table that sets the advisor's curve beside disks of other sizes, for four kinds of work.
+//!
+//! Owns the kinds of work and the table. Invariant: each curve is of one recording; every other figure is of a fresh disk.
+
+use crate::studies::{Common, hardware, prepare, versions};
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+use serde_json::json;
+use spillway_advisor::{Event, Operation};
+use spillway_lab::predict::{Curve, ENGINES, Moved, measured, replayed, sizes};
+use spillway_lab::replay::{Speed, replay};
+use spillway_lab::study::{Engine, Lab, watch::Watch};
+use spillway_lab::workload::{self, RecordStage, Stage, WorkDisk};
+use spillway_lab::{Disk, Driver, Rng, Server, Shape, stamp};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Options of `predict`.
+#[derive(Debug, clap::Args)]
+pub struct Predict {
+    /// Folder for the table, predictions.md, and all figures, predictions.json
+    #[arg(long, default_value = "docs")]
+    out: PathBuf,
+    /// Runs of fresh machines for each size
+    #[arg(long, default_value_t = 2)]
+    fresh: u32,
+    /// Only these kinds of work
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// A kind of work, fixed by count.
+struct Subject {
+    name: &'static str,
+    workload: &'static str,
+    parameters: &'static str,
+}
+
+const SUBJECTS: [Subject; 4] = [
+    Subject {
+        name: "file-copy",
+        workload: "file-copy",
+        parameters: "megabytes = 256\nactions = 16\npace = 100",
+    },
+    Subject {
+        name: "knowledge-worker",
+        workload: "knowledge-worker",
+        parameters: "actions = 60\npace = 100",
+    },
+    Subject {
+        name: "session-host",
+        workload: "session-host",
+        parameters: "sessions = 6\nlogon_every_s = 2\nactions = 12\npace = 100",
+    },
+    // Not in a machine: the pattern, so many requests of it.
+    Subject { name: "iometer-citrix", workload: "", parameters: "" },
+];
+
+/// Requests and span of the pattern: 4 KiB, 80% writes, 90% random.
+const REQUESTS: u64 = 600_000;
+const SPAN_BYTES: u64 = 2500 << 20;
+const DISK_BYTES: u64 = 4 << 30;
+/// The longest that one machine may take.
+const LIMIT: Duration = Duration::from_secs(900);
+/// The RAM tier of the disk that is recorded: nothing leaves it.
+const RECORDED_RAM: &str = "6G";
+
+/// One size of one kind of work.
+#[derive(Serialize)]
+struct Line {
+    ram_bytes: u64,
+    written_bytes: u64,
+    measured: Moved,
+    /// By engine: what it said, and how far off that is, as shares of the written bytes.
+    predicted: BTreeMap<&'static str, (Moved, (f64, f64))>,
+    /// Fresh runs: what they moved and wrote.
+    fresh: Vec<(Moved, u64)>,
+}
+
+/// All of one kind of work.
+#[derive(Serialize)]
+struct Found {
+    name: &'static str,
+    requests: u64,
+    zero_overflow_bytes: u64,
+    lines: Vec<Line>,
+}
+
+/// Makes the table.
+pub fn predict(args: &Predict) -> Result<ExitCode> {
+    let lab = prepare(&args.common)?;
+    let said = Instant::now();
+    let say = |what: &str| eprintln!("predict: [{:>5.0} s] {what}", said.elapsed().as_secs_f64());
+    let chosen = |s: &&Subject| args.only.is_empty() || args.only.iter().any(|name| name == s.name);
+    for name in &args.only {
+        ensure!(SUBJECTS.iter().any(|s| s.name == name), "'{name}' is no kind of work of this table");
+    }
+    let mut all = Vec::new();
+    for subject in SUBJECTS.iter().filter(chosen) {
+        all.push(one(subject, args.fresh, &lab, &say).with_context(|| subject.name.to_string())?);
+    }
+    let _ = std::fs::remove_dir_all(&lab.scratch);
+    let (hardware, versions) = (hardware(&args.common, &lab)?, versions(&lab));
+    let whole = json!({
+        "schema": 1, "begun": stamp::now(), "hardware": hardware, "versions": versions, "found": all,
+    });
+    std::fs::create_dir_all(&args.out)?;
+    std::fs::write(args.out.join("predictions.json"), serde_json::to_string_pretty(&whole)? + "\n")?;
+    let text = table(&all, &hardware, &versions);
+    let path = args.out.join("predictions.md");
+    std::fs::write(&path, &text).with_context(|| format!("{}: cannot write", path.display()))?;
+    println!("{text}");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn one(subject: &Subject, fresh: u32, lab: &Lab, say: &dyn Fn(&str)) -> Result<Found> {
+    let dir = tempfile::Builder::new().prefix("predict.").tempdir_in(&lab.scratch)?;
+    say(&format!("{}: one run is recorded", subject.name));
+    let image = match subject.workload {
+        "" => {
+            let path = dir.path().join("empty.raw");
+            File::create(&path)?.set_len(DISK_BYTES)?;
+            path
+        }
+        _ => lab.kit.golden(),
+    };
+    let trace = record(subject, lab, dir.path(), &image)?;
+    let curves = ENGINES.map(|(engine, _)| Curve::of(&lab.spillway, &trace, engine).map(|c| (engine, c)));
+    let curves = curves.into_iter().collect::<Result<Vec<_>>>()?;
+    let zero_overflow_bytes =
+        curves.iter().find(|(engine, _)| *engine == "lru").map_or(0, |c| c.1.zero_overflow_bytes);
+    let (mut lines, mut requests) = (Vec::new(), 0);
+    for ram_bytes in sizes(zero_overflow_bytes) {
+        say(&format!("{}: {} MiB", subject.name, ram_bytes >> 20));
+        let (measured, written_bytes, done) = replayed(&lab.spillway, &trace, &image, ram_bytes, dir.path())?;
+        requests = done.requests;
+        let predicted = curves.iter().map(|(engine, curve)| {
+            let said = curve.at(ram_bytes);
+            (*engine, (said, said.off(measured, written_bytes as f64)))
+        });
+        let predicted = predicted.collect();
+        let fresh = (0..fresh).map(|n| fresh_run(subject, lab, dir.path(), &image, ram_bytes, n));
+        let fresh = fresh.collect::<Result<_>>()?;
+        lines.push(Line { ram_bytes, written_bytes, measured, predicted, fresh });
+    }
+    Ok(Found { name: subject.name, requests, zero_overflow_bytes, lines })
+}
+
+/// One run, recorded: a trace.
+fn record(subject: &Subject, lab: &Lab, dir: &Path, image: &Path) -> Result<PathBuf> {
+    let recording = dir.join("recording");
+    std::fs::create_dir(&recording)?;
+    if !subject.workload.is_empty() {
+        let stage = RecordStage {
+            kit: &lab.kit,
+            accelerator: lab.accelerator,
+            program: &lab.spillway,
+            parameters: &parameters(subject)?,
+            seed: 1,
+            dir: &recording,
+            deadline: Instant::now() + LIMIT,
+        };
+        return Ok(workload::record(subject.workload, &stage)?.trace);
+    }
+    let disk = Disk::start_with(&lab.spillway, &recording, image, &["--ram", RECORDED_RAM])?;
+    let trace = recording.join("trace");
+    let words =
+        ["trace", "record", &disk.control().display().to_string(), "--out", &trace.display().to_string()];
+    let (words, log) = (words.map(String::from), recording.join("recorder.log"));
+    let program = lab.spillway.display().to_string();
+    let mut recorder = Server::start("spillway trace record", &program, &words, None, &log)?;
+    recorder.wait_for(&trace, Duration::from_secs(20))?;
+    ask(&disk, 1)?;
+    let status = recorder.stop()?;
+    ensure!(status.success(), "spillway trace record: {status}\n{}", recorder.tail());
+    disk.stop()?;
+    Ok(trace)
+}
+
+fn parameters(subject: &Subject) -> Result<BTreeMap<String, toml::Value>> {
+    let table: toml::Table = toml::from_str(subject.parameters)?;
+    Ok(table.into_iter().collect())
+}
+
+/// Asks a disk the pattern.
+fn ask(disk: &Disk, seed: u64) -> Result<()> {
+    let shape = Shape { queues: 1, depth: 64, request_bytes: 4096, deadline: Duration::from_secs(600) };
+    let mut driver = Driver::connect_with(&disk.vhost(), shape)?;
+    let done = replay(&mut driver, pattern(seed), Speed::Full, |_, _| {})?;
+    ensure!(done.failed == 0, "{} requests failed", done.failed);
+    Ok(())
+}
+
+/// IOMeter's pattern of seed 004.
+fn pattern(seed: u64) -> impl Iterator<Item = Result<Event>> {
+    let (mut rng, mut next) = (Rng::new(seed), 0);
+    (0..REQUESTS).map(move |_| {
+        if rng.below(100) < 90 {
+            next = rng.below(SPAN_BYTES / 4096) * 4096;
+        }
+        let offset_bytes = next;
+        next = (next + 4096) % SPAN_BYTES;
+        let operation = if rng.below(100) < 80 { Operation::Write } else { Operation::Read };
+        Ok(Event { time_us: 0, operation, offset_bytes, len_bytes: 4096 })
+    })
+}
+
+/// The same work again, by a machine of its own: the same choices, at other times.
+fn fresh_run(
+    subject: &Subject,
+    lab: &Lab,
+    dir: &Path,
+    image: &Path,
+    ram_bytes: u64,
+    number: u32,
+) -> Result<(Moved, u64)> {
+    let own = tempfile::Builder::new().prefix("fresh.").tempdir_in(dir)?;
+    let ram = ram_bytes.to_string();
+    let disk = Disk::start_with(&lab.spillway, own.path(), image, &["--ram", &ram, "--overflow", "40G"])?;
+    if subject.workload.is_empty() {
+        ask(&disk, 2 + u64::from(number))?;
+        return measured(&disk.stats()?);
+    }
+    let watch = Watch::start(&[Some(disk.control())])?;
+    let stage = Stage {
+        kit: &lab.kit,
+        accelerator: lab.accelerator,
+        parameters: &parameters(subject)?,
+        seed: 1,
+        dir: own.path(),
+        disks: &[WorkDisk::Served { vhost: disk.vhost(), nbd: disk.nbd() }],
+        recording: None,
+        watch: &watch,
+        deadline: Instant::now() + LIMIT,
+    };
+    workload::run(subject.workload, Engine::Guest, &stage)?;
+    measured(&disk.stats()?)
+}
+
+/// The table, for `docs/`.
+fn table(all: &[Found], hardware: &BTreeMap<String, String>, versions: &BTreeMap<String, String>) -> String {
+    let mut out = String::from(
+        "# What the advisor predicts, and what disks do\n\n\
+         One run of each kind of work is recorded, on a disk that holds all of it in RAM. From that recording alone `spillway advise` draws a curve, by each of\n\
+         its engines; then fresh disks of four other sizes are asked the same recording, as fast as they answer, and count what they evict and what\n\
+         they read back for requests. *Off* is |predicted - measured| as a share of the bytes that the guest wrote; asked for is 0.05 at most, 0.10 for the sample.\n\
+         *Fresh* are runs of the same work by new machines at that size, which do not write the same blocks at the same times: least and most.\n\n",
+    );
+    let list = |map: &BTreeMap<String, String>| {
+        map.iter().map(|(k, v)| format!("{k} {v}")).collect::<Vec<_>>().join("; ")
+    };
+    let _ = writeln!(out, "Made by `spillway lab predict`. {}. {}.\n", list(hardware), list(versions));
+    let percent = |part: f64, written: u64| 100.0 * part / (written as f64).max(1.0);
+    for found in all {
+        let _ = writeln!(
+            out,
+            "## {}\n\n{} requests; nothing overflows from {} MiB on.\n\n\
+             | RAM MiB | | measured % | fresh % | policy % | off | lru % | off | sampled % | off |\n\
+             | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+            found.name,
+            found.requests,
+            found.zero_overflow_bytes.div_ceil(1 << 20)
+        );
+        for line in &found.lines {
+            for evicted in [true, false] {
+                let part = |moved: &Moved| if evicted { moved.evicted_bytes } else { moved.read_bytes };
+                let fresh: Vec<f64> =
+                    line.fresh.iter().map(|(moved, written)| percent(part(moved), *written)).collect();
+                let least = fresh.iter().copied().fold(f64::INFINITY, f64::min);
+                let fresh = match fresh.iter().copied().fold(0.0, f64::max) {
+                    _ if fresh.is_empty() => "-".into(),
+                    most => format!("{least:.1} to {most:.1}"),
+                };
+                let _ = write!(
+                    out,
+                    "| {} | {} | {:.1} | {fresh} |",
+                    line.ram_bytes >> 20,
+                    if evicted { "evicted" } else { "read back" },
+                    percent(part(&line.measured), line.written_bytes),
+                );
+                for (engine, most) in ENGINES {
+                    let Some((said, off)) = line.predicted.get(engine) else { continue };
+                    let off = if evicted { off.0 } else { off.1 };
+                    let mark = if off > most { "**" } else { "" };
+                    let _ = write!(
+                        out,
+                        " {:.1} | {mark}{off:.3}{mark} |",
+                        percent(part(said), line.written_bytes)
+                    );
+                }
+                out.push('\n');
+            }
+        }
+        out.push('\n');
+    }
+    out
+}

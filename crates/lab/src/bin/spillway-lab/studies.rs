@@ -1,0 +1,308 @@
+//! Studies on the command line: run, resume, report, compare, list.
+
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use spillway_lab::cores::Hardware;
+use spillway_lab::guest::{Accelerator, Kit};
+use spillway_lab::process::{clean_up_when_interrupted, line};
+use spillway_lab::stamp::{self, Stamp};
+use spillway_lab::study::record::SCHEMA;
+use spillway_lab::study::{self, Folder, Lab, Progress, RunRecord, Study, StudyRecord, Summary, report};
+use spillway_lab::workload;
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+/// Options of `run`.
+#[derive(Debug, clap::Args)]
+pub struct Run {
+    /// A study's file, or the name of one that is shipped
+    study: String,
+    /// Runs of each scenario
+    #[arg(long)]
+    runs: Option<u32>,
+    /// The study's shorter form
+    #[arg(long)]
+    quick: bool,
+    /// Only these scenarios
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Folder for the results
+    #[arg(long)]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Options of `resume`.
+#[derive(Debug, clap::Args)]
+pub struct Resume {
+    /// Folder of the results
+    dir: PathBuf,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// What all have that measure.
+#[derive(Debug, clap::Args)]
+pub struct Common {
+    /// A folder on a disk
+    #[arg(long, default_value = "/var/tmp")]
+    scratch: PathBuf,
+    /// One JSON object in the end
+    #[arg(long)]
+    json: bool,
+}
+
+/// Begins a study.
+pub fn run(args: &Run) -> Result<ExitCode> {
+    let mut study = chosen(&args.study)?;
+    if args.quick {
+        study = study.quick();
+    }
+    study.runs.count = args.runs.unwrap_or(study.runs.count);
+    only(&mut study, &args.only)?;
+    for scenario in &study.scenarios {
+        workload::check(&study.work.workload, study.engine(scenario), &study.parameters(scenario))
+            .with_context(|| format!("study '{}'", study.name))?;
+    }
+    let lab = prepare(&args.common)?;
+    let begun = stamp::now();
+    let time = begun.replace(['-', ':', 'Z'], "").replace('T', "-");
+    let out = args.out.clone().unwrap_or_else(|| format!("lab-{}-{time}", study.name).into());
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let record = StudyRecord {
+        schema: SCHEMA,
+        quick: args.quick,
+        begun,
+        command: line("spillway lab", &arguments),
+        versions: versions(&lab),
+        hardware: hardware(&args.common, &lab)?,
+        study,
+    };
+    finish(&Folder::create(&out, record)?, &lab, args.common.json)
+}
+
+/// Goes on with one.
+pub fn resume(args: &Resume) -> Result<ExitCode> {
+    let folder = Folder::open(&args.dir)?;
+    let lab = prepare(&args.common)?;
+    let (before, now) = (&folder.record.versions, versions(&lab));
+    if *before != now {
+        let other = before.iter().filter(|(name, version)| now.get(*name) != Some(version));
+        let other: Vec<&str> = other.map(|(name, _)| name.as_str()).collect();
+        bail!(
+            "{}: other versions made the runs that are there ({}): results of two versions are not of one study; begin it anew",
+            args.dir.display(),
+            other.join(", ")
+        );
+    }
+    finish(&folder, &lab, args.common.json)
+}
+
+/// Makes a report again.
+pub fn make_report(dir: &Path) -> Result<ExitCode> {
+    println!("{}", report::write(dir)?.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Compares two.
+pub fn compare(a: &Path, b: &Path, as_json: bool) -> Result<ExitCode> {
+    let comparison = report::compare(a, b)?;
+    if as_json {
+        println!("{}", serde_json::to_string_pretty(&comparison)?);
+    } else {
+        println!("{comparison}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shows what is shipped.
+pub fn list(as_json: bool) -> Result<ExitCode> {
+    let studies = study::shipped()?;
+    if as_json {
+        let all: Vec<_> = studies
+            .iter()
+            .map(|s| json!({"name": s.name, "title": s.title, "scenarios": names(s), "runs": s.runs.count}))
+            .collect();
+        println!("{}", serde_json::to_string_pretty(&all)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    for s in &studies {
+        let (runs, quick) = (s.runs.count, s.clone().quick().runs.count);
+        println!(
+            "{}  {}\n    {} in {runs} runs each, {quick} with --quick",
+            s.name,
+            s.title,
+            names(s).join(", ")
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn names(study: &Study) -> Vec<&str> {
+    study.scenarios.iter().map(|s| s.name.as_str()).collect()
+}
+
+/// By its file, or by its name.
+fn chosen(study: &str) -> Result<Study> {
+    let path = Path::new(study);
+    if path.is_file() || study.contains('/') {
+        return Study::read(path);
+    }
+    let shipped = study::shipped()?;
+    let names: Vec<String> = shipped.iter().map(|s| s.name.clone()).collect();
+    shipped.into_iter().find(|s| s.name == study).with_context(|| {
+        format!("'{study}' is neither a file nor a study that is shipped: {}", names.join(", "))
+    })
+}
+
+fn only(study: &mut Study, only: &[String]) -> Result<()> {
+    if only.is_empty() {
+        return Ok(());
+    }
+    for name in only {
+        ensure!(
+            study.scenario(name).is_some(),
+            "'{name}' is no scenario of study '{}': {}",
+            study.name,
+            names(study).join(", ")
+        );
+    }
+    ensure!(only.contains(&study.baseline), "the baseline '{}' must be among them", study.baseline);
+    study.scenarios.retain(|s| only.contains(&s.name));
+    Ok(())
+}
+
+/// What all runs need; what a signal ends with it.
+pub fn prepare(common: &Common) -> Result<Lab> {
+    let spillway = spillway_lab::disk::program()?;
+    let kit = Kit::find().context("the guest has not been built: run 'make image', or set SPILLWAY_GUEST")?;
+    let scratch = tempfile::Builder::new().prefix("spillway-lab.").tempdir_in(&common.scratch);
+    let scratch = scratch
+        .with_context(|| format!("{}: no folder for what runs need", common.scratch.display()))?
+        .keep();
+    clean_up_when_interrupted(vec![scratch.clone()])?;
+    let accelerator = Accelerator::probe(&kit)?;
+    Ok(Lab { spillway, kit, accelerator, scratch })
+}
+
+/// What it is measured on.
+pub fn hardware(common: &Common, lab: &Lab) -> Result<BTreeMap<String, String>> {
+    let found = Hardware::look(&common.scratch)?;
+    Ok(BTreeMap::from([
+        ("cpu".into(), found.cpu),
+        ("cores".into(), found.cores.to_string()),
+        ("RAM".into(), format!("{} GiB", found.ram_bytes >> 30)),
+        ("kernel".into(), found.kernel),
+        ("disk".into(), found.disk),
+        ("huge pages of shared memory".into(), found.shmem_huge_pages),
+        ("machines run on".into(), lab.accelerator.name().into()),
+    ]))
+}
+
+/// By which programs.
+pub fn versions(lab: &Lab) -> BTreeMap<String, String> {
+    let stamp = Stamp::now(&lab.spillway);
+    let of = |program: &str| stamp::output(Command::new(program).arg("--version"));
+    let kernel = std::fs::read_to_string(lab.kit.dir().join("kernel-release")).ok();
+    let all = [
+        ("spillway", stamp.spillway),
+        ("commit", stamp.commit),
+        ("qemu", of("qemu-system-x86_64")),
+        ("fio", of("fio")),
+        ("the machines' kernel", kernel.map(|k| k.trim().to_string())),
+    ];
+    all.into_iter().filter_map(|(name, version)| Some((name.to_string(), version?))).collect()
+}
+
+/// Runs what is left, and makes the report.
+fn finish(folder: &Folder, lab: &Lab, as_json: bool) -> Result<ExitCode> {
+    let mut screen = Screen::new();
+    let done = study::run::run(folder, lab, &mut screen);
+    screen.finish();
+    let _ = std::fs::remove_dir_all(&lab.scratch);
+    let Summary { kept, dropped, empty } = done?;
+    let page = if kept > 0 { Some(report::write(folder.dir())?) } else { None };
+    if as_json {
+        let all = json!({
+            "results": folder.dir(), "report": page, "kept": kept, "dropped": dropped, "scenarios_without_runs": empty,
+        });
+        println!("{all}");
+    } else {
+        println!("{kept} runs that count, {dropped} dropped: {}", folder.dir().display());
+        if let Some(page) = page {
+            println!("report: {}", page.display());
+        }
+        if empty > 0 {
+            println!("{empty} scenarios have no run that counts");
+        }
+    }
+    Ok(if empty > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+/// What a person sees: one line that moves on a terminal, plain lines elsewhere.
+struct Screen {
+    bar: Option<ProgressBar>,
+    begin: Instant,
+}
+
+impl Screen {
+    fn new() -> Screen {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(1);
+            let style =
+                ProgressStyle::with_template("{spinner} [{elapsed_precise}] {bar:30} {pos}/{len}  {msg}");
+            bar.set_style(style.expect("the template is right").progress_chars("=> "));
+            bar.enable_steady_tick(Duration::from_millis(120));
+            bar
+        });
+        Screen { bar, begin: Instant::now() }
+    }
+
+    fn say(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => eprintln!("lab: [{:>5.0} s] {text}", self.begin.elapsed().as_secs_f64()),
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Progress for Screen {
+    fn begin(&mut self, what: &str, number: u32, of: u32, left: Option<Duration>) {
+        let left = left.map_or(String::new(), |left| format!(", {} left", words(left)));
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(u64::from(of));
+                bar.set_position(u64::from(number.saturating_sub(1)));
+                bar.set_message(format!("{what}{left}"));
+            }
+            None => self.say(&format!("{number} of {of}: {what}{left}")),
+        }
+    }
+
+    fn end(&mut self, run: &RunRecord) {
+        if let Some(why) = &run.dropped {
+            // The whole of it is in the record.
+            let why = why.lines().next().unwrap_or_default();
+            self.say(&format!("{}, run {}: DROPPED: {why}", run.scenario, run.run));
+        }
+    }
+}
+
+fn words(left: Duration) -> String {
+    match left.as_secs() {
+        s @ 0..=99 => format!("{s} s"),
+        s @ 100..=5999 => format!("{} min", s.div_ceil(60)),
+        s => format!("{} h {} min", s / 3600, s % 3600 / 60),
+    }
+}

@@ -1,0 +1,142 @@
+//! The disks of one run: each machine's, on the devices of its scenario, all fresh.
+//!
+//! Invariant: nothing of an earlier run is left for the next: devices, copies and overflow are new, and of the base image nothing is
+//! in the host's page cache.
+
+use super::spec::{Image, Scenario, Study};
+use crate::Disk;
+use crate::guest::Kit;
+use crate::process::line;
+use crate::workload::WorkDisk;
+use anyhow::{Context, Result, bail, ensure};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The disks of a run.
+pub struct Disks {
+    /// One a machine; none for a null disk.
+    pub disks: Vec<Option<Disk>>,
+    /// Commands as a user would give them.
+    pub commands: Vec<String>,
+}
+
+/// The base image of a study, made if need be.
+pub fn image(study: &Study, kit: &Kit, scratch: &Path) -> Result<PathBuf> {
+    match study.image {
+        Image::Golden => Ok(kit.golden()),
+        Image::Empty(bytes) => {
+            let path = scratch.join("empty.raw");
+            let file = File::create(&path).with_context(|| format!("{}: cannot create", path.display()))?;
+            file.set_len(bytes)?;
+            Ok(path)
+        }
+    }
+}
+
+impl Disks {
+    /// Starts them; everything of theirs lies in `dir`.
+    pub fn start(spillway: &Path, scenario: &Scenario, image: &Path, dir: &Path) -> Result<Disks> {
+        forget(image)?;
+        let mut commands = Vec::new();
+        let mut options = models(spillway, &scenario.storage, dir, &mut commands)?;
+        for (name, value) in &scenario.disk {
+            options.push(format!("--{name}"));
+            options.extend((!value.is_empty()).then(|| value.clone()));
+        }
+        let mode = scenario.disk.get("mode").map_or("ram+overflow", String::as_str);
+        let mut disks = Vec::new();
+        for machine in 0..scenario.machines {
+            if scenario.null_disk {
+                disks.push(None);
+                continue;
+            }
+            let own = dir.join(format!("m{machine}"));
+            std::fs::create_dir(&own).with_context(|| format!("{}: cannot make", own.display()))?;
+            let text = |path: &Path| path.display().to_string();
+            let mut all = match mode {
+                "ephemeral" => {
+                    let copy = own.join("copy.raw");
+                    clone(image, &copy)?;
+                    vec!["--disk".into(), text(&copy)]
+                }
+                "persistent" => bail!("scenario '{}': a study's disks are disposable", scenario.name),
+                "ram" => vec!["--image".into(), text(image)],
+                _ => vec!["--image".into(), text(image), "--overflow-dir".into(), text(&own)],
+            };
+            all.extend(options.iter().cloned());
+            let disk = Disk::serve(spillway, &own, &all)
+                .with_context(|| format!("scenario '{}': its disk does not start", scenario.name))?;
+            if machine == 0 {
+                commands.push(disk.command().to_string());
+            }
+            disks.push(Some(disk));
+        }
+        Ok(Disks { disks, commands })
+    }
+
+    /// What the work is given.
+    pub fn for_work(&self) -> Vec<WorkDisk> {
+        let served = |disk: &Disk| WorkDisk::Served { vhost: disk.vhost(), nbd: disk.nbd() };
+        self.disks.iter().map(|disk| disk.as_ref().map_or(WorkDisk::Null, served)).collect()
+    }
+
+    /// Their control sockets.
+    pub fn controls(&self) -> Vec<Option<PathBuf>> {
+        self.disks.iter().map(|disk| disk.as_ref().map(Disk::control)).collect()
+    }
+
+    /// Ends them. An error if one does not end well.
+    pub fn stop(self) -> Result<()> {
+        self.disks.into_iter().flatten().try_for_each(Disk::stop)
+    }
+}
+
+/// Makes the devices, and gives the options that put a disk on them.
+fn models(
+    spillway: &Path,
+    storage: &BTreeMap<String, String>,
+    dir: &Path,
+    commands: &mut Vec<String>,
+) -> Result<Vec<String>> {
+    let mut made: BTreeMap<&str, PathBuf> = BTreeMap::new();
+    let mut options = Vec::new();
+    for (plane, model) in storage {
+        let number = made.len();
+        let file = match made.get(model.as_str()) {
+            Some(file) => file.clone(),
+            None => {
+                let file = dir.join(format!("device-{number}"));
+                let arguments: Vec<String> =
+                    ["storage-model", "create", model, &file.display().to_string()].map(String::from).into();
+                let output = Command::new(spillway).args(&arguments).output().context("spillway")?;
+                ensure!(
+                    output.status.success(),
+                    "storage model '{model}': {}",
+                    String::from_utf8_lossy(&output.stderr).trim()
+                );
+                commands.push(line("spillway", &arguments));
+                made.insert(model, file.clone());
+                file
+            }
+        };
+        options.extend([format!("--{plane}-model"), file.display().to_string()]);
+    }
+    Ok(options)
+}
+
+/// A copy that shares what the file system lets it share, and keeps holes.
+fn clone(from: &Path, to: &Path) -> Result<()> {
+    let output = Command::new("cp").args(["--sparse=always", "--reflink=auto"]).arg(from).arg(to).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}
+
+/// Takes a file out of the host's page cache.
+fn forget(path: &Path) -> Result<()> {
+    let cannot = || format!("{}: cannot be taken out of the page cache", path.display());
+    let file = File::open(path).with_context(cannot)?;
+    rustix::fs::fdatasync(&file).with_context(cannot)?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).with_context(cannot)
+}

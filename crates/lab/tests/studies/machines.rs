@@ -1,0 +1,79 @@
+//! The shipped small study, on real machines.
+
+use crate::{World, object, run_record, until};
+use rustix::process::{Pid, Signal, kill_process};
+use spillway_lab::Server;
+use spillway_lab::disk::program;
+use spillway_lab::guest::Kit;
+use std::path::Path;
+
+/// The process of a VMM whose command line names this folder.
+fn vmm_of(folder: &Path) -> Option<Pid> {
+    let folder = folder.display().to_string();
+    std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let command = std::fs::read(entry.path().join("cmdline")).ok()?;
+        let command = String::from_utf8_lossy(&command).into_owned();
+        // What starts it has the same words behind its own.
+        (command.starts_with("qemu-system") && command.contains(&folder)).then(|| Pid::from_raw(pid))?
+    })
+}
+
+#[test]
+fn a_machine_that_breaks_is_dropped_and_a_study_that_is_killed_goes_on() {
+    Kit::find().expect("the guest has not been built: run 'make image'");
+    let world = World::new();
+    let results = world.path("results");
+    let words = world.words(&["run", "small", "--out", results.to_str().unwrap(), "--json"]);
+    let program = program().unwrap();
+    let program = program.to_str().unwrap();
+    let mut lab = Server::start("lab", program, &words, None, &world.path("lab.log")).unwrap();
+
+    // The first machine breaks.
+    let first = results.join("runs/direct-1");
+    let vmm = until("the first machine", || vmm_of(&first));
+    kill_process(vmm, Signal::KILL).unwrap();
+    until("the record of a run that does not count", || first.join("run.json").exists().then_some(()));
+    let why = run_record(&results, "direct-1")["dropped"].as_str().expect("it is dropped").to_string();
+    assert!(!why.is_empty());
+    let before = std::fs::read(first.join("run.json")).unwrap();
+
+    // The study is killed in the middle of the second run.
+    let second = results.join("runs/ram-16m-1");
+    let vmm = until("the second machine", || vmm_of(&second));
+    let refused = world.lab(&["resume", results.to_str().unwrap()]);
+    assert!(!refused.status.success(), "two at once in one folder");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("at work in this folder"), "{refused:?}");
+    lab.kill();
+    until("the machine's end with it", || {
+        rustix::process::test_kill_process(vmm)
+            .err()
+            .map(|_| ())
+            .or_else(|| vmm_of(&second).is_none().then_some(()))
+    });
+    assert!(!second.join("run.json").exists(), "it was not done");
+
+    // It goes on: what was done stays as it was.
+    let end = object(&world.lab(&["resume", results.to_str().unwrap(), "--json"]));
+    assert_eq!((&end["kept"], &end["dropped"]), (&3.into(), &1.into()), "{end}");
+    assert_eq!(std::fs::read(first.join("run.json")).unwrap(), before);
+    let direct = run_record(&results, "direct-2");
+    assert_eq!(direct["dropped"], serde_json::Value::Null);
+    let actions = direct["actions"].as_array().unwrap();
+    assert!(actions.iter().any(|a| a["name"] == "logon") && actions.len() > 6, "{actions:?}");
+    let samples = std::fs::read_to_string(results.join("runs/direct-2/samples.csv")).unwrap();
+    let head: Vec<&str> = samples.lines().next().unwrap().split(',').collect();
+    for column in ["planes.guest.writes", "cpu.worker_s", "cpu.vmm_s", "inside.writes", "inside.cpu_s"] {
+        assert!(head.contains(&column), "{column}: {head:?}");
+    }
+
+    let report = Path::new(end["report"].as_str().unwrap()).to_path_buf();
+    let page = std::fs::read_to_string(&report).unwrap();
+    assert!(page.contains("direct-1") || page.contains("direct, run 1"), "the dropped run is named");
+    // Done is done.
+    let again = object(&world.lab(&["resume", results.to_str().unwrap(), "--json"]));
+    assert_eq!(again["kept"], 3);
+    let left = std::fs::read_dir(world.path("scratch")).unwrap().count();
+    assert_eq!(left, 1, "what the killed one left, and nothing else");
+    until("no machine is left behind", || vmm_of(&results).is_none().then_some(()));
+}
