@@ -1,10 +1,11 @@
 //! The rate limit of a disk: how many requests, and how many bytes of reads and writes, may begin in a second. Owns what is
-//! owed; what waits stays where it is, in the guest's ring or the client's socket.
+//! owed, and whose turn it is; what waits stays where it is, in the guest's ring or the client's socket.
 //!
 //! Invariant: in any stretch of time no more begins than its length allows, the burst, and one request over.
 
+use super::reactor::Reactor;
 use crate::channel::Rate;
-use spillway_core::{Operation, Request, SECTOR_BYTES};
+use spillway_core::{Operation, Request, SECTOR_BYTES, add};
 
 /// Units of what is owed.
 const PS_PER_SECOND: u128 = 1_000_000_000_000;
@@ -83,6 +84,54 @@ impl Limiter {
         if let (Some(bytes), true) = (&mut self.bytes, moves) {
             bytes.begin(u64::from(request.sectors) * SECTOR_BYTES);
         }
+    }
+}
+
+/// Who comes first: under a rate limit each in turn.
+#[derive(Default)]
+pub(super) struct Turn {
+    pub queue: u16,
+    pub nbd: u16,
+    pub nbd_first: bool,
+}
+
+/// All below `count`, from one of them on.
+pub(super) fn from(first: u16, count: u16) -> impl Iterator<Item = u16> {
+    let first = if first < count { first } else { 0 };
+    (first..count).chain(0..first)
+}
+
+impl Reactor {
+    /// Whether somebody has requests that have not begun.
+    fn is_asked(&self) -> bool {
+        let clients = &self.doer.clients;
+        clients.nbd.iter().flatten().any(|c| c.active)
+            || clients.vmms.iter().filter(|v| v.ended.is_none()).any(|vmm| {
+                let f = &vmm.frontend;
+                (0..f.queue_count()).any(|queue| f.is_live(queue) && f.has_work(queue))
+            })
+    }
+
+    /// How long no request may begin.
+    pub(super) fn wait_ns(&mut self, now: u64) -> u64 {
+        self.limiter.as_mut().map_or(0, |limiter| limiter.wait_ns(now))
+    }
+
+    /// Whether requests may begin. Time in which none might, and in the end there was one that would have, is counted.
+    pub(super) fn may_begin(&mut self) -> bool {
+        let now = self.doer.now_ns;
+        if self.wait_ns(now) > 0 {
+            self.throttled_since.get_or_insert(now);
+            return false;
+        }
+        if let Some(since) = self.throttled_since.take()
+            && self.is_asked()
+        {
+            let c = self.disk.counters();
+            add(&c.throttled, 1);
+            add(&c.throttled_ns, now.saturating_sub(since));
+        }
+        true
     }
 }
 

@@ -12,7 +12,7 @@ use super::engine::{Done, Engine, Tag};
 use super::events::{Pace, States};
 use super::io::{Answer, Doer, Held};
 use super::memory::Shared;
-use super::rate::Limiter;
+use super::rate::{Limiter, Turn, from};
 use super::spin::Spin;
 use super::supervision::channel_nonblocking;
 use super::tap::Tap;
@@ -22,7 +22,7 @@ use crate::channel::{BaseCache, ImageFormat, Start};
 use crate::persistent_file;
 use spillway_core::{
     DataMemory, Disk, DiskSpec, Errno, Layout, LogShape, Meta, Mode, Request, StateMap, Thresholds, Token,
-    add, state_map_bytes,
+    state_map_bytes,
 };
 use spillway_export::nbd;
 use spillway_export::vhost_user_blk::Change;
@@ -75,16 +75,8 @@ pub struct Reactor {
     pub(super) limiter: Option<Limiter>,
     turn: Turn,
     /// Since when the rate limit lets nothing begin.
-    throttled_since: Option<u64>,
+    pub(super) throttled_since: Option<u64>,
     pub(super) tap: Tap,
-}
-
-/// Who comes first: under a rate limit each in turn.
-#[derive(Default)]
-struct Turn {
-    queue: u16,
-    nbd: u16,
-    nbd_first: bool,
 }
 
 pub fn now_ns() -> u64 {
@@ -248,38 +240,6 @@ impl Reactor {
     /// Polling pays only for guests: NBD clients are behind a system call anyway.
     fn may_spin(&self) -> bool {
         self.doer.clients.vmms.iter().any(|v| v.ended.is_none())
-    }
-
-    /// Whether somebody has requests that have not begun.
-    fn is_asked(&self) -> bool {
-        let clients = &self.doer.clients;
-        clients.nbd.iter().flatten().any(|c| c.active)
-            || clients.vmms.iter().filter(|v| v.ended.is_none()).any(|vmm| {
-                let f = &vmm.frontend;
-                (0..f.queue_count()).any(|queue| f.is_live(queue) && f.has_work(queue))
-            })
-    }
-
-    /// How long no request may begin.
-    pub(super) fn wait_ns(&mut self, now: u64) -> u64 {
-        self.limiter.as_mut().map_or(0, |limiter| limiter.wait_ns(now))
-    }
-
-    /// Whether requests may begin. Time in which none might, and in the end there was one that would have, is counted.
-    fn may_begin(&mut self) -> bool {
-        let now = self.doer.now_ns;
-        if self.wait_ns(now) > 0 {
-            self.throttled_since.get_or_insert(now);
-            return false;
-        }
-        if let Some(since) = self.throttled_since.take()
-            && self.is_asked()
-        {
-            let c = self.disk.counters();
-            add(&c.throttled, 1);
-            add(&c.throttled_ns, now.saturating_sub(since));
-        }
-        true
     }
 
     fn spin(&mut self) -> &mut Spin {
@@ -506,12 +466,6 @@ impl Reactor {
 
 fn shakes(client: &Option<NbdClient>) -> bool {
     client.as_ref().is_some_and(|client| client.connection.handshake_deadline().is_some())
-}
-
-/// All below `count`, from one of them on.
-fn from(first: u16, count: u16) -> impl Iterator<Item = u16> {
-    let first = if first < count { first } else { 0 };
-    (first..count).chain(0..first)
 }
 
 fn map_live(file: &OwnedFd, spec: &DiskSpec) -> Result<Shared, String> {
