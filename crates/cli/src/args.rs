@@ -16,6 +16,7 @@ use crate::host::{
 };
 use crate::lab::LabCommand;
 use crate::man::Man;
+use crate::storage_model::StorageModelCommand;
 use crate::token::TokenCommand;
 use crate::top::Top;
 use crate::trace::TraceCommand;
@@ -167,6 +168,12 @@ pub enum Command {
     /// Say from traces how much RAM a write cache needs
     #[command(after_help = advise::EXAMPLES)]
     Advise(Advise),
+    /// Storage models: devices as slow as others, to measure on
+    StorageModel {
+        /// What to do.
+        #[command(subcommand)]
+        command: StorageModelCommand,
+    },
     /// Look whether this host has what machines and disks need, and say what to do
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor {

@@ -85,7 +85,7 @@ impl From<clap::Error> for Failure {
     fn from(error: clap::Error) -> Failure {
         if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             return Failure::usage(
-                "no command: say serve, run, stats, reset, set, events, upgrade, attach, image, catalog, machine, operation, event, store, top, trace, advise, lab, doctor, token, completion or man: see --help",
+                "no command: say serve, run, stats, reset, set, events, upgrade, attach, image, catalog, machine, operation, event, store, top, trace, advise, lab, storage-model, doctor, token, completion or man: see --help",
             );
         }
         let text = error.to_string();

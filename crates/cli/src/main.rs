@@ -21,6 +21,7 @@ mod run;
 mod serve;
 mod set;
 mod stats;
+mod storage_model;
 mod table;
 mod token;
 mod top;
@@ -69,6 +70,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Top { daemon, top } => top::top(&daemon, &top)?,
         Command::Lab { .. } => return Err(lab::lab()),
         Command::Trace { command } => trace::trace(&command)?,
+        Command::StorageModel { command } => storage_model::storage_model(&command)?,
         Command::Advise(args) => advise::advise(&args)?,
         Command::Doctor { daemon } => return doctor::doctor(&daemon),
         Command::Token { command } => token::token(&command)?,

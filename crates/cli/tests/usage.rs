@@ -11,6 +11,7 @@ fn an_option_that_a_mode_does_not_use_is_an_error() {
     for (mode, option, value) in [
         ("ram", "--overflow", "1G"),
         ("ram", "--overflow-dir", "/var/tmp"),
+        ("ram", "--overflow-model", "m"),
         ("overflow", "--ram", "1G"),
         ("direct", "--ram", "1G"),
         ("direct", "--overflow", "1G"),
@@ -37,7 +38,13 @@ fn an_option_that_a_mode_with_a_file_of_its_own_does_not_use_is_an_error() {
         ["--warn-at", "50"],
         ["--critical-at", "50"],
     ];
-    let of_image = [["--image", "x.raw"], ["--format", "raw"], ["--base-cache", "none"], ["--image-id", "i"]];
+    let of_image = [
+        ["--image", "x.raw"],
+        ["--format", "raw"],
+        ["--base-cache", "none"],
+        ["--image-id", "i"],
+        ["--base-model", "m"],
+    ];
     let serve = ["serve", "--nbd", "n", "--disk", "d", "--mode"];
     for option in common {
         let persistent = [["--image", "x.raw"], option].concat();

@@ -18,10 +18,10 @@ pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
 /// Workers that may have died without having ended, until the next is started: each has a pidfd.
 pub const MOST_DEAD: usize = 3;
 /// Most fds that come with one message: those of [`Start`].
-pub const MAX_FDS: usize = 6 + MOST_DEAD;
+pub const MAX_FDS: usize = 8 + MOST_DEAD;
 
 /// Version of the messages: supervisor and worker must have the same.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// Format of a base image, said explicitly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,8 +54,9 @@ pub enum ClientKind {
 }
 
 /// The disk that a worker is to serve. Its fds come with it in this order: `meta`, base image, the digests of its
-/// chunks (with `digests`), `data` (modes with a RAM tier), overflow or difference file (modes with one), the worker's lifeline, and a pidfd of each worker
-/// before it that has died and not ended.
+/// chunks (with `digests`), `data` (modes with a RAM tier), overflow or difference file (modes with one), the storage models of
+/// the base image's store and of that file (with `base_model` and `overflow_model`), the worker's lifeline, and a pidfd of each
+/// worker before it that has died and not ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Start {
     /// How many workers before it have not ended: I/O of theirs may still be begun.
@@ -80,6 +81,10 @@ pub struct Start {
     pub digests: bool,
     /// How the base image is read. With `None` the fd is open O_DIRECT where the file system has it.
     pub base_cache: BaseCache,
+    /// The base image's store is as slow as a storage model says.
+    pub base_model: bool,
+    /// The store of the overflow or difference file is.
+    pub overflow_model: bool,
     /// Request queues offered on vhost-user.
     pub queues: u16,
     /// Serial number that the guest sees; at most 20 bytes of ASCII.

@@ -5,6 +5,7 @@ pub mod channel;
 pub mod kvm;
 mod lifeline;
 pub mod persistent_file;
+pub mod storage_model;
 pub mod supervisor;
 pub mod trace_ring;
 pub mod worker;

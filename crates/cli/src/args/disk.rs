@@ -100,6 +100,13 @@ pub struct Disk {
     /// Directory on a local disk for the overflow file (modes ram+overflow, overflow, direct) [default: /var/tmp]
     #[arg(long, value_name = "DIR")]
     pub overflow_dir: Option<PathBuf>,
+    /// For measuring: the overflow file's store, or that of the disk's own file, is as slow as this storage model
+    /// (all modes but ram)
+    #[arg(long, value_name = "FILE")]
+    pub overflow_model: Option<PathBuf>,
+    /// For measuring: the base image's store is as slow as this storage model (all modes but ephemeral)
+    #[arg(long, value_name = "FILE")]
+    pub base_model: Option<PathBuf>,
     /// What happens to a write when the cache is full (modes ram+overflow, ram, overflow) [default: pause]
     #[arg(long, value_name = "POLICY", value_parser = full())]
     pub full: Option<FullPolicy>,
@@ -190,6 +197,12 @@ impl Disk {
             ("--image", self.image.is_some() && mode == Mode::Ephemeral, "its disk is a full copy of one"),
             ("--format", self.format.is_some() && mode == Mode::Ephemeral, "its disk is raw"),
             ("--digests", self.digests.is_some() && mode == Mode::Ephemeral, "its disk is written to"),
+            ("--overflow-model", self.overflow_model.is_some() && !mode.has_file(), "it has no overflow"),
+            (
+                "--base-model",
+                self.base_model.is_some() && mode == Mode::Ephemeral,
+                "its disk is a full copy of one, whose store is that of --overflow-model",
+            ),
             (
                 "--base-cache",
                 self.base_cache.is_some() && mode == Mode::Ephemeral,
@@ -247,6 +260,8 @@ impl Disk {
             ram_limit_bytes: self.ram.unwrap_or(RAM_DEFAULT),
             overflow_limit_bytes: self.overflow.unwrap_or(OVERFLOW_DEFAULT),
             overflow_dir: self.overflow_dir.clone().unwrap_or_else(|| Path::new(OVERFLOW_DIR_DEFAULT).into()),
+            base_model: self.base_model.clone(),
+            overflow_model: self.overflow_model.clone(),
             queues: self.queues.unwrap_or(QUEUES_DEFAULT),
             vhost_user: self.vhost_user.clone(),
             nbd: self.nbd.clone(),

@@ -7,7 +7,7 @@
 use super::digests::{CHUNK_BYTES, ChunkDigest, list_bytes, of_chunk};
 use super::extents::{Extent, ExtentKind};
 use super::reader::Contents;
-use super::source::{Source, Traffic};
+use super::source::{Source, StoreRead};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
@@ -105,7 +105,7 @@ impl Contents for Checked {
         good.map(|len| Extent { offset, len, kind }).into_iter().collect()
     }
 
-    fn take_traffic(&mut self) -> Traffic {
+    fn take_traffic(&mut self) -> Vec<StoreRead> {
         self.source.take_traffic()
     }
 

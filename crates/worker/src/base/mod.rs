@@ -23,6 +23,7 @@ pub(crate) use lock::is_locked_by_qemu;
 pub use open::{OpenedImage, open_image};
 pub use raw::RawImage;
 pub use reader::{BaseReader, Finished, MAX_JOB_BYTES};
+pub use source::StoreRead;
 
 /// The base image of a disk, as its worker reads it.
 pub enum BaseImage {

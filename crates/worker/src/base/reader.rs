@@ -12,7 +12,7 @@ use super::checked::Checked;
 use super::extents::Extent;
 use super::qcow2::Image;
 use super::raw::RawImage;
-use super::source::Traffic;
+use super::source::StoreRead;
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -32,7 +32,7 @@ pub(super) trait Contents: Send {
     /// Where the image lies from there on, as far as that is known: at most 64.
     fn extents(&mut self, offset: u64) -> Vec<Extent>;
     /// Reads of the store since the last call.
-    fn take_traffic(&mut self) -> Traffic;
+    fn take_traffic(&mut self) -> Vec<StoreRead>;
     /// What the last read has found out to be not what it should be, if that is new: the first byte.
     fn take_damage(&mut self) -> Option<u64> {
         None
@@ -47,10 +47,8 @@ pub struct Finished {
     pub buffer: Vec<u8>,
     /// An errno if it failed: EIO for a damaged image, EINVAL for a range outside it.
     pub result: Result<(), i32>,
-    /// Bytes that had to come from the store.
-    pub store_bytes: u64,
-    /// In how many reads.
-    pub store_reads: u64,
+    /// What had to come from the store.
+    pub store_reads: Vec<StoreRead>,
     /// Where the image lies from the job's first byte on, for an [`crate::base::ExtentCache`]; at most 64.
     pub extents: Vec<Extent>,
     /// The image is not what its digests say from this byte on, which is told once.
@@ -218,15 +216,7 @@ fn read(image: &mut dyn Contents, job: Job) -> Finished {
         image.read(offset, &mut buffer).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))
     };
     let extents = if result.is_ok() { image.extents(offset) } else { Vec::new() };
-    let traffic = image.take_traffic();
+    let store_reads = image.take_traffic();
     let damaged_at = image.take_damage();
-    Finished {
-        job,
-        buffer,
-        result,
-        store_bytes: traffic.bytes,
-        store_reads: traffic.reads,
-        extents,
-        damaged_at,
-    }
+    Finished { job, buffer, result, store_reads, extents, damaged_at }
 }

@@ -1,4 +1,4 @@
-//! The image file under a reader. Owns positioned reads, with or without O_DIRECT, and the count of those
+//! The image file under a reader. Owns positioned reads, with or without O_DIRECT, and the list of those
 //! that reached the store; never writes, never opens anything.
 //!
 //! Invariant: a read that the host's page cache served is not counted; any other is. Where the file system
@@ -14,13 +14,13 @@ use std::os::fd::AsFd;
 /// Largest single read with O_DIRECT.
 const BOUNCE_BYTES: usize = 256 * 1024;
 
-/// Reads that reached the store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// Number of reads.
-    pub reads: u64,
-    /// Their bytes.
-    pub bytes: u64,
+/// A read that reached the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreRead {
+    /// Its first byte in the file.
+    pub offset: u64,
+    /// How many came.
+    pub len: u64,
 }
 
 /// An image file.
@@ -29,7 +29,7 @@ pub struct Source {
     bytes: u64,
     bounce: Option<Bounce>,
     in_memory: bool,
-    traffic: Traffic,
+    traffic: Vec<StoreRead>,
 }
 
 /// What O_DIRECT reads go through.
@@ -47,7 +47,7 @@ impl Source {
             Bounce { align, buf: AlignedBuf::new(BOUNCE_BYTES.max(align), align) }
         });
         let in_memory = lies_in_memory(file.as_fd());
-        Ok(Source { file, bytes, bounce, in_memory, traffic: Traffic::default() })
+        Ok(Source { file, bytes, bounce, in_memory, traffic: Vec::new() })
     }
 
     /// Size of the file.
@@ -60,10 +60,10 @@ impl Source {
         self.bounce.is_some()
     }
 
-    /// The traffic since the last call.
-    pub fn take_traffic(&mut self) -> Traffic {
+    /// The reads of the store since the last call.
+    pub fn take_traffic(&mut self) -> Vec<StoreRead> {
         let traffic = std::mem::take(&mut self.traffic);
-        if self.in_memory { Traffic::default() } else { traffic }
+        if self.in_memory { Vec::new() } else { traffic }
     }
 
     /// Fills `buf` from the file. Returns less than its length only where the file ends.
@@ -80,7 +80,7 @@ impl Source {
     }
 }
 
-fn read_cached(file: &File, buf: &mut [u8], offset: u64, traffic: &mut Traffic) -> io::Result<usize> {
+fn read_cached(file: &File, buf: &mut [u8], offset: u64, traffic: &mut Vec<StoreRead>) -> io::Result<usize> {
     let mut done = 0;
     while done < buf.len() {
         let at = offset + done as u64;
@@ -89,8 +89,7 @@ fn read_cached(file: &File, buf: &mut [u8], offset: u64, traffic: &mut Traffic) 
             Ok(n) => n,
             Err(Errno::AGAIN | Errno::OPNOTSUPP) => {
                 let n = retry(|| pread(file, &mut *rest, at))?;
-                traffic.reads += 1;
-                traffic.bytes += n as u64;
+                traffic.push(StoreRead { offset: at, len: n as u64 });
                 n
             }
             Err(Errno::INTR) => continue,
@@ -105,7 +104,13 @@ fn read_cached(file: &File, buf: &mut [u8], offset: u64, traffic: &mut Traffic) 
 }
 
 impl Bounce {
-    fn read(&mut self, file: &File, buf: &mut [u8], offset: u64, traffic: &mut Traffic) -> io::Result<usize> {
+    fn read(
+        &mut self,
+        file: &File,
+        buf: &mut [u8],
+        offset: u64,
+        traffic: &mut Vec<StoreRead>,
+    ) -> io::Result<usize> {
         let bounce = self.buf.as_mut_slice();
         let mut done = 0;
         while done < buf.len() {
@@ -114,8 +119,7 @@ impl Bounce {
             let rest = buf.len() - done;
             let wanted = (skip + rest).next_multiple_of(self.align).min(bounce.len());
             let n = retry(|| pread(file, &mut bounce[..wanted], at - skip as u64))?;
-            traffic.reads += 1;
-            traffic.bytes += n as u64;
+            traffic.push(StoreRead { offset: at - skip as u64, len: n as u64 });
             let taken = n.saturating_sub(skip).min(rest);
             buf[done..done + taken].copy_from_slice(&bounce[skip..skip + taken]);
             done += taken;

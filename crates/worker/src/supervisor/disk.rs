@@ -6,7 +6,7 @@ use super::digests::Digests;
 use super::error::{ErrorKind, SupervisorError};
 use super::overflow::{self, Direct, OverflowFile};
 use super::persistent::{self, PersistentFile};
-use super::{Log, bytes, ephemeral, memory};
+use super::{Log, bytes, ephemeral, memory, model};
 use crate::base::{ImageError, ImageErrorKind, OpenedImage, open_image};
 use crate::channel::{BaseCache, ImageFormat, Limits, Rate, Start, ToWorker};
 use crate::persistent_file;
@@ -41,6 +41,10 @@ pub struct Options {
     pub overflow_limit_bytes: u64,
     /// Where the overflow or difference file lies.
     pub overflow_dir: PathBuf,
+    /// The storage model that the base image's store is to be as slow as.
+    pub base_model: Option<PathBuf>,
+    /// The same for the store of the overflow or difference file, or of the disk's own.
+    pub overflow_model: Option<PathBuf>,
     /// Request queues offered to a VMM.
     pub queues: u16,
     /// Where a VMM connects.
@@ -83,6 +87,8 @@ pub(super) struct Disk {
     digests: Option<OwnedFd>,
     pub data: Option<OwnedFd>,
     overflow: Option<OverflowFile>,
+    base_model: Option<OwnedFd>,
+    overflow_model: Option<OwnedFd>,
 }
 
 impl Disk {
@@ -97,6 +103,11 @@ impl Disk {
             true => Some(memory::create_data(spec.ram_limit_bytes)?),
             false => None,
         };
+        let base_model = match &options.base_model {
+            Some(path) => Some(model::of_base(path, &options.image, &image.file)?),
+            None => None,
+        };
+        let overflow_model = options.overflow_model.as_deref().map(model::open).transpose()?;
         let digests = options.digests.as_ref().map(|digests| digests.load(&image)).transpose()?;
         let start = Start {
             predecessors: 0,
@@ -110,6 +121,8 @@ impl Disk {
             format: image.format,
             digests: digests.is_some(),
             base_cache: options.base_cache,
+            base_model: base_model.is_some(),
+            overflow_model: overflow_model.is_some(),
             queues: options.queues,
             serial: serial(&options.identity),
             writeback: true,
@@ -118,7 +131,8 @@ impl Disk {
             rate: options.rate,
         };
         let meta = memory::create_meta(Layout::of(&spec).len_bytes())?;
-        Ok(Disk { spec, format: image.format, meta, start, image: image.file, digests, data, overflow })
+        let (format, image) = (image.format, image.file);
+        Ok(Disk { spec, format, meta, start, image, digests, data, overflow, base_model, overflow_model })
     }
 
     /// A file without a name, or none.
@@ -184,8 +198,11 @@ impl Disk {
         predecessors: &[BorrowedFd<'_>],
     ) -> Result<(ToWorker, Vec<OwnedFd>), SupervisorError> {
         let overflow = self.overflow.as_ref().map(|overflow| &overflow.fd);
-        let held = [Some(&self.meta), Some(&self.image), self.digests.as_ref(), self.data.as_ref(), overflow];
-        let held = held.into_iter().flatten().map(AsFd::as_fd);
+        let (base_model, overflow_model) = (self.base_model.as_ref(), self.overflow_model.as_ref());
+        let files =
+            [Some(&self.meta), Some(&self.image), self.digests.as_ref(), self.data.as_ref(), overflow];
+        let held = files.into_iter().chain([base_model, overflow_model]);
+        let held = held.flatten().map(AsFd::as_fd);
         let all = held.chain([lifeline]).chain(predecessors.iter().copied());
         let fds: Result<Vec<_>, _> = all.map(|fd| fd.try_clone_to_owned()).collect();
         let fds = fds.map_err(|e| SupervisorError::internal("cannot pass the disk to the worker", e))?;

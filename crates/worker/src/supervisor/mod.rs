@@ -18,6 +18,7 @@ mod life;
 mod limits;
 mod lookers;
 mod memory;
+mod model;
 mod named;
 mod overflow;
 mod persistent;

@@ -265,7 +265,7 @@ fn read_header(file: &File, path: &Path) -> Result<Header, SupervisorError> {
 }
 
 /// The running kernel's number: the page cache has not been lost since it is that.
-fn boot_id() -> Option<[u8; 16]> {
+pub(super) fn boot_id() -> Option<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let digits: String = text.trim().chars().filter(|&c| c != '-').collect();
     (digits.len() == 32).then(|| u128::from_str_radix(&digits, 16).ok())?.map(u128::to_be_bytes)

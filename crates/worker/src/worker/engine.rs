@@ -8,7 +8,7 @@ use super::uring::Uring;
 use std::os::fd::RawFd;
 
 /// What a completion belongs to, packed into its user data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tag {
     /// A watch on an fd, by serial number.
     Watch(u32),
@@ -20,6 +20,8 @@ pub enum Tag {
     Op(u32),
     /// The punch before a drain's fdatasync, by the number of the operation.
     Barrier(u32),
+    /// A read by the base image's thread that was held, by the number of the operation.
+    Job(u32),
     /// Some watches have found something.
     Polls,
     /// Nobody waits for it.
@@ -36,6 +38,7 @@ impl Tag {
             Tag::Op(n) => 4 << 32 | u64::from(n),
             Tag::Barrier(n) => 5 << 32 | u64::from(n),
             Tag::Polls => 6 << 32,
+            Tag::Job(n) => 7 << 32 | u64::from(n),
         }
     }
 
@@ -48,6 +51,7 @@ impl Tag {
             4 => Tag::Op(n),
             5 => Tag::Barrier(n),
             6 => Tag::Polls,
+            7 => Tag::Job(n),
             _ => Tag::Ignore,
         }
     }

@@ -8,6 +8,7 @@ use super::clients::Clients;
 use super::engine::{Engine, File, Files, Operation, Tag};
 use super::events::state_of;
 use super::memory::Shared;
+use super::models::Models;
 use super::staging::{Buffer, Staging};
 use super::transfers::{Read, Write};
 use crate::base::{BaseImage, ExtentCache, ExtentKind, Finished, RawImage};
@@ -72,6 +73,8 @@ pub struct Doer {
     spare_vecs: Vec<Vec<u8>>,
     bounce: Vec<u8>,
     pub(super) seen: Seen,
+    /// Of a disk that has any.
+    pub(super) models: Option<Box<Models>>,
     pub now_ns: u64,
     pub events: Vec<Event>,
     /// Where the base image was found not to be what its digests say.
@@ -93,11 +96,13 @@ pub struct Held {
     pub data_at: u64,
     /// pidfds of dead workers that have not ended.
     pub predecessors: Vec<OwnedFd>,
+    /// How slow the stores are to be, if they are.
+    pub(super) models: Option<Box<Models>>,
 }
 
 impl Doer {
     pub fn new(mut engine: Engine, held: Held, base: BaseImage) -> Result<Doer, String> {
-        let Held { slots, meta, file, file_bytes, data_at, predecessors } = held;
+        let Held { slots, meta, file, file_bytes, data_at, predecessors, models } = held;
         let image = match &base {
             BaseImage::Raw(image) => image,
             BaseImage::Read(reader) => reader.file(),
@@ -136,6 +141,7 @@ impl Doer {
             spare_vecs: Vec::new(),
             bounce: Vec::new(),
             seen: Seen::default(),
+            models,
             now_ns: 0,
             events: Vec::new(),
             damaged: Vec::new(),
@@ -176,30 +182,57 @@ impl Doer {
         }
     }
 
-    /// What the base image's thread has finished.
+    /// What the base image's thread has finished, and is not held.
     pub fn base_finished(&mut self) -> Option<Answer> {
-        let BaseImage::Read(reader) = &mut self.base else { return None };
-        let Finished { job, buffer, result, store_bytes, store_reads, extents, damaged_at } =
-            reader.finished()?;
-        self.damaged.extend(damaged_at);
+        loop {
+            let BaseImage::Read(reader) = &mut self.base else { return None };
+            let Finished { job, buffer, result, store_reads, extents, damaged_at } = reader.finished()?;
+            self.damaged.extend(damaged_at);
+            for extent in extents {
+                self.extents.insert(extent);
+            }
+            self.seen.store_reads += store_reads.len() as u64;
+            self.seen.store_read_bytes += store_reads.iter().map(|read| read.len).sum::<u64>();
+            let (op, came) = (OpId(job as u32), result.map(|()| buffer).map_err(Errno));
+            let came = match &mut self.models {
+                Some(models) => models.job_done(op, self.now_ns, &store_reads, came),
+                None => Some(came),
+            };
+            if let Some(came) = came {
+                self.next_base_job();
+                return Some(Answer::Owned(op, came));
+            }
+        }
+    }
+
+    /// One is answered: the next that waits is the thread's.
+    pub(super) fn next_base_job(&mut self) {
         if let Some((op, offset, len)) = self.base_waiting.pop_front() {
-            let spare = self.spare_vecs.pop().unwrap_or_default();
-            reader.submit(u64::from(op.0), offset, len, spare);
+            self.submit_base_job(op, offset, len);
         }
-        for extent in extents {
-            self.extents.insert(extent);
+    }
+
+    fn submit_base_job(&mut self, op: OpId, offset: u64, len: u32) {
+        let BaseImage::Read(reader) = &mut self.base else { unreachable!("a raw image is always plain") };
+        if let Some(models) = &mut self.models {
+            models.job(op, self.now_ns);
         }
-        self.seen.store_reads += store_reads;
-        self.seen.store_read_bytes += store_bytes;
-        Some(Answer::Owned(OpId(job as u32), result.map(|()| buffer).map_err(Errno)))
+        let spare = self.spare_vecs.pop().unwrap_or_default();
+        reader.submit(u64::from(op.0), offset, len, spare);
+    }
+
+    /// Jobs of the base image's thread that are not answered.
+    fn base_jobs(&self) -> usize {
+        let held = self.models.as_ref().map_or(0, |models| models.jobs());
+        match &self.base {
+            BaseImage::Read(reader) => reader.unfinished().max(held),
+            BaseImage::Raw(_) => 0,
+        }
     }
 
     /// I/O under way or waiting for a buffer.
     pub fn is_busy(&self) -> bool {
-        let read = match &self.base {
-            BaseImage::Read(reader) => reader.unfinished() + self.base_waiting.len(),
-            BaseImage::Raw(_) => 0,
-        };
+        let read = self.base_jobs() + self.base_waiting.len();
         self.free_reads.len() < self.reads.len() || self.free_writes.len() < self.writes.len() || read > 0
     }
 
@@ -398,10 +431,8 @@ impl Io for Doer {
             self.read_base_file(op, align, in_memory, offset, len);
             return;
         }
-        let BaseImage::Read(reader) = &mut self.base else { unreachable!("a raw image is always plain") };
-        if reader.unfinished() < BASE_JOBS {
-            let spare = self.spare_vecs.pop().unwrap_or_default();
-            reader.submit(u64::from(op.0), offset, len, spare);
+        if self.base_jobs() < BASE_JOBS {
+            self.submit_base_job(op, offset, len);
         } else {
             self.base_waiting.push_back((op, offset, len));
         }
@@ -419,8 +450,10 @@ impl Io for Doer {
             ask: len,
             align: BLOCK_BYTES,
             got: 0,
+            in_memory: false,
             buffer: None,
             start_ns: 0,
+            due_ns: 0,
         });
     }
 

@@ -1,7 +1,7 @@
 //! The worker: the process that serves one disk. One thread, which owns everything.
 //!
 //! `engine` does I/O without waiting, by `uring` or by `threads`; `staging` owns the buffers that asynchronous I/O uses, the only memory it ever
-//! targets; `memory` maps what the supervisor made; `io` does what the core asks, with files by `transfers`; `clients` holds the
+//! targets; `memory` maps what the supervisor made; `io` does what the core asks, with files by `transfers`, held back by `models`; `clients` holds the
 //! connections; `sandbox` gives up what is not needed; `reactor` is the loop, `watches` what wakes it, `supervision` its talk with the supervisor.
 
 mod calibrate;
@@ -10,6 +10,7 @@ mod engine;
 mod events;
 mod io;
 mod memory;
+mod models;
 mod polls;
 mod rate;
 mod reactor;
@@ -111,6 +112,8 @@ struct Fds {
     digests: Option<OwnedFd>,
     data: Option<OwnedFd>,
     file: Option<OwnedFd>,
+    base_model: Option<OwnedFd>,
+    overflow_model: Option<OwnedFd>,
     lifeline: Option<OwnedFd>,
     /// pidfds.
     predecessors: Vec<OwnedFd>,
@@ -120,7 +123,7 @@ impl Fds {
     fn sort(start: &Start, fds: Vec<OwnedFd>) -> Result<Fds, String> {
         let mode: spillway_core::Mode = start.mode.parse()?;
         let predecessors = usize::from(start.predecessors);
-        let own = [start.digests, mode.has_ram(), mode.has_file()];
+        let own = [start.digests, mode.has_ram(), mode.has_file(), start.base_model, start.overflow_model];
         let want = 3 + own.map(usize::from).iter().sum::<usize>() + predecessors;
         let got = fds.len();
         let mut fds = fds.into_iter();
@@ -131,6 +134,8 @@ impl Fds {
             digests: start.digests.then(&mut next).transpose()?,
             data: mode.has_ram().then(&mut next).transpose()?,
             file: mode.has_file().then(&mut next).transpose()?,
+            base_model: start.base_model.then(&mut next).transpose()?,
+            overflow_model: start.overflow_model.then(&mut next).transpose()?,
             lifeline: Some(next()?),
             predecessors: (0..predecessors).map(|_| next()).collect::<Result<_, _>>()?,
         };

@@ -12,6 +12,7 @@ use super::engine::{Done, Engine, Tag};
 use super::events::{Pace, States};
 use super::io::{Answer, Doer, Held};
 use super::memory::Shared;
+use super::models::Models;
 use super::rate::{Limiter, Turn, from};
 use super::spin::Spin;
 use super::supervision::channel_nonblocking;
@@ -145,7 +146,8 @@ impl Reactor {
         }
         let data_at = if spec.mode == Mode::Persistent { persistent_file::DATA_AT } else { 0 };
         let (file_bytes, predecessors) = (data_at + spec.file_bytes(), fds.predecessors);
-        let held = Held { slots, meta: meta_file, file: fds.file, file_bytes, data_at, predecessors };
+        let models = Models::open(fds.base_model, fds.overflow_model, start.disk_id)?;
+        let held = Held { slots, meta: meta_file, file: fds.file, file_bytes, data_at, predecessors, models };
         let doer = Doer::new(engine, held, base)?;
         channel_nonblocking(&channel)?;
         let mut reactor = Reactor {
@@ -221,6 +223,10 @@ impl Reactor {
             if worked || more {
                 continue;
             }
+            if self.doer.is_due_soon(end) {
+                std::hint::spin_loop();
+                continue;
+            }
             if self.wait_ns(end) > 0 {
                 // Whatever else is asked waits too, and needs not be told of.
                 self.sleep(end)?;
@@ -257,6 +263,7 @@ impl Reactor {
         let shaking = clients.nbd.iter().flatten().filter(|c| c.connection.handshake_deadline().is_some());
         let handshakes = silent.map(|v| v.deadline_ns).chain(shaking.map(|c| c.deadline_ns));
         let others = self.disk.deadline_ns().into_iter().chain(spare).chain(self.states.deadline_ns());
+        let others = others.chain(self.doer.wake_ns());
         let deadline = handshakes.chain(others).min();
         let limit = Some(self.wait_ns(now)).filter(|wait| *wait > 0).map(|wait| now + wait);
         let deadline = deadline.into_iter().chain(limit).min();
@@ -276,11 +283,13 @@ impl Reactor {
     fn take_completions(&mut self) -> Result<bool, String> {
         let mut done = std::mem::take(&mut self.done);
         self.doer.engine.reap(&mut done)?;
+        self.doer.take_due(&mut done);
         let worked = !done.is_empty();
         for d in done.drain(..) {
             let answer = match d.tag {
                 Tag::Read(i) => self.doer.read_completed(i, d.result),
                 Tag::Write(i) => self.doer.write_completed(i, d.result),
+                Tag::Job(n) => self.doer.job_due(n),
                 Tag::Op(n) => {
                     let result = if d.result < 0 { Err(Errno(-d.result)) } else { Ok(()) };
                     Some(Answer::Plain(spillway_core::OpId(n), result))

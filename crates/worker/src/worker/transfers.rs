@@ -23,8 +23,12 @@ pub(super) struct Read {
     /// What offsets must be a multiple of.
     pub align: usize,
     pub got: usize,
+    /// It reaches no store.
+    pub in_memory: bool,
     pub buffer: Option<Buffer>,
     pub start_ns: u64,
+    /// No answer before that; 0 without a storage model.
+    pub due_ns: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -37,6 +41,8 @@ pub(super) struct Write {
     pub done: usize,
     pub sync: bool,
     pub start_ns: u64,
+    /// As of [`Read`].
+    pub due_ns: u64,
 }
 
 /// What a completion means.
@@ -79,7 +85,12 @@ impl Doer {
     fn submit_read(&mut self, i: u32) -> bool {
         let read = self.reads[i as usize].as_mut().expect("submitted while under way");
         let Some(buffer) = read.buffer.or_else(|| self.staging.take(read.ask)) else { return false };
-        read.buffer = Some(buffer);
+        if read.buffer.replace(buffer).is_none()
+            && let Some(models) = &mut self.models
+            && !read.in_memory
+        {
+            read.due_ns = models.begin_read(self.now_ns, read.file, read.offset, read.need as u64);
+        }
         let left = read.ask - read.got;
         let operation = Operation::Read {
             file: read.file,
@@ -107,7 +118,12 @@ impl Doer {
             self.writes.len() as u32 - 1
         });
         let start_ns = self.now_ns;
-        self.writes[i as usize] = Some(Write { op, part, part_at, offset, len, done: 0, sync, start_ns });
+        let due_ns = match &mut self.models {
+            Some(models) => models.begin_write(start_ns, offset, len as u64),
+            None => 0,
+        };
+        let write = Write { op, part, part_at, offset, len, done: 0, sync, start_ns, due_ns };
+        self.writes[i as usize] = Some(write);
         self.submit_write(i);
     }
 
@@ -124,12 +140,13 @@ impl Doer {
         unsafe { self.engine.push(operation, Tag::Write(i)) };
     }
 
-    /// Reads of files that have begun and not ended.
+    /// Reads of files that the store has not done. Of what is held it is known when it comes.
     pub fn reads_under_way(&self) -> usize {
-        self.reads.len() - self.free_reads.len()
+        let held = self.models.as_ref().map_or(0, |models| models.held());
+        (self.reads.len() - self.free_reads.len()).saturating_sub(held)
     }
 
-    /// A read's completion. `None`: it goes on.
+    /// A read's completion. `None`: it goes on, or is held.
     pub fn read_completed(&mut self, i: u32, result: i32) -> Option<Answer> {
         let read = self.reads[i as usize].as_mut().expect("completed while under way");
         let outcome = match outcome(result, read.got, read.need, read.align) {
@@ -140,6 +157,12 @@ impl Doer {
             }
             Outcome::Ended(outcome) => outcome,
         };
+        if read.due_ns > self.now_ns
+            && let Some(models) = &mut self.models
+        {
+            models.hold(read.due_ns, Tag::Read(i), result);
+            return None;
+        }
         let read = self.reads[i as usize].take().expect("seen above");
         self.free_reads.push(i);
         let ns = self.now_ns.saturating_sub(read.start_ns);
@@ -156,7 +179,7 @@ impl Doer {
         Some(Answer::Staged(read.op, filled))
     }
 
-    /// A write's completion. `None`: it goes on.
+    /// A write's completion. `None`: it goes on, or is held.
     pub fn write_completed(&mut self, i: u32, result: i32) -> Option<Answer> {
         let write = self.writes[i as usize].as_mut().expect("completed while under way");
         let outcome = match outcome(result, write.done, write.len, BLOCK_BYTES) {
@@ -167,6 +190,12 @@ impl Doer {
             }
             Outcome::Ended(outcome) => outcome,
         };
+        if write.due_ns > self.now_ns
+            && let Some(models) = &mut self.models
+        {
+            models.hold(write.due_ns, Tag::Write(i), result);
+            return None;
+        }
         let write = self.writes[i as usize].take().expect("seen above");
         self.free_writes.push(i);
         self.seen.overflow_writes.push(self.now_ns.saturating_sub(write.start_ns));
@@ -202,8 +231,10 @@ impl Doer {
             ask,
             align: align as usize,
             got: 0,
+            in_memory,
             buffer: None,
             start_ns: 0,
+            due_ns: 0,
         });
     }
 }

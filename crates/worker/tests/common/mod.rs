@@ -110,6 +110,8 @@ impl Memory {
             format: ImageFormat::Raw,
             digests: false,
             base_cache: BaseCache::Host,
+            base_model: false,
+            overflow_model: false,
             queues: 1,
             serial: "attach".into(),
             writeback: true,

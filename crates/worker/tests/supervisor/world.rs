@@ -200,6 +200,8 @@ impl World {
             full: FullPolicy::Pause,
             ram_limit_bytes: 1 << 20,
             overflow_limit_bytes: 64 << 20,
+            base_model: None,
+            overflow_model: None,
             overflow_dir: self.dir.path().into(),
             queues: 4,
             vhost_user: Some(self.path("vhost")),

@@ -9,7 +9,7 @@ use super::header::{Compression, HEADER_BYTES, Header};
 use super::recent::Recent;
 use crate::base::extents::{Extent, ExtentKind};
 use crate::base::reader::Contents;
-use crate::base::source::{Source, Traffic};
+use crate::base::source::{Source, StoreRead};
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
@@ -212,7 +212,7 @@ impl Contents for Image {
         extents
     }
 
-    fn take_traffic(&mut self) -> Traffic {
+    fn take_traffic(&mut self) -> Vec<StoreRead> {
         self.tables.source.take_traffic()
     }
 }
