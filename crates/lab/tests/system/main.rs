@@ -29,6 +29,7 @@ mod scene;
 mod shared;
 mod signals;
 mod slow;
+mod storage_models;
 mod trace;
 mod under_load;
 mod verify;
