@@ -18,9 +18,8 @@ use std::time::{Duration, Instant};
 const SPAN: u64 = 16 * MIB;
 /// How far a rate may be from the model's.
 const SHARE: f64 = 0.1;
-/// How much faster than a model the host's own disk must be for it to be shown there.
-const ROOM: f64 = 1.5;
-const TRIES: u32 = 5;
+/// How much faster than a model the host's own disk must be for it to be shown there: fio and the worker share its processors.
+const ROOM: f64 = 3.0;
 
 /// A load of fio's, and what the model says of it.
 struct Load {
@@ -125,10 +124,10 @@ fn ratio(found: Rate, expected: Rate) -> f64 {
     }
 }
 
-/// Another test on the same processors may keep fio from asking, once in a while.
+/// Another test on the same processors and store may keep fio from asking for a while: then it is measured again.
 fn holds(world: &World, disk: &Disk, model: &str, load: &Load, seconds: u32) {
-    let mut ratios = Vec::new();
-    for _ in 0..TRIES {
+    let (begun, mut ratios) = (Instant::now(), Vec::new());
+    while begun.elapsed() < PATIENCE {
         let (found, iops) = measure(world, disk, load, seconds);
         let Load { rw, bs, depth, expected, .. } = load;
         println!("{model}: {rw} {bs}, {depth} at once: {found:.0?}, of {expected:.0?}; {iops:.1} a second");
@@ -294,9 +293,10 @@ fn a_worker_that_is_killed_while_completions_are_held_loses_nothing() {
     let image = world.image(8 * MIB);
     let model = create(&world, "latency=20ms");
     let mut rng = Rng::new(seed());
-    for mode in ["direct", "overflow"] {
+    for (mode, engine) in [("direct", "io_uring"), ("overflow", "threads")] {
         let both = [on("--overflow-model", &model), on("--base-model", &model)].concat();
-        let disk = world.serve(&image, &[&["--mode", mode, "--size", "32M"][..], &both].concat());
+        let options = [&["--mode", mode, "--size", "32M"][..], &both].concat();
+        let disk = world.serve_by(engine, &image, &options);
         let mut oracle = Oracle::with_base(32 * MIB, rng.next_u64(), &image).unwrap();
         let shape = Shape { queues: 2, depth: 32, request_bytes: 128 << 10, deadline: PATIENCE };
         let mut driver = Driver::connect_with(&disk.vhost(), shape).unwrap();

@@ -108,6 +108,11 @@ impl Disk {
             None => None,
         };
         let overflow_model = options.overflow_model.as_deref().map(model::open).transpose()?;
+        for (plane, path) in [("base image", &options.base_model), ("overflow", &options.overflow_model)] {
+            if let Some(path) = path {
+                log(&format!("the store of its {plane} is as slow as storage model {}", path.display()));
+            }
+        }
         let digests = options.digests.as_ref().map(|digests| digests.load(&image)).transpose()?;
         let start = Start {
             predecessors: 0,
