@@ -64,7 +64,12 @@ pub fn rows(results: &Results) -> Vec<Row> {
         .filter_map(|name| name.strip_prefix("fio.")?.rsplit_once('.').map(|(profile, _)| profile))
         .collect();
     for profile in &profiles {
-        for last in ["iops", "mb_s", "mean_ms", "p99_ms"] {
+        // What is asked with large blocks is bandwidth.
+        let lasts: &[&str] = match profile.starts_with("fio-") {
+            true => &["mb_s", "mean_ms"],
+            false => &["iops", "mb_s", "mean_ms", "p99_ms"],
+        };
+        for &last in lasts {
             let name = format!("fio.{profile}.{last}");
             let (what, better) = describe(&name);
             add(what, better, last != "p99_ms", &|of| measure(of, &name));

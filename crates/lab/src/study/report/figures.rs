@@ -69,9 +69,11 @@ pub struct Figures {
     pub p95: Option<Spread>,
     /// The highest second.
     pub peak: Option<Spread>,
-    /// The mean machine; none where there is one.
+    /// Machines of a run, at most.
+    pub machines: usize,
+    /// The mean machine.
     pub machine_mean: Option<Spread>,
-    /// 95% of the machines' means are not above it; none where there is one machine.
+    /// 95% of the machines' means are not above it.
     pub machine_p95: Option<Spread>,
 }
 
@@ -82,15 +84,14 @@ impl Figures {
         let known = |s: &super::series::Series| s.seconds.iter().copied().flatten().collect::<Vec<f64>>();
         let mean =
             |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
-        let several = series.iter().any(|s| s.machines.len() > 1);
         let figures = Figures {
             total: Spread::of(series.iter().filter_map(|s| s.total)).map(|t| t.times(total_unit(metric).1)),
             mean: Spread::of(series.iter().filter_map(|s| mean(&known(s)))),
             p95: Spread::of(series.iter().filter_map(|s| percentile(&mut known(s), 0.95))),
             peak: Spread::of(series.iter().filter_map(|s| percentile(&mut known(s), 1.0))),
-            machine_mean: Spread::of(series.iter().filter_map(|s| mean(&s.machines))).filter(|_| several),
-            machine_p95: Spread::of(series.iter().filter_map(|s| percentile(&mut s.machines.clone(), 0.95)))
-                .filter(|_| several),
+            machines: series.iter().map(|s| s.machines.len()).max().unwrap_or(0),
+            machine_mean: Spread::of(series.iter().filter_map(|s| mean(&s.machines))),
+            machine_p95: Spread::of(series.iter().filter_map(|s| percentile(&mut s.machines.clone(), 0.95))),
         };
         (!series.is_empty()).then_some(figures)
     }

@@ -8,6 +8,9 @@ use super::results::Results;
 use crate::study::{Engine, RunRecord};
 use std::collections::BTreeSet;
 
+/// What must be said of times inside of such machines.
+pub const EMULATED: &str = "These guests ran without hardware virtualization (TCG): times inside of them say little about real ones.";
+
 /// Whether machines ran without hardware virtualization, so that times inside of them say little.
 pub fn emulated(results: &Results) -> bool {
     let guests = results.runs().any(|run| run.record.engine == Engine::Guest.name());
@@ -25,16 +28,21 @@ pub fn cautions(results: &Results) -> Vec<String> {
         );
     }
     if emulated(results) {
-        out.push(
-            "These guests ran without hardware virtualization (TCG): times inside of them say little about real ones."
-                .into(),
-        );
+        out.push(EMULATED.into());
     }
     if let Some(scale) = &results.record.study.scale {
         out.push(format!("Scaled by {}: {}.", number(scale.factor), scale.of));
     }
     if results.record.quick {
         out.push("This is the shorter form of the study.".into());
+    }
+    let machines: BTreeSet<u32> = results.runs().map(|run| run.record.machines).collect();
+    if machines.len() > 1 {
+        out.push(
+            "Scenarios have different numbers of machines: their sums are not of the same work; the mean machine is in \
+             the tables."
+                .into(),
+        );
     }
     let without: Vec<&str> = results
         .scenarios

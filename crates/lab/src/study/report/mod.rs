@@ -92,7 +92,8 @@ fn asked(page: &mut Page, results: &Results) {
     for caution in how::cautions(results) {
         page.say("warn", &caution);
     }
-    let mut table = Table::new("words", ["scenario", "what it is", "machines", "disk", "stands on", "runs"]);
+    let mut table =
+        Table::new("words", ["scenario", "what it is", "engine", "machines", "disk", "stands on", "runs"]);
     for (place, measured) in results.scenarios.iter().enumerate() {
         let of = &measured.scenario;
         let base = if of.name == study.baseline { " <small>baseline, 100%</small>" } else { "" };
@@ -105,6 +106,7 @@ fn asked(page: &mut Page, results: &Results) {
         table.row([
             format!("{}{base}", scenario(place, &of.name)),
             safe(&of.what),
+            study.engine(of).name().into(),
             machines.to_string(),
             disk,
             words(&of.storage),

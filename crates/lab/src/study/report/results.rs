@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Records and a study's file are small.
-const MOST_RECORD_BYTES: u64 = 256 << 20;
-/// 60 machines over a day.
-const MOST_SAMPLES_BYTES: u64 = 4 << 30;
+const MOST_RECORD_BYTES: u64 = 64 << 20;
+/// 60 machines over hours.
+const MOST_SAMPLES_BYTES: u64 = 1 << 30;
 /// Nothing that is measured takes longer.
 const LONGEST_SECONDS: f64 = 7.0 * 86400.0;
 

@@ -1,9 +1,9 @@
 //! Reports of results folders made by hand, whole and broken.
 
 use super::figures::{Figures, Response};
-use super::{Results, answer, compare, write};
+use super::{Results, answer, compare, seeds, write};
 use crate::study::record::SCHEMA;
-use crate::study::{Action, RunRecord, Samples, Study, StudyRecord};
+use crate::study::{Action, METRICS, RunRecord, Samples, Study, StudyRecord};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -125,7 +125,7 @@ fn figures_are_of_whole_runs_with_their_spread() {
     let few = of("ram-256m").total.unwrap();
     assert_eq!((few.runs, few.relative(Some(&total))), (2, Some(0.1)));
     assert_eq!(few.overlaps(&total), Some(false));
-    assert_eq!((of("direct").p95.unwrap().mean, of("direct").machine_mean), (110.0, None));
+    assert_eq!((of("direct").p95.unwrap().mean, of("direct").machines), (110.0, 1));
     let used = Figures::of(results.baseline().unwrap(), answer::named("ram-used").unwrap()).unwrap();
     assert_eq!((used.total, used.mean.unwrap().mean), (None, 110.0));
     assert_eq!(Figures::of(results.baseline().unwrap(), answer::named("machine-reads").unwrap()), None);
@@ -291,4 +291,49 @@ fn results_of_one_study_are_compared_and_others_refused() {
     assert!(said.contains("not of the same study: the name is small there and large here"), "{said}");
     let other = Folder::new(&STUDY.replace("file-copy", "boot"));
     assert!(format!("{:#}", compare(a.path(), other.path()).unwrap_err()).contains("the work is"));
+}
+
+#[test]
+fn every_published_figure_has_one_of_ours_beside_it() {
+    let fio =
+        |profile: &str| ["iops", "mb_s", "mean_ms", "max_ms"].map(|last| format!("fio.{profile}.{last}"));
+    let profiles = ["fio-4k-x1", "fio-64k-x16", "fio-1m-x1"];
+    let buffered = profiles.map(|profile| format!("{profile}-buffered"));
+    let profiles = profiles.into_iter().chain(buffered.iter().map(String::as_str));
+    let names: Vec<String> = profiles.chain(["iometer-citrix", "iometer-vdi"]).flat_map(fio).collect();
+    for (document, scenarios, count) in [
+        ("000", &["direct", "ram-256m", "ram-512m"][..], 14),
+        ("001", &["direct", "ram-64m", "ram-128m", "ram-256m", "ram-1g"], 7),
+        ("002", &["direct", "overflow", "ram-256m"], 7),
+        ("003", &["premium-disk", "ephemeral"], 10),
+        ("004", &["direct", "ram-3g", "ram-1g", "guest-null", "guest-ram-3g"], 12),
+    ] {
+        let tables = scenarios.iter().map(|name| format!("[[scenario]]\nname = \"{name}\"\nwhat = \"\"\n"));
+        let study = format!(
+            "name = \"s\"\ntitle = \"\"\nquestion = \"\"\nseed_document = \"{document}\"\nbaseline = \"{}\"\n\
+             [work]\nworkload = \"w\"\nengine = \"guest\"\n{}",
+            scenarios[0],
+            tables.collect::<String>()
+        );
+        let folder = Folder::new(&study);
+        for name in scenarios {
+            let mut record = folder.run(name, 1, 5.0);
+            let more = names.iter().cloned().chain(["cpu_percent".to_string(), "boot_s".to_string()]);
+            record.figures = more.map(|name| (name, 7.0)).collect();
+            let mut samples = Samples::default();
+            for second in 0..10 {
+                let columns = METRICS.iter().flat_map(|metric| metric.columns);
+                samples.add(
+                    0,
+                    f64::from(second),
+                    &columns.map(|c| (c.to_string(), f64::from(second))).collect(),
+                );
+            }
+            folder.put(&record, &samples);
+        }
+        let found = seeds::beside(&Results::read(folder.path()).unwrap());
+        let without: Vec<_> = found.iter().filter(|one| one.ours == "not measured").collect();
+        assert!(found.len() == count && without.is_empty(), "{document}: {} {without:?}", found.len());
+        assert!(write(folder.path()).is_ok());
+    }
 }

@@ -5,6 +5,7 @@
 use super::answer::describe;
 use super::bars::{self, Bar};
 use super::figures::{Response, Spread, actions, measure, measures};
+use super::how;
 use super::numbers::{number, ratio};
 use super::page::{Page, Table, figure, safe, scenario};
 use super::results::Results;
@@ -81,6 +82,9 @@ pub fn chapter(page: &mut Page, results: &Results, users: &Users) {
             table.row([scenario(place, &measured.scenario.name), figure(spread.as_ref())]);
         }
         page.put(&table.html());
+    }
+    if how::emulated(results) {
+        page.say("warn", how::EMULATED);
     }
     page.part("responses", "Response times");
     match users.actions.is_empty() {

@@ -176,7 +176,7 @@ fn runs_words(results: &Results) -> String {
 
 fn table(results: &Results, shown: &Shown) -> Table {
     let metric = shown.metric;
-    let several = shown.figures.iter().flatten().any(|f| f.machine_mean.is_some());
+    let several = shown.figures.iter().flatten().any(|f| f.machines > 1);
     let mut head = vec![String::new(), "of the baseline".into()];
     if metric.kind == Kind::Rate {
         head.push(format!("total, {}", telling_unit(metric)));

@@ -66,6 +66,8 @@ pub struct Beside {
     /// How far they agree.
     #[serde(flatten)]
     pub verdict: Verdict,
+    /// Whether it is a finding of its own: not what another row or the storage model gives already, nor another measurement.
+    pub counts: bool,
     /// Why it may be so.
     pub note: &'static str,
 }
@@ -78,6 +80,7 @@ struct Claim {
     figures: &'static str,
     /// Our value, and what it is compared with; the ratio is what is judged.
     ours: Option<(f64, f64)>,
+    counts: bool,
     note: &'static str,
 }
 
@@ -97,11 +100,17 @@ pub fn beside(results: &Results) -> Vec<Beside> {
 
 impl Claim {
     fn new(what: impl Into<String>, theirs: Theirs, ours: Option<(f64, f64)>) -> Claim {
-        Claim { what: what.into(), theirs, figures: "", ours, note: "" }
+        Claim { what: what.into(), theirs, figures: "", ours, counts: true, note: "" }
     }
 
     fn figures(mut self, figures: &'static str) -> Claim {
         self.figures = figures;
+        self
+    }
+
+    /// Says why it is no finding of its own.
+    fn given(mut self, why: &'static str) -> Claim {
+        (self.counts, self.note) = (false, why);
         self
     }
 
@@ -133,7 +142,7 @@ impl Claim {
             _ => "not measured".into(),
         };
         let verdict = value.map_or(Verdict::Unknown, |value| judge(self.theirs, value));
-        Beside { what: self.what, theirs, ours, verdict, note: self.note }
+        Beside { what: self.what, theirs, ours, verdict, counts: self.counts, note: self.note }
     }
 }
 
@@ -191,20 +200,25 @@ impl Verdict {
 
 /// One sentence on all of them.
 pub fn sentence(all: &[Beside]) -> String {
-    let count = |of: fn(&Verdict) -> bool| all.iter().filter(|b| of(&b.verdict)).count();
+    let count = |of: fn(&Verdict) -> bool| all.iter().filter(|b| b.counts && of(&b.verdict)).count();
     let agree = count(|v| matches!(v, Verdict::Agrees(_)));
     let direction = count(|v| matches!(v, Verdict::Direction(_)));
     let differ = count(|v| matches!(v, Verdict::Differs));
     let unknown = count(|v| matches!(v, Verdict::Unknown));
     let compared = agree + direction + differ;
+    let given = all.iter().filter(|b| !b.counts).count();
     if compared == 0 {
         return "None of the published figures could be compared: these scenarios did not measure them."
             .into();
     }
     let rest = if unknown > 0 { format!(" {unknown} could not be compared.") } else { String::new() };
+    let given = match given {
+        0 => String::new(),
+        _ => format!(" {given} more are not counted, for the reason under each."),
+    };
     format!(
         "Of {compared} figures, {agree} agree within a factor of {WITHIN}, {direction} in direction, and {differ} do not \
-         agree.{rest}"
+         agree.{rest}{given}"
     )
 }
 
@@ -226,8 +240,14 @@ pub fn chapter(page: &mut Page, results: &Results, all: &[Beside]) {
     page.put(&table.html());
     page.say(
         "note",
-        "Ratios: their machines, disks and guests were others, so that values themselves can agree only by chance, or \
-         where a storage model was made after theirs.",
+        &format!(
+            "Ratios: their machines, disks and guests were others, so that values themselves can agree only by chance, or \
+             where a storage model was made after theirs. Our thresholds: a figure agrees within a factor of {WITHIN}; no \
+             difference is at most {:.0}%, a direction more than {:.0}%, next to nothing at most {:.0}% of the baseline.",
+            SAME * 100.0,
+            STILL * 100.0,
+            NOTHING * 100.0
+        ),
     );
 }
 
@@ -294,10 +314,11 @@ mod tests {
             Claim::new("c", Theirs::Falls, Some((4.0, 2.0))),
             Claim::new("d", Theirs::Ratio(2.0), Some((4.0, 0.0))),
             Claim::new("e", Theirs::Ratio(2.0), None),
+            Claim::new("f", Theirs::Ratio(2.0), Some((4.0, 2.0))).given("it is a"),
         ];
         let all: Vec<Beside> = claims.into_iter().map(Claim::judged).collect();
         let expected = "Of 3 figures, 1 agree within a factor of 1.5, 1 in direction, and 1 do not agree. 2 could not be \
-                        compared.";
+                        compared. 1 more are not counted, for the reason under each.";
         assert_eq!(sentence(&all), expected);
         assert_eq!(all[0].ours, "200% (4 / 2)");
         assert!(sentence(&[]).contains("None"));
