@@ -128,7 +128,7 @@ pub fn command(run: &Run, file: &str, seconds: u32, seed: u64) -> String {
          --runtime={seconds} --norandommap --randrepeat=1 --allrandrepeat=1 --randseed={} --group_reporting \
          --unified_rw_reporting=1 --lat_percentiles=1 --percentile_list=50:99",
         run.size_mb,
-        seed >> 1
+        seed & (u64::MAX >> 1)
     )
 }
 

@@ -64,7 +64,7 @@ pub fn every(words: &Words) -> Duration {
 /// What machines are told.
 pub fn told(words: &Words, seed: u64, on_root: bool) -> String {
     // Perl's integers have a sign.
-    let seed = seed >> 1;
+    let seed = seed & (u64::MAX >> 1);
     let disk = if on_root { "vda" } else { "vdb" };
     let mut text = format!("disk {disk}\nseed {seed}\n");
     // Writing to a string does not fail.

@@ -355,8 +355,8 @@ fn speed<'de, D: Deserializer<'de>>(from: D) -> Result<Speed, D::Error> {
         _ => None,
     };
     match times {
-        Some(times) if times.is_finite() && times > 0.0 => Ok(Speed::Times(times)),
-        _ => Err(serde::de::Error::custom(format!("speed: a number above 0 or \"full\", not {value}"))),
+        Some(times) if (0.001..=1e6).contains(&times) => Ok(Speed::Times(times)),
+        _ => Err(serde::de::Error::custom(format!("speed: from 0.001 to 1000000, or \"full\", not {value}"))),
     }
 }
 
