@@ -21,9 +21,11 @@ A model of one's own, each part at most once, what is not named limits nothing:
   latency=TIME            what each request takes, however many there are at once: us, ms or s
   seek=TIME               what each takes that does not go on where the last one ended, one request at a time
   iops=N                  requests a second
-  iops-burst=N            requests that pass at once beyond that, after a rest
+  iops-burst=N            requests that pass beyond that, after a rest
+  iops-peak=N             requests a second in such a burst; without it, all at once
   bandwidth=SIZE          bytes a second
-  bandwidth-burst=SIZE    bytes that pass at once beyond that, after a rest (not with seek)
+  bandwidth-burst=SIZE    bytes that pass beyond that, after a rest (not with seek)
+  bandwidth-peak=SIZE     bytes a second in such a burst
 
 All disks that name the file share the device, whether for their overflow or their base image. Put it where files are
 memory, such as /dev/shm: every request changes it.";
@@ -115,11 +117,13 @@ fn parameters(text: &str) -> Result<Parameters, String> {
             "seek" => (&mut model.seek_ns, time()?),
             "iops" => (&mut model.iops, number()?),
             "iops-burst" => (&mut model.iops_burst, number()?),
+            "iops-peak" => (&mut model.iops_peak, number()?),
             "bandwidth" => (&mut model.bandwidth_bytes, size()?),
+            "bandwidth-peak" => (&mut model.bandwidth_peak_bytes, size()?),
             "bandwidth-burst" => (&mut model.bandwidth_burst_bytes, size()?),
             _ => {
                 return Err(format!(
-                    "there is no '{name}': it is latency, seek, iops, iops-burst, bandwidth or bandwidth-burst"
+                    "there is no '{name}': it is latency, seek, iops, iops-burst, iops-peak, bandwidth, bandwidth-burst or bandwidth-peak"
                 ));
             }
         };
@@ -134,6 +138,12 @@ fn parameters(text: &str) -> Result<Parameters, String> {
     }
     if model.bandwidth_burst_bytes > 0 && (model.bandwidth_bytes == 0 || model.seek_ns > 0) {
         return Err("bandwidth-burst is beyond bandwidth, and not for a device that seeks".into());
+    }
+    if model.iops_peak > 0 && (model.iops_burst == 0 || model.iops_peak < model.iops)
+        || model.bandwidth_peak_bytes > 0
+            && (model.bandwidth_burst_bytes == 0 || model.bandwidth_peak_bytes < model.bandwidth_bytes)
+    {
+        return Err("a peak is how high a burst goes: name that too, and no less than the rate".into());
     }
     Ok(model)
 }
@@ -153,14 +163,16 @@ mod tests {
     #[test]
     fn a_model_is_a_name_or_parts_that_go_together() {
         assert_eq!(parameters("nvme").unwrap().latency_ns, 20_000);
-        let all = "latency=80us,iops=500,iops-burst=3,bandwidth=100M,bandwidth-burst=1G";
+        let all = "latency=80us,iops=500,iops-burst=3,iops-peak=700,bandwidth=100M,bandwidth-burst=1G,bandwidth-peak=170M";
         let expected = Parameters {
             latency_ns: 80_000,
             seek_ns: 0,
             bandwidth_bytes: 100 << 20,
             bandwidth_burst_bytes: 1 << 30,
+            bandwidth_peak_bytes: 170 << 20,
             iops: 500,
             iops_burst: 3,
+            iops_peak: 700,
         };
         assert_eq!(parameters(all), Ok(expected));
         assert_eq!(parameters("seek=2ms").unwrap().seek_ns, 2_000_000);
@@ -177,6 +189,8 @@ mod tests {
             ("bandwidth=1GB", "binary"),
             ("rpm=7200", "there is no 'rpm'"),
             ("iops-burst=5", "name that too"),
+            ("iops=5,iops-peak=9", "how high a burst goes"),
+            ("iops=5,iops-burst=5,iops-peak=4", "no less than the rate"),
             ("seek=2ms,bandwidth=1M,bandwidth-burst=1M", "not for a device that seeks"),
         ] {
             assert!(parameters(bad).unwrap_err().contains(word), "{bad}");

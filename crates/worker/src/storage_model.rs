@@ -1,7 +1,7 @@
 //! A storage model: one imagined device that all disks which stand on it share, in a file that they map. It says when a
 //! request to the store would have been done there; who does the real one waits until then.
 //!
-//! Owns the arithmetic and the shared state, which is three words, each changed by one compare-and-swap: a process
+//! Owns the arithmetic and the shared state, which is five words, each changed by one compare-and-swap: a process
 //! may be killed between any two instructions and leaves nothing half done. Invariants: the device does one seek at a time; in any
 //! stretch of time it moves no more than its bandwidth and its burst allow; time never goes back. Whatever is in the file, the
 //! arithmetic ends at its bounds: it may make a disk slow, and no more.
@@ -28,12 +28,16 @@ pub struct Parameters {
     pub seek_ns: u64,
     /// Bytes a second.
     pub bandwidth_bytes: u64,
-    /// Bytes that may pass at once beyond that.
+    /// Bytes that may pass beyond that after a rest, as a new device has had one.
     pub bandwidth_burst_bytes: u64,
+    /// Bytes a second in a burst; 0: all of it at once.
+    pub bandwidth_peak_bytes: u64,
     /// Requests a second.
     pub iops: u64,
-    /// Requests that may pass at once beyond that.
+    /// Requests that may pass beyond that after a rest.
     pub iops_burst: u64,
+    /// Requests a second in a burst; 0: all of it at once.
+    pub iops_peak: u64,
 }
 
 /// The models that have names.
@@ -42,13 +46,10 @@ pub const NAMED: [(&str, &str, Parameters); 5] = [
         "hdd-seed-004",
         "a disk of 459 random requests a second, and 35 MB/s in order",
         Parameters {
-            latency_ns: 0,
             // 1 / 459 s, less what 4 KiB take.
             seek_ns: NS_PER_SECOND / 459 - 4096 * NS_PER_SECOND / 35_000_000,
             bandwidth_bytes: 35_000_000,
-            bandwidth_burst_bytes: 0,
-            iops: 0,
-            iops_burst: 0,
+            ..NONE
         },
     ),
     (
@@ -58,13 +59,15 @@ pub const NAMED: [(&str, &str, Parameters); 5] = [
     ),
     (
         "premium-disk-p10",
-        "a cloud's disk: 500 requests and 100 MB a second; bursts of 3,500 and 170 MB",
+        "a cloud's disk: 500 requests and 100 MB a second, or 3,500 and 170 MB for half an hour after a rest",
         Parameters {
             latency_ns: 1_000_000,
             iops: 500,
-            iops_burst: 3500,
+            iops_burst: (3500 - 500) * 1800,
+            iops_peak: 3500,
             bandwidth_bytes: 100_000_000,
-            bandwidth_burst_bytes: 170_000_000,
+            bandwidth_burst_bytes: 70_000_000 * 1800,
+            bandwidth_peak_bytes: 170_000_000,
             ..NONE
         },
     ),
@@ -85,15 +88,41 @@ const NONE: Parameters = Parameters {
     seek_ns: 0,
     bandwidth_bytes: 0,
     bandwidth_burst_bytes: 0,
+    bandwidth_peak_bytes: 0,
     iops: 0,
     iops_burst: 0,
+    iops_peak: 0,
 };
+
+impl Parameters {
+    /// As they stand in the file.
+    fn words(&self) -> [u64; 8] {
+        let p = self;
+        let (bytes, burst, peak) = (p.bandwidth_bytes, p.bandwidth_burst_bytes, p.bandwidth_peak_bytes);
+        [p.latency_ns, p.seek_ns, bytes, burst, peak, p.iops, p.iops_burst, p.iops_peak]
+    }
+
+    fn of(words: [u64; 8]) -> Parameters {
+        let [latency_ns, seek_ns, bandwidth_bytes, bandwidth_burst_bytes, bandwidth_peak_bytes, ..] = words;
+        let [.., iops, iops_burst, iops_peak] = words;
+        Parameters {
+            latency_ns,
+            seek_ns,
+            bandwidth_bytes,
+            bandwidth_burst_bytes,
+            bandwidth_peak_bytes,
+            iops,
+            iops_burst,
+            iops_peak,
+        }
+    }
+}
 
 /// What is in the file.
 #[repr(C)]
 struct Shared {
     magic: AtomicU64,
-    parameters: [AtomicU64; 6],
+    parameters: [AtomicU64; 8],
     /// The kernel whose clock the times below are by; 0: none yet.
     boot_id: [AtomicU64; 2],
     /// Until when the head is busy, and where it is then.
@@ -101,6 +130,9 @@ struct Shared {
     /// Until when what has passed is paid for: requests, and bytes.
     requests: AtomicU64,
     bytes: AtomicU64,
+    /// The same at the rates of a burst.
+    peak_requests: AtomicU64,
+    peak_bytes: AtomicU64,
 }
 
 /// A device, mapped.
@@ -115,9 +147,7 @@ unsafe impl Send for Model {}
 impl Model {
     /// What a new model's file is to hold.
     pub fn file(parameters: Parameters) -> Vec<u8> {
-        let Parameters { latency_ns, seek_ns, bandwidth_bytes, bandwidth_burst_bytes, iops, iops_burst } =
-            parameters;
-        let words = [MAGIC, latency_ns, seek_ns, bandwidth_bytes, bandwidth_burst_bytes, iops, iops_burst];
+        let words = [[MAGIC].as_slice(), &parameters.words()].concat();
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         bytes.resize(LEN, 0);
         bytes
@@ -138,10 +168,7 @@ impl Model {
         if word(&model.shared().magic) != MAGIC {
             return Err(io::Error::other("it begins with other bytes: this is no storage model"));
         }
-        let [latency_ns, seek_ns, bandwidth_bytes, bandwidth_burst_bytes, iops, iops_burst] =
-            model.shared().parameters.each_ref().map(word);
-        model.parameters =
-            Parameters { latency_ns, seek_ns, bandwidth_bytes, bandwidth_burst_bytes, iops, iops_burst };
+        model.parameters = Parameters::of(model.shared().parameters.each_ref().map(word));
         Ok(model)
     }
 
@@ -149,10 +176,11 @@ impl Model {
     /// anew: what is owed by the old one's is nothing now.
     pub fn begin_boot(&self, boot_id: Option<[u8; 16]>) {
         let number = u128::from_ne_bytes(boot_id.unwrap_or_default());
-        let Shared { boot_id: words, head, requests, bytes, .. } = self.shared();
+        let Shared { boot_id: words, head, requests, bytes, peak_requests, peak_bytes, .. } = self.shared();
         let now = [number as u64, (number >> 64) as u64];
         if number == 0 || words.each_ref().map(|word| word.load(Ordering::Relaxed)) != now {
-            [head, requests, bytes].into_iter().for_each(|word| word.store(0, Ordering::Relaxed));
+            let times = [head, requests, bytes, peak_requests, peak_bytes];
+            times.into_iter().for_each(|word| word.store(0, Ordering::Relaxed));
             words.iter().zip(now).for_each(|(word, now)| word.store(now, Ordering::Relaxed));
         }
     }
@@ -175,12 +203,20 @@ impl Model {
         if p.seek_ns > 0 {
             done = self.seek(now_ns, file, offset, len, moving);
         } else if moving > 0 {
-            done =
-                pass(&self.shared().bytes, now_ns, moving, cost(p.bandwidth_burst_bytes, p.bandwidth_bytes));
+            let burst = cost(p.bandwidth_burst_bytes, p.bandwidth_bytes);
+            done = pass(&self.shared().bytes, now_ns, moving, burst);
+            if p.bandwidth_peak_bytes > 0 {
+                let at_peak = cost(len, p.bandwidth_peak_bytes);
+                done = done.max(pass(&self.shared().peak_bytes, now_ns, at_peak, 0));
+            }
         }
         if p.iops > 0 && requests > 0 {
-            let all = cost(requests, p.iops);
-            done = done.max(pass(&self.shared().requests, now_ns, all, cost(p.iops_burst, p.iops)));
+            let (all, burst) = (cost(requests, p.iops), cost(p.iops_burst, p.iops));
+            done = done.max(pass(&self.shared().requests, now_ns, all, burst));
+            if p.iops_peak > 0 {
+                let at_peak = cost(requests, p.iops_peak);
+                done = done.max(pass(&self.shared().peak_requests, now_ns, at_peak, 0));
+            }
         }
         done.saturating_add(p.latency_ns)
     }
@@ -289,8 +325,22 @@ mod tests {
         near(rate(&ssd, 64, 4096, true), 90_000.0);
         near(rate(&ssd, 16, 1 << 20, true) * f64::from(1 << 20), 520e6);
         let (_file, p10) = model("premium-disk-p10");
+        near(rate(&p10, 256, 4096, true), 3500.0);
+        near(rate(&p10, 16, 1 << 20, true) * f64::from(1 << 20), 170e6);
+    }
+
+    #[test]
+    fn a_burst_is_as_long_and_as_high_as_it_may_be() {
+        let burst = Parameters { iops: 500, iops_burst: 3500, ..NONE };
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&Model::file(burst)).unwrap();
         // 3,500 at once, and then 500 a second.
-        near(rate(&p10, 256, 4096, true), 20_000.0 / ((20_000.0 - 3500.0) / 500.0));
+        near(rate(&Model::open(&file).unwrap(), 256, 4096, true), 20_000.0 / ((20_000.0 - 3500.0) / 500.0));
+        let peak = Parameters { iops_peak: 1000, ..burst };
+        file.rewind().unwrap();
+        file.write_all(&Model::file(peak)).unwrap();
+        // Twice as fast as by itself until 3,500 more than by itself have passed: 7,000 in 7 s.
+        near(rate(&Model::open(&file).unwrap(), 256, 4096, true), 20_000.0 / (7.0 + 13_000.0 / 500.0));
     }
 
     #[test]
@@ -332,8 +382,10 @@ mod tests {
                 seek_ns,
                 bandwidth_bytes: 1,
                 bandwidth_burst_bytes: most,
+                bandwidth_peak_bytes: 1,
                 iops: 1,
                 iops_burst: most,
+                iops_peak: 1,
             };
             file.rewind().unwrap();
             file.write_all(&Model::file(all)).unwrap();

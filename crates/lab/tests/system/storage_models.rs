@@ -53,9 +53,13 @@ const HDD: [Load; 6] = [
     load("read", "1m", 4, Rate::Bytes(35e6)),
 ];
 const FILER: [Load; 1] = [load("randwrite", "4k", 16, Rate::Iops(1600.0))];
-const P10: [Load; 2] = [
-    Load { ramp: 4, ..load("randwrite", "4k", 64, Rate::Iops(500.0)) },
-    Load { ramp: 4, ..load("write", "1m", 4, Rate::Bytes(100e6)) },
+/// In the half an hour of its burst.
+const P10: [Load; 2] =
+    [load("randwrite", "4k", 64, Rate::Iops(3500.0)), load("write", "1m", 4, Rate::Bytes(170e6))];
+/// By its own numbers but for the length of the burst, which is over.
+const P10_RESTLESS: [Load; 2] = [
+    Load { ramp: 3, ..load("randwrite", "4k", 64, Rate::Iops(500.0)) },
+    Load { ramp: 3, ..load("write", "1m", 4, Rate::Bytes(100.0 * MIB as f64)) },
 ];
 const SATA_SSD: [Load; 3] = [
     load("randwrite", "4k", 1, Rate::Took(80e3)),
@@ -163,6 +167,8 @@ fn a_device_with_limits_keeps_to_them_when_its_burst_is_used() {
     judge(&world, "latency=4ms", &LATENCY, seconds);
     if long().is_some() {
         judge(&world, "premium-disk-p10", &P10, seconds);
+        let restless = "latency=1ms,iops=500,iops-burst=3000,iops-peak=3500,bandwidth=100M,bandwidth-burst=140M,bandwidth-peak=170M";
+        judge(&world, restless, &P10_RESTLESS, seconds);
         judge_fast_ones(&world, seconds);
     }
 }
