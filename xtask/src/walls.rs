@@ -16,7 +16,8 @@ struct Wall {
     never: &'static [&'static str],
 }
 
-const DATA_PATH: &[&str] = &["tokio", "async-std", "hyper", "axum", "reqwest", "clap", "clap_builder"];
+const DATA_PATH: &[&str] =
+    &["tokio", "async-std", "hyper", "axum", "reqwest", "clap", "clap_builder", "plotters*"];
 
 const WALLS: &[Wall] = &[
     Wall {
@@ -31,6 +32,7 @@ const WALLS: &[Wall] = &[
             "reqwest",
             "clap",
             "clap_builder",
+            "plotters*",
             "vhost*",
             "virtio*",
             "io-uring",

@@ -3,6 +3,7 @@
 //! Invariant: what is counted and what is estimated are never in one column.
 
 mod live;
+mod picture;
 
 use crate::error::{Exit, Failure};
 use crate::host::Daemon;
@@ -10,6 +11,7 @@ use crate::output;
 use crate::table::percent;
 use crate::trace::{Format, Source};
 use clap::ValueEnum;
+use picture::Line;
 use serde::Serialize;
 use spillway_advisor::curve::{self, Curve, Point};
 use spillway_advisor::estimate::{Bursts, Estimate, collector_rewrites};
@@ -19,7 +21,7 @@ use spillway_advisor::shards::{Sample, Shards};
 use spillway_advisor::{BLOCK_BYTES, Event, Profile, share_budget};
 use spillway_api::{Name, parse_size, size_text};
 use spillway_worker::supervisor::bytes;
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::path::{Path, PathBuf};
 
 /// Overflow limit and bandwidth of which nothing is said.
@@ -38,7 +40,7 @@ pub const EXAMPLES: &str = "\
 Examples:
   spillway advise vm1.trace
   spillway advise vm1.trace --goal 99% --json | jq .traces[0].recommended_bytes
-  spillway advise desk-*.trace --budget 16G
+  spillway advise desk-*.trace --budget 16G --svg desk.svg
   spillway advise hm_0.csv.gz --format msr --engine policy
   spillway advise --live desk
 
@@ -54,7 +56,7 @@ pub struct Advise {
     #[arg(value_name = "TRACE", required_unless_present = "live")]
     traces: Vec<PathBuf>,
     /// Of the machines of this catalog, by the curves that go along with their disks, instead
-    #[arg(long, value_name = "CATALOG", conflicts_with_all = ["traces", "format", "budget", "engine", "overflow", "overflow_bandwidth"])]
+    #[arg(long, value_name = "CATALOG", conflicts_with_all = ["traces", "format", "budget", "svg", "engine", "overflow", "overflow_bandwidth"])]
     live: Option<Name>,
     /// Where spillwayd is.
     #[command(flatten)]
@@ -67,6 +69,9 @@ pub struct Advise {
     /// Divide so much RAM between the traces' machines, where it saves most
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     budget: Option<u64>,
+    /// Draw the curves into this file too
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// How to count
     #[arg(long, value_enum, default_value_t = Engine::Lru)]
     engine: Engine,
@@ -153,11 +158,26 @@ pub fn advise(args: &Advise) -> Result<(), Failure> {
         })?;
         all.iter_mut().zip(shares).for_each(|(advice, share)| advice.budget_share_bytes = Some(share));
     }
+    if let Some(path) = &args.svg {
+        draw(path, &all)?;
+    }
     let text = match args.daemon.json {
         true => format!("{:#}\n", serde_json::json!({ "traces": all })),
         false => all.iter().map(|advice| table(args, advice)).collect::<Vec<_>>().join("\n"),
     };
     output::print(&text).map(drop)
+}
+
+fn draw(path: &Path, all: &[Advice]) -> Result<(), Failure> {
+    let lines = all.iter().map(|advice| Line {
+        name: &advice.trace,
+        curve: &advice.curve,
+        share_bytes: advice.budget_share_bytes,
+    });
+    let cannot =
+        |e: &dyn Display| Failure::new(Exit::Create, format!("{}: cannot draw: {e}", path.display()));
+    let svg = picture::svg(&lines.collect::<Vec<_>>()).map_err(|e| cannot(&e))?;
+    std::fs::write(path, svg).map_err(|e| cannot(&e))
 }
 
 /// The engine, as it goes through a trace.

@@ -108,8 +108,12 @@ fn what_is_recorded_is_what_was_asked_and_says_what_the_disk_did() {
     assert!((live_share - lru).abs() < 0.10 && (sampled - lru).abs() < 0.10, "{expected:?}");
     assert_eq!(live["totals"]["written_blocks"], curves[1].1["totals"]["written_blocks"]);
     assert!(live["memory_bytes"].as_u64().unwrap() < MIB, "{}", live["memory_bytes"]);
-    let table = succeeds(spillway(&["advise", "--budget", "64M"]).arg(&trace).arg(&trace));
+    let picture = world.path("curves.svg");
+    let advise = ["advise", "--budget", "64M", "--svg", picture.to_str().unwrap()];
+    let table = succeeds(spillway(&advise).arg(&trace).arg(&trace));
     assert!(table.contains("nothing overflows from") && table.contains("its share of 64.0 MiB"), "{table}");
+    let drawn = std::fs::read_to_string(picture).unwrap();
+    assert!(drawn.starts_with("<svg ") && drawn.contains("its share of the budget"), "{drawn}");
     let scraped = succeeds(spillway(&["stats", "--prometheus"]).arg(disk.control()));
     assert!(scraped.contains("ram_bytes=\"67108864\"} 0\n"), "all of the disk fits: {scraped}");
     assert!(succeeds(spillway(&["stats", "--curve"]).arg(disk.control())).contains("RAM tier"));
