@@ -18,7 +18,11 @@ pub fn set(args: &Set) -> Result<(), Failure> {
         bandwidth_bytes: args.rate.bandwidth,
         bandwidth_burst_bytes: args.rate.bandwidth_burst,
     };
-    let answer = Client::connect(&args.control)?.ask(&Request::Set(wish))?;
+    let answer = Client::connect(&args.control)?.ask(&Request::Set(wish.clone()))?;
+    if !wish.rate_is_met(&answer) {
+        let why = "an earlier version serves this disk, which limits no rate: 'spillway upgrade' it first";
+        return Err(Failure::new(Exit::Refused, format!("{}: {why}", args.control.display())));
+    }
     if args.json {
         output::print(&format!("{answer}\n"))?;
         return Ok(());

@@ -19,7 +19,7 @@ use crate::processes::{self, Process, Seen};
 use crate::resources::budget::Need;
 use crate::store::{Object, Revision};
 use spillway_api::{Catalog, ErrorCode, EventKind, Hypervisor, Machine, Name, Phase, Power};
-use spillway_worker::supervisor::Request;
+use spillway_worker::supervisor::{Request, Wish};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,12 +66,14 @@ pub struct Keeper {
 }
 
 /// Who refuses limits that are wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Refused {
     /// The budget, so much.
     Budget(Need),
     /// The disk: the host has not enough memory at this moment.
     Disk,
+    /// The disk, which knows no rates, when it was asked for this.
+    Rate(Wish),
 }
 
 /// What a step comes to.
@@ -344,25 +346,43 @@ impl Keeper {
             self.refused = None;
             return Ok(());
         };
+        // It would tell of it each time that it is asked.
+        if self.refused == Some(Refused::Rate(wish.clone())) {
+            return Ok(());
+        }
         let folder = self.folder.clone();
         let asked = wish.clone();
-        match blocking(move || disk::ask(folder.path(), &Request::Set(asked)).map(drop)).await {
+        let limits = match blocking(move || disk::ask(folder.path(), &Request::Set(asked))).await {
             // It serves on, and is asked again at the next step.
             Err(refused) if refused.code == ErrorCode::Conflict => {
                 self.is_refused(Refused::Disk, &refused);
                 return Ok(());
             }
             set => set?,
+        };
+        if wish.rate_is_met(&limits) {
+            self.refused = None;
+            run.has_limits(&wish);
+        } else {
+            let why = "its disk is served by an earlier version, which knows none: restart the machine";
+            run.has_limits(&Wish {
+                ram_bytes: wish.ram_bytes,
+                overflow_bytes: wish.overflow_bytes,
+                ..Wish::default()
+            });
+            self.is_refused(Refused::Rate(wish), &HostError::new(ErrorCode::Conflict, why));
         }
-        self.refused = None;
-        run.has_limits(&wish);
         self.folder.save_in_background(run).await
     }
 
     /// Its limits stay as they are, which is told once.
     fn is_refused(&mut self, by: Refused, why: &HostError) {
-        if self.refused != Some(by) {
-            self.raise(EventKind::Memory, &format!("its limits stay as they are: {why}"));
+        if self.refused.as_ref() != Some(&by) {
+            let (kind, what) = match by {
+                Refused::Rate(_) => (EventKind::Disk, "its rate has no limit"),
+                Refused::Budget(_) | Refused::Disk => (EventKind::Memory, "its limits stay as they are"),
+            };
+            self.raise(kind, &format!("{what}: {why}"));
         }
         self.refused = Some(by);
     }

@@ -43,6 +43,16 @@ pub struct Wish {
     pub bandwidth_burst_bytes: Option<u64>,
 }
 
+impl Wish {
+    /// Whether the limits that were answered have the rates that were wished for: an earlier version knows none, and leaves
+    /// out what it does not know.
+    pub fn rate_is_met(&self, limits: &serde_json::Value) -> bool {
+        let has = |name: &str| limits["rate"][name].as_u64().unwrap_or(0);
+        let is_met = |name: &str, wished: Option<u64>| wished.is_none_or(|wished| has(name) == wished);
+        is_met("iops", self.iops) && is_met("bandwidth_bytes", self.bandwidth_bytes)
+    }
+}
+
 /// A change under way.
 #[derive(Debug)]
 pub(super) struct Change {
@@ -129,6 +139,32 @@ impl Supervisor {
         if let Some(Change { limits, .. }) = &self.change {
             let limits = *limits;
             self.tell(ToWorker::Set(limits), Vec::new());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_rate_is_met_by_who_says_that_it_has_it() {
+        let wish =
+            |iops, bandwidth_bytes| Wish { iops, bandwidth_bytes, ram_bytes: Some(1), ..Wish::default() };
+        let has = json!({ "ram_bytes": 1, "rate": { "iops": 500, "iops_burst": 50, "bandwidth_bytes": 0 } });
+        let earlier = json!({ "ram_bytes": 1, "full": "pause" });
+        for (iops, bandwidth, met, met_by_earlier) in [
+            (Some(500), Some(0), true, false),
+            (Some(500), None, true, false),
+            (Some(400), Some(0), false, false),
+            (None, Some(1 << 20), false, false),
+            (Some(0), Some(0), false, true),
+            (None, None, true, true),
+        ] {
+            let wish = wish(iops, bandwidth);
+            let found = [&has, &earlier].map(|limits| wish.rate_is_met(limits));
+            assert_eq!(found, [met, met_by_earlier], "{iops:?} {bandwidth:?}");
         }
     }
 }
