@@ -1,5 +1,6 @@
 //! What a disk is asked is recorded as it was asked, its curve goes along, and both say what the disk has done.
 
+use crate::deaths::Enough;
 use crate::world::{MIB, PATIENCE, World, succeeds, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -7,6 +8,7 @@ use spillway_lab::disk::{figure, program};
 use spillway_lab::{Disk, Driver, End, Load, Server, Shape};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SPAN: u64 = 64 * MIB;
@@ -210,6 +212,46 @@ fn a_recording_goes_on_over_deaths_of_the_worker_and_ends_with_its_disk() {
     let told = info(&trace);
     let requests = told["reads"]["requests"].as_u64().unwrap() + told["writes"]["requests"].as_u64().unwrap();
     assert_eq!((requests, &told["end"]), (20_000, &"whole".into()), "{told}");
+}
+
+/// Another program takes over, three times in the middle of requests: the worker that ends has published what it took, and
+/// the next one is asked no more than the rest.
+#[test]
+fn a_recording_goes_on_over_upgrades_and_has_every_request_once() {
+    let Some(world) = World::new(&[]) else { return };
+    let image = world.blank(SPAN);
+    let disk = world.serve(&image, &["--ram", "96M"]);
+    let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
+    let (recorder, trace) = record(&world, &disk, "trace");
+    let is_over = AtomicBool::new(false);
+    let mut asked = [0; 2];
+    std::thread::scope(|scope| {
+        let upgrader = scope.spawn(|| {
+            let _over = Enough(&is_over);
+            for _ in 0..3 {
+                let before = disk.worker().unwrap();
+                succeeds(spillway(&["upgrade"]).arg(disk.control()));
+                until("another worker", &disk, || disk.worker().is_ok_and(|now| now != before && now != 0));
+            }
+        });
+        let mut seed = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            let load = Load { span_bytes: SPAN, seed, ..Load::seed_004(32, End::Count(2000)) };
+            let measured = driver.run(&load).unwrap();
+            asked = [asked[0] + measured.reads, asked[1] + measured.requests - measured.reads];
+            seed += 1;
+        }
+        upgrader.join().unwrap();
+    });
+    assert_eq!(ends(recorder)["lost"], 0);
+    let told = info(&trace);
+    assert_eq!(
+        (&told["reads"]["requests"], &told["writes"]["requests"], &told["end"]),
+        (&asked[0].into(), &asked[1].into(), &"whole".into()),
+        "{told}"
+    );
+    drop(driver);
+    disk.stop().unwrap();
 }
 
 #[test]
