@@ -4,8 +4,12 @@
 //! `SPILLWAY_SEED` repeats a run; `cargo test --test amplification -- --nocapture` prints the curve.
 
 mod common;
+#[path = "model/rng.rs"]
+#[allow(dead_code, reason = "the model uses more of it")]
+mod rng;
 
-use common::{DATA_BLOCKS, Real, Rng, SHAPE, TURN, seed};
+use common::{DATA_BLOCKS, Real, SHAPE, TURN};
+use rng::{Rng, seed};
 use spillway_core::{Mode, Operation, get};
 
 const SEGMENTS: u64 = 512;

@@ -6,10 +6,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
-#[allow(dead_code, reason = "each test program uses its part")]
-mod common;
+#[path = "model/rng.rs"]
+#[allow(dead_code, reason = "the model uses more of it")]
+mod rng;
 
-use common::{Rng, seed};
+use rng::{Rng, seed};
 use spillway_core::{
     BLOCK_BYTES, BLOCK_SECTORS, Disk, DiskSpec, Errno, Event, FullPolicy, GuestBuffers, Io, Layout, LogShape,
     Meta, Mode, OpId, Operation, PARTS, PartId, RESET_MARK, Request, STATE_PAGE_BLOCKS, Slot, StateMap,

@@ -4,8 +4,12 @@
 //! `SPILLWAY_SEED` repeats a run; `cargo test --test promotion -- --nocapture` prints the table.
 
 mod common;
+#[path = "model/rng.rs"]
+#[allow(dead_code, reason = "the model uses more of it")]
+mod rng;
 
-use common::{Real, Rng, TURN, seed};
+use common::{Real, TURN};
+use rng::{Rng, seed};
 use spillway_core::{BLOCK_BYTES, Mode, Operation, get};
 
 const SLOTS: u64 = 16384;

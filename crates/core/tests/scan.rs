@@ -6,8 +6,12 @@
 //! --nocapture` prints the table.
 
 mod common;
+#[path = "model/rng.rs"]
+#[allow(dead_code, reason = "the model uses more of it")]
+mod rng;
 
-use common::{Real, Rng, TURN, seed};
+use common::{Real, TURN};
+use rng::{Rng, seed};
 use spillway_core::{BLOCK_BYTES, Mode, Operation, get};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 

@@ -18,14 +18,22 @@ fn fields<const N: usize>(text: &str) -> Result<[&str; N], String> {
     if n == N { Ok(fields) } else { Err(format!("{n} fields, and there should be {N}")) }
 }
 
-fn operation(field: &str, read: &str, write: &str) -> Result<Operation, String> {
-    if field.eq_ignore_ascii_case(read) {
-        Ok(Operation::Read)
-    } else if field.eq_ignore_ascii_case(write) {
-        Ok(Operation::Write)
+/// A request, when its time is known: what it does by the words for reads and writes, and from where and how far in some unit.
+fn request<'a>(
+    device: Device<'a>,
+    time_us: u64,
+    (kind, [read, write]): (&str, [&str; 2]),
+    (offset, len): (&str, &str),
+    unit: fn(&str, &str) -> Result<u64, String>,
+) -> Result<Said<'a>, String> {
+    let operation = if kind.eq_ignore_ascii_case(read) {
+        Operation::Read
+    } else if kind.eq_ignore_ascii_case(write) {
+        Operation::Write
     } else {
-        Err(format!("operation '{}' is neither {read} nor {write}", shown(field)))
-    }
+        return Err(format!("operation '{}' is neither {read} nor {write}", shown(kind)));
+    };
+    Ok(Said::Request { device, time_us, operation, offset: unit(offset, "offset")?, len: unit(len, "size")? })
 }
 
 /// Time in 100 ns since 1601, host, disk, Read or Write, offset and size in bytes, response time.
@@ -34,9 +42,7 @@ pub(super) fn msr(text: &str) -> Result<Said<'_>, String> {
     let time_us = (number(time, "time")? / 10)
         .checked_sub(WINDOWS_EPOCH_US)
         .ok_or_else(|| format!("time '{}' is before 1970: it counts 100 ns from 1601", shown(time)))?;
-    let (offset, len) = (number(offset, "offset")?, number(size, "size")?);
-    let operation = operation(kind, "Read", "Write")?;
-    Ok(Said::Request { device: Device(host, Some(disk)), time_us, operation, offset, len })
+    request(Device(host, Some(disk)), time_us, (kind, ["Read", "Write"]), (offset, size), number)
 }
 
 /// Seconds since 1970 with a fraction, response time, R or W or nothing, LUN, offset and size in bytes.
@@ -46,26 +52,17 @@ pub(super) fn systor17(text: &str) -> Result<Said<'_>, String> {
         // Neither a read nor a write: the traces have such lines.
         return Ok(Said::Nothing);
     }
-    let time_us = microseconds(time, "time")?;
-    let (offset, len) = (number(offset, "offset")?, number(size, "size")?);
-    let operation = operation(kind, "R", "W")?;
-    Ok(Said::Request { device: Device(lun, None), time_us, operation, offset, len })
+    request(Device(lun, None), microseconds(time, "time")?, (kind, ["R", "W"]), (offset, size), number)
 }
 
 /// Device, R or W, offset and length in bytes, microseconds since 1970.
 pub(super) fn alibaba(text: &str) -> Result<Said<'_>, String> {
     let [device, kind, offset, length, time] = fields(text)?;
-    let time_us = number(time, "time")?;
-    let (offset, len) = (number(offset, "offset")?, number(length, "length")?);
-    let operation = operation(kind, "R", "W")?;
-    Ok(Said::Request { device: Device(device, None), time_us, operation, offset, len })
+    request(Device(device, None), number(time, "time")?, (kind, ["R", "W"]), (offset, length), number)
 }
 
 /// Seconds since 1970, offset and size in sectors, 0 for a read or 1 for a write, volume.
 pub(super) fn tencent(text: &str) -> Result<Said<'_>, String> {
     let [time, offset, size, kind, volume] = fields(text)?;
-    let time_us = microseconds(time, "time")?;
-    let (offset, len) = (sectors(offset, "offset")?, sectors(size, "size")?);
-    let operation = operation(kind, "0", "1")?;
-    Ok(Said::Request { device: Device(volume, None), time_us, operation, offset, len })
+    request(Device(volume, None), microseconds(time, "time")?, (kind, ["0", "1"]), (offset, size), sectors)
 }

@@ -3,32 +3,8 @@
 #[allow(dead_code, reason = "some tests make their own")]
 pub mod generate;
 
-/// splitmix64.
-pub struct Rng(pub u64);
+#[path = "../../../core/tests/model/rng.rs"]
+#[allow(dead_code, reason = "some tests use more of it")]
+mod rng;
 
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
-    }
-}
-
-/// From `SPILLWAY_SEED`, or the time; printed.
-pub fn seed() -> u64 {
-    let seed = std::env::var("SPILLWAY_SEED").map_or_else(
-        |_| {
-            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_nanos()
-                as u64
-        },
-        |s| s.parse().expect("a number"),
-    );
-    println!("SPILLWAY_SEED={seed}");
-    seed
-}
+pub use rng::{Rng, seed};

@@ -1,4 +1,4 @@
-//! The true core on a disk so fast that all has ended when it is looked at, and the random numbers to drive it.
+//! The true core on a disk so fast that all has ended when it is looked at.
 //!
 //! Owns no figure: what is counted is in the disk's counters. Every block holds the same, so that a test of what goes where
 //! runs millions of blocks in seconds; that contents are right is for the model to show.
@@ -16,32 +16,6 @@ pub const DATA_BLOCKS: u64 = SHAPE.segment_blocks as u64 - 1;
 const CONTENT: u8 = 0x5A;
 /// Requests of one turn.
 pub const TURN: u64 = 32;
-
-/// splitmix64.
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((u128::from(z ^ (z >> 31)) * u128::from(n)) >> 64) as u64
-    }
-}
-
-/// From `SPILLWAY_SEED`, or the time; printed.
-pub fn seed() -> u64 {
-    let seed = std::env::var("SPILLWAY_SEED").map_or_else(
-        |_| {
-            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_nanos()
-                as u64
-        },
-        |s| s.parse().expect("a number"),
-    );
-    println!("SPILLWAY_SEED={seed}");
-    seed
-}
 
 enum Begun {
     Read(u64, u32),

@@ -187,12 +187,9 @@ fn birth() {
 /// The model's random operations, with faults or without, and a death at any store.
 #[test]
 fn random_stops() {
-    let seed = number("SPILLWAY_SEED").unwrap_or_else(|| {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        now.expect("after 1970").as_nanos() as u64
-    });
+    let seed = rng::seed();
     let runs = if stops_of_one_place().is_none() { 2_000 } else { 20 };
-    println!("crash: {runs} random runs from seed {seed}");
+    println!("crash: {runs} random runs");
     for seed in seed..seed + runs {
         let run = catch_unwind(|| random_run(seed));
         if let Err(why) = run {

@@ -844,15 +844,9 @@ fn huge_pages_come_and_go_whole() {
 #[test]
 fn random_operations() {
     let ops: u64 = std::env::var("SPILLWAY_MODEL_OPS").map_or(1_000_000, |s| s.parse().expect("a number"));
-    let seed: u64 = std::env::var("SPILLWAY_SEED").map_or_else(
-        |_| {
-            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_nanos()
-                as u64
-        },
-        |s| s.parse().expect("a number"),
-    );
+    let seed = rng::seed();
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
-    println!("model: {ops} operations from seed {seed} in {threads} threads");
+    println!("model: {ops} operations in {threads} threads");
     let run = |thread: u64| {
         let (mut done, mut tally, mut episode_seed) = (0, BTreeMap::new(), seed.wrapping_add(thread));
         let mut seeds = Rng(episode_seed);

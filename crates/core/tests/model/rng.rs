@@ -1,4 +1,4 @@
-//! A small seeded generator (splitmix64): the same seed gives the same run.
+//! A small seeded generator (splitmix64): the same seed gives the same run. Of core's and the advisor's tests.
 
 #[derive(Clone)]
 pub struct Rng(pub u64);
@@ -20,4 +20,13 @@ impl Rng {
     pub fn chance(&mut self, one_in: u64) -> bool {
         self.below(one_in) == 0
     }
+}
+
+/// From `SPILLWAY_SEED`, or the time; printed.
+pub fn seed() -> u64 {
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    let named = std::env::var("SPILLWAY_SEED").ok();
+    let seed = named.map_or_else(|| now().as_nanos() as u64, |seed| seed.parse().expect("a number"));
+    println!("SPILLWAY_SEED={seed}");
+    seed
 }
