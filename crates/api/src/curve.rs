@@ -73,7 +73,58 @@ impl DiskCurve {
 
     /// Bytes that the guest has written, in whole blocks.
     pub fn written_bytes(&self) -> u64 {
-        self.totals.written_blocks * 4096
+        self.totals.written_blocks.saturating_mul(4096)
+    }
+}
+
+/// RAM limits that metrics tell of, the same for all disks: 64 MiB to 64 GiB.
+pub const CURVE_LIMITS: [u64; 11] = [
+    64 << 20,
+    128 << 20,
+    256 << 20,
+    512 << 20,
+    1 << 30,
+    2 << 30,
+    4 << 30,
+    8 << 30,
+    16 << 30,
+    32 << 30,
+    64 << 30,
+];
+
+/// What of curves is told as metrics: of one disk, or of many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CurveFigures {
+    /// Bytes that would have been evicted with each of [`CURVE_LIMITS`].
+    pub overflow_write_bytes: [u64; CURVE_LIMITS.len()],
+    /// Bytes that guests have written.
+    pub written_bytes: u64,
+    /// The least limit at which nothing would have been evicted; of many the greatest.
+    pub zero_overflow_bytes: u64,
+    /// The least limit that reaches the goal; of many the greatest.
+    pub recommended_bytes: u64,
+}
+
+impl CurveFigures {
+    /// One more disk is told of.
+    pub fn add(&mut self, other: &CurveFigures) {
+        for (sum, bytes) in self.overflow_write_bytes.iter_mut().zip(other.overflow_write_bytes) {
+            *sum = sum.saturating_add(bytes);
+        }
+        self.written_bytes = self.written_bytes.saturating_add(other.written_bytes);
+        self.zero_overflow_bytes = self.zero_overflow_bytes.max(other.zero_overflow_bytes);
+        self.recommended_bytes = self.recommended_bytes.max(other.recommended_bytes);
+    }
+}
+
+impl From<&DiskCurve> for CurveFigures {
+    fn from(curve: &DiskCurve) -> CurveFigures {
+        CurveFigures {
+            overflow_write_bytes: CURVE_LIMITS.map(|limit| curve.overflow_write_bytes(limit)),
+            written_bytes: curve.written_bytes(),
+            zero_overflow_bytes: curve.zero_overflow_bytes,
+            recommended_bytes: curve.recommended_bytes,
+        }
     }
 }
 
@@ -111,6 +162,20 @@ mod tests {
         {
             assert_eq!(curve.overflow_write_bytes(ram), evicted, "{ram}");
         }
+        // Of two disks: the sums, and the size at which none of them overflows.
+        let large = DiskCurve {
+            curve: vec![point(1 << 20, 900), point(1 << 30, 100)],
+            zero_overflow_bytes: 2 << 30,
+            ..curve.clone()
+        };
+        let mut both = CurveFigures::from(&curve);
+        both.add(&CurveFigures::from(&large));
+        assert_eq!(
+            (both.written_bytes, both.zero_overflow_bytes, both.recommended_bytes),
+            (8192, 2 << 30, 300)
+        );
+        assert_eq!(both.overflow_write_bytes[4..], [100; 7]);
+        assert!((800..900).contains(&both.overflow_write_bytes[0]), "{both:?}");
         assert_eq!(DiskCurve { curve: vec![], ..curve }.overflow_write_bytes(5), 0);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Invariant: each family has HELP and TYPE once, directly above its samples, and every sample is a number.
 
-use spillway_api::DiskCurve;
 use spillway_api::exposition::{Exposition, seconds};
+use spillway_api::{CURVE_LIMITS, CurveFigures, DiskCurve};
 use spillway_worker::supervisor::{Latency, Plane, Stats};
 use std::fmt::Display;
 
@@ -155,33 +155,21 @@ pub fn text(stats: &Stats) -> String {
     t.out.text()
 }
 
-/// Sizes of the RAM tier that the curve is told of: 64 MiB to 64 GiB.
-const CURVE_BYTES: std::ops::Range<u32> = 26..37;
-
 /// What sizes of the RAM tier would have done, of one disk.
 pub fn curve(serial: &str, curve: &DiskCurve) -> String {
     let mut t = Text { out: Exposition::default(), disk: serial };
+    let figures = CurveFigures::from(curve);
     let name = "curve_overflow_written_bytes_total";
     t.family(name, "counter", "What a RAM tier of this size would have evicted, by LRU on a sample.");
-    for bytes in CURVE_BYTES.map(|power| 1 << power) {
-        t.sample(name, &[("ram_bytes", &bytes.to_string())], curve.overflow_write_bytes(bytes));
+    for (limit, bytes) in CURVE_LIMITS.iter().zip(figures.overflow_write_bytes) {
+        t.sample(name, &[("ram_bytes", &limit.to_string())], bytes);
     }
-    let written = curve.written_bytes();
-    t.one(
-        "curve_written_bytes_total",
-        "counter",
-        "What the guest wrote meanwhile, zeroes left out.",
-        written,
-    );
-    let zero = curve.zero_overflow_bytes;
-    t.one(
-        "curve_zero_overflow_bytes",
-        "gauge",
-        "The RAM tier at which nothing would have been evicted.",
-        zero,
-    );
-    let recommended = curve.recommended_bytes;
-    t.one("curve_recommended_bytes", "gauge", "The one that would have absorbed 95% of it.", recommended);
+    let help = "What the guest wrote meanwhile, zeroes left out.";
+    t.one("curve_written_bytes_total", "counter", help, figures.written_bytes);
+    let help = "The RAM tier at which nothing would have been evicted.";
+    t.one("curve_zero_overflow_bytes", "gauge", help, figures.zero_overflow_bytes);
+    let help = "The one that would have absorbed 95% of it.";
+    t.one("curve_recommended_bytes", "gauge", help, figures.recommended_bytes);
     t.out.text()
 }
 

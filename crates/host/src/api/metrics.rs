@@ -6,6 +6,7 @@
 use super::App;
 use super::extract::Query;
 use crate::error::HostError;
+use crate::machines::CurvesOf;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::header;
@@ -14,7 +15,8 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use spillway_api::exposition::{CONTENT_TYPE, Exposition, seconds};
 use spillway_api::{
-    CatalogFigures, DiskCounters, DiskLevels, EventKind, Figures, MachineCounts, PlaneCounters,
+    CURVE_LIMITS, CatalogFigures, CurveFigures, DiskCounters, DiskLevels, EventKind, Figures, MachineCounts,
+    PlaneCounters,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -68,11 +70,12 @@ struct Detail {
 #[utoipa::path(get, path = "", params(Detail), responses((status = 200, body = String, content_type = "text/plain"), super::Failure))]
 async fn show_metrics(State(app): State<App>, Query(detail): Query<Detail>) -> Result<Response, HostError> {
     let begun = Instant::now();
-    let figures = app.machines.figures().await?;
+    // At once: both ask all disks.
+    let (figures, curves) = tokio::try_join!(app.machines.figures(), app.machines.curves())?;
     let mut text = Exposition::default();
-    disks(&mut text, &figures);
+    disks(&mut text, &figures, &curves);
     if detail.machines {
-        machines(&mut text, &figures);
+        machines(&mut text, &figures, &curves);
     }
     host(&mut text, &figures, &app);
     text.family("figures_duration_seconds", "gauge", "How long it took to ask all disks for this answer.");
@@ -140,6 +143,18 @@ const CATALOG: [Of<CatalogFigures>; 4] = [
     ("spared_bytes", "Bytes written by guests that never reached a disk.", |c| c.spared_bytes),
 ];
 
+const CURVES: [Of<CurveFigures>; 3] = [
+    ("written_bytes", "What guests wrote while the curves were counted, zeroes left out.", |c| {
+        c.written_bytes
+    }),
+    ("zero_overflow_bytes", "The RAM limit at which no disk would have evicted anything.", |c| {
+        c.zero_overflow_bytes
+    }),
+    ("recommended_bytes", "The one that would have absorbed 95% of what each wrote.", |c| {
+        c.recommended_bytes
+    }),
+];
+
 /// What a family's samples are of.
 struct Row<'a> {
     labels: Vec<(&'a str, &'a str)>,
@@ -190,7 +205,30 @@ fn families(text: &mut Exposition, of: &str, rows: &[Row]) {
     }
 }
 
-fn disks(text: &mut Exposition, figures: &Figures) {
+/// What is told of curves. They begin with each disk's worker and end with it, so sums of them fall too.
+fn curve_families(text: &mut Exposition, of: &str, rows: &[(Vec<(&str, &str)>, CurveFigures)]) {
+    let name = format!("{of}_curve_overflow_written_bytes");
+    text.family(
+        &name,
+        "gauge",
+        "What would have been evicted with this RAM limit for each disk, by LRU on a sample.",
+    );
+    for (labels, curve) in rows {
+        for (limit, bytes) in CURVE_LIMITS.iter().zip(curve.overflow_write_bytes) {
+            let limit = limit.to_string();
+            text.sample(&name, labels.iter().copied().chain([("ram_bytes", limit.as_str())]), bytes);
+        }
+    }
+    for (name, help, value) in CURVES {
+        let name = format!("{of}_curve_{name}");
+        text.family(&name, "gauge", help);
+        for (labels, curve) in rows {
+            text.sample(&name, labels.iter().copied(), value(curve));
+        }
+    }
+}
+
+fn disks(text: &mut Exposition, figures: &Figures, curves: &CurvesOf) {
     text.family("catalog_machines", "gauge", "Machines by phase.");
     for catalog in &figures.catalogs {
         let m = &catalog.machines;
@@ -224,9 +262,13 @@ fn disks(text: &mut Exposition, figures: &Figures) {
         counters: &catalog.counters,
     });
     families(text, "catalog", &rows.collect::<Vec<_>>());
+    let mut of: BTreeMap<&str, CurveFigures> = BTreeMap::new();
+    curves.values().for_each(|(catalog, curve)| of.entry(catalog.as_str()).or_default().add(curve));
+    let rows = of.into_iter().map(|(catalog, curve)| (vec![("catalog", catalog)], curve));
+    curve_families(text, "catalog", &rows.collect::<Vec<_>>());
 }
 
-fn machines(text: &mut Exposition, figures: &Figures) {
+fn machines(text: &mut Exposition, figures: &Figures, curves: &CurvesOf) {
     text.family("machine_spared_bytes", "gauge", "Bytes written by the guest that never reached a disk.");
     for machine in &figures.machines {
         let labels = [("catalog", machine.catalog.as_str()), ("machine", machine.name.as_str())];
@@ -238,6 +280,10 @@ fn machines(text: &mut Exposition, figures: &Figures) {
         counters: &machine.counters,
     });
     families(text, "machine", &rows.collect::<Vec<_>>());
+    let rows = curves.iter().map(|(machine, (catalog, curve))| {
+        (vec![("catalog", catalog.as_str()), ("machine", machine.as_str())], *curve)
+    });
+    curve_families(text, "machine", &rows.collect::<Vec<_>>());
 }
 
 /// What is the host's and the daemon's.

@@ -5,6 +5,7 @@
 
 mod act;
 pub mod belongings;
+mod blocking;
 mod closing;
 mod commit;
 mod curve;
@@ -29,13 +30,14 @@ use crate::events::Events;
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu;
 use crate::images::Images;
-use crate::processes::{self, Seen};
 use crate::resources::budget::Budget;
 use crate::resources::memory::Squeeze;
 use crate::scopes::Scopes;
 use crate::store::{Changed, Kind, Object, Objects, Revision};
 use crate::stores::Stores;
+use blocking::{blocking, last_words, look};
 pub use disk::word;
+pub use figures::curves::CurvesOf;
 use host::Rooms;
 use jiff::Timestamp;
 use keeper::Keeper;
@@ -466,26 +468,6 @@ impl Shared {
         };
         self.accelerator.get_or_try_init(probe).await
     }
-}
-
-/// Does what may wait for a disk or a process on a thread that may.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, HostError> + Send + 'static,
-) -> Result<T, HostError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon: {e}")))?
-}
-
-/// What became of a machine's process. It may have to be waited for until it says who it is.
-async fn look(folder: &Folder, name: &'static str) -> Result<Seen, HostError> {
-    let folder = folder.clone();
-    blocking(move || processes::look(folder.path(), name)).await
-}
-
-/// The last that a machine's process has said.
-async fn last_words(folder: &Folder, name: &'static str) -> Result<String, HostError> {
-    let folder = folder.clone();
-    blocking(move || Ok(processes::last_words(folder.path(), name))).await
 }
 
 fn probe(folder: &Path) -> Result<Accelerator, HostError> {

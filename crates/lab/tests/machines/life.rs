@@ -398,6 +398,20 @@ fn a_catalogs_rate_holds_for_disks_that_run_and_that_start() {
         serde_json::from_str(&world.get("/v1/machines/pool-001/curve?goal=0.5")).unwrap();
     assert_eq!((&curve["goal"], &curve["totals"]["written_blocks"]), (&0.5.into(), &3072.into()));
     assert!(world.ok(&["advise", "--live", "pool"]).contains("pool-001"));
+    // And for Prometheus, by catalog and by machine: 64 MiB would have been enough. What has no RAM tier is left out.
+    let metrics = world.ask("GET", "/v1/metrics?machines=true", "").1;
+    for labels in [r#"catalog{catalog="pool""#, r#"machine{catalog="pool",machine="pool-001""#] {
+        let (of, labels) = labels.split_once('{').unwrap();
+        for (name, value) in [
+            ("overflow_written_bytes", r#",ram_bytes="67108864"} 0"#.to_owned()),
+            ("written_bytes", format!("}} {}", 12 << 20)),
+            ("zero_overflow_bytes", format!("}} {}", curve["zero_overflow_bytes"])),
+        ] {
+            let sample = format!("\nspillway_{of}_curve_{name}{{{labels}{value}\n");
+            assert!(metrics.contains(&sample), "{sample} is not in {metrics}");
+        }
+    }
+    assert!(!metrics.contains(r#"curve_written_bytes{catalog="desk""#), "{metrics}");
     assert!(world.ok(&["machine", "stats", "pool-001", "--curve"]).contains("nothing overflows from"));
     let (code, _, err) = world.spillway(&["machine", "stats", "pool-002", "--curve"]);
     assert_ne!(code, 0, "it is off: {err}");

@@ -5,6 +5,7 @@
 //! same answer.
 
 mod accounts;
+pub mod curves;
 
 use super::short_path::ShortPath;
 use super::{Machines, Shared, View, blocking, disk};
@@ -12,8 +13,10 @@ use crate::error::HostError;
 use crate::json_lines::JsonLines;
 use crate::processes;
 use accounts::{Accounts, DiskId, Report};
+use curves::Curves;
 use jiff::Timestamp;
 use rustix::process::{Pid, getpid};
+use serde_json::Value;
 use spillway_api::{
     Catalog, CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Machine, MachineCounts,
     MachineFigures, Name, Phase, PlaneCounters, Power, Selector, StoreFigures,
@@ -42,12 +45,18 @@ pub struct Seen {
     accounts: Mutex<Accounts>,
     last: tokio::sync::Mutex<Option<(Instant, Arc<Figures>)>>,
     space: Mutex<Option<JoinHandle<Vec<StoreFigures>>>>,
+    curves: Curves,
 }
 
 impl Default for Seen {
     fn default() -> Seen {
         let accounts = Accounts::new(processes::begins(getpid()).ok().flatten().unwrap_or(0));
-        Seen { accounts: Mutex::new(accounts), last: tokio::sync::Mutex::default(), space: Mutex::default() }
+        Seen {
+            accounts: Mutex::new(accounts),
+            last: tokio::sync::Mutex::default(),
+            space: Mutex::default(),
+            curves: Curves::default(),
+        }
     }
 }
 
@@ -84,41 +93,52 @@ impl Shared {
         let recorded = self.objects.get::<Machine>(name.as_str()).ok().flatten();
         let catalog = recorded.map(|machine| machine.value.catalog);
         let Some(catalog) = catalog.or_else(|| self.figures.accounts().catalog(name)) else { return };
-        if let Ok(Ok(report)) = tokio::time::timeout(PATIENCE, ask(folder)).await {
+        if let Ok(Ok(report)) = tokio::time::timeout(PATIENCE, ask(folder.to_owned())).await {
             self.figures.accounts().note(name, &catalog, &report);
         }
     }
 
     /// Asks all disks that are served. Those that have not answered.
     async fn ask_disks(&self, views: &[View], until: Instant) -> HashSet<Name> {
-        let mut silent = HashSet::new();
-        let mut asked = JoinSet::new();
+        let gone = views.iter().filter(|view| view.status.run.is_none());
+        gone.for_each(|view| self.figures.accounts().is_gone(&view.machine.name));
+        // While it starts or ends it need not be there.
+        let there =
+            views.iter().filter(|view| view.status.run.as_ref().is_some_and(|run| run.disk_pid.is_some()));
+        let mut silent: HashSet<Name> = there.map(|view| view.machine.name.clone()).collect();
+        let served = views.iter().filter(|view| view.status.run.is_some());
+        for (view, report) in self.ask_all(served, until, ask).await {
+            silent.remove(&view.machine.name);
+            self.figures.accounts().note(&view.machine.name, &view.machine.catalog, &report);
+        }
+        silent
+    }
+
+    /// Asks the disks of these machines the same. Those that have answered until then, and what.
+    async fn ask_all<'a, T: Send + 'static, F: Future<Output = io::Result<T>> + Send + 'static>(
+        &self,
+        views: impl Iterator<Item = &'a View>,
+        until: Instant,
+        ask: fn(PathBuf) -> F,
+    ) -> Vec<(&'a View, T)> {
+        let (views, mut asked): (Vec<&View>, _) = (views.collect(), JoinSet::new());
         let places = Arc::new(Semaphore::new(AT_A_TIME));
-        for view in views {
-            let Some(run) = &view.status.run else {
-                self.figures.accounts().is_gone(&view.machine.name);
-                continue;
-            };
-            // While it starts or ends it need not be there.
-            if run.disk_pid.is_some() {
-                silent.insert(view.machine.name.clone());
-            }
-            let folder: PathBuf = self.parts.folder.join(view.machine.name.as_str());
-            let (name, catalog) = (view.machine.name.clone(), view.machine.catalog.clone());
+        for (i, view) in views.iter().enumerate() {
+            let folder = self.parts.folder.join(view.machine.name.as_str());
             let places = Arc::clone(&places);
             asked.spawn(async move {
                 let _place = places.acquire_owned().await;
-                (name, catalog, ask(&folder).await)
+                (i, ask(folder).await)
             });
         }
+        let mut answers = Vec::new();
         // Those that are asked still when the time is over are given up with the set.
         while let Ok(Some(answer)) = tokio::time::timeout_at(until, asked.join_next()).await {
-            if let Ok((name, catalog, Ok(report))) = answer {
-                silent.remove(&name);
-                self.figures.accounts().note(&name, &catalog, &report);
+            if let Ok((i, Ok(answer))) = answer {
+                answers.push((views[i], answer));
             }
         }
-        silent
+        answers
     }
 
     /// The space of stores. A file system that does not answer is not asked again before it does.
@@ -220,22 +240,31 @@ fn count(counts: &mut MachineCounts, view: &View) {
     counts.available += u64::from(ready && is_on && !claimed && !view.wanted.drained);
 }
 
-/// Asks a machine's disk.
-async fn ask(folder: &Path) -> io::Result<Report> {
-    let strange = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
-    let socket = ShortPath::of(folder, disk::CONTROL).map_err(io::Error::other)?;
-    let mut lines = JsonLines::connect(socket.path(), MAX_ANSWER_BYTES).await?;
+/// Asks a machine's disk for its figures.
+async fn ask(folder: PathBuf) -> io::Result<Report> {
+    let mut lines = connect(&folder).await?;
     let pid = lines.peer_pid().and_then(Pid::from_raw).ok_or_else(|| strange("nobody is there"))?;
     let begun = processes::begins(pid)?.ok_or_else(|| strange("it has ended"))?;
-    lines.send(&serde_json::to_value(Request::Stats)?).await?;
+    let stats: Stats = serde_json::from_value(answer(&mut lines, &Request::Stats).await?)?;
+    let disk = DiskId { pid: pid.as_raw_nonzero().get(), begun };
+    Ok(Report { disk, counters: counters(&stats), levels: levels(&stats) })
+}
+
+async fn connect(folder: &Path) -> io::Result<JsonLines> {
+    let socket = ShortPath::of(folder, disk::CONTROL).map_err(io::Error::other)?;
+    JsonLines::connect(socket.path(), MAX_ANSWER_BYTES).await
+}
+
+async fn answer(lines: &mut JsonLines, request: &Request) -> io::Result<Value> {
+    lines.send(&serde_json::to_value(request)?).await?;
     match serde_json::from_value(lines.next().await?)? {
-        Answer::Ok(stats) => {
-            let stats: Stats = serde_json::from_value(stats)?;
-            let disk = DiskId { pid: pid.as_raw_nonzero().get(), begun };
-            Ok(Report { disk, counters: counters(&stats), levels: levels(&stats) })
-        }
+        Answer::Ok(answer) => Ok(answer),
         Answer::Error { message, .. } => Err(strange(&message)),
     }
+}
+
+fn strange(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.to_owned())
 }
 
 fn counters(s: &Stats) -> DiskCounters {
