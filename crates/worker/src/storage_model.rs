@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"SPLWMODL");
 const LEN: usize = 4096;
-/// Bits of the device's time, in units of 64 ns: half a year since the host's start. Above them is where its head is.
+/// Bits of the device's time, in units of about a microsecond: nine years since the host's start. Above them is where its head is.
 const TIME_BITS: u32 = 48;
-const UNIT_NS: u64 = 64;
+const UNIT_NS: u64 = 1024;
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
 /// What a device can do. What is 0 limits nothing.
@@ -362,8 +362,10 @@ mod tests {
     fn time_begins_anew_with_the_host() {
         let (_file, disk) = model("hdd-seed-004");
         disk.begin_boot(Some([1; 16]));
-        let long = disk.begin(1 << 50, 7, 0, 1 << 30, 1);
-        assert!(long > 1 << 50);
+        // A host that has run for four years.
+        let long = disk.begin(1 << 57, 7, 0, 1 << 30, 1);
+        assert!(long > 1 << 57);
+        assert!(disk.begin(1 << 57, 7, 1 << 40, 4096, 1) > long, "one at a time");
         disk.begin_boot(Some([1; 16]));
         assert!(disk.begin(1000, 7, 0, 4096, 1) > long, "the same start: what is owed stays");
         disk.begin_boot(Some([2; 16]));

@@ -14,6 +14,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Name of a machine's private copy of the image.
+const COPY: &str = "copy.raw";
+
 /// The disks of a run.
 pub struct Disks {
     /// One a machine; none for a null disk.
@@ -36,31 +39,39 @@ pub fn image(study: &Study, kit: &Kit, scratch: &Path) -> Result<PathBuf> {
 }
 
 impl Disks {
-    /// Starts them; everything of theirs lies in `dir`.
-    pub fn start(spillway: &Path, scenario: &Scenario, image: &Path, dir: &Path) -> Result<Disks> {
-        forget(image)?;
+    /// Starts them; everything of theirs lies in `dir`, but for devices, which lie in `memory`, a folder that is memory.
+    pub fn start(
+        spillway: &Path,
+        scenario: &Scenario,
+        image: &Path,
+        dir: &Path,
+        memory: &Path,
+    ) -> Result<Disks> {
         let mut commands = Vec::new();
-        let mut options = models(spillway, &scenario.storage, dir, &mut commands)?;
+        let mut options = models(spillway, &scenario.storage, memory, &mut commands)?;
         for (name, value) in &scenario.disk {
             options.push(format!("--{name}"));
             options.extend((!value.is_empty()).then(|| value.clone()));
         }
         let mode = scenario.disk.get("mode").map_or("ram+overflow", String::as_str);
+        let own = |machine: u32| dir.join(format!("m{machine}"));
+        for own in (0..scenario.machines).map(own) {
+            std::fs::create_dir(&own).with_context(|| format!("{}: cannot make", own.display()))?;
+            if mode == "ephemeral" {
+                clone(image, &own.join(COPY))?;
+            }
+        }
+        forget(image)?;
         let mut disks = Vec::new();
         for machine in 0..scenario.machines {
             if scenario.null_disk {
                 disks.push(None);
                 continue;
             }
-            let own = dir.join(format!("m{machine}"));
-            std::fs::create_dir(&own).with_context(|| format!("{}: cannot make", own.display()))?;
+            let own = own(machine);
             let text = |path: &Path| path.display().to_string();
             let mut all = match mode {
-                "ephemeral" => {
-                    let copy = own.join("copy.raw");
-                    clone(image, &copy)?;
-                    vec!["--disk".into(), text(&copy)]
-                }
+                "ephemeral" => vec!["--disk".into(), text(&own.join(COPY))],
                 "persistent" => bail!("scenario '{}': a study's disks are disposable", scenario.name),
                 "ram" => vec!["--image".into(), text(image)],
                 _ => vec!["--image".into(), text(image), "--overflow-dir".into(), text(&own)],
@@ -126,11 +137,11 @@ fn models(
     Ok(options)
 }
 
-/// A copy that shares what the file system lets it share, and keeps holes.
+/// A copy that shares what the file system lets it share, and keeps holes; all of it on the disk, and nothing in memory.
 fn clone(from: &Path, to: &Path) -> Result<()> {
     let output = Command::new("cp").args(["--sparse=always", "--reflink=auto"]).arg(from).arg(to).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(())
+    forget(to)
 }
 
 /// Takes a file out of the host's page cache.

@@ -23,21 +23,27 @@ pub struct Folder {
 impl Folder {
     /// Makes one. Refuses a folder that has anything in it.
     pub fn create(dir: &Path, record: StudyRecord) -> Result<Folder> {
+        record.study.check()?;
         let cannot = || format!("{}: cannot make a folder for results", dir.display());
-        std::fs::create_dir_all(dir.join("runs")).with_context(cannot)?;
+        std::fs::create_dir_all(dir).with_context(cannot)?;
         if dir.join("study.json").exists() {
             bail!("{}: has a study's results already: 'spillway lab resume' goes on with it", dir.display());
         }
+        if std::fs::read_dir(dir).with_context(cannot)?.next().is_some() {
+            bail!("{}: is not empty: results have a folder of their own", dir.display());
+        }
         let lock = locked(dir)?;
+        std::fs::create_dir(dir.join("runs")).with_context(cannot)?;
         let text = toml::to_string(&record.study).context("the study cannot be written")?;
         whole(&dir.join("study.toml"), |to| Ok(to.write_all(text.as_bytes())?))?;
         json(&dir.join("study.json"), &record)?;
         Ok(Folder { dir: dir.into(), record, _lock: lock })
     }
 
-    /// One that has some already.
+    /// One that has some already. What its record says is checked as a study's file is: names become names of files.
     pub fn open(dir: &Path) -> Result<Folder> {
-        let record = record::read(&dir.join("study.json"))?;
+        let record: StudyRecord = record::read(&dir.join("study.json"))?;
+        record.study.check().with_context(|| format!("{}", dir.join("study.json").display()))?;
         Ok(Folder { dir: dir.into(), record, _lock: locked(dir)? })
     }
 
@@ -120,5 +126,61 @@ fn locked(dir: &Path) -> Result<File> {
             bail!("{}: another program is at work in this folder", dir.display())
         }
         Err(e) => Err(e).with_context(|| format!("{}: cannot lock", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::study::Study;
+    use std::collections::BTreeMap;
+
+    fn record(scenario: &str) -> StudyRecord {
+        let text = format!(
+            "name = 'a'\ntitle = 'A'\nquestion = '?'\nbaseline = 'good'\n[work]\nworkload = 'boot'\nengine = 'guest'\n\
+             [[scenario]]\nname = 'good'\nwhat = 'it'"
+        );
+        let mut study = Study::parse(&text).unwrap();
+        (study.scenarios[0].name, study.baseline) = (scenario.into(), scenario.into());
+        StudyRecord {
+            schema: record::SCHEMA,
+            study,
+            quick: false,
+            begun: String::new(),
+            command: String::new(),
+            versions: BTreeMap::new(),
+            hardware: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn a_folder_with_anything_in_it_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("study.toml");
+        std::fs::write(&own, "mine").unwrap();
+        let error = Folder::create(dir.path(), record("good")).err().unwrap().to_string();
+        assert!(error.contains("is not empty"), "{error}");
+        assert_eq!(std::fs::read_to_string(&own).unwrap(), "mine");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_record_that_leads_elsewhere_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        json(&dir.path().join("study.json"), &record("../../elsewhere")).unwrap();
+        let error = format!("{:#}", Folder::open(dir.path()).err().unwrap());
+        assert!(error.contains("is no name"), "{error}");
+        assert!(Folder::create(&dir.path().join("new"), record("../up")).is_err());
+    }
+
+    #[test]
+    fn one_program_at_a_time_writes_to_a_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let results = dir.path().join("results");
+        let first = Folder::create(&results, record("good")).unwrap();
+        let error = Folder::open(&results).err().unwrap().to_string();
+        assert!(error.contains("at work in this folder"), "{error}");
+        drop(first);
+        Folder::open(&results).unwrap();
     }
 }

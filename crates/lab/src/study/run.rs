@@ -18,6 +18,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// The longest time without a look at the counters in a run that counts.
 pub const BLIND: Duration = Duration::from_secs(10);
@@ -30,14 +31,17 @@ pub struct Lab {
     pub kit: Kit,
     /// How guests run here.
     pub accelerator: Accelerator,
-    /// A folder on a disk, for what disks and machines need while they run; emptied after each run.
-    pub scratch: PathBuf,
+    /// A folder on a disk, for what disks and machines need while they run.
+    pub scratch: TempDir,
+    /// A folder that is memory, for the devices of storage models.
+    pub memory: TempDir,
 }
 
 impl Lab {
     /// A command as a user would give it, elsewhere.
-    fn plain(&self, command: &str, scratch: &Path, results: &Path) -> String {
-        let places = [(scratch, "$SCRATCH"), (results, "$RESULTS"), (self.kit.dir(), ".cache/guest/current")];
+    fn plain(&self, command: &str, [scratch, memory, results]: [&Path; 3]) -> String {
+        let kit = (self.kit.dir(), ".cache/guest/current");
+        let places = [(scratch, "$SCRATCH"), (memory, "/dev/shm"), (results, "$RESULTS"), kit];
         let plain = command.replacen(&self.spillway.display().to_string(), "spillway", 1);
         places.iter().fold(plain, |text, (path, name)| text.replace(&path.display().to_string(), name))
     }
@@ -79,7 +83,7 @@ pub fn run(folder: &Folder, lab: &Lab, progress: &mut dyn Progress) -> Result<Su
     for planned in &plan {
         done.push(folder.done(&planned.scenario.name, planned.run)?);
     }
-    let image = image(study, &lab.kit, &lab.scratch)?;
+    let image = image(study, &lab.kit, lab.scratch.path())?;
     let total = plan.len() as u32;
     let mut recording = None;
     for (i, planned) in plan.iter().enumerate() {
@@ -132,8 +136,9 @@ fn time_left(plan: &[Planned<'_>], done: &[Option<RunRecord>]) -> Option<Duratio
 /// The session that all replays of a study ask: recorded once, before the first.
 fn recorded(folder: &Folder, lab: &Lab) -> Result<Recording> {
     let dir = folder.dir().join("recording");
-    if dir.join("actions.json").exists() {
-        return Recording::read(&dir);
+    // One that cannot be read was broken off.
+    if let Ok(recording) = Recording::read(&dir) {
+        return Ok(recording);
     }
     empty(&dir)?;
     let study = &folder.record.study;
@@ -160,9 +165,10 @@ fn one(
     let study = &folder.record.study;
     let (scenario, engine) = (planned.scenario, study.engine(planned.scenario));
     let dir = folder.prepare(&scenario.name, planned.run)?;
-    let scratch = tempfile::Builder::new().prefix("run.").tempdir_in(&lab.scratch)?;
+    let scratch = tempfile::Builder::new().prefix("run.").tempdir_in(lab.scratch.path())?;
+    let memory = tempfile::Builder::new().prefix("run.").tempdir_in(&lab.memory)?;
     let (begun, begin) = (stamp::now(), Instant::now());
-    let disks = Disks::start(&lab.spillway, scenario, image, scratch.path())?;
+    let disks = Disks::start(&lab.spillway, scenario, image, scratch.path(), memory.path())?;
     let watch = Watch::start(&disks.controls())?;
     let seed = study.runs.seed.wrapping_add(u64::from(planned.run) - 1);
     let stage = Stage {
@@ -182,10 +188,14 @@ fn one(
         Ok(done) => (done, None),
         Err(e) => (Done::default(), Some(format!("{e:#}"))),
     };
-    let dropped = failed.or_else(|| why_not(&found));
-    let commands = disks.commands.iter().chain(&done.commands).map(|c| lab.plain(c, scratch.path(), &dir));
+    let dropped = failed.or_else(|| why_not(&found, scenario));
+    let commands = disks
+        .commands
+        .iter()
+        .chain(&done.commands)
+        .map(|c| lab.plain(c, [scratch.path(), memory.path(), &dir]));
     let commands = commands.collect();
-    raw(&disks, &found.stats, &dir)?;
+    raw(&disks, &found, &dir)?;
     let stopped = disks.stop();
     let dropped = dropped.or_else(|| stopped.err().map(|e| format!("a disk did not end well: {e:#}")));
     let record = RunRecord {
@@ -207,29 +217,38 @@ fn one(
 }
 
 /// Why a run whose work ended well does not count.
-fn why_not(found: &Found) -> Option<String> {
-    if found.longest_gap > BLIND {
-        return Some(format!("nothing was counted for {:.0} s", found.longest_gap.as_secs_f64()));
-    }
-    for (machine, stats) in found.stats.iter().enumerate().filter(|(_, stats)| !stats.is_null()) {
-        let figure = |key: &str| crate::disk::figure(stats, key).unwrap_or(0);
-        let wrong: [(&str, u64); 4] = [
-            ("requests failed", figure("failed.requests")),
-            ("blocks came back other than they were written", figure("checksum_mismatches")),
-            ("workers ended", figure("restarts")),
-            ("writes of the overflow failed", figure("overflow.write_errors")),
+fn why_not(found: &Found, scenario: &Scenario) -> Option<String> {
+    for (machine, seen) in found.machines.iter().enumerate() {
+        if seen.longest_gap > BLIND {
+            return Some(format!(
+                "machine {machine}: nothing was counted for {:.0} s",
+                seen.longest_gap.as_secs_f64()
+            ));
+        }
+        if scenario.null_disk {
+            continue;
+        }
+        let wrong = [
+            ("failed.requests", "requests failed"),
+            ("checksum_mismatches", "blocks came back other than they were written"),
+            ("restarts", "workers ended"),
+            ("overflow.write_errors", "writes of the overflow failed"),
         ];
-        if let Some((what, count)) = wrong.into_iter().find(|(_, count)| *count > 0) {
-            return Some(format!("machine {machine}: {count} {what}"));
+        for (key, what) in wrong {
+            match crate::disk::figure(&seen.stats, key) {
+                Ok(0) => {}
+                Ok(count) => return Some(format!("machine {machine}: {count} {what}")),
+                Err(_) => return Some(format!("machine {machine}: its disk does not say how many {what}")),
+            }
         }
     }
     None
 }
 
 /// What the disks said, as they said it.
-fn raw(disks: &Disks, stats: &[Value], dir: &Path) -> Result<()> {
-    let all: BTreeMap<String, &Value> = stats.iter().enumerate().map(|(i, s)| (format!("m{i}"), s)).collect();
-    json(&dir.join("stats.json"), &all)?;
+fn raw(disks: &Disks, found: &Found, dir: &Path) -> Result<()> {
+    let all = found.machines.iter().enumerate().map(|(i, seen)| (format!("m{i}"), &seen.stats));
+    json(&dir.join("stats.json"), &all.collect::<BTreeMap<String, &Value>>())?;
     for (i, disk) in disks.disks.iter().enumerate() {
         if let Some(disk) = disk {
             let path = dir.join(format!("m{i}-spillway.log"));
@@ -242,22 +261,34 @@ fn raw(disks: &Disks, stats: &[Value], dir: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study::Samples;
+    use crate::study::{Samples, watch::Seen};
 
-    fn found(stats: &str, gap_s: u64) -> Found {
-        let stats = vec![Value::Null, serde_json::from_str(stats).unwrap()];
-        Found { samples: Samples::default(), stats, longest_gap: Duration::from_secs(gap_s) }
+    const GOOD: &str =
+        r#"{"restarts":0,"checksum_mismatches":0,"failed":{"requests":0},"overflow":{"write_errors":0}}"#;
+
+    fn why(stats: &str, gap_s: u64) -> Option<String> {
+        let seen = |stats: &str, gap_s| Seen {
+            stats: serde_json::from_str(stats).unwrap(),
+            longest_gap: Duration::from_secs(gap_s),
+        };
+        let found = Found { samples: Samples::default(), machines: vec![seen(GOOD, 1), seen(stats, gap_s)] };
+        let scenario: Scenario = toml::from_str("name = 'a'\nwhat = 'it'").unwrap();
+        why_not(&found, &scenario)
     }
 
     #[test]
     fn a_run_is_dropped_for_what_the_rule_says() {
-        let good = r#"{"restarts":0,"checksum_mismatches":0,"failed":{"requests":0}}"#;
-        assert_eq!(why_not(&found(good, 1)), None);
-        assert_eq!(why_not(&found(good, 11)).unwrap(), "nothing was counted for 11 s");
-        assert_eq!(
-            why_not(&found(r#"{"failed":{"requests":3}}"#, 1)).unwrap(),
-            "machine 1: 3 requests failed"
-        );
-        assert_eq!(why_not(&found(r#"{"restarts":1}"#, 1)).unwrap(), "machine 1: 1 workers ended");
+        assert_eq!(why(GOOD, 1), None);
+        assert_eq!(why(GOOD, 11).unwrap(), "machine 1: nothing was counted for 11 s");
+        for (good, bad, words) in [
+            ("\"requests\":0", "\"requests\":3", "3 requests failed"),
+            ("\"restarts\":0", "\"restarts\":1", "1 workers ended"),
+            ("\"write_errors\":0", "\"write_errors\":2", "2 writes of the overflow failed"),
+            ("\"checksum_mismatches\":0,", "", "does not say how many blocks came back"),
+        ] {
+            let found = why(&GOOD.replace(good, bad), 1).unwrap();
+            assert!(found.contains(words), "{found}");
+        }
+        assert!(why("null", 1).unwrap().contains("does not say"));
     }
 }

@@ -216,7 +216,8 @@ impl Study {
         Ok(study)
     }
 
-    fn check(&self) -> Result<()> {
+    /// Refuses what cannot be run.
+    pub fn check(&self) -> Result<()> {
         is_name(&self.name)?;
         ensure!(!self.scenarios.is_empty(), "it has no scenario");
         for (i, scenario) in self.scenarios.iter().enumerate() {

@@ -25,53 +25,58 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A look from the side.
 pub struct Watch {
-    shared: Arc<Mutex<Seen>>,
+    shared: Arc<Mutex<Looks>>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What was seen.
-#[derive(Default)]
-struct Seen {
-    made: Option<Instant>,
+struct Looks {
+    made: Instant,
     begun: Option<Instant>,
-    last: Option<Instant>,
-    longest_gap: Duration,
     machines: Vec<Machine>,
     samples: Samples,
 }
 
 /// One of them.
-#[derive(Default)]
 struct Machine {
     /// Its disk's control socket; none for a null disk.
+    control: Option<PathBuf>,
+    /// A connection to it, if there is one whose last question was answered.
     disk: Option<BufReader<UnixStream>>,
     vmm: Option<u32>,
-    inside: BTreeMap<String, f64>,
-    /// What the disk said last.
-    stats: Value,
+    /// When something of it was counted last.
+    last: Instant,
+    seen: Seen,
 }
 
 /// What was found in the end.
 pub struct Found {
     /// Everything that was seen; times are since the work began.
     pub samples: Samples,
-    /// The last counters of each machine's disk; null for a null disk.
-    pub stats: Vec<Value>,
-    /// The longest time without a look while the work went on.
+    /// Of each machine.
+    pub machines: Vec<Seen>,
+}
+
+/// What was seen of one machine in the end.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Its disk's counters as they were in the end; null if it did not say them then, and for a null disk.
+    pub stats: Value,
+    /// The longest time in which nothing of it was counted, while the work went on.
     pub longest_gap: Duration,
 }
 
 impl Watch {
     /// Begins to look at the disks behind these control sockets; `None` for a machine without one.
     pub fn start(controls: &[Option<PathBuf>]) -> Result<Watch> {
+        let made = Instant::now();
         let machines = controls.iter().map(|control| {
             let disk = control.as_deref().map(connect).transpose()?;
-            Ok(Machine { disk, ..Machine::default() })
+            Ok(Machine { control: control.clone(), disk, vmm: None, last: made, seen: Seen::default() })
         });
         let machines = machines.collect::<Result<Vec<Machine>>>()?;
-        let seen = Seen { made: Some(Instant::now()), machines, ..Seen::default() };
-        let shared = Arc::new(Mutex::new(seen));
+        let shared = Arc::new(Mutex::new(Looks { made, begun: None, machines, samples: Samples::default() }));
         let (stop, stopped) = mpsc::channel();
         let own = shared.clone();
         let thread = std::thread::Builder::new().name("watch".into()).spawn(move || {
@@ -91,14 +96,15 @@ impl Watch {
     /// A last look. Nothing is looked at any more.
     pub fn finish(mut self) -> Found {
         self.end();
-        let mut seen = lock(&self.shared);
-        seen.look();
-        let begin = seen.begun.or(seen.made).unwrap_or_else(Instant::now);
-        let shift = seen.made.map_or(0.0, |made| begin.saturating_duration_since(made).as_secs_f64());
-        let mut samples = std::mem::take(&mut seen.samples);
+        let mut looks = lock(&self.shared);
+        looks.look();
+        let begin = looks.begun.unwrap_or(looks.made);
+        let shift = begin.saturating_duration_since(looks.made).as_secs_f64();
+        let mut samples = std::mem::take(&mut looks.samples);
         samples.rows.iter_mut().for_each(|row| row.time_s -= shift);
-        let stats = seen.machines.iter_mut().map(|m| m.stats.take()).collect();
-        Found { samples, stats, longest_gap: seen.longest_gap }
+        samples.rows.sort_by(|a, b| a.time_s.total_cmp(&b.time_s));
+        let machines = looks.machines.iter_mut().map(|m| std::mem::take(&mut m.seen)).collect();
+        Found { samples, machines }
     }
 
     fn end(&mut self) {
@@ -117,19 +123,12 @@ impl Drop for Watch {
 
 impl Watcher for Watch {
     fn begin(&self) {
-        let mut seen = lock(&self.shared);
-        if seen.begun.is_none() {
-            seen.begun = Some(Instant::now());
-            seen.look();
-            seen.longest_gap = Duration::ZERO;
-        }
-    }
-
-    fn now_s(&self) -> f64 {
-        let (seen, now) = (lock(&self.shared), Instant::now());
-        match seen.begun {
-            Some(begun) => now.saturating_duration_since(begun).as_secs_f64(),
-            None => 0.0,
+        let mut looks = lock(&self.shared);
+        if looks.begun.is_none() {
+            looks.begun = Some(Instant::now());
+            looks.look();
+            // What was not counted before it is no matter.
+            looks.machines.iter_mut().for_each(|m| m.seen.longest_gap = Duration::ZERO);
         }
     }
 
@@ -139,21 +138,20 @@ impl Watcher for Watch {
         }
     }
 
-    fn inside(&self, machine: u32, known: &BTreeMap<String, f64>) {
-        if let Some(machine) = lock(&self.shared).machines.get_mut(machine as usize) {
-            machine.inside.extend(known.iter().map(|(name, value)| (name.clone(), *value)));
+    fn inside(&self, machine: u32, at: Instant, known: &BTreeMap<String, f64>) {
+        let mut looks = lock(&self.shared);
+        if (machine as usize) < looks.machines.len() {
+            // By the machine's own time: a row of its own, in which nothing else is known.
+            let time_s = seconds_between(looks.made, at);
+            looks.samples.add(machine, time_s, known);
         }
     }
 }
 
-impl Seen {
+impl Looks {
     fn look(&mut self) {
-        let now = Instant::now();
-        if let Some(last) = self.last.replace(now) {
-            self.longest_gap = self.longest_gap.max(now.saturating_duration_since(last));
-        }
         for (i, machine) in self.machines.iter_mut().enumerate() {
-            let time = self.made.map_or(0.0, |made| made.elapsed().as_secs_f64());
+            let time = seconds_between(self.made, Instant::now());
             let known = machine.known();
             self.samples.add(i as u32, time, &known);
         }
@@ -162,26 +160,48 @@ impl Seen {
 
 impl Machine {
     fn known(&mut self) -> BTreeMap<String, f64> {
-        let mut known = self.inside.clone();
-        if let Some(disk) = &mut self.disk
-            && let Ok(stats) = ask(disk)
+        let mut known = BTreeMap::new();
+        self.seen.stats = match &self.control {
+            Some(control) => answer(&mut self.disk, control).unwrap_or_default(),
+            None => Value::Null,
+        };
+        flatten("", &self.seen.stats, &mut known);
+        if let Some(pid) = self.seen.stats["worker_pid"].as_u64().filter(|pid| *pid > 0)
+            && let Ok(seconds) = cpu_seconds_of(&[pid as u32])
         {
-            flatten("", &stats, &mut known);
-            if let Some(pid) = stats["worker_pid"].as_u64().filter(|pid| *pid > 0)
-                && let Ok(seconds) = cpu_seconds_of(&[pid as u32])
-            {
-                known.insert("cpu.worker_s".into(), seconds);
-            }
-            self.stats = stats;
+            known.insert("cpu.worker_s".into(), seconds);
         }
         if let Some(seconds) = self.vmm.and_then(|pid| cpu_seconds_of(&[pid]).ok()) {
             known.insert("cpu.vmm_s".into(), seconds);
+        }
+        let now = Instant::now();
+        self.seen.longest_gap = self.seen.longest_gap.max(now.saturating_duration_since(self.last));
+        if !self.seen.stats.is_null() || self.control.is_none() {
+            self.last = now;
         }
         known
     }
 }
 
-fn lock(shared: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+/// What a disk says now. A connection on which an answer did not come in time is given up: it may come later, and
+/// would be taken for the next one.
+fn answer(disk: &mut Option<BufReader<UnixStream>>, control: &Path) -> Result<Value> {
+    let mut connection = match disk.take() {
+        Some(connection) => connection,
+        None => connect(control)?,
+    };
+    let stats = ask(&mut connection)?;
+    *disk = Some(connection);
+    Ok(stats)
+}
+
+/// Negative if `to` is before `from`.
+fn seconds_between(from: Instant, to: Instant) -> f64 {
+    let later = to.saturating_duration_since(from).as_secs_f64();
+    later - from.saturating_duration_since(to).as_secs_f64()
+}
+
+fn lock(shared: &Mutex<Looks>) -> MutexGuard<'_, Looks> {
     // What a thread that panicked has left are samples, whole rows of them.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -235,14 +255,15 @@ mod tests {
                 if stream.read_line(&mut line).unwrap() == 0 {
                     return;
                 }
+                let (sum, end) = (n * 10, "\n");
                 let answer = format!(
-                    "{{\"ok\":{{\"planes\":{{\"ram\":{{\"reads\":{}}}}},\"mode\":\"ram\"}}}}\n",
-                    n * 10
+                    "{{\"ok\":{{\"planes\":{{\"ram\":{{\"reads\":{sum}}}}},\"mode\":\"ram\"}}}}{end}"
                 );
                 stream.get_mut().write_all(answer.as_bytes()).unwrap();
             }
+            std::fs::remove_file(path).unwrap();
         });
-        path
+        dir.join(format!("disk-{answers}"))
     }
 
     #[test]
@@ -251,21 +272,48 @@ mod tests {
         let controls = [Some(disk(dir.path(), 1000)), Some(disk(dir.path(), 1)), None];
         let watch = Watch::start(&controls).unwrap();
         watch.vmm(0, std::process::id());
-        watch.inside(2, &BTreeMap::from([("inside.reads".to_string(), 7.0)]));
-        assert_eq!(watch.now_s(), 0.0);
         watch.begin();
+        let at = Instant::now() + Duration::from_secs(100);
+        watch.inside(2, at, &BTreeMap::from([("inside.reads".to_string(), 7.0)]));
+        watch.inside(9, at, &BTreeMap::new());
+        std::thread::sleep(Duration::from_millis(20));
         let found = watch.finish();
-        let of = |machine: u32, column: &str| -> Vec<f64> {
+        let of = |machine: u32, column: &str| -> Vec<(f64, f64)> {
             let rows = found.samples.rows.iter().filter(|row| row.machine == machine);
-            rows.filter_map(|row| found.samples.value(row, column)).collect()
+            rows.filter_map(|row| Some((row.time_s, found.samples.value(row, column)?))).collect()
         };
         // At its start, when the work began, in the end.
         let reads = of(0, "planes.ram.reads");
-        assert!(reads.len() >= 2 && reads.windows(2).all(|pair| pair[1] == pair[0] + 10.0), "{reads:?}");
+        assert!(reads.len() >= 2 && reads.windows(2).all(|pair| pair[1].1 == pair[0].1 + 10.0), "{reads:?}");
         assert_eq!(of(1, "planes.ram.reads").len(), 1, "what is not known is missing");
-        assert!(of(2, "inside.reads").contains(&7.0));
+        let inside = of(2, "inside.reads");
+        assert!(inside.len() == 1 && (inside[0].0 - 100.0).abs() < 10.0 && inside[0].1 == 7.0, "{inside:?}");
         assert!(!of(0, "cpu.vmm_s").is_empty() && of(1, "cpu.vmm_s").is_empty());
-        assert!(found.samples.rows.iter().any(|row| row.time_s.abs() < 0.1), "the begin is a sample");
-        assert_eq!(found.stats[0]["mode"], "ram");
+        assert!(reads.iter().any(|(time_s, _)| time_s.abs() < 0.1), "the begin is a sample");
+        let [good, ended, null] = &found.machines[..] else { panic!("three") };
+        assert_eq!(good.stats["mode"], "ram");
+        assert!(ended.stats.is_null() && null.stats.is_null(), "no counters of an earlier time");
+        assert!(ended.longest_gap > good.longest_gap && ended.longest_gap >= Duration::from_millis(20));
+    }
+
+    #[test]
+    fn an_answer_that_is_late_is_not_the_next_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let listener = UnixListener::bind(&path).unwrap();
+        let late = std::thread::spawn(move || {
+            let (first, _) = listener.accept().unwrap();
+            let mut second = BufReader::new(listener.accept().unwrap().0);
+            // Nobody may be there any more.
+            let _ = (&first).write_all(b"{\"ok\":{\"n\":1}}\n");
+            second.read_line(&mut String::new()).unwrap();
+            second.get_mut().write_all(b"{\"ok\":{\"n\":2}}\n").unwrap();
+        });
+        let first = connect(&path).unwrap();
+        first.get_ref().set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let mut disk = Some(first);
+        assert!(answer(&mut disk, &path).is_err() && disk.is_none());
+        assert_eq!(answer(&mut disk, &path).unwrap()["n"], 2);
+        late.join().unwrap();
     }
 }

@@ -50,13 +50,11 @@ pub enum WorkDisk {
 pub trait Watcher: Sync {
     /// The work begins: this is time 0.
     fn begin(&self);
-    /// Seconds since then; negative before.
-    fn now_s(&self) -> f64;
     /// A machine's VMM is this process.
     fn vmm(&self, machine: u32, pid: u32);
     /// What a machine has counted inside until now: `inside.reads`, `inside.read_bytes`, `inside.writes`,
     /// `inside.written_bytes`, `inside.cpu_s`.
-    fn inside(&self, machine: u32, known: &BTreeMap<String, f64>);
+    fn inside(&self, machine: u32, at: Instant, known: &BTreeMap<String, f64>);
 }
 
 /// What the work came to.

@@ -96,9 +96,9 @@ impl Models {
         self.early.push(Reverse((due_ns, tag, result)));
     }
 
-    /// Completions that are.
-    pub fn held(&self) -> usize {
-        self.early.len()
+    /// Completions of reads that are.
+    pub fn held_reads(&self) -> usize {
+        self.early.iter().filter(|Reverse((_, tag, _))| matches!(tag, Tag::Read(_))).count()
     }
 
     /// When to wake for what is due next.

@@ -142,8 +142,8 @@ impl Doer {
 
     /// Reads of files that the store has not done. Of what is held it is known when it comes.
     pub fn reads_under_way(&self) -> usize {
-        let held = self.models.as_ref().map_or(0, |models| models.held());
-        (self.reads.len() - self.free_reads.len()).saturating_sub(held)
+        let held = self.models.as_ref().map_or(0, |models| models.held_reads());
+        self.reads.len() - self.free_reads.len() - held
     }
 
     /// A read's completion. `None`: it goes on, or is held.

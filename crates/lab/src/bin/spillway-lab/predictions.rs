@@ -105,7 +105,6 @@ pub fn predict(args: &Predict) -> Result<ExitCode> {
     for subject in SUBJECTS.iter().filter(chosen) {
         all.push(one(subject, args.fresh, &lab, &say).with_context(|| subject.name.to_string())?);
     }
-    let _ = std::fs::remove_dir_all(&lab.scratch);
     let (hardware, versions) = (hardware(&args.common, &lab)?, versions(&lab));
     let whole = json!({
         "schema": 1, "begun": stamp::now(), "hardware": hardware, "versions": versions, "found": all,

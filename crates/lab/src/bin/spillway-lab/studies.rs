@@ -65,10 +65,7 @@ pub fn run(args: &Run) -> Result<ExitCode> {
     }
     study.runs.count = args.runs.unwrap_or(study.runs.count);
     only(&mut study, &args.only)?;
-    for scenario in &study.scenarios {
-        workload::check(&study.work.workload, study.engine(scenario), &study.parameters(scenario))
-            .with_context(|| format!("study '{}'", study.name))?;
-    }
+    can_be_done(&study)?;
     let lab = prepare(&args.common)?;
     let begun = stamp::now();
     let time = begun.replace(['-', ':', 'Z'], "").replace('T', "-");
@@ -89,6 +86,7 @@ pub fn run(args: &Run) -> Result<ExitCode> {
 /// Goes on with one.
 pub fn resume(args: &Resume) -> Result<ExitCode> {
     let folder = Folder::open(&args.dir)?;
+    can_be_done(&folder.record.study)?;
     let lab = prepare(&args.common)?;
     let (before, now) = (&folder.record.versions, versions(&lab));
     if *before != now {
@@ -160,6 +158,14 @@ fn chosen(study: &str) -> Result<Study> {
     })
 }
 
+fn can_be_done(study: &Study) -> Result<()> {
+    for scenario in &study.scenarios {
+        workload::check(&study.work.workload, study.engine(scenario), &study.parameters(scenario))
+            .with_context(|| format!("study '{}', scenario '{}'", study.name, scenario.name))?;
+    }
+    Ok(())
+}
+
 fn only(study: &mut Study, only: &[String]) -> Result<()> {
     if only.is_empty() {
         return Ok(());
@@ -181,13 +187,14 @@ fn only(study: &mut Study, only: &[String]) -> Result<()> {
 pub fn prepare(common: &Common) -> Result<Lab> {
     let spillway = spillway_lab::disk::program()?;
     let kit = Kit::find().context("the guest has not been built: run 'make image', or set SPILLWAY_GUEST")?;
-    let scratch = tempfile::Builder::new().prefix("spillway-lab.").tempdir_in(&common.scratch);
-    let scratch = scratch
-        .with_context(|| format!("{}: no folder for what runs need", common.scratch.display()))?
-        .keep();
-    clean_up_when_interrupted(vec![scratch.clone()])?;
+    let folder = |place: &Path| {
+        let made = tempfile::Builder::new().prefix("spillway-lab.").tempdir_in(place);
+        made.with_context(|| format!("{}: no folder for what runs need", place.display()))
+    };
+    let (scratch, memory) = (folder(&common.scratch)?, folder(Path::new("/dev/shm"))?);
+    clean_up_when_interrupted(vec![scratch.path().into(), memory.path().into()])?;
     let accelerator = Accelerator::probe(&kit)?;
-    Ok(Lab { spillway, kit, accelerator, scratch })
+    Ok(Lab { spillway, kit, accelerator, scratch, memory })
 }
 
 /// What it is measured on.
@@ -224,7 +231,6 @@ fn finish(folder: &Folder, lab: &Lab, as_json: bool) -> Result<ExitCode> {
     let mut screen = Screen::new();
     let done = study::run::run(folder, lab, &mut screen);
     screen.finish();
-    let _ = std::fs::remove_dir_all(&lab.scratch);
     let Summary { kept, dropped, empty } = done?;
     let page = if kept > 0 { Some(report::write(folder.dir())?) } else { None };
     if as_json {
