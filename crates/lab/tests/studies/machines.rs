@@ -1,5 +1,6 @@
 //! The shipped small study, on real machines.
 
+use crate::browser::Browser;
 use crate::{World, object, run_record, until};
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_lab::Server;
@@ -67,13 +68,26 @@ fn a_machine_that_breaks_is_dropped_and_a_study_that_is_killed_goes_on() {
         assert!(head.contains(&column), "{column}: {head:?}");
     }
 
-    let report = Path::new(end["report"].as_str().unwrap()).to_path_buf();
-    let page = std::fs::read_to_string(&report).unwrap();
-    assert!(page.contains("direct-1") || page.contains("direct, run 1"), "the dropped run is named");
+    let report = Path::new(end["report"].as_str().unwrap());
+    look(&world, report, &why);
     // Done is done.
     let again = object(&world.lab(&["resume", results.to_str().unwrap(), "--json"]));
     assert_eq!(again["kept"], 3);
     let left = std::fs::read_dir(world.path("scratch")).unwrap().count();
     assert_eq!(left, 1, "what the killed one left, and nothing else");
     until("no machine is left behind", || vmm_of(&results).is_none().then_some(()));
+}
+
+/// In a real browser: pictures of what was measured, and the run that does not count. `tests/report` looks closer.
+fn look(world: &World, report: &Path, why: &str) {
+    if !spillway_lab::has_program("chromium") {
+        return spillway_lab::skip("chromium is not here: run 'make install-deps'");
+    }
+    let browser = Browser { dir: &world.path("scratch"), dark: false };
+    let (page, complaints) = browser.dom(report);
+    assert!(complaints.is_empty(), "{complaints:?}");
+    assert!(page.matches("<svg").count() > 20, "{} pictures", page.matches("<svg").count());
+    let why = why.lines().next().unwrap().split(['<', '>', '&', '"', '\'']).next().unwrap();
+    assert!(page.contains("1 dropped") && page.contains(why), "the dropped run is named: {why}");
+    assert!(browser.printed(report, &world.path("report.pdf")) > 3);
 }

@@ -1,6 +1,8 @@
 //! Studies as their user runs them: real machines, one that breaks, a study that is killed and goes on, a folder that is full.
 #![allow(clippy::unwrap_used, reason = "a test ends where a step fails")]
 
+#[path = "../report/browser.rs"]
+mod browser;
 mod full;
 mod machines;
 
