@@ -7,6 +7,15 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
+/// Bytes of a text that is shown.
+const MOST_TEXT_BYTES: usize = 4000;
+const MOST_SCENARIOS: usize = 100;
+const MOST_RUNS: u32 = 1000;
+const MOST_MACHINES: u32 = 1000;
+/// Of a run.
+const MOST_SECONDS: u64 = 7 * 86400;
+const MOST_REST_SECONDS: f64 = 3600.0;
+
 /// A study's file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -216,13 +225,19 @@ impl Study {
         Ok(study)
     }
 
-    /// Refuses what cannot be run.
+    /// Whether it can be, whoever wrote it: names that can be names of files, and nothing without bounds.
     pub fn check(&self) -> Result<()> {
         is_name(&self.name)?;
+        is_text("title", &self.title)?;
+        is_text("question", &self.question)?;
         ensure!(!self.scenarios.is_empty(), "it has no scenario");
+        is_count("scenario", self.scenarios.len(), MOST_SCENARIOS)?;
         for (i, scenario) in self.scenarios.iter().enumerate() {
             is_name(&scenario.name)?;
+            is_text("what", &scenario.what).with_context(|| format!("scenario '{}'", scenario.name))?;
             ensure!(scenario.machines > 0, "scenario '{}' has no machines", scenario.name);
+            is_count("machines", scenario.machines, MOST_MACHINES)
+                .with_context(|| format!("scenario '{}'", scenario.name))?;
             let twice = self.scenarios[..i].iter().any(|earlier| earlier.name == scenario.name);
             ensure!(!twice, "two scenarios are called '{}'", scenario.name);
             for plane in scenario.storage.keys() {
@@ -255,11 +270,19 @@ impl Study {
             "the baseline '{}' is none of its scenarios",
             self.baseline
         );
+        if let Some(scale) = &self.scale {
+            is_text("scale.of", &scale.of)?;
+            ensure!(scale.factor.is_finite() && scale.factor > 0.0, "scale.factor is a divisor");
+        }
         ensure!(self.runs.count > 0 && self.quick.count != Some(0), "it has no runs");
+        is_count("runs.count", self.runs.count.max(self.quick.count.unwrap_or(0)), MOST_RUNS)?;
+        ensure!(self.quick.machines != Some(0), "its shorter form has no machines");
+        is_count("quick.machines", self.quick.machines.unwrap_or(0), MOST_MACHINES)?;
         ensure!(self.runs.limit_seconds > 0, "no run may take any time");
+        is_count("runs.limit_seconds", self.runs.limit_seconds, MOST_SECONDS)?;
         ensure!(
-            self.runs.rest_seconds.is_finite() && self.runs.rest_seconds >= 0.0,
-            "rest_seconds is a time"
+            (0.0..=MOST_REST_SECONDS).contains(&self.runs.rest_seconds),
+            "runs.rest_seconds is a time, of at most {MOST_REST_SECONDS} s"
         );
         Ok(())
     }
@@ -300,6 +323,16 @@ fn is_name(name: &str) -> Result<()> {
     if name.is_empty() || name.len() > 60 || name.starts_with('-') || !name.chars().all(good) {
         bail!("'{name}' is no name: small letters, digits and '-'");
     }
+    Ok(())
+}
+
+fn is_text(what: &str, text: &str) -> Result<()> {
+    ensure!(text.len() <= MOST_TEXT_BYTES, "{what}: {} bytes, {MOST_TEXT_BYTES} are the most", text.len());
+    Ok(())
+}
+
+fn is_count<T: PartialOrd + std::fmt::Display>(what: &str, count: T, most: T) -> Result<()> {
+    ensure!(count <= most, "{what}: {count}, {most} are the most");
     Ok(())
 }
 
@@ -365,5 +398,40 @@ mod tests {
             let error = format!("{:#}", Study::parse(&FILE.replacen(from, to, 1)).unwrap_err());
             assert!(error.contains(why), "{why}: {error}");
         }
+    }
+
+    #[test]
+    fn nothing_is_without_bounds() {
+        let study = || Study::parse(FILE).unwrap();
+        let refused = |change: &dyn Fn(&mut Study), why: &str| {
+            let mut study = study();
+            change(&mut study);
+            let error = format!("{:#}", study.check().unwrap_err());
+            assert!(error.contains(why), "{why}: {error}");
+        };
+        refused(&|s| s.title = "t".repeat(4001), "title: 4001 bytes");
+        refused(&|s| s.question = "t".repeat(1 << 20), "question");
+        refused(&|s| s.scenarios[1].what = "t".repeat(4001), "scenario 'ram': what");
+        refused(&|s| s.runs.count = 1001, "runs.count: 1001");
+        refused(&|s| s.quick.count = Some(u32::MAX), "runs.count");
+        refused(&|s| s.quick.machines = Some(1001), "quick.machines");
+        refused(&|s| s.quick.machines = Some(0), "shorter form has no machines");
+        refused(&|s| s.scenarios[0].machines = 1001, "machines: 1001");
+        refused(&|s| s.runs.limit_seconds = u64::MAX, "limit_seconds");
+        for seconds in [3601.0, -1.0, f64::NAN, f64::INFINITY] {
+            refused(&|s| s.runs.rest_seconds = seconds, "rest_seconds");
+        }
+        for factor in [0.0, -4.0, f64::NAN] {
+            refused(&|s| s.scale = Some(Scale { factor, of: "RAM".into() }), "scale.factor");
+        }
+        let many = |s: &mut Study| {
+            let more = s.scenarios[1].clone();
+            s.scenarios.extend((0..99).map(|i| Scenario { name: format!("more-{i}"), ..more.clone() }));
+        };
+        refused(&many, "scenario: 101");
+        let mut most = study();
+        (most.runs.count, most.runs.limit_seconds, most.runs.rest_seconds) = (1000, 7 * 86400, 3600.0);
+        (most.scenarios[0].machines, most.title) = (1000, "t".repeat(4000));
+        most.check().unwrap();
     }
 }
