@@ -7,7 +7,7 @@ use super::numbers::sound;
 use super::series::{Rows, Series};
 use crate::study::{Better, Kind, METRICS, Metric, RunRecord, Samples, Scenario, StudyRecord, View, record};
 use anyhow::{Context, Result, bail, ensure};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Records and a study's file are small.
@@ -77,12 +77,8 @@ impl Results {
             bail!("{}: no results of a study: it has no study.json", dir.display());
         }
         let record: StudyRecord = read_record(&path)?;
-        let names: BTreeSet<&str> = record.study.scenarios.iter().map(|s| s.name.as_str()).collect();
-        ensure!(
-            names.len() == record.study.scenarios.len() && !names.is_empty(),
-            "{}: it has no scenarios, or two of one name",
-            path.display()
-        );
+        // Its names become names of files.
+        record.study.check().with_context(|| format!("{}: no study that can be", path.display()))?;
         let of = |scenario: &Scenario| Measured { scenario: scenario.clone(), runs: Vec::new() };
         let scenarios = record.study.scenarios.iter().map(of).collect();
         let file = study_file(dir)?;

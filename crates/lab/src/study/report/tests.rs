@@ -237,6 +237,10 @@ fn broken_files_are_named() {
     broken(samples, "machine,time_s,a\n0,NaN,5\n", "no time of a run");
     broken(samples, "machine,time_s,a\n0,1e300,5\n", "no time of a run");
     broken(samples, "machine,time_s,a\n7,1,5\n", "machine 7 of 1");
+    let whole = Folder::whole();
+    let study = fs::read_to_string(whole.path().join("study.json")).unwrap();
+    broken("study.json", &study.replace("\"ram-256m\"", "\"../../up\""), "is no name");
+    broken("study.json", &study.replace("\"ram-256m\"", "\"direct\""), "two scenarios");
     let folder = Folder::whole();
     fs::remove_file(folder.path().join(samples)).unwrap();
     assert!(folder.refused().contains(samples));
