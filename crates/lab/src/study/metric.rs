@@ -52,6 +52,8 @@ pub struct Metric {
     pub better: Better,
     /// What must be said with it.
     pub note: &'static str,
+    /// What must be said besides where a disk stands on a storage model.
+    pub on_model: &'static str,
 }
 
 /// Sums that grow, one of which is shown as one.
@@ -63,13 +65,13 @@ const fn rate(
     columns: &'static [&'static str],
 ) -> Metric {
     let (kind, better) = (Kind::Rate, Better::Lower);
-    Metric { key, view, title, unit, kind, columns, scale: 1.0, better, note: "" }
+    Metric { key, view, title, unit, kind, columns, scale: 1.0, better, note: "", on_model: "" }
 }
 
 /// Bytes of the cache, shown as MB.
 const fn level(key: &'static str, title: &'static str, columns: &'static [&'static str]) -> Metric {
     let (view, unit, kind, better) = (View::Cache, "MB", Kind::Level, Better::Lower);
-    Metric { key, view, title, unit, kind, columns, scale: 1e-6, better, note: "" }
+    Metric { key, view, title, unit, kind, columns, scale: 1e-6, better, note: "", on_model: "" }
 }
 
 impl Metric {
@@ -87,9 +89,15 @@ impl Metric {
         self.note = note;
         self
     }
+
+    const fn on_model(mut self, note: &'static str) -> Metric {
+        self.on_model = note;
+        self
+    }
 }
 
 const GUEST_COUNTS: &str = "counted inside of the machine";
+const POLLS: &str = "on a storage model the worker polls in the last 40 us before a completion is due; that time is in it";
 const DRIVER: &str = "what a driver inside of the machine would have shown, whose overflow disk is the machine's own: \
                       the machine's and the overflow's added up, as in seed 000; where there is no cache, \
                       the machine's";
@@ -105,7 +113,8 @@ pub const METRICS: &[Metric] = {
             "% of a core",
             &["cpu.worker_s", "cpu.vmm_s"],
         )
-        .times(100.0),
+        .times(100.0)
+        .on_model(POLLS),
         rate(
             "host-cpu-worker",
             Host,
@@ -113,7 +122,8 @@ pub const METRICS: &[Metric] = {
             "% of a core",
             &["cpu.worker_s"],
         )
-        .times(100.0),
+        .times(100.0)
+        .on_model(POLLS),
         rate(
             "host-reads",
             Host,

@@ -199,7 +199,7 @@ fn all(parts: &Parts) -> Value {
         let Shown { metric, .. } = shown;
         json!({
             "key": metric.key, "title": metric.title, "unit": metric.unit, "total_unit": telling_unit(metric),
-            "note": metric.note, "scenarios": scenarios.collect::<Vec<_>>(),
+            "note": results.note(metric), "scenarios": scenarios.collect::<Vec<_>>(),
         })
     };
     let runs = results.runs().map(|run| &run.record);

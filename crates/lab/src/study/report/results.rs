@@ -34,7 +34,7 @@ pub const GUEST_IO: Metric = sum(
 
 const fn sum(key: &'static str, title: &'static str, view: View, columns: &'static [&'static str]) -> Metric {
     let (kind, better) = (Kind::Rate, Better::Lower);
-    Metric { key, view, title, unit: "requests/s", kind, columns, scale: 1.0, better, note: "" }
+    Metric { key, view, title, unit: "requests/s", kind, columns, scale: 1.0, better, note: "", on_model: "" }
 }
 
 /// A results folder.
@@ -163,6 +163,13 @@ impl Results {
     /// Whole runs of all scenarios.
     pub fn runs(&self) -> impl Iterator<Item = &Run> {
         self.scenarios.iter().flat_map(|measured| &measured.runs)
+    }
+
+    /// What must be said with a metric here.
+    pub fn note(&self, metric: &Metric) -> String {
+        let on_model = self.scenarios.iter().any(|measured| !measured.scenario.storage.is_empty());
+        let notes = [metric.note, if on_model { metric.on_model } else { "" }];
+        notes.into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join("; ")
     }
 
     /// A scenario by its name.

@@ -183,6 +183,28 @@ fn a_report_is_whole_and_holds_no_word_of_a_file_as_markup() {
 }
 
 #[test]
+fn polling_for_a_storage_model_is_said_only_where_there_is_one() {
+    let said = |study: &str| {
+        let folder = Folder::new(study);
+        let mut record = folder.run("direct", 1, 10.0);
+        record.actions.clear();
+        let mut samples = Samples::default();
+        for second in 0..10 {
+            let known = BTreeMap::from([("cpu.worker_s".to_string(), f64::from(second))]);
+            samples.add(0, f64::from(second), &known);
+        }
+        folder.put(&record, &samples);
+        let html = fs::read_to_string(write(folder.path()).unwrap()).unwrap();
+        let json = fs::read_to_string(folder.path().join("report/all.json")).unwrap();
+        (html.matches("the worker polls").count(), json.matches("the worker polls").count())
+    };
+    assert_eq!(said(STUDY), (0, 0));
+    let disk = "disk = { mode = \"direct\" }";
+    let storage = format!("{disk}\nstorage = {{ overflow = \"sata-ssd\" }}");
+    assert_eq!(said(&STUDY.replacen(disk, &storage, 1)), (2, 2));
+}
+
+#[test]
 fn a_new_report_takes_the_place_of_the_old_one_and_leaves_nothing_else() {
     let folder = Folder::whole();
     write(folder.path()).unwrap();

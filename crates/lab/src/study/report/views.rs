@@ -149,8 +149,9 @@ fn metric(page: &mut Page, results: &Results, shown: &Shown, (lines, bars): &(Pi
         page.put(&format!("<figure>{}<figcaption>{caption}</figcaption></figure>", picture.inline()));
     }
     page.put("</div>");
-    if !metric.note.is_empty() {
-        page.say("note", &format!("Note: {}.", metric.note));
+    let note = results.note(metric);
+    if !note.is_empty() {
+        page.say("note", &format!("Note: {note}."));
     }
     page.put(&table(results, shown).html());
     page.put("</section>");
