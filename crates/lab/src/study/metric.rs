@@ -97,7 +97,8 @@ impl Metric {
 }
 
 const GUEST_COUNTS: &str = "counted inside of the machine";
-const POLLS: &str = "on a storage model the worker polls in the last 40 us before a completion is due; that time is in it";
+const POLLS: &str =
+    "on a storage model the worker polls in the last 40 us before a completion is due; that time is in it";
 const DRIVER: &str = "what a driver inside of the machine would have shown, whose overflow disk is the machine's own: \
                       the machine's and the overflow's added up, as in seed 000; where there is no cache, \
                       the machine's";

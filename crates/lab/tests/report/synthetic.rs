@@ -214,7 +214,6 @@ pub fn fleet() -> Synthetic {
             ("fio.iometer-citrix.mb_s", iops * 0.004_096),
             ("fio.iometer-citrix.mean_ms", 64_000.0 / iops),
             ("fio.iometer-citrix.p99_ms", 190_000.0 / iops),
-            ("cpu_percent", 1.5 + iops / 5000.0),
             ("score.sessions", 3.0 + iops / 20_000.0),
         ]
     };

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a row is there only if a scenario has it.
 
-use super::figures::{Figures, Response, Spread, measure, measures};
+use super::figures::{Figures, Response, Score, Spread, measure, measures};
 use super::results::{GUEST_IO, HOST_IO, Measured, Results};
 use crate::study::{METRICS, Metric};
 use serde::Serialize;
@@ -17,6 +17,8 @@ pub struct Row {
     pub better: &'static str,
     /// In the order of the study.
     pub scenarios: Vec<Option<Spread>>,
+    /// What is known where there is no figure; empty where nothing is said.
+    pub words: Vec<String>,
     /// Whether scenarios lie apart in it by what they are, so that a picture is worth its place.
     #[serde(skip)]
     pub picture: bool,
@@ -44,7 +46,11 @@ pub fn describe(name: &str) -> (String, &'static str) {
         "boot_s" => plain("Boot time, s", LOWER),
         "logon_s" => plain("Logon time, s", LOWER),
         "score.sessions" => plain("Score: sessions before response degrades", HIGHER),
-        "cpu_percent" => plain("Processor, %", LOWER),
+        "score.active" => plain("Most sessions at a time", ""),
+        "replay.requests" => plain("Requests asked of the disks", ""),
+        "replay.late" => plain("Requests that began more than a millisecond late", LOWER),
+        "replay.seconds" => plain("Longest replay of a machine's work, s", LOWER),
+        "replay.actions_without_requests" => plain("Actions that asked nothing of the disk", ""),
         other => plain(other, ""),
     }
 }
@@ -55,7 +61,8 @@ pub fn rows(results: &Results) -> Vec<Row> {
     let mut add = |what: String, better, picture, of: &dyn Fn(&Measured) -> Option<Spread>| {
         let scenarios: Vec<Option<Spread>> = results.scenarios.iter().map(of).collect();
         if scenarios.iter().flatten().next().is_some() {
-            rows.push(Row { what, better, scenarios, picture });
+            let words = vec![String::new(); scenarios.len()];
+            rows.push(Row { what, better, scenarios, words, picture });
         }
     };
     let names = measures(results);
@@ -81,7 +88,7 @@ pub fn rows(results: &Results) -> Vec<Row> {
     }
     let what = "Mean response time of users' actions, ms";
     add(what.into(), LOWER, true, &|of| Response::of(of, None).map(|response| response.mean_ms));
-    for name in ["logon_s", "boot_s", "score.sessions", "cpu_percent"] {
+    for name in ["logon_s", "boot_s"] {
         let (what, better) = describe(name);
         add(what, better, true, &|of| measure(of, name));
     }
@@ -101,7 +108,21 @@ pub fn rows(results: &Results) -> Vec<Row> {
     add("RAM of the cache at its highest, MB".into(), LOWER, false, &|of| {
         Figures::of(of, named("ram-used")?)?.peak
     });
+    rows.extend(score(results));
     rows
+}
+
+/// The score, which a scenario has as a figure only if all its runs reached it.
+fn score(results: &Results) -> Option<Row> {
+    let scores: Vec<Option<Score>> = results.scenarios.iter().map(Score::of).collect();
+    scores.iter().flatten().next()?;
+    let figure =
+        |of: &Option<Score>| of.as_ref()?.reached.filter(|_| of.is_some_and(|s| s.carried.is_none()));
+    let scenarios: Vec<Option<Spread>> = scores.iter().map(figure).collect();
+    let words = scores.iter().map(|of| of.as_ref().map_or_else(String::new, Score::words)).collect();
+    let picture = scenarios.iter().all(Option::is_some);
+    let (what, better) = describe("score.sessions");
+    Some(Row { what, better, scenarios, words, picture })
 }
 
 /// A metric by its key.

@@ -3,7 +3,7 @@
 //! Invariant: only results of the same work are compared, and a difference within the spread of the runs is not called one.
 
 use super::answer::describe;
-use super::figures::{Figures, Response, Spread, actions, measure, measures, telling_unit};
+use super::figures::{Figures, Response, Score, Spread, actions, measure, measures, telling_unit};
 use super::numbers::{number, ratio};
 use super::results::{Measured, Results};
 use super::svg::plain;
@@ -97,6 +97,14 @@ impl Comparison {
         let name = &a.scenario.name;
         if a.scenario != b.scenario {
             self.notes.push(format!("'{name}' is not the same scenario in both"));
+        }
+        let scores = [a, b].map(Score::of);
+        if scores.iter().flatten().any(|score| score.carried.is_some()) {
+            let [a, b] =
+                scores.map(|score| score.map_or_else(|| "not measured".into(), |score| score.words()));
+            self.notes.push(format!(
+                "'{name}': the score is no figure of all runs: {a} in the first, {b} in the second"
+            ));
         }
         let mut add = |key: &str, what: &str, unit: &str, pair: (Option<Spread>, Option<Spread>)| {
             let (Some(one), Some(other)) = pair else { return };

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a figure is the mean of its runs and never stands without its spread, which one run does not have.
 
+use super::numbers::number;
 use super::results::{Measured, Results};
 use super::series::coarse;
 use crate::study::{Kind, Metric};
@@ -179,9 +180,49 @@ pub fn actions(results: &Results) -> Vec<String> {
     names.into_iter().map(|(name, _)| name.to_string()).collect()
 }
 
-/// A workload's own figure in a scenario.
+/// A workload's own figure in a scenario. None where a run does not have it: what the others have is not the scenario's.
 pub fn measure(measured: &Measured, name: &str) -> Option<Spread> {
-    Spread::of(measured.runs.iter().filter_map(|run| run.record.figures.get(name).copied()))
+    let values: Option<Vec<f64>> =
+        measured.runs.iter().map(|run| run.record.figures.get(name).copied()).collect();
+    Spread::of(values?)
+}
+
+/// The sessions at which responses degrade, which not every run reaches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Score {
+    /// In the runs that reached it.
+    pub reached: Option<Spread>,
+    /// Most sessions at a time, in those that did not: all were carried.
+    pub carried: Option<Spread>,
+}
+
+impl Score {
+    /// None where no run could have one.
+    pub fn of(measured: &Measured) -> Option<Score> {
+        let runs = || measured.runs.iter().map(|run| &run.record.figures);
+        let score = |of: &BTreeMap<String, f64>| of.get("score.sessions").copied();
+        let reached = Spread::of(runs().filter_map(score));
+        let carried =
+            runs().filter(|of| score(of).is_none()).filter_map(|of| of.get("score.active").copied());
+        let carried = Spread::of(carried);
+        (reached.is_some() || carried.is_some()).then_some(Score { reached, carried })
+    }
+
+    /// In how many runs of how many it was reached, and what is known of the others.
+    pub fn words(&self) -> String {
+        let count = |spread: Option<Spread>| spread.map_or(0, |s| s.runs);
+        let range = |s: Spread| match (number(s.low), number(s.high)) {
+            (low, high) if low == high => low,
+            (low, high) => format!("{low} to {high}"),
+        };
+        let (k, n) = (count(self.reached), count(self.reached) + count(self.carried));
+        let reached = format!("reached in {k} of {n} runs");
+        match (self.reached, self.carried) {
+            (Some(at), Some(more)) => format!("{reached}, at {}; else more than {}", range(at), range(more)),
+            (None, Some(more)) => format!("more than {}; {reached}", range(more)),
+            _ => reached,
+        }
+    }
 }
 
 /// Names of all figures of workloads.

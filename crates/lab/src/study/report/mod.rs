@@ -131,7 +131,11 @@ fn answered(page: &mut Page, results: &Results, rows: &[Row], pictures: &[Pictur
         let cell = |(place, spread): (usize, &Option<figures::Spread>)| {
             let relative = spread.and_then(|s| s.relative(baseline.as_ref())).filter(|_| Some(place) != base);
             let relative = relative.map_or(String::new(), |r| format!(" <b>{}</b>", numbers::ratio(r)));
-            figure_of(spread.as_ref(), &relative)
+            match row.words[place].as_str() {
+                "" => figure_of(spread.as_ref(), &relative),
+                words if spread.is_none() => safe(words),
+                words => format!("{} <small>{}</small>", figure_of(spread.as_ref(), &relative), safe(words)),
+            }
         };
         let cells = row.scenarios.iter().enumerate().map(cell);
         table.row([format!("{}{better}", safe(&row.what))].into_iter().chain(cells));

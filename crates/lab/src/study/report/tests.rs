@@ -183,6 +183,40 @@ fn a_report_is_whole_and_holds_no_word_of_a_file_as_markup() {
 }
 
 #[test]
+fn a_score_is_a_figure_only_where_all_runs_reached_it() {
+    let folder = Folder::new(STUDY);
+    let run = |scenario: &str, run: u32, sessions: Option<f64>| {
+        let mut record = folder.run(scenario, run, 10.0);
+        record.figures = [("score.active".to_string(), 12.0), ("replay.late".to_string(), 3.0)].into();
+        record.figures.extend(sessions.map(|sessions| ("score.sessions".to_string(), sessions)));
+        fs::write(folder.at(&record).join("run.json"), serde_json::to_string(&record).unwrap()).unwrap();
+    };
+    let page = || fs::read_to_string(write(folder.path()).unwrap()).unwrap();
+    run("direct", 1, Some(6.0));
+    run("direct", 2, Some(8.0));
+    run("ram-256m", 1, None);
+    run("ram-256m", 2, Some(9.0));
+    let html = page();
+    let words = "reached in 1 of 2 runs, at 9; else more than 12";
+    // Of the answer, and of the score's own table.
+    assert_eq!((html.matches(words).count(), html.matches("reached in 2 of 2 runs").count()), (2, 2));
+    assert!(html.contains("late <small><code>replay.late</code></small>"));
+    let results = Results::read(folder.path()).unwrap();
+    let rows = answer::rows(&results);
+    let row = rows.iter().find(|row| row.what.starts_with("Score")).unwrap();
+    assert_eq!((row.scenarios[0].unwrap().mean, row.scenarios[1]), (7.0, None));
+    let csv = fs::read_to_string(folder.path().join("report/figures.csv")).unwrap();
+    assert!(
+        csv.contains("score.sessions,workload,,direct,7,6,8,2")
+            && !csv.contains("score.sessions,workload,,ram")
+    );
+    let notes = compare(folder.path(), folder.path()).unwrap().notes;
+    assert!(notes.len() == 1 && notes[0].contains(words), "{notes:?}");
+    run("ram-256m", 2, None);
+    assert!(page().contains("more than 12; reached in 0 of 2 runs"));
+}
+
+#[test]
 fn polling_for_a_storage_model_is_said_only_where_there_is_one() {
     let said = |study: &str| {
         let folder = Folder::new(study);

@@ -4,7 +4,7 @@
 
 use super::answer::describe;
 use super::bars::{self, Bar};
-use super::figures::{Response, Spread, actions, measure, measures};
+use super::figures::{Response, Score, Spread, actions, measure, measures};
 use super::how;
 use super::numbers::{number, ratio};
 use super::page::{Page, Table, figure, safe, scenario};
@@ -73,15 +73,20 @@ pub fn many(page: &mut Page, pictures: &[Picture]) {
 pub fn chapter(page: &mut Page, results: &Results, users: &Users) {
     page.chapter("users", "User view");
     page.say("sub", "How long users waited, and what the workload measured by itself.");
-    let score: Vec<Option<Spread>> =
-        results.scenarios.iter().map(|measured| measure(measured, "score.sessions")).collect();
+    let score: Vec<Option<Score>> = results.scenarios.iter().map(Score::of).collect();
     if score.iter().any(Option::is_some) {
         page.part("score", "Score");
-        let mut table = Table::new("figures", ["", "sessions before response degrades"]);
-        for (place, (measured, spread)) in results.scenarios.iter().zip(&score).enumerate() {
-            table.row([scenario(place, &measured.scenario.name), figure(spread.as_ref())]);
+        let mut table = Table::new("words", ["", "sessions before response degrades", "in which runs"]);
+        for (place, (measured, score)) in results.scenarios.iter().zip(&score).enumerate() {
+            let all = score.filter(|score| score.carried.is_none()).and_then(|score| score.reached);
+            let words = score.map_or_else(|| "not measured".into(), |score| score.words());
+            table.row([scenario(place, &measured.scenario.name), figure(all.as_ref()), safe(&words)]);
         }
         page.put(&table.html());
+        page.say(
+            "note",
+            "A run that did not reach the score carried all its sessions. A mean is shown only where all runs reached it.",
+        );
     }
     if how::emulated(results) {
         page.say("warn", how::EMULATED);
@@ -98,12 +103,17 @@ pub fn chapter(page: &mut Page, results: &Results, users: &Users) {
     page.part("measures", "What the workload measured");
     let heads = results.scenarios.iter().map(|measured| measured.scenario.name.clone());
     let mut table = Table::new("figures", [String::from("figure")].into_iter().chain(heads));
-    for name in &names {
+    for name in names.iter().filter(|name| *name != "score.sessions") {
         let (what, better) = describe(name);
         let better =
             if better.is_empty() { String::new() } else { format!(" <small>{better} is better</small>") };
         let cells = results.scenarios.iter().map(|measured| figure(measure(measured, name).as_ref()));
-        table.row([format!("{}{better}", safe(&what))].into_iter().chain(cells));
+        let key = if what == *name {
+            String::new()
+        } else {
+            format!(" <small><code>{}</code></small>", safe(name))
+        };
+        table.row([format!("{}{key}{better}", safe(&what))].into_iter().chain(cells));
     }
     page.put(&table.html());
 }
