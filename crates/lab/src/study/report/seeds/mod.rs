@@ -238,6 +238,9 @@ pub fn chapter(page: &mut Page, results: &Results, all: &[Beside]) {
         table.row([format!("{}{note}", safe(&one.what))].into_iter().chain(cells));
     }
     page.put(&table.html());
+    for why in published::left_out(document) {
+        page.say("note", &format!("Not measured in this study. {why}"));
+    }
     page.say(
         "note",
         &format!(
@@ -270,6 +273,12 @@ impl Ours<'_> {
     /// A metric's totals in two scenarios.
     fn totals(&self, key: &str, scenario: &str, base: &str) -> Option<(f64, f64)> {
         Some((self.total(scenario, key)?, self.total(base, key)?))
+    }
+
+    /// What a metric is over time, in two scenarios.
+    fn means(&self, key: &str, scenario: &str, base: &str) -> Option<(f64, f64)> {
+        let mean = |name| Some(self.figures(name, key)?.mean?.mean);
+        Some((mean(scenario)?, mean(base)?))
     }
 
     /// A workload's figure.

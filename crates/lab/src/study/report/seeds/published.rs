@@ -13,6 +13,20 @@ const OVERFLOW_IS_INSIDE: &str = "there the overflow disk is the machine's own, 
 const QUEUE_BOUND: &str = "requests in flight divided by I/Os per second: not a finding of its own";
 const SAME_SIZE: &str = "I/Os per second times 4 KiB: not a finding of its own";
 
+const OTHER_PROCESSOR: &str = "theirs is the machine's, with the generator in it; ours the host's for the disk, with its polling for the \
+                               storage model in it: not the same measurement";
+
+/// What was published and is not measured here, and why.
+pub fn left_out(document: &str) -> &'static [&'static str] {
+    match document {
+        "002" => &[
+            "IOMeter's 28,000 I/Os per second with RAM beside 1,600 without: this study has logons and no IOMeter.",
+        ],
+        "004" => &["A boot time of 24 s beside 45 s: the disks of this study boot no machine."],
+        _ => &[],
+    }
+}
+
 /// 000: one machine, a cache of 256 and of 512 MB.
 pub fn memory_and_overflow(ours: &Ours) -> Vec<Claim> {
     let mut claims = Vec::new();
@@ -107,12 +121,6 @@ pub fn logon_storm(ours: &Ours) -> Vec<Claim> {
             inside("overflow").zip(inside("ram-256m")),
         )
         .note("there one cache wrote blocks of 4 KB and the other of 2 MB; here the machine's requests are the same"),
-        Claim::new(
-            "IOMeter's I/Os per second, RAM beside plain",
-            Ratio(17.5),
-            ours.measures("fio.iometer-vdi.iops", "ram-256m", "direct"),
-        )
-        .figures("28,000 / 1,600"),
     ]
 }
 
@@ -151,8 +159,12 @@ pub fn ephemeral(ours: &Ours) -> Vec<Claim> {
         let claim = Claim::new(format!("IOMeter: {what}"), Ratio(theirs), pair).figures(figures);
         claims.push(if last == "mean_ms" { claim.given(QUEUE_BOUND) } else { claim });
     }
-    let cpu = copies("cpu_percent");
-    claims.push(Claim::new("IOMeter: processor", Ratio(25.01 / 16.54), cpu).figures("25.01 / 16.54 %"));
+    let cpu = ours.means("machine-cpu", "ephemeral", "premium-disk");
+    claims.push(
+        Claim::new("Processor inside of the machine", Ratio(25.01 / 16.54), cpu)
+            .figures("25.01 / 16.54 %")
+            .given("theirs is of IOMeter alone, ours of all loads of a run: not the same measurement"),
+    );
     claims
 }
 
@@ -196,18 +208,11 @@ pub fn full_and_not(ours: &Ours) -> Vec<Claim> {
             Claim::new(beside("Mean response time"), Ratio(ms / 139.38), fio("mean_ms", name, "direct"))
                 .figures(figures[1])
                 .given(QUEUE_BOUND),
-            Claim::new(beside("Processor"), Ratio(cpu / 1.59), ours.measures("cpu_percent", name, "direct"))
-                .figures(figures[2]),
+            Claim::new(beside("Processor"), Ratio(cpu / 1.59), ours.means("host-cpu", name, "direct"))
+                .figures(figures[2])
+                .given(OTHER_PROCESSOR),
         ]);
     }
-    claims.push(
-        Claim::new(
-            "Boot time, 3 GB beside cache on disk",
-            Ratio(24.0 / 45.0),
-            ours.measures("boot_s", "ram-3g", "direct"),
-        )
-        .figures("24 / 45 s"),
-    );
     claims.push(
         Claim::new(
             "I/Os per second inside of a guest, 3 GB beside a disk that does nothing",
