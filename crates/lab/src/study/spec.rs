@@ -29,7 +29,7 @@ pub struct Study {
     /// Which of the five published measurements it repeats, if one: `000` to `004`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed_document: Option<String>,
-    /// By what everything is smaller than there: 4 is a quarter. And what that is of.
+    /// By what something is smaller than there, 4 is a quarter, and of what. Time is no part of it: reports compute that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale: Option<Scale>,
     /// The scenario that is 100%.

@@ -5,6 +5,7 @@
 use super::numbers::number;
 use super::page::{Page, Table, safe};
 use super::results::Results;
+use super::scale;
 use crate::study::{Engine, RunRecord};
 use std::collections::BTreeSet;
 
@@ -33,8 +34,12 @@ pub fn cautions(results: &Results) -> Vec<String> {
     if let Some(scale) = &results.record.study.scale {
         out.push(format!("Scaled by {}: {}.", number(scale.factor), scale.of));
     }
+    out.extend(scale::words(results));
     if results.record.quick {
-        out.push("This is the shorter form of the study.".into());
+        let other: Vec<String> =
+            results.record.study.quick.work.iter().map(|(word, value)| format!("{word} = {value}")).collect();
+        let other = if other.is_empty() { String::new() } else { format!(", with {}", other.join(", ")) };
+        out.push(format!("This is the shorter form of the study{other}."));
     }
     let machines: BTreeSet<u32> = results.runs().map(|run| run.record.machines).collect();
     if machines.len() > 1 {

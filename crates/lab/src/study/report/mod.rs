@@ -13,6 +13,7 @@ mod lines;
 mod numbers;
 mod page;
 mod results;
+mod scale;
 mod seeds;
 mod series;
 mod svg;

@@ -353,6 +353,22 @@ fn results_of_one_study_are_compared_and_others_refused() {
     assert!(format!("{:#}", compare(a.path(), other.path()).unwrap_err()).contains("the work is"));
 }
 
+#[test]
+fn the_scale_is_said_in_both_forms_and_a_rate_in_scaled_time_does_not_count() {
+    let study = crate::study::shipped().unwrap().into_iter().find(|s| s.name == "seed-002").unwrap();
+    let mut real = study.clone();
+    real.work.parameters.extend([("pace", 1), ("logon_every_s", 15)].map(|(k, v)| (k.to_string(), v.into())));
+    for (study, scaled) in [(study.clone(), true), (study.quick(), true), (real, false)] {
+        let folder = Folder::new(&toml::to_string(&study).unwrap());
+        folder.run("direct", 1, 5.0);
+        let html = fs::read_to_string(write(folder.path()).unwrap()).unwrap();
+        assert_eq!(html.contains("Time is scaled: users&#39; pauses are divided by"), scaled);
+        let found = seeds::beside(&Results::read(folder.path()).unwrap());
+        let rate = found.iter().find(|one| one.what.starts_with("I/Os per second and machine")).unwrap();
+        assert_eq!((rate.counts, rate.theirs.as_str()), (!scaled, "100"));
+    }
+}
+
 /// Figures of a run that the engine's workload leaves, and no others.
 fn figures_of(study: &Study, scenario: &Scenario) -> BTreeMap<String, f64> {
     let engine = study.engine(scenario);

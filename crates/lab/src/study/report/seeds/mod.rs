@@ -10,6 +10,7 @@ use super::figures::{Figures, measure};
 use super::numbers::{factor, number, ratio};
 use super::page::{Page, Table, safe};
 use super::results::Results;
+use super::scale;
 use serde::Serialize;
 
 /// Figures within this factor agree.
@@ -238,6 +239,9 @@ pub fn chapter(page: &mut Page, results: &Results, all: &[Beside]) {
         table.row([format!("{}{note}", safe(&one.what))].into_iter().chain(cells));
     }
     page.put(&table.html());
+    for words in scale::words(results) {
+        page.say("note", &words);
+    }
     for why in published::left_out(document) {
         page.say("note", &format!("Not measured in this study. {why}"));
     }
