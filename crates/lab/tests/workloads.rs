@@ -74,7 +74,7 @@ fn work(
     recording: Option<&Recording>,
     watch: &Notes,
 ) -> anyhow::Result<Done> {
-    let served = |disk: &&Disk| WorkDisk::Served { vhost: disk.vhost(), nbd: disk.nbd() };
+    let served = |disk: &&Disk| WorkDisk::Served { vhost: disk.vhost() };
     let disks: Vec<WorkDisk> = disks.iter().map(served).collect();
     let disks = if disks.is_empty() { vec![WorkDisk::Null] } else { disks };
     let stage = Stage {

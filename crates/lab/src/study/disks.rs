@@ -89,7 +89,7 @@ impl Disks {
 
     /// What the work is given.
     pub fn for_work(&self) -> Vec<WorkDisk> {
-        let served = |disk: &Disk| WorkDisk::Served { vhost: disk.vhost(), nbd: disk.nbd() };
+        let served = |disk: &Disk| WorkDisk::Served { vhost: disk.vhost() };
         self.disks.iter().map(|disk| disk.as_ref().map_or(WorkDisk::Null, served)).collect()
     }
 

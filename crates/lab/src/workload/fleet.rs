@@ -99,7 +99,7 @@ fn whole(trace: &Path) -> Result<()> {
 
 fn replay_all(recording: &Recording, speed: Speed, every: Duration, stage: &Stage<'_>) -> Result<Vec<Part>> {
     let sockets = stage.disks.iter().enumerate().map(|(i, disk)| match disk {
-        WorkDisk::Served { vhost, .. } => Ok(vhost),
+        WorkDisk::Served { vhost } => Ok(vhost),
         WorkDisk::Null => {
             bail!("machine {i}: a null disk keeps nothing, so that nothing can be replayed on it")
         }
@@ -127,6 +127,8 @@ fn replay_all(recording: &Recording, speed: Speed, every: Duration, stage: &Stag
             });
             machines.push((go, thread));
         }
+        // Only the threads are left to tell: one that panics must not be waited for.
+        drop(told);
         let all_up = (0..machines.len()).all(|_| tell.recv() == Ok(true));
         if all_up {
             stage.watch.begin();

@@ -31,8 +31,8 @@ pub fn run(words: &Words, stage: &Stage<'_>) -> Result<Done> {
     let golden = GuestDisk::Snapshot(stage.kit.golden());
     let disks = stage.disks.iter().map(|disk| match disk {
         WorkDisk::Null => vec![golden.clone(), GuestDisk::Null(NULL_BYTES)],
-        WorkDisk::Served { vhost, .. } if on_root => vec![GuestDisk::VhostUser(vhost.clone())],
-        WorkDisk::Served { vhost, .. } => vec![golden.clone(), GuestDisk::VhostUser(vhost.clone())],
+        WorkDisk::Served { vhost } if on_root => vec![GuestDisk::VhostUser(vhost.clone())],
+        WorkDisk::Served { vhost } => vec![golden.clone(), GuestDisk::VhostUser(vhost.clone())],
     });
     let (memory_mib, vcpus) = words.machine();
     let task = Task {

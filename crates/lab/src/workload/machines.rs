@@ -76,11 +76,31 @@ pub struct Did {
     pub took: Duration,
 }
 
+/// What a machine needs in its folder while it runs, and nobody afterwards.
+struct Needed {
+    dir: PathBuf,
+}
+
+impl Needed {
+    /// The named pipe that the machine is told on.
+    fn to_guest(&self) -> PathBuf {
+        self.dir.join("go.in")
+    }
+}
+
+impl Drop for Needed {
+    fn drop(&mut self) {
+        for name in ["initrd.cpio", "go.in", "go.out"] {
+            let _ = std::fs::remove_file(self.dir.join(name));
+        }
+    }
+}
+
 /// One that is followed.
 struct Machine {
     guest: Guest,
+    needed: Needed,
     lines: Lines,
-    to_guest: PathBuf,
     heard: Instant,
     up: Option<Instant>,
     ready: bool,
@@ -146,6 +166,7 @@ impl Machine {
         std::fs::create_dir_all(&dir).with_context(|| format!("{}: cannot make", dir.display()))?;
         // QEMU reads `go.in` and writes `go.out`: a named pipe has no limit on its path as a socket has.
         let pipe = dir.join("go");
+        let needed = Needed { dir: dir.clone() };
         for end in ["go.in", "go.out"] {
             let path = dir.join(end);
             let _ = std::fs::remove_file(&path);
@@ -169,8 +190,8 @@ impl Machine {
         )?;
         Ok(Machine {
             lines: Lines::new(&dir.join("report.log")),
-            to_guest: dir.join("go.in"),
             guest,
+            needed,
             heard: Instant::now(),
             up: None,
             ready: false,
@@ -234,10 +255,11 @@ impl Machine {
 
     /// Lets it begin.
     fn tell(&mut self) -> Result<()> {
+        let path = self.needed.to_guest();
         let mut pipe = OpenOptions::new()
             .write(true)
-            .open(&self.to_guest)
-            .with_context(|| format!("{}: cannot open", self.to_guest.display()))?;
+            .open(&path)
+            .with_context(|| format!("{}: cannot open", path.display()))?;
         pipe.write_all(b"go\n").context("it cannot be told to begin")?;
         self.heard = Instant::now();
         self.told = Some(self.heard);
@@ -247,9 +269,6 @@ impl Machine {
     /// Ends it; nothing if it was not done.
     fn end(mut self) -> Option<Life> {
         self.guest.kill();
-        for name in ["initrd.cpio", "go.in", "go.out"] {
-            let _ = std::fs::remove_file(self.to_guest.with_file_name(name));
-        }
         let (done, up, (at, said)) = (self.done?, self.up?, self.apart?);
         let host = |clock: f64| match clock >= said {
             true => at + Duration::from_secs_f64((clock - said).min(1e6)),
@@ -299,6 +318,17 @@ fn payload(words: &str) -> Vec<Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_machine_leaves_what_it_reported_and_nothing_that_it_needed() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["initrd.cpio", "go.in", "go.out", "report.log"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        drop(Needed { dir: dir.path().into() });
+        let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["report.log"]);
+    }
 
     #[test]
     fn the_line_with_the_least_delay_ties_the_clocks() {

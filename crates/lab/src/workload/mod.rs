@@ -16,7 +16,7 @@ mod stage;
 mod words;
 
 pub use recording::{Actions, Recorded, Recording};
-pub use stage::{Done, RecordStage, Stage, Watcher, WorkDisk, needs_recording};
+pub use stage::{Done, RecordStage, Stage, Watcher, WorkDisk};
 
 use crate::study::Engine;
 use anyhow::{Result, bail, ensure};

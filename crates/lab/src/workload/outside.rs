@@ -23,7 +23,7 @@ pub fn run(fio: &Fio, stage: &Stage<'_>) -> Result<Done> {
         .disks
         .iter()
         .map(|disk| match disk {
-            WorkDisk::Served { vhost, .. } => Ok(vhost),
+            WorkDisk::Served { vhost } => Ok(vhost),
             WorkDisk::Null => bail!("a null disk is one of QEMU's: engine 'guest'"),
         })
         .collect::<Result<_>>()?;

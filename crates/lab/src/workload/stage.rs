@@ -5,7 +5,7 @@
 
 use super::recording::Recording;
 use crate::guest::{Accelerator, Kit};
-use crate::study::{Action, Engine};
+use crate::study::Action;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -39,8 +39,6 @@ pub enum WorkDisk {
     Served {
         /// Its vhost-user-blk socket.
         vhost: PathBuf,
-        /// Its NBD socket.
-        nbd: PathBuf,
     },
     /// One that does nothing, of QEMU's.
     Null,
@@ -84,9 +82,4 @@ pub struct RecordStage<'a> {
     pub dir: &'a Path,
     /// When it is too late.
     pub deadline: Instant,
-}
-
-/// Whether an engine needs a recording.
-pub fn needs_recording(engine: Engine) -> bool {
-    engine == Engine::Replay
 }

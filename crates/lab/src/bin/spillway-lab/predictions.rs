@@ -233,7 +233,7 @@ fn fresh_run(
         parameters: &parameters(subject)?,
         seed: 1,
         dir: own.path(),
-        disks: &[WorkDisk::Served { vhost: disk.vhost(), nbd: disk.nbd() }],
+        disks: &[WorkDisk::Served { vhost: disk.vhost() }],
         recording: None,
         watch: &watch,
         deadline: Instant::now() + LIMIT,
