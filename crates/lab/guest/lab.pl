@@ -39,15 +39,16 @@ sub slurp {
     return scalar <$file>;
 }
 
-# What the kernel has counted since it started.
+# What the kernel has counted since it started, and when that was.
 sub inside {
+    my $at = now();
     my ($r, $rs, $w, $ws) = slurp('/proc/diskstats') =~ /^ *\d+ +\d+ +$word{disk} (\d+) \d+ (\d+) \d+ (\d+) \d+ (\d+)/m
         or die "no disk $word{disk}";
     # Neither idle nor waiting for a disk.
     my @ticks = (split ' ', slurp('/proc/stat'))[1 .. 8];
     my $busy = ($ticks[0] + $ticks[1] + $ticks[2] + $ticks[5] + $ticks[6] + $ticks[7]) / 100;
-    report('{"inside":{"reads":%d,"read_bytes":%d,"writes":%d,"written_bytes":%d,"cpu_s":%.2f}}',
-        $r, $rs * 512, $w, $ws * 512, $busy);
+    report('{"inside":{"reads":%d,"read_bytes":%d,"writes":%d,"written_bytes":%d,"cpu_s":%.2f},"at":%.6f}',
+        $r, $rs * 512, $w, $ws * 512, $busy, $at);
 }
 
 for (split /\n/, slurp('/run/payload/words')) {

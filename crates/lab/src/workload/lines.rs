@@ -44,6 +44,8 @@ pub enum Line {
     Inside {
         /// By name.
         inside: BTreeMap<String, f64>,
+        /// When.
+        at: f64,
     },
     /// A load of fio's has ended.
     Fio {
@@ -76,7 +78,8 @@ impl Line {
             Line::Ready { ready } => Some(*ready),
             Line::Done { done } => Some(*done),
             Line::Action { at, took_ms, .. } | Line::Fio { at, took_ms, .. } => Some(at + took_ms / 1000.0),
-            Line::Inside { .. } | Line::Error { .. } => None,
+            Line::Inside { at, .. } => Some(*at),
+            Line::Error { .. } => None,
         }
     }
 }
@@ -143,8 +146,11 @@ mod tests {
         assert!(matches!(seen[..], [Line::Up { up: 1.5 }, Line::Action { session: 2, .. }]), "{seen:?}");
         assert_eq!(seen[1].said(), Some(3.5));
         let seen =
-            say("ds\":7}}\n{\"fio\":\"a\",\"at\":1.0,\"took_ms\":1.0,\"json\":{\"jobs\":[]}}\n").unwrap();
-        assert!(matches!(&seen[..], [Line::Inside { inside }, Line::Fio { .. }] if inside["reads"] == 7.0));
+            say("ds\":7},\"at\":4.5}\n{\"fio\":\"a\",\"at\":1.0,\"took_ms\":1.0,\"json\":{\"jobs\":[]}}\n")
+                .unwrap();
+        assert!(
+            matches!(&seen[..], [Line::Inside { inside, at: 4.5 }, Line::Fio { .. }] if inside["reads"] == 7.0)
+        );
         assert!(
             matches!(&say("{\"error\":\"no room\"}\n").unwrap()[..], [Line::Error { error }] if error == "no room")
         );

@@ -3,6 +3,7 @@
 //! Owns the machines and their times. Invariants: work begins on all of them by one clock, when each is ready; one that ends, says
 //! that it cannot go on, or says nothing for too long is an error with what its console said last.
 
+use super::inside::since;
 use super::lines::{Line, Lines};
 use super::stage::Watcher;
 use crate::cpio::Entry;
@@ -106,8 +107,7 @@ struct Machine {
     ready: bool,
     told: Option<Instant>,
     done: Option<Instant>,
-    /// Host's time less the machine's: the least that was seen, since a line comes late but never early.
-    apart: Option<(Instant, f64)>,
+    tie: Option<Tie>,
     did: Vec<(u32, String, f64, f64)>,
     fio: Vec<(String, Value)>,
 }
@@ -197,7 +197,7 @@ impl Machine {
             ready: false,
             told: None,
             done: None,
-            apart: None,
+            tie: None,
             did: Vec::new(),
             fio: Vec::new(),
         })
@@ -212,8 +212,8 @@ impl Machine {
         }
         for line in lines {
             if let Some(said) = line.said() {
-                let nearer = self.apart.is_none_or(|(at, of)| earlier(now, said, at, of));
-                self.apart = if nearer { Some((now, said)) } else { self.apart };
+                let tie = Tie { at: now, said };
+                self.tie = Some(self.tie.map_or(tie, |last| last.nearer(tie)));
             }
             match line {
                 Line::Up { .. } => {
@@ -229,9 +229,11 @@ impl Machine {
                     );
                     self.did.push((session, action, at, took_ms));
                 }
-                Line::Inside { inside } => {
+                Line::Inside { inside, at } => {
                     let known = inside.into_iter().map(|(name, n)| (format!("inside.{name}"), n)).collect();
-                    watch.inside(number, &known);
+                    // Never later than it was heard.
+                    let at = self.tie.map_or(now, |tie| tie.host(at).min(now));
+                    watch.inside(number, at, &known);
                 }
                 Line::Fio { fio, at, took_ms, json } => {
                     ensure!(at.is_finite() && (0.0..1e9).contains(&took_ms), "it reports a load of no time");
@@ -269,15 +271,11 @@ impl Machine {
     /// Ends it; nothing if it was not done.
     fn end(mut self) -> Option<Life> {
         self.guest.kill();
-        let (done, up, (at, said)) = (self.done?, self.up?, self.apart?);
-        let host = |clock: f64| match clock >= said {
-            true => at + Duration::from_secs_f64((clock - said).min(1e6)),
-            false => at.checked_sub(Duration::from_secs_f64((said - clock).min(1e6))).unwrap_or(at),
-        };
+        let (done, up, tie) = (self.done?, self.up?, self.tie?);
         let did = self.did.into_iter().map(|(session, name, begin, took_ms)| Did {
             session,
             name,
-            begin: host(begin),
+            begin: tie.host(begin),
             took: Duration::from_secs_f64(took_ms / 1000.0),
         });
         Some(Life {
@@ -292,13 +290,31 @@ impl Machine {
     }
 }
 
-/// Whether a line that was said at `said` and seen at `now` came with less delay than another.
-fn earlier(now: Instant, said: f64, at: Instant, of: f64) -> bool {
-    let passed = match now.checked_duration_since(at) {
-        Some(later) => later.as_secs_f64(),
-        None => -(at - now).as_secs_f64(),
-    };
-    passed < said - of
+/// The machine's clock, tied to the host's: a line comes late but never early, so that the one with the least delay is nearest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Tie {
+    /// When a line was seen.
+    at: Instant,
+    /// When it was said, by the machine's clock.
+    said: f64,
+}
+
+impl Tie {
+    /// Of two the one whose line came with less delay.
+    fn nearer(self, other: Tie) -> Tie {
+        if since(self.at, other.at) < other.said - self.said { other } else { self }
+    }
+
+    /// The host's time of one of the machine's.
+    fn host(self, clock: f64) -> Instant {
+        match clock >= self.said {
+            true => self.at + Duration::from_secs_f64((clock - self.said).min(1e6)),
+            false => {
+                let before = Duration::from_secs_f64((self.said - clock).min(1e6));
+                self.at.checked_sub(before).unwrap_or(self.at)
+            }
+        }
+    }
 }
 
 /// What is added to the initrd.
@@ -334,8 +350,13 @@ mod tests {
     fn the_line_with_the_least_delay_ties_the_clocks() {
         let at = Instant::now();
         let later = at + Duration::from_millis(1000);
-        assert!(earlier(later, 11.005, at, 10.0), "5 ms less delay");
-        assert!(!earlier(later, 10.995, at, 10.0), "5 ms more");
-        assert!(earlier(at, 9.0, later, 9.9), "100 ms less, and seen before");
+        let tie = Tie { at, said: 10.0 };
+        let less = Tie { at: later, said: 11.005 };
+        assert_eq!(tie.nearer(less), less, "5 ms less delay");
+        assert_eq!(tie.nearer(Tie { at: later, said: 10.995 }), tie, "5 ms more");
+        assert_eq!(Tie { at: later, said: 9.9 }.nearer(Tie { at, said: 9.0 }), Tie { at, said: 9.0 });
+        let ms = |ms| Duration::from_millis(ms);
+        assert_eq!((tie.host(12.5), less.host(10.505)), (at + ms(2500), at + ms(500)));
+        assert_eq!(tie.host(f64::MAX), at + Duration::from_secs(1_000_000), "what no clock can say");
     }
 }

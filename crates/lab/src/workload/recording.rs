@@ -96,13 +96,9 @@ struct Nobody;
 impl Watcher for Nobody {
     fn begin(&self) {}
 
-    fn now_s(&self) -> f64 {
-        0.0
-    }
-
     fn vmm(&self, _: u32, _: u32) {}
 
-    fn inside(&self, _: u32, _: &BTreeMap<String, f64>) {}
+    fn inside(&self, _: u32, _: Instant, _: &BTreeMap<String, f64>) {}
 }
 
 /// Records one machine from its start until its work is done.

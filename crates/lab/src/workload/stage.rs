@@ -50,7 +50,7 @@ pub trait Watcher: Sync {
     fn begin(&self);
     /// A machine's VMM is this process.
     fn vmm(&self, machine: u32, pid: u32);
-    /// What a machine has counted inside until now: `inside.reads`, `inside.read_bytes`, `inside.writes`,
+    /// What a machine has counted inside until that time: `inside.reads`, `inside.read_bytes`, `inside.writes`,
     /// `inside.written_bytes`, `inside.cpu_s`.
     fn inside(&self, machine: u32, at: Instant, known: &BTreeMap<String, f64>);
 }
