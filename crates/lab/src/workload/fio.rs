@@ -5,7 +5,7 @@
 
 use super::words::Fio;
 use crate::load::Measured;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -132,6 +132,9 @@ pub fn command(run: &Run, file: &str, seconds: u32, seed: u64) -> String {
     )
 }
 
+/// No figure of fio's is beyond: bytes in a second, or a latency in ns.
+const MOST: f64 = 1e15;
+
 /// What a load came to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Found {
@@ -147,9 +150,10 @@ impl Found {
     /// What fio has said.
     pub fn of(json: &Value) -> Result<Found> {
         let figure = |key: &str| {
-            json.pointer(&format!("/jobs/0/mixed/{key}"))
-                .and_then(Value::as_f64)
-                .with_context(|| format!("no figure '{key}'"))
+            let figure = json.pointer(&format!("/jobs/0/mixed/{key}")).and_then(Value::as_f64);
+            let figure = figure.with_context(|| format!("no figure '{key}'"))?;
+            ensure!((0.0..MOST).contains(&figure), "'{key}' cannot be {figure}");
+            Ok(figure)
         };
         Ok(Found {
             iops: figure("iops")?,
@@ -240,5 +244,11 @@ mod tests {
             Found { iops: 10.5, bytes_s: 43008.0, mean_ms: 2.0, p50_ms: 1.0, p99_ms: 8.0, max_ms: 9.0 };
         assert_eq!(Found::of(&said).unwrap(), want);
         assert!(Found::of(&serde_json::json!({"jobs": []})).is_err());
+        for wrong in [-1.0, 1e300] {
+            let mut said = said.clone();
+            said["jobs"][0]["mixed"]["lat_ns"]["max"] = wrong.into();
+            let error = format!("{:#}", Found::of(&said).unwrap_err());
+            assert!(error.contains("lat_ns/max"), "{error}");
+        }
     }
 }

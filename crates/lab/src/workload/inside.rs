@@ -3,8 +3,8 @@
 //! Owns what machines are told, and how their times become a run's. Invariant: what is counted from outside holds all that they
 //! asked: they are ended when their work is done, and ask nothing more.
 
-use super::fio::{Found, command as fio_command, runs};
-use super::machines::{Life, Task, work};
+use super::fio::{Found, Run, command as fio_command, runs};
+use super::machines::{Life, Orders, Task, work};
 use super::score;
 use super::stage::{Done, Stage, WorkDisk};
 use super::words::{Fio, On, Sessions, Words};
@@ -34,15 +34,11 @@ pub fn run(words: &Words, stage: &Stage<'_>) -> Result<Done> {
         WorkDisk::Served { vhost } if on_root => vec![GuestDisk::VhostUser(vhost.clone())],
         WorkDisk::Served { vhost } => vec![golden.clone(), GuestDisk::VhostUser(vhost.clone())],
     });
-    let (memory_mib, vcpus) = words.machine();
     let task = Task {
         kit: stage.kit,
         accelerator: stage.accelerator,
-        memory_mib,
-        vcpus,
         disks: disks.collect(),
-        words: told(words, stage.seed, on_root && !null),
-        boot: matches!(words, Words::Boot(_)),
+        orders: orders(words, stage.seed, on_root && !null),
         every: every(words),
         dir: stage.dir,
         deadline: stage.deadline,
@@ -61,8 +57,25 @@ pub fn every(words: &Words) -> Duration {
     })
 }
 
-/// What machines are told.
-pub fn told(words: &Words, seed: u64, on_root: bool) -> String {
+/// What each machine is to do.
+pub fn orders(words: &Words, seed: u64, on_root: bool) -> Orders {
+    let (memory_mib, vcpus) = words.machine();
+    let orders = Orders { memory_mib, vcpus, words: told(words, seed, on_root), ..Orders::default() };
+    match words {
+        Words::Boot(_) => Orders { boot: true, ..orders },
+        Words::Sessions(Sessions { sessions, actions, .. }) => {
+            // A logon, and files may be copied after each action.
+            let actions = *sessions as usize * (1 + 2 * *actions as usize);
+            Orders { sessions: *sessions, actions, ..orders }
+        }
+        Words::Fio(fio) => {
+            let fill = fio.fill.then(|| "fill".into());
+            Orders { loads: fill.into_iter().chain(runs(fio).iter().map(Run::name)).collect(), ..orders }
+        }
+    }
+}
+
+fn told(words: &Words, seed: u64, on_root: bool) -> String {
     // Perl's integers have a sign.
     let seed = seed & (u64::MAX >> 1);
     let disk = if on_root { "vda" } else { "vdb" };

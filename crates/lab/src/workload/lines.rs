@@ -3,7 +3,7 @@
 //! Owns how far its report has been read. Invariant: a line is looked at once, when all of it is there; one that cannot be
 //! understood is an error, never passed over.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -14,6 +14,8 @@ use std::time::Instant;
 
 /// The longest line: what fio says of one load takes some 20 KB.
 const MOST_BYTES: usize = 1 << 20;
+/// The longest report: a million actions take some 90 MB, as many seconds 110.
+const MOST_REPORT_BYTES: u64 = 256 << 20;
 
 /// One line. Times are seconds of the machine's own clock.
 #[derive(Debug, Deserialize)]
@@ -88,13 +90,14 @@ impl Line {
 pub struct Lines {
     path: PathBuf,
     file: Option<File>,
+    read_bytes: u64,
     part: Vec<u8>,
 }
 
 impl Lines {
     /// From its begin.
     pub fn new(path: &Path) -> Lines {
-        Lines { path: path.into(), file: None, part: Vec::new() }
+        Lines { path: path.into(), file: None, read_bytes: 0, part: Vec::new() }
     }
 
     /// The lines that have come since the last time, and when that was seen.
@@ -104,15 +107,15 @@ impl Lines {
             self.file = Some(File::open(&self.path).with_context(what)?);
         }
         if let Some(file) = &mut self.file {
-            file.take(MOST_BYTES as u64).read_to_end(&mut self.part).with_context(what)?;
+            let read = file.take(MOST_BYTES as u64).read_to_end(&mut self.part).with_context(what)?;
+            self.read_bytes += read as u64;
         }
         let now = Instant::now();
         let whole = self.part.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
-        anyhow::ensure!(
-            whole > 0 || self.part.len() < MOST_BYTES,
-            "{}: a line without an end",
-            self.path.display()
-        );
+        let path = self.path.display();
+        ensure!(self.read_bytes <= MOST_REPORT_BYTES, "{path}: more than {MOST_REPORT_BYTES} bytes");
+        let longest = self.part.split(|&b| b == b'\n').map(<[u8]>::len).max();
+        ensure!(longest < Some(MOST_BYTES), "{path}: a line of more than {MOST_BYTES} bytes");
         let bytes: Vec<u8> = self.part.drain(..whole).collect();
         let lines = bytes.split(|&b| b == b'\n').map(|l| l.trim_ascii()).filter(|l| !l.is_empty());
         let parse = |line: &[u8]| {
@@ -156,5 +159,22 @@ mod tests {
         );
         let error = format!("{:#}", say("Segmentation fault\n").unwrap_err());
         assert!(error.contains("not understood: 'Segmentation fault'"), "{error}");
+    }
+
+    #[test]
+    fn no_line_and_no_report_is_longer_than_it_can_be() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = |lines: &mut Lines| (0..9).find_map(|_| lines.read().err()).unwrap().to_string();
+        file.as_file().write_all(&vec![b'x'; MOST_BYTES / 2]).unwrap();
+        let mut lines = Lines::new(file.path());
+        lines.read().unwrap();
+        file.as_file().write_all(&vec![b'x'; MOST_BYTES]).unwrap();
+        file.as_file().write_all(b"\n{}\n").unwrap();
+        assert!(error(&mut lines).contains("a line of more than"));
+        file.as_file().set_len(0).unwrap();
+        let mut lines = Lines { read_bytes: MOST_REPORT_BYTES, ..Lines::new(file.path()) };
+        lines.read().unwrap();
+        file.as_file().set_len(1).unwrap();
+        assert!(error(&mut lines).contains("more than 268435456 bytes"));
     }
 }

@@ -11,6 +11,7 @@ use crate::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -20,25 +21,40 @@ use std::time::{Duration, Instant};
 const AT_ONCE: usize = 2;
 /// Between two looks at all reports.
 const LOOK: Duration = Duration::from_millis(2);
+/// What machines count.
+const COUNTED: [&str; 5] = ["reads", "read_bytes", "writes", "written_bytes", "cpu_s"];
 /// A machine at work counts each second: one that says nothing for so long hangs.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// What machines are told to do.
+/// What each machine is, is told, and can report at most.
+#[derive(Default)]
+pub struct Orders {
+    /// Its memory.
+    pub memory_mib: u32,
+    /// Its processors.
+    pub vcpus: u32,
+    /// The content of /run/payload/words.
+    pub words: String,
+    /// Nothing but boot.
+    pub boot: bool,
+    /// Its sessions.
+    pub sessions: u32,
+    /// What they do, all together.
+    pub actions: usize,
+    /// fio's loads, by name.
+    pub loads: Vec<String>,
+}
+
+/// Machines, and what they are to do.
 pub struct Task<'a> {
     /// The guests.
     pub kit: &'a Kit,
     /// How they run.
     pub accelerator: Accelerator,
-    /// Memory of each.
-    pub memory_mib: u32,
-    /// Processors of each.
-    pub vcpus: u32,
     /// The disks of each.
     pub disks: Vec<Vec<GuestDisk>>,
-    /// What they are to do: the content of /run/payload/words, and `boot` if nothing but that.
-    pub words: String,
-    /// Nothing but boot.
-    pub boot: bool,
+    /// What they are to do.
+    pub orders: Orders,
     /// How much later each begins than the one before.
     pub every: Duration,
     /// Where a folder for each goes.
@@ -108,8 +124,7 @@ struct Machine {
     told: Option<Instant>,
     done: Option<Instant>,
     tie: Option<Tie>,
-    did: Vec<(u32, String, f64, f64)>,
-    fio: Vec<(String, Value)>,
+    reported: Reported,
 }
 
 /// Starts them, lets them work, and ends them. The first instant is when their work began.
@@ -118,7 +133,7 @@ pub fn work(task: &Task<'_>, watch: &dyn Watcher) -> Result<(Instant, Vec<Life>)
     let mut machines: Vec<Machine> = Vec::with_capacity(count);
     let mut begun: Option<Instant> = None;
     let start_of = |begun: Instant, i: usize| begun + task.every * i as u32;
-    if task.boot {
+    if task.orders.boot {
         watch.begin();
         begun = Some(Instant::now());
     }
@@ -144,7 +159,7 @@ pub fn work(task: &Task<'_>, watch: &dyn Watcher) -> Result<(Instant, Vec<Life>)
             watch.begin();
             begun = Some(Instant::now());
         }
-        if let (Some(begun), false) = (begun, task.boot) {
+        if let (Some(begun), false) = (begun, task.orders.boot) {
             for (i, machine) in machines.iter_mut().enumerate() {
                 if machine.told.is_none() && Instant::now() >= start_of(begun, i) {
                     machine.tell().with_context(|| format!("machine {i}"))?;
@@ -180,9 +195,9 @@ impl Machine {
                 dir: dir.clone(),
                 disks: task.disks[number].clone(),
                 system: true,
-                payload: payload(&task.words),
-                memory_mib: task.memory_mib,
-                vcpus: task.vcpus,
+                payload: payload(&task.orders.words),
+                memory_mib: task.orders.memory_mib,
+                vcpus: task.orders.vcpus,
                 accelerator: task.accelerator,
                 reboots: false,
             },
@@ -198,8 +213,7 @@ impl Machine {
             told: None,
             done: None,
             tie: None,
-            did: Vec::new(),
-            fio: Vec::new(),
+            reported: Reported::default(),
         })
     }
 
@@ -218,27 +232,21 @@ impl Machine {
             match line {
                 Line::Up { .. } => {
                     self.up = Some(now);
-                    self.done = task.boot.then_some(now);
-                    self.ready = task.boot;
+                    self.done = task.orders.boot.then_some(now);
+                    self.ready = task.orders.boot;
                 }
                 Line::Ready { .. } => self.ready = true,
                 Line::Action { action, session, at, took_ms } => {
-                    ensure!(
-                        at.is_finite() && (0.0..1e9).contains(&took_ms),
-                        "it reports an action of no time"
-                    );
-                    self.did.push((session, action, at, took_ms));
+                    self.reported.action(&task.orders, session, action, at, took_ms)?;
                 }
                 Line::Inside { inside, at } => {
-                    let known = inside.into_iter().map(|(name, n)| (format!("inside.{name}"), n)).collect();
+                    let known = counted(inside)?;
                     // Never later than it was heard.
                     let at = self.tie.map_or(now, |tie| tie.host(at).min(now));
                     watch.inside(number, at, &known);
                 }
                 Line::Fio { fio, at, took_ms, json } => {
-                    ensure!(at.is_finite() && (0.0..1e9).contains(&took_ms), "it reports a load of no time");
-                    self.did.push((0, fio.clone(), at, took_ms));
-                    self.fio.push((fio, json));
+                    self.reported.load(&task.orders, fio, at, took_ms, json)?;
                 }
                 Line::Done { .. } => self.done = Some(now),
                 Line::Error { error } => bail!("it cannot go on: {error}"),
@@ -272,7 +280,7 @@ impl Machine {
     fn end(mut self) -> Option<Life> {
         self.guest.kill();
         let (done, up, tie) = (self.done?, self.up?, self.tie?);
-        let did = self.did.into_iter().map(|(session, name, begin, took_ms)| Did {
+        let did = self.reported.did.into_iter().map(|(session, name, begin, took_ms)| Did {
             session,
             name,
             begin: tie.host(begin),
@@ -284,10 +292,49 @@ impl Machine {
             told: self.told.unwrap_or(up),
             done,
             did: did.collect(),
-            fio: self.fio,
+            fio: self.reported.fio,
             command: self.guest.command().into(),
         })
     }
+}
+
+/// What a machine has said that it did. It may say anything: what was not asked of it is an error.
+#[derive(Default)]
+struct Reported {
+    did: Vec<(u32, String, f64, f64)>,
+    fio: Vec<(String, Value)>,
+}
+
+impl Reported {
+    fn action(&mut self, asked: &Orders, session: u32, name: String, at: f64, took_ms: f64) -> Result<()> {
+        ensure!(session < asked.sessions, "it reports session {session}, and has {}", asked.sessions);
+        ensure!(self.did.len() < asked.actions, "it reports more than the {} actions asked", asked.actions);
+        self.took(session, name, at, took_ms)
+    }
+
+    fn load(&mut self, asked: &Orders, name: String, at: f64, took_ms: f64, json: Value) -> Result<()> {
+        ensure!(asked.loads.contains(&name), "it reports the load '{name}', which nobody asked");
+        ensure!(self.fio.iter().all(|(of, _)| *of != name), "it reports the load '{name}' twice");
+        self.fio.push((name.clone(), json));
+        self.took(0, name, at, took_ms)
+    }
+
+    fn took(&mut self, session: u32, name: String, at: f64, took_ms: f64) -> Result<()> {
+        let can_be = at.is_finite() && (0.0..1e9).contains(&took_ms);
+        ensure!(can_be, "it reports '{name}' at {at} s for {took_ms} ms");
+        self.did.push((session, name, at, took_ms));
+        Ok(())
+    }
+}
+
+/// What was counted inside, by the names of samples.
+fn counted(inside: BTreeMap<String, f64>) -> Result<BTreeMap<String, f64>> {
+    let named = inside.into_iter().map(|(name, value)| {
+        ensure!(COUNTED.contains(&name.as_str()), "it counts '{name}', which nobody asked");
+        ensure!(value.is_finite() && value >= 0.0, "it counts {value} for '{name}'");
+        Ok((format!("inside.{name}"), value))
+    });
+    named.collect()
 }
 
 /// The machine's clock, tied to the host's: a line comes late but never early, so that the one with the least delay is nearest.
@@ -344,6 +391,36 @@ mod tests {
         drop(Needed { dir: dir.path().into() });
         let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, ["report.log"]);
+    }
+
+    #[test]
+    fn a_report_of_what_nobody_asked_is_refused() {
+        let asked =
+            Orders { sessions: 2, actions: 2, loads: vec!["fill".into(), "a".into()], ..Orders::default() };
+        let refused = |result: Result<()>, named: &str| {
+            let error = format!("{:#}", result.unwrap_err());
+            assert!(error.contains(named), "{error}");
+        };
+        let save = || String::from("save");
+        let mut reported = Reported::default();
+        refused(reported.action(&asked, 2, save(), 1.0, 1.0), "session 2");
+        refused(reported.action(&asked, 0, save(), 1.0, -1.0), "-1 ms");
+        refused(reported.action(&asked, 0, save(), f64::INFINITY, 1.0), "inf s");
+        reported.action(&asked, 0, save(), 1.0, 1.0).unwrap();
+        reported.action(&asked, 1, save(), 1.0, 1.0).unwrap();
+        refused(reported.action(&asked, 0, save(), 1.0, 1.0), "more than the 2");
+        let mut reported = Reported::default();
+        refused(reported.load(&asked, "../../a".into(), 1.0, 1.0, Value::Null), "../../a");
+        reported.load(&asked, "a".into(), 1.0, 1.0, Value::Null).unwrap();
+        refused(reported.load(&asked, "a".into(), 1.0, 1.0, Value::Null), "twice");
+
+        let inside = |name: &str, value| counted(BTreeMap::from([(name.to_string(), value)]));
+        assert_eq!(inside("reads", 7.0).unwrap(), BTreeMap::from([("inside.reads".to_string(), 7.0)]));
+        for (name, value) in
+            [("temperature", 1.0), ("reads", -1.0), ("cpu_s", f64::NAN), ("writes", f64::INFINITY)]
+        {
+            refused(inside(name, value).map(drop), name);
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! told by that clock; what users did by the machine's, which is tied to the host's by the report that came with the least delay, and
 //! to the trace's by its begin: some milliseconds too late in all.
 
-use super::inside::told;
+use super::inside::orders;
 use super::machines::{Life, Task, work};
 use super::stage::{RecordStage, Watcher};
 use super::words::Words;
@@ -116,15 +116,11 @@ pub fn record(workload: &str, words: &Words, stage: &RecordStage<'_>) -> Result<
     let mut recorder = Server::start("recorder", program, &arguments, None, &dir.join("recorder.log"))?;
     let clock = Clock::of(&trace, &mut recorder)?;
 
-    let (memory_mib, vcpus) = words.machine();
     let task = Task {
         kit: stage.kit,
         accelerator: stage.accelerator,
-        memory_mib,
-        vcpus,
         disks: vec![vec![GuestDisk::VhostUser(disk.vhost())]],
-        words: told(words, stage.seed, true),
-        boot: matches!(words, Words::Boot(_)),
+        orders: orders(words, stage.seed, true),
         every: Duration::ZERO,
         dir,
         deadline: stage.deadline,
