@@ -12,7 +12,7 @@
 //! Invariant: every request of the recording is asked of every disk once, in the recorded order.
 
 use super::inside::{every, since};
-use super::recording::{Recorded, Recording};
+use super::recording::{Recorded, Recording, whole};
 use super::score;
 use super::stage::{Done, Stage, WorkDisk};
 use super::words::Words;
@@ -20,7 +20,7 @@ use crate::driver::{Driver, Shape};
 use crate::replay::{Pace, Replayed, Speed, replay_at};
 use crate::study::Action;
 use anyhow::{Context, Result, bail, ensure};
-use spillway_advisor::trace::{End, TraceReader};
+use spillway_advisor::trace::TraceReader;
 use std::fs::File;
 use std::io::BufReader;
 use std::iter::{Peekable, from_fn};
@@ -63,7 +63,7 @@ pub fn run(workload: &str, words: &Words, stage: &Stage<'_>) -> Result<Done> {
         Speed::Times(times) => every(words).div_f64(times),
         Speed::Full => Duration::ZERO,
     };
-    whole(&recording.trace).with_context(|| recording.trace.display().to_string())?;
+    whole(&recording.trace)?;
     let parts = replay_all(recording, speed, every, stage)?;
     let mut done = Done::default();
     let sum = |of: fn(&Part) -> u64| parts.iter().map(of).sum::<u64>() as f64;
@@ -87,14 +87,6 @@ pub fn run(workload: &str, words: &Words, stage: &Stage<'_>) -> Result<Done> {
         _ => {}
     }
     Ok(done)
-}
-
-/// One that was cut off would leave another state, and nobody would notice.
-fn whole(trace: &Path) -> Result<()> {
-    let mut reader = TraceReader::new(BufReader::with_capacity(256 << 10, File::open(trace)?))?;
-    while reader.read()?.is_some() {}
-    ensure!(reader.end() == End::Whole, "the trace is cut off: record it again");
-    Ok(())
 }
 
 fn replay_all(recording: &Recording, speed: Speed, every: Duration, stage: &Stage<'_>) -> Result<Vec<Part>> {
@@ -220,7 +212,7 @@ impl<'a> Answers<'a> {
         let after = self.actions.partition_point(|a| a.begin_us <= time_us);
         for i in (0..after).rev() {
             let action = &self.actions[i];
-            if action.begin_us + self.longest_us < time_us {
+            if action.begin_us.saturating_add(self.longest_us) < time_us {
                 break;
             }
             if time_us <= action.end_us {

@@ -1,6 +1,6 @@
 //! A recorded machine: every request of its whole life, and when its users did what.
 //!
-//! Owns `trace` and `actions.json` of its folder. Invariant: times are of the trace's clock, microseconds since it began. Requests are
+//! Owns `trace` and `actions.json` of its folder; the latter is written last, when the trace is whole and on the disk. Invariant: times are of the trace's clock, microseconds since it began. Requests are
 //! told by that clock; what users did by the machine's, which is tied to the host's by the report that came with the least delay, and
 //! to the trace's by its begin: some milliseconds too late in all.
 
@@ -11,11 +11,13 @@ use super::words::Words;
 use crate::disk::Disk;
 use crate::guest::GuestDisk;
 use crate::process::{Server, wait_until};
+use crate::study::folder::json;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use spillway_advisor::trace::TraceReader;
+use spillway_advisor::trace::{End, TraceReader};
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -130,15 +132,32 @@ pub fn record(workload: &str, words: &Words, stage: &RecordStage<'_>) -> Result<
     // The machine is gone: nothing is asked any more that the trace would not have.
     let status = recorder.stop()?;
     ensure!(status.success(), "the recorder ended with {status}: {}", recorder.tail());
-    let actions = actions(workload, words, stage.seed, life, &clock);
-    let path = dir.join("actions.json");
-    std::fs::write(&path, serde_json::to_string(&actions)?)
-        .with_context(|| format!("{}: cannot write", path.display()))?;
-    let stats = dir.join("stats.json");
-    std::fs::write(&stats, disk.stats()?.to_string())
-        .with_context(|| format!("{}: cannot write", stats.display()))?;
+    json(&dir.join("stats.json"), &disk.stats()?)?;
     disk.stop()?;
+    keep(dir, &actions(workload, words, stage.seed, life, &clock))?;
     Recording::read(dir)
+}
+
+/// Makes a recording of a trace that is there: it is one once `actions.json` is.
+fn keep(dir: &Path, actions: &Actions) -> Result<()> {
+    let trace = dir.join("trace");
+    whole(&trace)?;
+    let synced = File::open(&trace).and_then(|file| file.sync_all());
+    synced.with_context(|| format!("{}: cannot sync", trace.display()))?;
+    json(&dir.join("actions.json"), actions)
+}
+
+/// One that was cut off would leave another state, and nobody would notice.
+pub fn whole(trace: &Path) -> Result<()> {
+    let end = || -> Result<End> {
+        let mut reader = TraceReader::new(BufReader::with_capacity(256 << 10, File::open(trace)?))?;
+        while reader.read()?.is_some() {}
+        Ok(reader.end())
+    };
+    let path = trace.display();
+    let end = end().with_context(|| format!("{path}: cannot read the trace"))?;
+    ensure!(end == End::Whole, "{path}: the trace is cut off, record it again");
+    Ok(())
 }
 
 /// Sockets' paths must be short.
@@ -196,5 +215,42 @@ impl Clock {
 
     fn us(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.0).as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_advisor::trace::{Head, TraceWriter};
+    use spillway_advisor::{Event, Operation};
+
+    #[test]
+    fn it_is_a_recording_once_its_trace_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let trace = dir.path().join("trace");
+        let mut writer = TraceWriter::new(Vec::new(), &Head::new(1 << 20)).unwrap();
+        let event = Event { time_us: 5, operation: Operation::Write, offset_bytes: 0, len_bytes: 4096 };
+        writer.push(&event).unwrap();
+        let bytes = writer.finish().unwrap();
+        let actions = Actions {
+            schema: SCHEMA,
+            workload: "boot".into(),
+            seed: 1,
+            started_us: 0,
+            begin_us: 0,
+            done_us: 9,
+            actions: Vec::new(),
+        };
+
+        let error = |result: Result<()>| format!("{:#}", result.unwrap_err());
+        assert!(error(keep(dir.path(), &actions)).contains("trace: cannot read"));
+        std::fs::write(&trace, &bytes[..bytes.len() - 1]).unwrap();
+        assert!(error(keep(dir.path(), &actions)).contains("cut off"));
+        let missing = error(Recording::read(dir.path()).map(drop));
+        assert!(missing.contains("actions.json: cannot read"), "{missing}");
+        std::fs::write(&trace, &bytes).unwrap();
+        keep(dir.path(), &actions).unwrap();
+        assert_eq!(Recording::read(dir.path()).unwrap(), Recording { trace, actions });
+        assert!(!dir.path().join("actions.new").exists());
     }
 }
