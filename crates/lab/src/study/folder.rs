@@ -136,11 +136,9 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn record(scenario: &str) -> StudyRecord {
-        let text = format!(
-            "name = 'a'\ntitle = 'A'\nquestion = '?'\nbaseline = 'good'\n[work]\nworkload = 'boot'\nengine = 'guest'\n\
-             [[scenario]]\nname = 'good'\nwhat = 'it'"
-        );
-        let mut study = Study::parse(&text).unwrap();
+        let text = "name = 'a'\ntitle = 'A'\nquestion = '?'\nbaseline = 'good'\n[work]\nworkload = 'boot'\nengine = 'guest'\n\
+             [[scenario]]\nname = 'good'\nwhat = 'it'";
+        let mut study = Study::parse(text).unwrap();
         (study.scenarios[0].name, study.baseline) = (scenario.into(), scenario.into());
         StudyRecord {
             schema: record::SCHEMA,
