@@ -140,7 +140,8 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
     assert!(done.actions.iter().all(|a| a.took_ms >= 0.0 && a.at_s > -0.1 && a.at_s < now_s));
     assert!(done.figures["boot_s"] > 0.5 && done.figures["logon_s"] > 0.0, "{:?}", done.figures);
     let (one, other) = (counted("planes.guest.written_bytes") as f64, written(&disk) as f64);
-    assert!((one - other).abs() <= 0.05 * one, "the same seed wrote {one} and {other} bytes");
+    // Some 11 MB, of which the system writes a million bytes by itself, more in a slower run.
+    assert!((one - other).abs() <= 0.10 * one, "the same seed wrote {one} and {other} bytes");
     let inside = watch.inside.lock().unwrap();
     assert!(inside.windows(2).all(|pair| pair[0].0 < pair[1].0), "by time: {inside:?}");
     let last_action = done.actions.iter().map(|a| a.at_s + a.took_ms / 1000.0).fold(0.0, f64::max);
