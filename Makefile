@@ -37,7 +37,7 @@ test: install-deps image ## All tests; says what was skipped
 check: ## All that CI checks, every failure listed: format, lints, walls, docs, tests, fuzzing, audits
 	scripts/check
 
-soak: install-deps image ## The long forms: 200 million model operations, a crash at every store, 200 kills, fleets of 20, 20 minutes a fuzz target
+soak: install-deps image ## The long forms: 200 million model operations, a crash at every store, 200 kills, fleets of 20, 20 minutes a fuzz target, whole studies
 	scripts/soak
 
 install-deps: ## Installs the Debian packages that are missing

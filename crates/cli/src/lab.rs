@@ -17,6 +17,7 @@ const RUN_EXAMPLES: &str = "\
 Examples:
   spillway lab list                                  the studies that are shipped
   spillway lab run seed-000 --quick                  the shorter form of one; its report is made in the end
+  spillway lab run seed-002 --machines 60            a fleet of another size
   spillway lab run ./mine.toml --runs 5 --out mine   a study of one's own
   spillway lab resume mine                           after an interruption: what is done stays
 
@@ -92,6 +93,9 @@ pub struct Run {
     /// Runs of each scenario [default: the study's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
+    /// Machines of each scenario [default: the study's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    machines: Option<u32>,
     /// The study's shorter form
     #[arg(long)]
     quick: bool,

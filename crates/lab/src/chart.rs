@@ -3,6 +3,7 @@
 //! Owns the drawing and knows nothing of what is drawn. Invariant: no figure lies outside its panel, and what cannot
 //! be placed (no number, or none above 0 on a logarithmic axis) is left out, never drawn elsewhere.
 
+use crate::markup::{escaped, plain};
 use std::fmt::Write;
 
 /// A sheet of panels, two in a row, with notes under them.
@@ -259,21 +260,7 @@ fn put(out: &mut String, element: std::fmt::Arguments<'_>) {
 }
 
 fn text(out: &mut String, (x, y): (f64, f64), attributes: &str, words: &str) {
-    put(out, format_args!("<text x=\"{x:.1}\" y=\"{y:.1}\" {attributes}>{}</text>", escaped(words)));
-}
-
-fn escaped(words: &str) -> String {
-    words.chars().fold(String::new(), |mut out, c| {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            c if c.is_control() => {}
-            c => out.push(c),
-        }
-        out
-    })
+    put(out, format_args!("<text x=\"{x:.1}\" y=\"{y:.1}\" {attributes}>{}</text>", escaped(&plain(words))));
 }
 
 /// Lines of at most [`NOTE_CHARS`], broken between words.

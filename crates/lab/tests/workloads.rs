@@ -16,8 +16,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// A session in seconds: pauses are a thousandth.
-const SESSION: &str =
-    "actions = 10\npace = 1000\nprofile_mb = 2\ndocuments_mb = 4\nmail_mb = 2\ncache_mb = 2\n";
+const SESSION: &str = "actions = 10\npace = 1000\nprofile_mb = 2\ndocuments_mb = 4\nmail_mb = 2\ncache_mb = 2\nfile_copy_mb = 32\n";
 
 /// Remembers what it was told.
 #[derive(Default)]
@@ -116,7 +115,7 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
     };
     let recording = record("knowledge-worker", &stage).unwrap();
     let actions = &recording.actions;
-    assert_eq!(actions.actions.len(), 11, "a logon and ten: {actions:?}");
+    assert_eq!(actions.actions.len(), 21, "a logon, ten, and files copied after each: {actions:?}");
     assert_eq!(actions.actions[0].name, "logon");
     assert!(actions.actions.iter().all(|a| (actions.begin_us..=actions.done_us).contains(&a.begin_us)));
     let counted: serde_json::Value =
@@ -140,8 +139,8 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
     assert!(done.actions.iter().all(|a| a.took_ms >= 0.0 && a.at_s > -0.1 && a.at_s < now_s));
     assert!(done.figures["boot_s"] > 0.5 && done.figures["logon_s"] > 0.0, "{:?}", done.figures);
     let (one, other) = (counted("planes.guest.written_bytes") as f64, written(&disk) as f64);
-    // Some 11 MB, of which the system writes a million bytes by itself, more in a slower run.
-    assert!((one - other).abs() <= 0.10 * one, "the same seed wrote {one} and {other} bytes");
+    // Of some 40 MB the system writes a million bytes by itself, more in a slower run.
+    assert!((one - other).abs() <= 0.05 * one, "the same seed wrote {one} and {other} bytes");
     let inside = watch.inside.lock().unwrap();
     assert!(inside.windows(2).all(|pair| pair[0].0 < pair[1].0), "by time: {inside:?}");
     let last_action = done.actions.iter().map(|a| a.at_s + a.took_ms / 1000.0).fold(0.0, f64::max);
@@ -173,7 +172,7 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
     assert_eq!(logons, [0, 1, 2]);
     assert!(done.actions.iter().all(|a| a.took_ms < 60_000.0), "{:?}", done.actions);
     let without = done.figures["replay.actions_without_requests"] as usize;
-    assert_eq!(done.actions.len() + without, 33);
+    assert_eq!(done.actions.len() + without, 63);
 
     let error = work(
         &kit,
@@ -233,15 +232,15 @@ fn fio_runs_in_a_machine_on_a_disk_of_ours_and_on_none() {
                 "{:?}",
                 done.figures
             );
-            let ran = done.actions.iter().find(|a| a.name == *name).unwrap();
-            assert!(ran.took_ms >= 3000.0 && ran.at_s > -0.1, "{ran:?}");
-            assert!(dir.path().join(format!("machine-0/fio-{name}.json")).is_file());
+            let path = dir.path().join(format!("machine-0/fio-{name}.json"));
+            let said: serde_json::Value =
+                serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+            assert!(said["jobs"][0]["job_runtime"].as_u64().unwrap() >= 3000, "{said}");
         }
-        assert!(
-            done.actions.iter().any(|a| a.name == "fill" && a.at_s < 0.0),
-            "filled before: {:?}",
-            done.actions
-        );
+        let began = |name: &str| done.figures[&format!("fio.{name}.began_s")];
+        assert!(began(names[0]) < 1.0, "time 0 is when all is filled: {:?}", done.figures);
+        assert!(names.windows(2).all(|pair| began(pair[1]) >= began(pair[0]) + 3.0), "{:?}", done.figures);
+        assert!(done.actions.is_empty(), "no user has done anything: {:?}", done.actions);
     }
     assert!(written(&disk) > 64 << 20, "what was filled was written");
 

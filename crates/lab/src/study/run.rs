@@ -41,7 +41,9 @@ impl Lab {
     /// A command as a user would give it, elsewhere.
     fn plain(&self, command: &str, [scratch, memory, results]: [&Path; 3]) -> String {
         let kit = (self.kit.dir(), ".cache/guest/current");
-        let places = [(scratch, "$SCRATCH"), (memory, "/dev/shm"), (results, "$RESULTS"), kit];
+        // A run's own folder, then what all runs share.
+        let shared = (self.scratch.path(), "$SCRATCH");
+        let places = [(scratch, "$SCRATCH"), shared, (memory, "/dev/shm"), (results, "$RESULTS"), kit];
         let plain = command.replacen(&self.spillway.display().to_string(), "spillway", 1);
         places.iter().fold(plain, |text, (path, name)| text.replace(&path.display().to_string(), name))
     }

@@ -293,9 +293,16 @@ impl Study {
         let quick = self.quick.clone();
         self.runs.count = quick.count.unwrap_or(self.runs.count);
         self.work.parameters.extend(quick.work);
-        if let Some(machines) = quick.machines {
-            self.scenarios.iter_mut().for_each(|s| s.machines = machines);
+        match quick.machines {
+            Some(machines) => self.with_machines(machines),
+            None => self,
         }
+    }
+
+    /// With so many machines in each scenario.
+    #[must_use]
+    pub fn with_machines(mut self, machines: u32) -> Study {
+        self.scenarios.iter_mut().for_each(|s| s.machines = machines);
         self
     }
 

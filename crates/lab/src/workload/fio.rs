@@ -177,13 +177,16 @@ impl Found {
         }
     }
 
-    /// The figures of all machines: sums of rates, the mean of all requests; of percentiles, which cannot be added, the worst.
-    pub fn figures(found: &[Found], name: &str, figures: &mut BTreeMap<String, f64>) {
+    /// The figures of all machines: when the first began, sums of rates, the mean of all requests; of percentiles, which cannot
+    /// be added, the worst.
+    pub fn figures(found: &[Found], name: &str, began_s: f64, figures: &mut BTreeMap<String, f64>) {
         let sum = |of: fn(&Found) -> f64| found.iter().map(of).sum::<f64>();
         let most = |of: fn(&Found) -> f64| found.iter().map(of).fold(0.0, f64::max);
         let iops = sum(|f| f.iops);
         let mean_ms = if iops > 0.0 { sum(|f| f.mean_ms * f.iops) / iops } else { 0.0 };
         for (key, value) in [
+            // A report has no figures below 0, and clocks are tied to some milliseconds.
+            ("began_s", began_s.max(0.0)),
             ("iops", iops),
             ("mb_s", sum(|f| f.bytes_s) / 1e6),
             ("mean_ms", mean_ms),
@@ -234,9 +237,9 @@ mod tests {
             max_ms: ms,
         };
         let mut figures = BTreeMap::new();
-        Found::figures(&[found(100.0, 1.0), found(300.0, 5.0)], "p", &mut figures);
+        Found::figures(&[found(100.0, 1.0), found(300.0, 5.0)], "p", -0.001, &mut figures);
         let of = |key: &str| figures[&format!("fio.p.{key}")];
-        assert_eq!((of("iops"), of("mean_ms"), of("p99_ms")), (400.0, 4.0, 5.0));
+        assert_eq!((of("began_s"), of("iops"), of("mean_ms"), of("p99_ms")), (0.0, 400.0, 4.0, 5.0));
         assert!((of("mb_s") - 1.6384).abs() < 1e-9);
         let said = serde_json::json!({"jobs": [{"mixed": {"iops": 10.5, "bw_bytes": 43008, "lat_ns":
             {"mean": 2e6, "max": 9_000_000, "percentile": {"50.000000": 1_000_000, "99.000000": 8_000_000}}}}]});

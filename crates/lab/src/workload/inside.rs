@@ -137,9 +137,9 @@ fn outcome(words: &Words, stage: &Stage<'_>, begun: Instant, lives: &[Life]) -> 
                 took_ms: did.took.as_secs_f64() * 1000.0,
             });
         }
-        for (name, json) in &life.fio {
-            let path = stage.dir.join(format!("machine-{machine}/fio-{name}.json"));
-            std::fs::write(&path, json.to_string())
+        for load in &life.loads {
+            let path = stage.dir.join(format!("machine-{machine}/fio-{}.json", load.name));
+            std::fs::write(&path, load.json.to_string())
                 .with_context(|| format!("{}: cannot write", path.display()))?;
         }
     }
@@ -148,12 +148,15 @@ fn outcome(words: &Words, stage: &Stage<'_>, begun: Instant, lives: &[Life]) -> 
         Words::Fio(fio) => {
             for run in runs(fio) {
                 let name = run.name();
+                let mut began_s = f64::INFINITY;
                 let found = lives.iter().map(|life| {
-                    let json = life.fio.iter().find(|(of, _)| *of == name).map(|(_, json)| json);
-                    Found::of(json.with_context(|| format!("fio has said nothing of '{name}'"))?)
-                        .with_context(|| format!("what fio says of '{name}'"))
+                    let load = life.loads.iter().find(|load| load.name == name);
+                    let load = load.with_context(|| format!("fio has said nothing of '{name}'"))?;
+                    began_s = began_s.min(since(begun, load.begin));
+                    Found::of(&load.json).with_context(|| format!("what fio says of '{name}'"))
                 });
-                Found::figures(&found.collect::<Result<Vec<_>>>()?, &name, &mut done.figures);
+                let found = found.collect::<Result<Vec<_>>>()?;
+                Found::figures(&found, &name, began_s, &mut done.figures);
             }
         }
         Words::Sessions(sessions) => score::figures(&done.actions, sessions.threshold_ms, &mut done.figures),

@@ -75,8 +75,8 @@ pub struct Life {
     pub done: Instant,
     /// What users did.
     pub did: Vec<Did>,
-    /// What fio said, by load.
-    pub fio: Vec<(String, Value)>,
+    /// Fio's loads.
+    pub loads: Vec<Loaded>,
     /// How it was started.
     pub command: String,
 }
@@ -91,6 +91,16 @@ pub struct Did {
     pub begin: Instant,
     /// How long.
     pub took: Duration,
+}
+
+/// A load of fio's that has ended.
+pub struct Loaded {
+    /// Its name.
+    pub name: String,
+    /// From when, by the host's clock.
+    pub begin: Instant,
+    /// What fio said.
+    pub json: Value,
 }
 
 /// What a machine needs in its folder while it runs, and nobody afterwards.
@@ -286,13 +296,15 @@ impl Machine {
             begin: tie.host(begin),
             took: Duration::from_secs_f64(took_ms / 1000.0),
         });
+        let loads = self.reported.loads.into_iter();
+        let loads = loads.map(|(name, begin, json)| Loaded { name, begin: tie.host(begin), json });
         Some(Life {
             started: self.guest.started(),
             up,
             told: self.told.unwrap_or(up),
             done,
             did: did.collect(),
-            fio: self.reported.fio,
+            loads: loads.collect(),
             command: self.guest.command().into(),
         })
     }
@@ -302,29 +314,31 @@ impl Machine {
 #[derive(Default)]
 struct Reported {
     did: Vec<(u32, String, f64, f64)>,
-    fio: Vec<(String, Value)>,
+    loads: Vec<(String, f64, Value)>,
 }
 
 impl Reported {
     fn action(&mut self, asked: &Orders, session: u32, name: String, at: f64, took_ms: f64) -> Result<()> {
         ensure!(session < asked.sessions, "it reports session {session}, and has {}", asked.sessions);
         ensure!(self.did.len() < asked.actions, "it reports more than the {} actions asked", asked.actions);
-        self.took(session, name, at, took_ms)
+        can_be(&name, at, took_ms)?;
+        self.did.push((session, name, at, took_ms));
+        Ok(())
     }
 
     fn load(&mut self, asked: &Orders, name: String, at: f64, took_ms: f64, json: Value) -> Result<()> {
         ensure!(asked.loads.contains(&name), "it reports the load '{name}', which nobody asked");
-        ensure!(self.fio.iter().all(|(of, _)| *of != name), "it reports the load '{name}' twice");
-        self.fio.push((name.clone(), json));
-        self.took(0, name, at, took_ms)
-    }
-
-    fn took(&mut self, session: u32, name: String, at: f64, took_ms: f64) -> Result<()> {
-        let can_be = at.is_finite() && (0.0..1e9).contains(&took_ms);
-        ensure!(can_be, "it reports '{name}' at {at} s for {took_ms} ms");
-        self.did.push((session, name, at, took_ms));
+        ensure!(self.loads.iter().all(|(of, ..)| *of != name), "it reports the load '{name}' twice");
+        can_be(&name, at, took_ms)?;
+        self.loads.push((name, at, json));
         Ok(())
     }
+}
+
+fn can_be(name: &str, at: f64, took_ms: f64) -> Result<()> {
+    let can_be = at.is_finite() && (0.0..1e9).contains(&took_ms);
+    ensure!(can_be, "it reports '{name}' at {at} s for {took_ms} ms");
+    Ok(())
 }
 
 /// What was counted inside, by the names of samples.
@@ -411,6 +425,7 @@ mod tests {
         refused(reported.action(&asked, 0, save(), 1.0, 1.0), "more than the 2");
         let mut reported = Reported::default();
         refused(reported.load(&asked, "../../a".into(), 1.0, 1.0, Value::Null), "../../a");
+        refused(reported.load(&asked, "a".into(), f64::NAN, 1.0, Value::Null), "NaN s");
         reported.load(&asked, "a".into(), 1.0, 1.0, Value::Null).unwrap();
         refused(reported.load(&asked, "a".into(), 1.0, 1.0, Value::Null), "twice");
 

@@ -9,7 +9,6 @@ use super::stage::{Done, Stage, WorkDisk};
 use super::words::Fio;
 use crate::driver::{Driver, Shape};
 use crate::load::{End, Load, Measured};
-use crate::study::Action;
 use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -50,14 +49,11 @@ pub fn run(fio: &Fio, stage: &Stage<'_>) -> Result<Done> {
         };
         let begin = Instant::now();
         let measured = at_once(&sockets, |socket| Driver::connect_with(socket, shape)?.run(&load))?;
-        let (at_s, took_ms) = ((begin - begun).as_secs_f64(), begin.elapsed().as_secs_f64() * 1000.0);
-        let action = |machine| Action { machine, session: 0, name: run.name(), at_s, took_ms };
-        done.actions.extend((0..sockets.len() as u32).map(action));
         let path = stage.dir.join(format!("fio-{}.json", run.name()));
         std::fs::write(&path, serde_json::to_string(&(load, &measured))?)
             .with_context(|| format!("{}: cannot write", path.display()))?;
         let found: Vec<Found> = measured.iter().map(|m| Found::measured(m, load.request_bytes)).collect();
-        Found::figures(&found, &run.name(), &mut done.figures);
+        Found::figures(&found, &run.name(), (begin - begun).as_secs_f64(), &mut done.figures);
     }
     Ok(done)
 }

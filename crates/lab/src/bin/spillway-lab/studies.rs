@@ -24,6 +24,9 @@ pub struct Run {
     /// Runs of each scenario
     #[arg(long)]
     runs: Option<u32>,
+    /// Machines of each scenario
+    #[arg(long)]
+    machines: Option<u32>,
     /// The study's shorter form
     #[arg(long)]
     quick: bool,
@@ -64,7 +67,11 @@ pub fn run(args: &Run) -> Result<ExitCode> {
         study = study.quick();
     }
     study.runs.count = args.runs.unwrap_or(study.runs.count);
+    if let Some(machines) = args.machines {
+        study = study.with_machines(machines);
+    }
     only(&mut study, &args.only)?;
+    study.check()?;
     can_be_done(&study)?;
     let lab = prepare(&args.common)?;
     let begun = stamp::now();

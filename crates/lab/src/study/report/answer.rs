@@ -32,6 +32,7 @@ pub fn describe(name: &str) -> (String, &'static str) {
     let plain = |what: &str, better| (what.to_string(), better);
     if let Some((profile, last)) = name.strip_prefix("fio.").and_then(|rest| rest.rsplit_once('.')) {
         let (what, better) = match last {
+            "began_s" => ("began at, s", ""),
             "iops" => ("I/Os per second", HIGHER),
             "mb_s" => ("MB per second", HIGHER),
             "mean_ms" => ("mean response time, ms", LOWER),

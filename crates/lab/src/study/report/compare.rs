@@ -6,7 +6,7 @@ use super::answer::describe;
 use super::figures::{Figures, Response, Score, Spread, actions, measure, measures, telling_unit};
 use super::numbers::{number, ratio};
 use super::results::{Measured, Results};
-use super::svg::plain;
+use crate::markup::plain;
 use crate::study::METRICS;
 use anyhow::{Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};

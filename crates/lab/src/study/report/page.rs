@@ -4,7 +4,8 @@
 
 use super::figures::Spread;
 use super::numbers::number;
-use super::svg::{escaped, plain, style};
+use super::svg::style;
+use crate::markup::{escaped, plain};
 
 const CSS: &str = include_str!("page.css");
 

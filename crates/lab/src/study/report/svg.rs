@@ -3,6 +3,7 @@
 //! Invariant: every colour of a picture is one of [`ROLES`], so that a page can replace each by its own. Whoever knows no
 //! style sheets still sees the light ones.
 
+use crate::markup::escaped;
 use plotters::style::RGBColor;
 use std::fmt::Write;
 
@@ -136,26 +137,6 @@ impl Picture {
     }
 }
 
-/// Words that cannot be anything else, in an element or in an attribute.
-pub fn escaped(words: &str) -> String {
-    words.chars().fold(String::new(), |mut out, c| {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
-        }
-        out
-    })
-}
-
-/// Without what neither a line of a page nor of a picture may hold.
-pub fn plain(words: &str) -> String {
-    words.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
-}
-
 /// Cut to a number of characters.
 pub fn cut(words: &str, most: usize) -> String {
     match words.chars().count() {
@@ -208,11 +189,7 @@ mod tests {
 
     #[test]
     fn words_stay_words() {
-        assert_eq!(escaped("<a b='c'>&\""), "&lt;a b=&#39;c&#39;&gt;&amp;&quot;");
-        assert_eq!(
-            (plain("a\u{0}\nb"), cut("abcdef", 4), cut("abc", 4)),
-            ("a  b".into(), "abc\u{2026}".into(), "abc".into())
-        );
+        assert_eq!((cut("abcdef", 4), cut("abc", 4)), ("abc\u{2026}".into(), "abc".into()));
         let picture =
             Picture { label: "</title><script>".into(), width: 10, height: 10, body: String::new() };
         assert!(!picture.inline().contains("<script") && !picture.alone().contains("<script"));

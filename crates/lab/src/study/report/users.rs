@@ -9,7 +9,8 @@ use super::how;
 use super::numbers::{number, ratio};
 use super::page::{Page, Table, figure, safe, scenario};
 use super::results::Results;
-use super::svg::{Picture, plain};
+use super::svg::Picture;
+use crate::markup::plain;
 use anyhow::Result;
 
 /// Response times of all actions.

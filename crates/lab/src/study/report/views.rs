@@ -8,7 +8,8 @@ use super::lines::{self, Line};
 use super::numbers::{number, ratio};
 use super::page::{Page, Table, figure, scenario};
 use super::results::{Measured, Results};
-use super::svg::{Picture, plain};
+use super::svg::Picture;
+use crate::markup::plain;
 use crate::study::{Better, Kind, METRICS, Metric, View};
 use anyhow::Result;
 
