@@ -1,7 +1,7 @@
 //! How near the advisor comes: the curve from one recording, beside what disks of other sizes do when they are asked the same.
 //!
 //! Owns which sizes are compared, and how far off is counted: |predicted - measured| as a share of the bytes that the guest wrote.
-//! Invariant: what is measured is the product's own counters after the last request, on a fresh disk each.
+//! Invariant: what is measured is the product's own counters when eviction is at rest after the last request, on a fresh disk each.
 
 use crate::disk::figure;
 use crate::replay::{Replayed, Speed, replay};
@@ -14,13 +14,15 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The engines of the advisor, and how far each may be off.
 pub const ENGINES: [(&str, f64); 3] = [("policy", 0.05), ("lru", 0.05), ("sampled", 0.10)];
 /// Sizes that are compared, as shares of the one from which on nothing overflows.
 pub const SHARES: [f64; 4] = [0.2, 0.4, 0.6, 0.8];
 const MIB: u64 = 1 << 20;
+/// Eviction that has done nothing for so long is at rest.
+const REST: Duration = Duration::from_secs(1);
 /// The least RAM tier that is compared.
 const LEAST_BYTES: u64 = 8 * MIB;
 
@@ -94,8 +96,23 @@ pub fn sizes(zero_overflow_bytes: u64) -> Vec<u64> {
     sizes
 }
 
-/// What a disk has moved by now, and what its guest has written.
-pub fn measured(stats: &Value) -> Result<(Moved, u64)> {
+/// What a disk has moved once eviction is at rest, and what its guest has written. The reserve that eviction keeps free is behind
+/// a load that asks as fast as it is answered, and is made up after it.
+pub fn settled(disk: &Disk) -> Result<(Moved, u64)> {
+    let end = Instant::now() + Duration::from_secs(60);
+    let mut before = measured(&disk.stats()?)?;
+    loop {
+        std::thread::sleep(REST);
+        let now = measured(&disk.stats()?)?;
+        if now == before {
+            return Ok(now);
+        }
+        ensure!(Instant::now() < end, "eviction goes on a minute after the last request");
+        before = now;
+    }
+}
+
+fn measured(stats: &Value) -> Result<(Moved, u64)> {
     let evicted = figure(stats, "evictions.blocks")? * 4096;
     let read =
         figure(stats, "planes.overflow.read_bytes")?.saturating_sub(figure(stats, "collector.read_bytes")?);
@@ -119,7 +136,7 @@ pub fn replayed(
     let reader = TraceReader::new(BufReader::with_capacity(256 << 10, File::open(trace)?))?;
     let done = replay(&mut driver, reader, Speed::Full, |_, _| {})?;
     ensure!(done.failed == 0, "{} requests failed", done.failed);
-    let (moved, written) = measured(&disk.stats()?)?;
+    let (moved, written) = settled(&disk)?;
     drop(driver);
     disk.stop()?;
     Ok((moved, written, done))

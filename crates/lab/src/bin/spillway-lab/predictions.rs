@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::json;
 use spillway_advisor::{Event, Operation};
-use spillway_lab::predict::{Curve, ENGINES, Moved, measured, replayed, sizes};
+use spillway_lab::predict::{Curve, ENGINES, Moved, replayed, settled, sizes};
 use spillway_lab::replay::{Speed, replay};
 use spillway_lab::study::{Engine, Lab, watch::Watch};
 use spillway_lab::workload::{self, RecordStage, Stage, WorkDisk};
@@ -224,7 +224,7 @@ fn fresh_run(
     let disk = Disk::start_with(&lab.spillway, own.path(), image, &["--ram", &ram, "--overflow", "40G"])?;
     if subject.workload.is_empty() {
         ask(&disk, 2 + u64::from(number))?;
-        return measured(&disk.stats()?);
+        return settled(&disk);
     }
     let watch = Watch::start(&[Some(disk.control())])?;
     let stage = Stage {
@@ -239,7 +239,7 @@ fn fresh_run(
         deadline: Instant::now() + LIMIT,
     };
     workload::run(subject.workload, Engine::Guest, &stage)?;
-    measured(&disk.stats()?)
+    settled(&disk)
 }
 
 /// The table, for `docs/`.
@@ -249,7 +249,10 @@ fn table(all: &[Found], hardware: &BTreeMap<String, String>, versions: &BTreeMap
          One run of each kind of work is recorded, on a disk that holds all of it in RAM. From that recording alone `spillway advise` draws a curve, by each of\n\
          its engines; then fresh disks of four other sizes are asked the same recording, as fast as they answer, and count what they evict and what\n\
          they read back for requests. *Off* is |predicted - measured| as a share of the bytes that the guest wrote; asked for is 0.05 at most, 0.10 for the sample.\n\
-         *Fresh* are runs of the same work by new machines at that size, which do not write the same blocks at the same times: least and most.\n\n",
+         *Fresh* are runs of the same work by new machines at that size, which do not write the same blocks at the same times: least and most.\n\n\
+         What is off by more than that is bold. `policy` is what the product does, in miniature. `lru`, and `sampled` on a sample of the blocks, count what a cache\n\
+         does that evicts the least recently used block; the product keeps what is written again and evicts less where blocks come back at random and only\n\
+         a small part of them has room: they say more than is evicted there, by the share that stands under *off*.\n\n",
     );
     let list = |map: &BTreeMap<String, String>| {
         map.iter().map(|(k, v)| format!("{k} {v}")).collect::<Vec<_>>().join("; ")
