@@ -44,9 +44,9 @@ sub inside {
     my $at = now();
     my ($r, $rs, $w, $ws) = slurp('/proc/diskstats') =~ /^ *\d+ +\d+ +$word{disk} (\d+) \d+ (\d+) \d+ (\d+) \d+ (\d+)/m
         or die "no disk $word{disk}";
-    # Neither idle nor waiting for a disk.
-    my @ticks = (split ' ', slurp('/proc/stat'))[1 .. 8];
-    my $busy = ($ticks[0] + $ticks[1] + $ticks[2] + $ticks[5] + $ticks[6] + $ticks[7]) / 100;
+    # Neither idle, nor waiting for a disk, nor taken by the host.
+    my @ticks = (split ' ', slurp('/proc/stat'))[1 .. 7];
+    my $busy = ($ticks[0] + $ticks[1] + $ticks[2] + $ticks[5] + $ticks[6]) / 100;
     report('{"inside":{"reads":%d,"read_bytes":%d,"writes":%d,"written_bytes":%d,"cpu_s":%.2f},"at":%.6f}',
         $r, $rs * 512, $w, $ws * 512, $busy, $at);
 }

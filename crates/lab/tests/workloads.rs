@@ -110,6 +110,7 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
         program: &program().unwrap(),
         parameters: &words(SESSION),
         seed: 7,
+        scratch: dir.path(),
         dir: &recorded,
         deadline: Instant::now() + Duration::from_secs(150),
     };

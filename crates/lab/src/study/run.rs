@@ -95,7 +95,8 @@ pub fn run(folder: &Folder, lab: &Lab, progress: &mut dyn Progress) -> Result<Su
         let engine = study.engine(planned.scenario);
         if engine == Engine::Replay && recording.is_none() {
             progress.begin("recording the session that is asked again", i as u32, total, None);
-            recording = Some(recorded(folder, lab)?);
+            let asked = done.iter().flatten().any(|run| run.engine == Engine::Replay.name());
+            recording = Some(recorded(folder, lab, asked)?);
         }
         let left = time_left(&plan, &done);
         let what = format!("{}, run {}", planned.scenario.name, planned.run);
@@ -135,12 +136,16 @@ fn time_left(plan: &[Planned<'_>], done: &[Option<RunRecord>]) -> Option<Duratio
     Some(Duration::from_secs_f64(seconds))
 }
 
-/// The session that all replays of a study ask: recorded once, before the first.
-fn recorded(folder: &Folder, lab: &Lab) -> Result<Recording> {
+/// The session that all replays of a study ask: recorded once, before the first. `asked`: there are runs that did.
+fn recorded(folder: &Folder, lab: &Lab, asked: bool) -> Result<Recording> {
     let dir = folder.dir().join("recording");
-    // One that cannot be read was broken off.
-    if let Ok(recording) = Recording::read(&dir) {
-        return Ok(recording);
+    match Recording::read(&dir) {
+        Ok(recording) => return Ok(recording),
+        Err(e) if asked => {
+            return Err(e.context("runs that are there asked this recording; begin the study anew"));
+        }
+        // One that cannot be read was broken off.
+        Err(_) => {}
     }
     empty(&dir)?;
     let study = &folder.record.study;
@@ -150,6 +155,7 @@ fn recorded(folder: &Folder, lab: &Lab) -> Result<Recording> {
         program: &lab.spillway,
         parameters: &study.work.parameters,
         seed: study.runs.seed,
+        scratch: lab.scratch.path(),
         dir: &dir,
         deadline: Instant::now() + Duration::from_secs(study.runs.limit_seconds),
     };
@@ -172,7 +178,9 @@ fn one(
     let (begun, begin) = (stamp::now(), Instant::now());
     let disks = Disks::start(&lab.spillway, scenario, image, scratch.path(), memory.path())?;
     let watch = Watch::start(&disks.controls())?;
-    let seed = study.runs.seed.wrapping_add(u64::from(planned.run) - 1);
+    // What was recorded is asked by every run.
+    let own = study.runs.seed.wrapping_add(u64::from(planned.run) - 1);
+    let seed = recording.map_or(own, |recording| recording.actions.seed);
     let stage = Stage {
         kit: &lab.kit,
         accelerator: lab.accelerator,
@@ -187,7 +195,13 @@ fn one(
     let worked = workload::run(&study.work.workload, engine, &stage);
     let found = watch.finish();
     let (done, failed) = match worked {
-        Ok(done) => (done, None),
+        Ok(done) => {
+            let wrong = done.figures.iter().find(|(_, figure)| !figure.is_finite());
+            match wrong.map(|(name, figure)| format!("the figure '{name}' is {figure}")) {
+                None => (done, None),
+                why => (Done::default(), why),
+            }
+        }
         Err(e) => (Done::default(), Some(format!("{e:#}"))),
     };
     let dropped = failed.or_else(|| why_not(&found, scenario));

@@ -45,6 +45,8 @@ struct Machine {
     /// A connection to it, if there is one whose last question was answered.
     disk: Option<BufReader<UnixStream>>,
     vmm: Option<u32>,
+    /// What it had used when it was last there.
+    vmm_s: Option<f64>,
     /// When something of it was counted last.
     last: Instant,
     seen: Seen,
@@ -73,7 +75,14 @@ impl Watch {
         let made = Instant::now();
         let machines = controls.iter().map(|control| {
             let disk = control.as_deref().map(connect).transpose()?;
-            Ok(Machine { control: control.clone(), disk, vmm: None, last: made, seen: Seen::default() })
+            Ok(Machine {
+                control: control.clone(),
+                disk,
+                vmm: None,
+                vmm_s: None,
+                last: made,
+                seen: Seen::default(),
+            })
         });
         let machines = machines.collect::<Result<Vec<Machine>>>()?;
         let shared = Arc::new(Mutex::new(Looks { made, begun: None, machines, samples: Samples::default() }));
@@ -171,9 +180,13 @@ impl Machine {
         {
             known.insert("cpu.worker_s".into(), seconds);
         }
-        if let Some(seconds) = self.vmm.and_then(|pid| cpu_seconds_of(&[pid]).ok()) {
-            known.insert("cpu.vmm_s".into(), seconds);
+        match self.vmm.map(|pid| cpu_seconds_of(&[pid])) {
+            Some(Ok(seconds)) => self.vmm_s = Some(seconds),
+            // It has ended, as a machine whose work is done: its number may become another's.
+            Some(Err(_)) => self.vmm = None,
+            None => {}
         }
+        known.extend(self.vmm_s.map(|seconds| ("cpu.vmm_s".into(), seconds)));
         let now = Instant::now();
         self.seen.longest_gap = self.seen.longest_gap.max(now.saturating_duration_since(self.last));
         if !self.seen.stats.is_null() || self.control.is_none() {

@@ -39,7 +39,9 @@ pub struct Orders {
     pub boot: bool,
     /// Its sessions.
     pub sessions: u32,
-    /// What they do, all together.
+    /// What they do, all together: so much at least.
+    pub least_actions: usize,
+    /// So much at most.
     pub actions: usize,
     /// fio's loads, by name.
     pub loads: Vec<String>,
@@ -179,7 +181,7 @@ pub fn work(task: &Task<'_>, watch: &dyn Watcher) -> Result<(Instant, Vec<Life>)
         if let (Some(begun), true) =
             (begun, machines.len() == count && machines.iter().all(|m| m.done.is_some()))
         {
-            return Ok((begun, machines.into_iter().filter_map(Machine::end).collect()));
+            return Ok((begun, machines.into_iter().map(Machine::end).collect::<Result<_>>()?));
         }
         std::thread::sleep(LOOK);
     }
@@ -241,11 +243,15 @@ impl Machine {
             }
             match line {
                 Line::Up { .. } => {
+                    ensure!(self.up.is_none(), "it says twice that it is up");
                     self.up = Some(now);
                     self.done = task.orders.boot.then_some(now);
                     self.ready = task.orders.boot;
                 }
-                Line::Ready { .. } => self.ready = true,
+                Line::Ready { .. } => {
+                    ensure!(self.up.is_some(), "it is ready and was never up");
+                    self.ready = true;
+                }
                 Line::Action { action, session, at, took_ms } => {
                     self.reported.action(&task.orders, session, action, at, took_ms)?;
                 }
@@ -258,11 +264,17 @@ impl Machine {
                 Line::Fio { fio, at, took_ms, json } => {
                     self.reported.load(&task.orders, fio, at, took_ms, json)?;
                 }
-                Line::Done { .. } => self.done = Some(now),
+                Line::Done { .. } => {
+                    ensure!(self.told.is_some(), "it is done and was not told to begin");
+                    self.reported.is_all(&task.orders)?;
+                    self.done = Some(now);
+                }
                 Line::Error { error } => bail!("it cannot go on: {error}"),
             }
         }
         if self.done.is_some() {
+            // It would write on: journals, timers.
+            self.guest.kill();
             return Ok(());
         }
         if let Some(status) = ended {
@@ -286,10 +298,11 @@ impl Machine {
         Ok(())
     }
 
-    /// Ends it; nothing if it was not done.
-    fn end(mut self) -> Option<Life> {
-        self.guest.kill();
-        let (done, up, tie) = (self.done?, self.up?, self.tie?);
+    /// Its life, when it is done.
+    fn end(self) -> Result<Life> {
+        let (Some(done), Some(up), Some(tie)) = (self.done, self.up, self.tie) else {
+            bail!("a machine was ended before it was done");
+        };
         let did = self.reported.did.into_iter().map(|(session, name, begin, took_ms)| Did {
             session,
             name,
@@ -298,7 +311,7 @@ impl Machine {
         });
         let loads = self.reported.loads.into_iter();
         let loads = loads.map(|(name, begin, json)| Loaded { name, begin: tie.host(begin), json });
-        Some(Life {
+        Ok(Life {
             started: self.guest.started(),
             up,
             told: self.told.unwrap_or(up),
@@ -326,6 +339,16 @@ impl Reported {
         Ok(())
     }
 
+    /// Whether that is all that was asked.
+    fn is_all(&self, asked: &Orders) -> Result<()> {
+        let (did, least) = (self.did.len(), asked.least_actions);
+        ensure!(did >= least, "it is done, and reports {did} actions of at least {least} asked");
+        match asked.loads.iter().find(|name| self.loads.iter().all(|(of, ..)| of != *name)) {
+            Some(name) => bail!("it is done, and reports nothing of the load '{name}'"),
+            None => Ok(()),
+        }
+    }
+
     fn load(&mut self, asked: &Orders, name: String, at: f64, took_ms: f64, json: Value) -> Result<()> {
         ensure!(asked.loads.contains(&name), "it reports the load '{name}', which nobody asked");
         ensure!(self.loads.iter().all(|(of, ..)| *of != name), "it reports the load '{name}' twice");
@@ -335,6 +358,7 @@ impl Reported {
     }
 }
 
+/// Whether a machine may have done this.
 fn can_be(name: &str, at: f64, took_ms: f64) -> Result<()> {
     let can_be = at.is_finite() && (0.0..1e9).contains(&took_ms);
     ensure!(can_be, "it reports '{name}' at {at} s for {took_ms} ms");
@@ -409,8 +433,13 @@ mod tests {
 
     #[test]
     fn a_report_of_what_nobody_asked_is_refused() {
-        let asked =
-            Orders { sessions: 2, actions: 2, loads: vec!["fill".into(), "a".into()], ..Orders::default() };
+        let asked = Orders {
+            sessions: 2,
+            least_actions: 2,
+            actions: 2,
+            loads: vec!["fill".into(), "a".into()],
+            ..Orders::default()
+        };
         let refused = |result: Result<()>, named: &str| {
             let error = format!("{:#}", result.unwrap_err());
             assert!(error.contains(named), "{error}");
@@ -421,13 +450,17 @@ mod tests {
         refused(reported.action(&asked, 0, save(), 1.0, -1.0), "-1 ms");
         refused(reported.action(&asked, 0, save(), f64::INFINITY, 1.0), "inf s");
         reported.action(&asked, 0, save(), 1.0, 1.0).unwrap();
+        refused(reported.is_all(&asked), "1 actions of at least 2");
         reported.action(&asked, 1, save(), 1.0, 1.0).unwrap();
         refused(reported.action(&asked, 0, save(), 1.0, 1.0), "more than the 2");
+        refused(reported.is_all(&asked), "fill");
         let mut reported = Reported::default();
         refused(reported.load(&asked, "../../a".into(), 1.0, 1.0, Value::Null), "../../a");
         refused(reported.load(&asked, "a".into(), f64::NAN, 1.0, Value::Null), "NaN s");
         reported.load(&asked, "a".into(), 1.0, 1.0, Value::Null).unwrap();
         refused(reported.load(&asked, "a".into(), 1.0, 1.0, Value::Null), "twice");
+        let nothing_else = Orders { loads: vec!["a".into()], ..Orders::default() };
+        reported.is_all(&nothing_else).unwrap();
 
         let inside = |name: &str, value| counted(BTreeMap::from([(name.to_string(), value)]));
         assert_eq!(inside("reads", 7.0).unwrap(), BTreeMap::from([("inside.reads".to_string(), 7.0)]));

@@ -107,7 +107,8 @@ impl Watcher for Nobody {
 pub fn record(workload: &str, words: &Words, stage: &RecordStage<'_>) -> Result<Recording> {
     let (dir, trace) = (stage.dir, stage.dir.join("trace"));
     let text = |path: &Path| path.display().to_string();
-    let at_work = work_dir()?;
+    let at_work = tempfile::Builder::new().prefix("record.").tempdir_in(stage.scratch);
+    let at_work = at_work.context("no folder for sockets")?;
     let overflow = text(dir);
     let options = [&DISK[..], &["--overflow-dir", &overflow]].concat();
     let disk = Disk::start_with(stage.program, at_work.path(), &stage.kit.golden(), &options)
@@ -158,11 +159,6 @@ pub fn whole(trace: &Path) -> Result<()> {
     let end = end().with_context(|| format!("{path}: cannot read the trace"))?;
     ensure!(end == End::Whole, "{path}: the trace is cut off, record it again");
     Ok(())
-}
-
-/// Sockets' paths must be short.
-fn work_dir() -> Result<tempfile::TempDir> {
-    tempfile::Builder::new().prefix("spillway-lab").tempdir().context("no folder for sockets")
 }
 
 fn actions(workload: &str, words: &Words, seed: u64, life: &Life, clock: &Clock) -> Actions {

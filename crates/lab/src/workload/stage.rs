@@ -78,6 +78,8 @@ pub struct RecordStage<'a> {
     pub parameters: &'a BTreeMap<String, toml::Value>,
     /// What all random choices come from.
     pub seed: u64,
+    /// For the disk's sockets while it lasts: a folder with a short path.
+    pub scratch: &'a Path,
     /// Where the recording goes: an existing folder on a local disk.
     pub dir: &'a Path,
     /// When it is too late.

@@ -162,6 +162,7 @@ fn record(subject: &Subject, lab: &Lab, dir: &Path, image: &Path) -> Result<Path
             program: &lab.spillway,
             parameters: &parameters(subject)?,
             seed: 1,
+            scratch: lab.scratch.path(),
             dir: &recording,
             deadline: Instant::now() + LIMIT,
         };

@@ -77,12 +77,12 @@ pub fn run(args: &Run) -> Result<ExitCode> {
     let begun = stamp::now();
     let time = begun.replace(['-', ':', 'Z'], "").replace('T', "-");
     let out = args.out.clone().unwrap_or_else(|| format!("lab-{}-{time}", study.name).into());
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<String> = std::iter::once("lab".into()).chain(std::env::args().skip(1)).collect();
     let record = StudyRecord {
         schema: SCHEMA,
         quick: args.quick,
         begun,
-        command: line("spillway lab", &arguments),
+        command: line("spillway", &arguments),
         versions: versions(&lab),
         hardware: hardware(&args.common, &lab)?,
         study,
@@ -223,11 +223,13 @@ pub fn versions(lab: &Lab) -> BTreeMap<String, String> {
     let stamp = Stamp::now(&lab.spillway);
     let of = |program: &str| stamp::output(Command::new(program).arg("--version"));
     let kernel = std::fs::read_to_string(lab.kit.dir().join("kernel-release")).ok();
+    // `make image` names a build by what it is made of.
+    let image = lab.kit.dir().file_name().map(|name| name.to_string_lossy().into_owned());
     let all = [
         ("spillway", stamp.spillway),
         ("commit", stamp.commit),
         ("qemu", of("qemu-system-x86_64")),
-        ("fio", of("fio")),
+        ("the machines' image", image),
         ("the machines' kernel", kernel.map(|k| k.trim().to_string())),
     ];
     all.into_iter().filter_map(|(name, version)| Some((name.to_string(), version?))).collect()

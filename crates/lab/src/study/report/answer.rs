@@ -97,14 +97,16 @@ pub fn rows(results: &Results) -> Vec<Row> {
         let of = |key: &str| Figures::of(of, named(key)?)?.mean;
         of("host-cpu").or_else(|| of("host-cpu-worker"))
     };
-    add("Processor of the host, % of a core".into(), LOWER, false, &cpu);
+    // Of a load that runs for a time, who does more moves more.
+    let lower = if results.is_by_time() { "" } else { LOWER };
+    add("Processor of the host, % of a core".into(), lower, false, &cpu);
     let what = "Reads and writes of the host's storage per second";
-    add(what.into(), LOWER, true, &|of| Figures::of(of, &HOST_IO)?.mean);
+    add(what.into(), lower, true, &|of| Figures::of(of, &HOST_IO)?.mean);
     for (key, what) in [
         ("host-read-bytes", "Read from the host's storage, MB"),
         ("host-written-bytes", "Written to the host's storage, MB"),
     ] {
-        add(what.into(), LOWER, false, &|of| Figures::of(of, named(key)?)?.total);
+        add(what.into(), lower, false, &|of| Figures::of(of, named(key)?)?.total);
     }
     add("RAM of the cache at its highest, MB".into(), LOWER, false, &|of| {
         Figures::of(of, named("ram-used")?)?.peak

@@ -7,7 +7,7 @@ use super::figures::{Figures, Response, Score, Spread, actions, measure, measure
 use super::numbers::{number, ratio};
 use super::results::{Measured, Results};
 use crate::markup::plain;
-use crate::study::METRICS;
+use crate::study::{METRICS, StudyRecord};
 use anyhow::{Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -64,9 +64,10 @@ pub fn compare(a: &Path, b: &Path) -> Result<Comparison> {
     ensure!(one.study.name == other.study.name, differ("the name", &one.study.name, &other.study.name));
     let form = |quick: bool| if quick { "the shorter" } else { "the long" };
     ensure!(one.quick == other.quick, differ("the form", form(one.quick), form(other.quick)));
-    let work =
-        |record: &crate::study::StudyRecord| serde_json::to_string(&record.study.work).unwrap_or_default();
+    let work = |record: &StudyRecord| serde_json::to_string(&record.study.work).unwrap_or_default();
     ensure!(one.study.work == other.study.work, differ("the work", &work(one), &work(other)));
+    let image = |record: &StudyRecord| String::from(record.study.image.clone());
+    ensure!(one.study.image == other.study.image, differ("the image", &image(one), &image(other)));
     let mut comparison = Comparison {
         study: one.study.name.clone(),
         a: a.display().to_string(),
@@ -84,9 +85,19 @@ pub fn compare(a: &Path, b: &Path) -> Result<Comparison> {
     for there in right.scenarios.iter().filter(|there| left.scenario(&there.scenario.name).is_none()) {
         comparison.notes.push(format!("'{}' is in the second only", there.scenario.name));
     }
-    for (name, value) in &one.hardware {
-        if let Some(others) = other.hardware.get(name).filter(|others| *others != value) {
-            comparison.notes.push(format!("{name}: {value} in the first, {others} in the second"));
+    let mut note = |name: &str, one: &str, other: &str| {
+        if one != other {
+            comparison.notes.push(format!("{name}: {one} in the first, {other} in the second"));
+        }
+    };
+    note("the first run's seed", &one.study.runs.seed.to_string(), &other.study.runs.seed.to_string());
+    let scale = |record: &StudyRecord| {
+        record.study.scale.as_ref().map_or("none".into(), |scale| format!("{} of {}", scale.factor, scale.of))
+    };
+    note("scale", &scale(one), &scale(other));
+    for (here, there) in [(&one.hardware, &other.hardware), (&one.versions, &other.versions)] {
+        for (name, value) in here {
+            note(name, value, there.get(name).map_or("not said", String::as_str));
         }
     }
     Ok(comparison)

@@ -12,6 +12,10 @@ use std::collections::BTreeSet;
 /// What must be said of times inside of such machines.
 pub const EMULATED: &str = "These guests ran without hardware virtualization (TCG): times inside of them say little about real ones.";
 
+/// What must be said of loads that run for a time.
+const BY_TIME: &str = "The loads run for a time, not for a count: a scenario that answers faster does more. What hosts, machines and caches \
+                       moved is shown as it is, and is not the same work; the loads' own figures are what can be compared.";
+
 /// Whether machines ran without hardware virtualization, so that times inside of them say little.
 pub fn emulated(results: &Results) -> bool {
     let guests = results.runs().any(|run| run.record.engine == Engine::Guest.name());
@@ -24,9 +28,13 @@ pub fn cautions(results: &Results) -> Vec<String> {
     let engines: BTreeSet<&str> = results.runs().map(|run| run.record.engine.as_str()).collect();
     if engines.contains(Engine::Replay.name()) {
         out.push(
-            "Where the engine is replay, a recorded session was asked of the disks again: no guest ran."
+            "Where the engine is replay, one recorded session was asked of the disks again, by every run: no guest ran, and runs \
+             differ by the host's time only, not by what users did."
                 .into(),
         );
+    }
+    if results.is_by_time() {
+        out.push(BY_TIME.into());
     }
     if emulated(results) {
         out.push(EMULATED.into());

@@ -165,6 +165,11 @@ impl Results {
         self.scenarios.iter().flat_map(|measured| &measured.runs)
     }
 
+    /// Whether its load runs for a time and not for a count: what a scenario moved in all is then no verdict on it.
+    pub fn is_by_time(&self) -> bool {
+        self.record.study.work.workload == "fio"
+    }
+
     /// What must be said with a metric here.
     pub fn note(&self, metric: &Metric) -> String {
         let on_model = self.scenarios.iter().any(|measured| !measured.scenario.storage.is_empty());

@@ -140,7 +140,8 @@ fn metric(page: &mut Page, results: &Results, shown: &Shown, (lines, bars): &(Pi
     let metric = shown.metric;
     page.put("<section class=\"metric\">");
     page.part(metric.key, metric.title);
-    let lower = if metric.better == Better::Lower { "Lower is better. " } else { "" };
+    let lower =
+        if metric.better == Better::Lower && !results.is_by_time() { "Lower is better. " } else { "" };
     let without =
         if shown.baseline(results).is_none() { "No baseline value: shown as they are. " } else { "" };
     page.put("<div class=\"pair\">");
