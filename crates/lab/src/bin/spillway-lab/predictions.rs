@@ -95,6 +95,7 @@ struct Found {
 /// Makes the table.
 pub fn predict(args: &Predict) -> Result<ExitCode> {
     let lab = prepare(&args.common)?;
+    let (begun, hardware, versions) = (stamp::now(), hardware(&args.common, &lab)?, versions(&lab));
     let said = Instant::now();
     let say = |what: &str| eprintln!("predict: [{:>5.0} s] {what}", said.elapsed().as_secs_f64());
     let chosen = |s: &&Subject| args.only.is_empty() || args.only.iter().any(|name| name == s.name);
@@ -105,9 +106,8 @@ pub fn predict(args: &Predict) -> Result<ExitCode> {
     for subject in SUBJECTS.iter().filter(chosen) {
         all.push(one(subject, args.fresh, &lab, &say).with_context(|| subject.name.to_string())?);
     }
-    let (hardware, versions) = (hardware(&args.common, &lab)?, versions(&lab));
     let whole = json!({
-        "schema": 1, "begun": stamp::now(), "hardware": hardware, "versions": versions, "found": all,
+        "schema": 1, "begun": begun, "hardware": hardware, "versions": versions, "found": all,
     });
     std::fs::create_dir_all(&args.out)?;
     std::fs::write(args.out.join("predictions.json"), serde_json::to_string_pretty(&whole)? + "\n")?;
