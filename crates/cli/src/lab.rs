@@ -42,6 +42,9 @@ pub enum LabCommand {
         /// Print one JSON object in the end
         #[arg(long)]
         json: bool,
+        /// Exit with 1 if a run was dropped, not only if a scenario has none that counts
+        #[arg(long)]
+        strict: bool,
     },
     /// Make the report of a study: HTML, pictures, CSV and JSON
     Report {
@@ -111,6 +114,9 @@ pub struct Run {
     /// Print one JSON object in the end
     #[arg(long)]
     json: bool,
+    /// Exit with 1 if a run was dropped, not only if a scenario has none that counts
+    #[arg(long)]
+    strict: bool,
 }
 
 /// Becomes the program that does it, with what stands behind `lab`.

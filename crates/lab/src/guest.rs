@@ -242,6 +242,11 @@ impl Guest {
         }
     }
 
+    /// Pulls the plug, and does not wait until it is out.
+    pub fn kill_soon(&mut self) {
+        self.qemu.kill_soon();
+    }
+
     /// Pulls the plug.
     pub fn kill(&mut self) {
         self.qemu.kill();

@@ -120,12 +120,13 @@ fn measured(stats: &Value) -> Result<(Moved, u64)> {
     Ok((moved, figure(stats, "planes.guest.written_bytes")?))
 }
 
-/// Asks a fresh disk of this size what the trace holds, as fast as it answers.
+/// Asks a fresh disk of this size what the trace holds.
 pub fn replayed(
     spillway: &Path,
     trace: &Path,
     image: &Path,
     ram_bytes: u64,
+    speed: Speed,
     scratch: &Path,
 ) -> Result<(Moved, u64, Replayed)> {
     let dir = tempfile::Builder::new().prefix("predict.").tempdir_in(scratch)?;
@@ -134,7 +135,7 @@ pub fn replayed(
     let shape = Shape { queues: 1, depth: 64, request_bytes: 1 << 20, deadline: Duration::from_secs(600) };
     let mut driver = Driver::connect_with(&disk.vhost(), shape)?;
     let reader = TraceReader::new(BufReader::with_capacity(256 << 10, File::open(trace)?))?;
-    let done = replay(&mut driver, reader, Speed::Full, |_, _| {})?;
+    let done = replay(&mut driver, reader, speed, |_, _| {})?;
     ensure!(done.failed == 0, "{} requests failed", done.failed);
     let (moved, written) = settled(&disk)?;
     drop(driver);

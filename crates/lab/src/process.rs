@@ -144,6 +144,11 @@ impl Server {
         }
     }
 
+    /// Kills it and does not wait: it must be killed or dropped after that.
+    pub fn kill_soon(&mut self) {
+        let _ = self.child.kill();
+    }
+
     /// Kills it and waits.
     pub fn kill(&mut self) {
         let _ = self.child.kill();

@@ -45,7 +45,7 @@ struct Machine {
     /// A connection to it, if there is one whose last question was answered.
     disk: Option<BufReader<UnixStream>>,
     vmm: Option<u32>,
-    /// What it had used when it was last there.
+    /// What it has used; all of it when it has been ended.
     vmm_s: Option<f64>,
     /// When something of it was counted last.
     last: Instant,
@@ -147,6 +147,14 @@ impl Watcher for Watch {
         }
     }
 
+    fn vmm_ends(&self, machine: u32) {
+        if let Some(machine) = lock(&self.shared).machines.get_mut(machine as usize) {
+            machine.look_at_vmm();
+            // Its number may become another's.
+            machine.vmm = None;
+        }
+    }
+
     fn inside(&self, machine: u32, at: Instant, known: &BTreeMap<String, f64>) {
         let mut looks = lock(&self.shared);
         if (machine as usize) < looks.machines.len() {
@@ -168,6 +176,13 @@ impl Looks {
 }
 
 impl Machine {
+    fn look_at_vmm(&mut self) {
+        if let Some(pid) = self.vmm {
+            // Not known of one that has ended by itself.
+            self.vmm_s = cpu_seconds_of(&[pid]).ok();
+        }
+    }
+
     fn known(&mut self) -> BTreeMap<String, f64> {
         let mut known = BTreeMap::new();
         self.seen.stats = match &self.control {
@@ -180,12 +195,7 @@ impl Machine {
         {
             known.insert("cpu.worker_s".into(), seconds);
         }
-        match self.vmm.map(|pid| cpu_seconds_of(&[pid])) {
-            Some(Ok(seconds)) => self.vmm_s = Some(seconds),
-            // It has ended, as a machine whose work is done: its number may become another's.
-            Some(Err(_)) => self.vmm = None,
-            None => {}
-        }
+        self.look_at_vmm();
         known.extend(self.vmm_s.map(|seconds| ("cpu.vmm_s".into(), seconds)));
         let now = Instant::now();
         self.seen.longest_gap = self.seen.longest_gap.max(now.saturating_duration_since(self.last));

@@ -185,7 +185,7 @@ impl Found {
         let iops = sum(|f| f.iops);
         let mean_ms = if iops > 0.0 { sum(|f| f.mean_ms * f.iops) / iops } else { 0.0 };
         for (key, value) in [
-            // A report has no figures below 0, and clocks are tied to some milliseconds.
+            // A report has no figures below 0.
             ("began_s", began_s.max(0.0)),
             ("iops", iops),
             ("mb_s", sum(|f| f.bytes_s) / 1e6),

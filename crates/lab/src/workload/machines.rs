@@ -5,13 +5,13 @@
 
 use super::inside::since;
 use super::lines::{Line, Lines};
+use super::reported::{Course, Reported, counted};
 use super::stage::Watcher;
 use crate::cpio::Entry;
 use crate::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -21,8 +21,6 @@ use std::time::{Duration, Instant};
 const AT_ONCE: usize = 2;
 /// Between two looks at all reports.
 const LOOK: Duration = Duration::from_millis(2);
-/// What machines count.
-const COUNTED: [&str; 5] = ["reads", "read_bytes", "writes", "written_bytes", "cpu_s"];
 /// A machine at work counts each second: one that says nothing for so long hangs.
 const SILENCE: Duration = Duration::from_secs(120);
 
@@ -131,10 +129,7 @@ struct Machine {
     needed: Needed,
     lines: Lines,
     heard: Instant,
-    up: Option<Instant>,
-    ready: bool,
-    told: Option<Instant>,
-    done: Option<Instant>,
+    course: Course,
     tie: Option<Tie>,
     reported: Reported,
 }
@@ -151,7 +146,7 @@ pub fn work(task: &Task<'_>, watch: &dyn Watcher) -> Result<(Instant, Vec<Life>)
     }
     loop {
         let now = Instant::now();
-        let booting = machines.iter().filter(|m| !m.ready).count();
+        let booting = machines.iter().filter(|m| !m.course.ready).count();
         let next = machines.len();
         let may_start = match begun {
             Some(begun) => now >= start_of(begun, next),
@@ -162,24 +157,24 @@ pub fn work(task: &Task<'_>, watch: &dyn Watcher) -> Result<(Instant, Vec<Life>)
             watch.vmm(next as u32, machine.guest.pid());
             machines.push(machine);
         }
-        for (i, machine) in machines.iter_mut().enumerate().filter(|(_, m)| m.done.is_none()) {
+        for (i, machine) in machines.iter_mut().enumerate().filter(|(_, m)| m.course.done.is_none()) {
             if let Err(e) = machine.follow(i as u32, task, watch) {
                 bail!("machine {i}: {e:#}\n{}", machine.guest.tail());
             }
         }
-        if begun.is_none() && machines.len() == count && machines.iter().all(|m| m.ready) {
+        if begun.is_none() && machines.len() == count && machines.iter().all(|m| m.course.ready) {
             watch.begin();
             begun = Some(Instant::now());
         }
         if let (Some(begun), false) = (begun, task.orders.boot) {
             for (i, machine) in machines.iter_mut().enumerate() {
-                if machine.told.is_none() && Instant::now() >= start_of(begun, i) {
+                if machine.course.told.is_none() && Instant::now() >= start_of(begun, i) {
                     machine.tell().with_context(|| format!("machine {i}"))?;
                 }
             }
         }
         if let (Some(begun), true) =
-            (begun, machines.len() == count && machines.iter().all(|m| m.done.is_some()))
+            (begun, machines.len() == count && machines.iter().all(|m| m.course.done.is_some()))
         {
             return Ok((begun, machines.into_iter().map(Machine::end).collect::<Result<_>>()?));
         }
@@ -220,10 +215,7 @@ impl Machine {
             guest,
             needed,
             heard: Instant::now(),
-            up: None,
-            ready: false,
-            told: None,
-            done: None,
+            course: Course::default(),
             tie: None,
             reported: Reported::default(),
         })
@@ -241,17 +233,8 @@ impl Machine {
                 let tie = Tie { at: now, said };
                 self.tie = Some(self.tie.map_or(tie, |last| last.nearer(tie)));
             }
+            self.course.heard(&line, now, task.orders.boot)?;
             match line {
-                Line::Up { .. } => {
-                    ensure!(self.up.is_none(), "it says twice that it is up");
-                    self.up = Some(now);
-                    self.done = task.orders.boot.then_some(now);
-                    self.ready = task.orders.boot;
-                }
-                Line::Ready { .. } => {
-                    ensure!(self.up.is_some(), "it is ready and was never up");
-                    self.ready = true;
-                }
                 Line::Action { action, session, at, took_ms } => {
                     self.reported.action(&task.orders, session, action, at, took_ms)?;
                 }
@@ -264,24 +247,25 @@ impl Machine {
                 Line::Fio { fio, at, took_ms, json } => {
                     self.reported.load(&task.orders, fio, at, took_ms, json)?;
                 }
-                Line::Done { .. } => {
-                    ensure!(self.told.is_some(), "it is done and was not told to begin");
-                    self.reported.is_all(&task.orders)?;
-                    self.done = Some(now);
-                }
+                Line::Done { .. } => self.reported.is_all(&task.orders)?,
+                Line::Up { .. } | Line::Ready { .. } => {}
                 Line::Error { error } => bail!("it cannot go on: {error}"),
             }
         }
-        if self.done.is_some() {
-            // It would write on: journals, timers.
-            self.guest.kill();
+        if self.course.done.is_some() {
+            // It would write on: journals, timers. Whoever looks at its processors does so a last time.
+            watch.vmm_ends(number);
+            self.guest.kill_soon();
             return Ok(());
         }
         if let Some(status) = ended {
             bail!("it ended before its work was done (QEMU: {status})");
         }
         ensure!(now < task.deadline, "its work is not done, and its time is over");
-        ensure!(self.up.is_none() || now - self.heard < SILENCE, "it has said nothing for {SILENCE:?}");
+        ensure!(
+            self.course.up.is_none() || now - self.heard < SILENCE,
+            "it has said nothing for {SILENCE:?}"
+        );
         Ok(())
     }
 
@@ -294,13 +278,14 @@ impl Machine {
             .with_context(|| format!("{}: cannot open", path.display()))?;
         pipe.write_all(b"go\n").context("it cannot be told to begin")?;
         self.heard = Instant::now();
-        self.told = Some(self.heard);
+        self.course.told = Some(self.heard);
         Ok(())
     }
 
     /// Its life, when it is done.
-    fn end(self) -> Result<Life> {
-        let (Some(done), Some(up), Some(tie)) = (self.done, self.up, self.tie) else {
+    fn end(mut self) -> Result<Life> {
+        self.guest.kill();
+        let (Some(done), Some(up), Some(tie)) = (self.course.done, self.course.up, self.tie) else {
             bail!("a machine was ended before it was done");
         };
         let did = self.reported.did.into_iter().map(|(session, name, begin, took_ms)| Did {
@@ -314,65 +299,13 @@ impl Machine {
         Ok(Life {
             started: self.guest.started(),
             up,
-            told: self.told.unwrap_or(up),
+            told: self.course.told.unwrap_or(up),
             done,
             did: did.collect(),
             loads: loads.collect(),
             command: self.guest.command().into(),
         })
     }
-}
-
-/// What a machine has said that it did. It may say anything: what was not asked of it is an error.
-#[derive(Default)]
-struct Reported {
-    did: Vec<(u32, String, f64, f64)>,
-    loads: Vec<(String, f64, Value)>,
-}
-
-impl Reported {
-    fn action(&mut self, asked: &Orders, session: u32, name: String, at: f64, took_ms: f64) -> Result<()> {
-        ensure!(session < asked.sessions, "it reports session {session}, and has {}", asked.sessions);
-        ensure!(self.did.len() < asked.actions, "it reports more than the {} actions asked", asked.actions);
-        can_be(&name, at, took_ms)?;
-        self.did.push((session, name, at, took_ms));
-        Ok(())
-    }
-
-    /// Whether that is all that was asked.
-    fn is_all(&self, asked: &Orders) -> Result<()> {
-        let (did, least) = (self.did.len(), asked.least_actions);
-        ensure!(did >= least, "it is done, and reports {did} actions of at least {least} asked");
-        match asked.loads.iter().find(|name| self.loads.iter().all(|(of, ..)| of != *name)) {
-            Some(name) => bail!("it is done, and reports nothing of the load '{name}'"),
-            None => Ok(()),
-        }
-    }
-
-    fn load(&mut self, asked: &Orders, name: String, at: f64, took_ms: f64, json: Value) -> Result<()> {
-        ensure!(asked.loads.contains(&name), "it reports the load '{name}', which nobody asked");
-        ensure!(self.loads.iter().all(|(of, ..)| *of != name), "it reports the load '{name}' twice");
-        can_be(&name, at, took_ms)?;
-        self.loads.push((name, at, json));
-        Ok(())
-    }
-}
-
-/// Whether a machine may have done this.
-fn can_be(name: &str, at: f64, took_ms: f64) -> Result<()> {
-    let can_be = at.is_finite() && (0.0..1e9).contains(&took_ms);
-    ensure!(can_be, "it reports '{name}' at {at} s for {took_ms} ms");
-    Ok(())
-}
-
-/// What was counted inside, by the names of samples.
-fn counted(inside: BTreeMap<String, f64>) -> Result<BTreeMap<String, f64>> {
-    let named = inside.into_iter().map(|(name, value)| {
-        ensure!(COUNTED.contains(&name.as_str()), "it counts '{name}', which nobody asked");
-        ensure!(value.is_finite() && value >= 0.0, "it counts {value} for '{name}'");
-        Ok((format!("inside.{name}"), value))
-    });
-    named.collect()
 }
 
 /// The machine's clock, tied to the host's: a line comes late but never early, so that the one with the least delay is nearest.
@@ -429,46 +362,6 @@ mod tests {
         drop(Needed { dir: dir.path().into() });
         let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, ["report.log"]);
-    }
-
-    #[test]
-    fn a_report_of_what_nobody_asked_is_refused() {
-        let asked = Orders {
-            sessions: 2,
-            least_actions: 2,
-            actions: 2,
-            loads: vec!["fill".into(), "a".into()],
-            ..Orders::default()
-        };
-        let refused = |result: Result<()>, named: &str| {
-            let error = format!("{:#}", result.unwrap_err());
-            assert!(error.contains(named), "{error}");
-        };
-        let save = || String::from("save");
-        let mut reported = Reported::default();
-        refused(reported.action(&asked, 2, save(), 1.0, 1.0), "session 2");
-        refused(reported.action(&asked, 0, save(), 1.0, -1.0), "-1 ms");
-        refused(reported.action(&asked, 0, save(), f64::INFINITY, 1.0), "inf s");
-        reported.action(&asked, 0, save(), 1.0, 1.0).unwrap();
-        refused(reported.is_all(&asked), "1 actions of at least 2");
-        reported.action(&asked, 1, save(), 1.0, 1.0).unwrap();
-        refused(reported.action(&asked, 0, save(), 1.0, 1.0), "more than the 2");
-        refused(reported.is_all(&asked), "fill");
-        let mut reported = Reported::default();
-        refused(reported.load(&asked, "../../a".into(), 1.0, 1.0, Value::Null), "../../a");
-        refused(reported.load(&asked, "a".into(), f64::NAN, 1.0, Value::Null), "NaN s");
-        reported.load(&asked, "a".into(), 1.0, 1.0, Value::Null).unwrap();
-        refused(reported.load(&asked, "a".into(), 1.0, 1.0, Value::Null), "twice");
-        let nothing_else = Orders { loads: vec!["a".into()], ..Orders::default() };
-        reported.is_all(&nothing_else).unwrap();
-
-        let inside = |name: &str, value| counted(BTreeMap::from([(name.to_string(), value)]));
-        assert_eq!(inside("reads", 7.0).unwrap(), BTreeMap::from([("inside.reads".to_string(), 7.0)]));
-        for (name, value) in
-            [("temperature", 1.0), ("reads", -1.0), ("cpu_s", f64::NAN), ("writes", f64::INFINITY)]
-        {
-            refused(inside(name, value).map(drop), name);
-        }
     }
 
     #[test]

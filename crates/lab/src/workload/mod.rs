@@ -11,6 +11,7 @@ mod lines;
 mod machines;
 mod outside;
 mod recording;
+mod reported;
 mod score;
 mod stage;
 mod words;

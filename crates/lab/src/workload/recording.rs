@@ -100,6 +100,8 @@ impl Watcher for Nobody {
 
     fn vmm(&self, _: u32, _: u32) {}
 
+    fn vmm_ends(&self, _: u32) {}
+
     fn inside(&self, _: u32, _: Instant, _: &BTreeMap<String, f64>) {}
 }
 

@@ -50,6 +50,8 @@ pub trait Watcher: Sync {
     fn begin(&self);
     /// A machine's VMM is this process.
     fn vmm(&self, machine: u32, pid: u32);
+    /// A machine's VMM is ended after this: what it has used is known now, and no more comes.
+    fn vmm_ends(&self, machine: u32);
     /// What a machine has counted inside until that time: `inside.reads`, `inside.read_bytes`, `inside.writes`,
     /// `inside.written_bytes`, `inside.cpu_s`.
     fn inside(&self, machine: u32, at: Instant, known: &BTreeMap<String, f64>);

@@ -58,6 +58,9 @@ pub struct Common {
     /// One JSON object in the end
     #[arg(long)]
     json: bool,
+    /// A run that was dropped is an error
+    #[arg(long)]
+    strict: bool,
 }
 
 /// Begins a study.
@@ -87,7 +90,7 @@ pub fn run(args: &Run) -> Result<ExitCode> {
         hardware: hardware(&args.common, &lab)?,
         study,
     };
-    finish(&Folder::create(&out, record)?, &lab, args.common.json)
+    finish(&Folder::create(&out, record)?, &lab, &args.common)
 }
 
 /// Goes on with one.
@@ -105,7 +108,7 @@ pub fn resume(args: &Resume) -> Result<ExitCode> {
             other.join(", ")
         );
     }
-    finish(&folder, &lab, args.common.json)
+    finish(&folder, &lab, &args.common)
 }
 
 /// Makes a report again.
@@ -236,13 +239,13 @@ pub fn versions(lab: &Lab) -> BTreeMap<String, String> {
 }
 
 /// Runs what is left, and makes the report.
-fn finish(folder: &Folder, lab: &Lab, as_json: bool) -> Result<ExitCode> {
+fn finish(folder: &Folder, lab: &Lab, common: &Common) -> Result<ExitCode> {
     let mut screen = Screen::new();
     let done = study::run::run(folder, lab, &mut screen);
     screen.finish();
     let Summary { kept, dropped, empty } = done?;
     let page = if kept > 0 { Some(report::write(folder.dir())?) } else { None };
-    if as_json {
+    if common.json {
         let all = json!({
             "results": folder.dir(), "report": page, "kept": kept, "dropped": dropped, "scenarios_without_runs": empty,
         });
@@ -256,7 +259,8 @@ fn finish(folder: &Folder, lab: &Lab, as_json: bool) -> Result<ExitCode> {
             println!("{empty} scenarios have no run that counts");
         }
     }
-    Ok(if empty > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    let failed = empty > 0 || (common.strict && dropped > 0);
+    Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 
 /// What a person sees: one line that moves on a terminal, plain lines elsewhere.

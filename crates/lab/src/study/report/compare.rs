@@ -11,6 +11,7 @@ use crate::study::{METRICS, StudyRecord};
 use anyhow::{Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
@@ -96,8 +97,10 @@ pub fn compare(a: &Path, b: &Path) -> Result<Comparison> {
     };
     note("scale", &scale(one), &scale(other));
     for (here, there) in [(&one.hardware, &other.hardware), (&one.versions, &other.versions)] {
-        for (name, value) in here {
-            note(name, value, there.get(name).map_or("not said", String::as_str));
+        let names: BTreeSet<&String> = here.keys().chain(there.keys()).collect();
+        for name in names {
+            let [one, other] = [here, there].map(|all| all.get(name).map_or("not said", String::as_str));
+            note(name, one, other);
         }
     }
     Ok(comparison)
