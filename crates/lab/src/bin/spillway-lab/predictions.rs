@@ -251,7 +251,7 @@ fn table(all: &[Found], hardware: &BTreeMap<String, String>, versions: &BTreeMap
     let mut out = String::from(
         "# What the advisor predicts, and what disks do\n\n\
          One run of each kind of work is recorded, on a disk that holds all of it in RAM. From that recording alone `spillway advise` draws a curve, by each of\n\
-         its engines; then fresh disks of four other sizes are asked the same recording at its own pace, and count what they evict, until eviction is at
+         its engines; then fresh disks of four other sizes are asked the same recording at its own pace, and count what they evict, until eviction is at\n\
          rest, and what they read back for requests. *Off* is |predicted - measured| as a share of the bytes that the guest wrote; asked for is 0.05 at most, 0.10 for the sample.\n\
          *Fresh* are runs of the same work at that size, by new machines that do the same at other times: least and most. iometer-citrix is asked from the host,\n\
          as fast as it is answered; its fresh runs are other draws of the same pattern.\n\n\
