@@ -9,7 +9,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Not a failure: 'catalog diff' has found a difference, as diff(1) says it; 'image check --strict', or 'doctor', has found something.
+    /// Not a failure: 'catalog diff' has found a difference, as diff(1) says it; 'image check --strict', or 'doctor', has found something; a study's runs do not count.
     Found = 1,
     /// The command line cannot be.
     Usage = 2,
@@ -32,7 +32,7 @@ pub const EXIT_CODES: &str = "\
 Exit codes:
   0   done
   1   'catalog diff': something differs; 'image check --strict' has found something; 'doctor' a problem;
-      'lab run': a scenario has no run that counts
+      'lab run' and 'lab resume': a scenario has no run that counts, with --strict one was dropped
   2   usage: the options cannot be
   66  the base image or a disk is missing or cannot be used; there is no object of that name
   69  not reachable: nobody serves this socket or host, or QEMU is not installed

@@ -67,7 +67,7 @@ pub enum LabCommand {
     /// Compare the advisor's curves with what disks of other sizes do: the table of docs/predictions.md
     Predict {
         /// Folder for predictions.md and predictions.json
-        #[arg(long, value_name = "DIR", default_value = "docs")]
+        #[arg(long, value_name = "DIR")]
         out: PathBuf,
         /// Runs of fresh machines for each size
         #[arg(long, value_name = "N", default_value_t = 2)]

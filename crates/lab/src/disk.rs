@@ -191,6 +191,21 @@ pub fn stats(program: &Path, control: &Path) -> Result<Value> {
     serde_json::from_slice(&output.stdout).context("spillway stats did not print JSON")
 }
 
+/// What of a disk's figures says that what it did cannot be counted on, if something does.
+pub fn went_wrong(stats: &Value) -> Option<String> {
+    let all = [
+        ("failed.requests", "requests failed"),
+        ("checksum_mismatches", "blocks came back other than they were written"),
+        ("restarts", "workers ended"),
+        ("overflow.write_errors", "writes of the overflow failed"),
+    ];
+    all.into_iter().find_map(|(key, what)| match figure(stats, key) {
+        Ok(0) => None,
+        Ok(count) => Some(format!("{count} {what}")),
+        Err(_) => Some(format!("its disk does not say how many {what}")),
+    })
+}
+
 /// One figure by its dotted key.
 pub fn figure(stats: &Value, key: &str) -> Result<u64> {
     let pointer = format!("/{}", key.replace('.', "/"));

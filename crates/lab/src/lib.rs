@@ -14,7 +14,7 @@ pub mod flow;
 pub mod footprint;
 pub mod guest;
 pub mod load;
-mod markup;
+pub mod markup;
 pub mod mixed;
 pub mod oracle;
 pub mod predict;

@@ -3,10 +3,10 @@
 //! Owns which sizes are compared, and how far off is counted: |predicted - measured| as a share of the bytes that the guest wrote.
 //! Invariant: what is measured is the product's own counters when eviction is at rest after the last request, on a fresh disk each.
 
-use crate::disk::figure;
+use crate::disk::{figure, went_wrong};
 use crate::replay::{Replayed, Speed, replay};
 use crate::{Disk, Driver, Shape};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use serde_json::Value;
 use spillway_advisor::trace::TraceReader;
@@ -36,6 +36,12 @@ pub struct Moved {
 }
 
 impl Moved {
+    /// As shares of what was written.
+    pub fn shares(self, written_bytes: u64) -> Moved {
+        let of = |bytes: f64| bytes / (written_bytes as f64).max(1.0);
+        Moved { evicted_bytes: of(self.evicted_bytes), read_bytes: of(self.read_bytes) }
+    }
+
     /// How far off this is, as shares of what was written.
     pub fn off(self, measured: Moved, written_bytes: f64) -> (f64, f64) {
         let off = |a: f64, b: f64| (a - b).abs() / written_bytes.max(1.0);
@@ -103,7 +109,11 @@ pub fn settled(disk: &Disk) -> Result<(Moved, u64)> {
     let mut before = measured(&disk.stats()?)?;
     loop {
         std::thread::sleep(REST);
-        let now = measured(&disk.stats()?)?;
+        let stats = disk.stats()?;
+        if let Some(wrong) = went_wrong(&stats) {
+            bail!("{wrong}");
+        }
+        let now = measured(&stats)?;
         if now == before {
             return Ok(now);
         }

@@ -24,6 +24,7 @@ const SESSION: &str =
 struct Notes {
     begun: Mutex<Option<Instant>>,
     vmm: Mutex<Option<u32>>,
+    vmm_ended: Mutex<u32>,
     inside: Mutex<Vec<(Instant, BTreeMap<String, f64>)>>,
 }
 
@@ -39,6 +40,11 @@ impl Watcher for Notes {
 
     fn vmm_ends(&self, machine: u32) {
         assert_eq!(machine, 0);
+        let pid = self.vmm.lock().unwrap().unwrap();
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let state = stat.rsplit(") ").next().unwrap().chars().next();
+        assert!(matches!(state, Some('R' | 'S' | 'D')), "it runs until after this: {stat}");
+        *self.vmm_ended.lock().unwrap() += 1;
     }
 
     fn inside(&self, _: u32, at: Instant, known: &BTreeMap<String, f64>) {
@@ -124,9 +130,7 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
     assert_eq!(actions.actions.len(), 41, "a logon and forty: {actions:?}");
     assert_eq!(actions.actions[0].name, "logon");
     assert!(actions.actions.iter().all(|a| (actions.begin_us..=actions.done_us).contains(&a.begin_us)));
-    let counted: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(recorded.join("stats.json")).unwrap()).unwrap();
-    let counted = |key: &str| figure(&counted, key).unwrap();
+    let counted = counted(&recorded);
     let traced = Traced::of(&recording);
     assert!(traced.boot > 500 && traced.work > 100, "{traced:?}");
 
@@ -140,6 +144,7 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
         names(done.actions.iter().map(|a| a.name.as_str()).collect()),
         names(actions.actions.iter().map(|a| a.name.as_str()).collect())
     );
+    assert_eq!(*watch.vmm_ended.lock().unwrap(), 1, "its end is told once");
     let begun = watch.begun.lock().unwrap().unwrap();
     let now_s = begun.elapsed().as_secs_f64();
     assert!(done.actions.iter().all(|a| a.took_ms >= 0.0 && a.at_s > -0.1 && a.at_s < now_s));
@@ -189,6 +194,37 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
         &Notes::default(),
     );
     assert!(format!("{:#}", error.unwrap_err()).contains("knowledge-worker"), "a recording of other work");
+}
+
+#[test]
+fn of_zeroes_that_had_to_wait_a_recording_says_that_they_are_data() {
+    let Some(kit) = kit() else { return };
+    let dir = folder();
+    let recorded = dir.path().join("recorded");
+    std::fs::create_dir(&recorded).unwrap();
+    let stage = RecordStage {
+        kit: &kit,
+        accelerator: Accelerator::Tcg,
+        program: &program().unwrap(),
+        parameters: &words("actions = 8\npace = 1000\nmegabytes = 32\n"),
+        seed: 7,
+        scratch: dir.path(),
+        dir: &recorded,
+        deadline: Instant::now() + Duration::from_secs(150),
+    };
+    let recording = record("file-copy", &stage).unwrap();
+    let (traced, counted) = (Traced::of(&recording), counted(&recorded));
+    let (total, zero) = (counted("planes.guest.written_bytes"), counted("planes.zero.written_bytes"));
+    // Never less than the data: a curve of it predicts too much, not too little.
+    assert!(traced.written_bytes > 32 << 20, "{traced:?}");
+    assert!((total - zero..=total).contains(&traced.written_bytes), "{traced:?}; {total}, zeroes {zero}");
+}
+
+/// What the disk of a recording has counted.
+fn counted(recorded: &Path) -> impl Fn(&str) -> u64 {
+    let text = std::fs::read_to_string(recorded.join("stats.json")).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
+    move |key| figure(&stats, key).unwrap()
 }
 
 /// What a trace holds.

@@ -10,6 +10,7 @@ use super::folder::{Folder, empty, json};
 use super::record::{RunRecord, SCHEMA};
 use super::spec::{Engine, Scenario};
 use super::watch::{Found, Watch};
+use crate::disk::went_wrong;
 use crate::guest::{Accelerator, Kit};
 use crate::stamp;
 use crate::workload::{self, Done, RecordStage, Recording, Stage};
@@ -244,18 +245,8 @@ fn why_not(found: &Found, scenario: &Scenario) -> Option<String> {
         if scenario.null_disk {
             continue;
         }
-        let wrong = [
-            ("failed.requests", "requests failed"),
-            ("checksum_mismatches", "blocks came back other than they were written"),
-            ("restarts", "workers ended"),
-            ("overflow.write_errors", "writes of the overflow failed"),
-        ];
-        for (key, what) in wrong {
-            match crate::disk::figure(&seen.stats, key) {
-                Ok(0) => {}
-                Ok(count) => return Some(format!("machine {machine}: {count} {what}")),
-                Err(_) => return Some(format!("machine {machine}: its disk does not say how many {what}")),
-            }
+        if let Some(wrong) = went_wrong(&seen.stats) {
+            return Some(format!("machine {machine}: {wrong}"));
         }
     }
     None

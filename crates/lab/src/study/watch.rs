@@ -300,6 +300,8 @@ mod tests {
         watch.inside(2, at, &BTreeMap::from([("inside.reads".to_string(), 7.0)]));
         watch.inside(9, at, &BTreeMap::new());
         std::thread::sleep(Duration::from_millis(20));
+        watch.vmm_ends(0);
+        std::thread::sleep(Duration::from_millis(20));
         let found = watch.finish();
         let of = |machine: u32, column: &str| -> Vec<(f64, f64)> {
             let rows = found.samples.rows.iter().filter(|row| row.machine == machine);
@@ -311,7 +313,10 @@ mod tests {
         assert_eq!(of(1, "planes.ram.reads").len(), 1, "what is not known is missing");
         let inside = of(2, "inside.reads");
         assert!(inside.len() == 1 && (inside[0].0 - 100.0).abs() < 10.0 && inside[0].1 == 7.0, "{inside:?}");
-        assert!(!of(0, "cpu.vmm_s").is_empty() && of(1, "cpu.vmm_s").is_empty());
+        // What a VMM has used stays known when it has ended.
+        let used = of(0, "cpu.vmm_s");
+        assert!(used.len() == reads.len() && used.last().unwrap().0 == reads.last().unwrap().0, "{used:?}");
+        assert!(of(1, "cpu.vmm_s").is_empty());
         assert!(reads.iter().any(|(time_s, _)| time_s.abs() < 0.1), "the begin is a sample");
         let [good, ended, null] = &found.machines[..] else { panic!("three") };
         assert_eq!(good.stats["mode"], "ram");

@@ -5,7 +5,7 @@
 
 use super::inside::since;
 use super::lines::{Line, Lines};
-use super::reported::{Course, Reported, counted};
+use super::reported::{Course, Reported, is_in_time};
 use super::stage::Watcher;
 use crate::cpio::Entry;
 use crate::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const AT_ONCE: usize = 2;
 /// Between two looks at all reports.
 const LOOK: Duration = Duration::from_millis(2);
+/// How near the clocks of machine and host are tied, at worst.
+const TIED: Duration = Duration::from_secs(1);
 /// A machine at work counts each second: one that says nothing for so long hangs.
 const SILENCE: Duration = Duration::from_secs(120);
 
@@ -176,7 +178,8 @@ pub fn work(task: &Task<'_>, watch: &dyn Watcher) -> Result<(Instant, Vec<Life>)
         if let (Some(begun), true) =
             (begun, machines.len() == count && machines.iter().all(|m| m.course.done.is_some()))
         {
-            return Ok((begun, machines.into_iter().map(Machine::end).collect::<Result<_>>()?));
+            let end = |(i, machine): (usize, Machine)| machine.end().with_context(|| format!("machine {i}"));
+            return Ok((begun, machines.into_iter().enumerate().map(end).collect::<Result<_>>()?));
         }
         std::thread::sleep(LOOK);
     }
@@ -230,8 +233,7 @@ impl Machine {
         }
         for line in lines {
             if let Some(said) = line.said() {
-                let tie = Tie { at: now, said };
-                self.tie = Some(self.tie.map_or(tie, |last| last.nearer(tie)));
+                self.tie = Some(Tie::of(self.tie, Tie { at: now, said }, self.guest.started())?);
             }
             self.course.heard(&line, now, task.orders.boot)?;
             match line {
@@ -239,7 +241,8 @@ impl Machine {
                     self.reported.action(&task.orders, session, action, at, took_ms)?;
                 }
                 Line::Inside { inside, at } => {
-                    let known = counted(inside)?;
+                    let up = self.course.up.map_or(Duration::ZERO, |up| now - up);
+                    let known = self.reported.counted(up, inside)?;
                     // Never later than it was heard.
                     let at = self.tie.map_or(now, |tie| tie.host(at).min(now));
                     watch.inside(number, at, &known);
@@ -276,9 +279,9 @@ impl Machine {
             .write(true)
             .open(&path)
             .with_context(|| format!("{}: cannot open", path.display()))?;
+        self.course.told = Some(Instant::now());
         pipe.write_all(b"go\n").context("it cannot be told to begin")?;
         self.heard = Instant::now();
-        self.course.told = Some(self.heard);
         Ok(())
     }
 
@@ -296,13 +299,19 @@ impl Machine {
         });
         let loads = self.reported.loads.into_iter();
         let loads = loads.map(|(name, begin, json)| Loaded { name, begin: tie.host(begin), json });
+        let (did, loads): (Vec<Did>, Vec<Loaded>) = (did.collect(), loads.collect());
+        let told = self.course.told.unwrap_or(up);
+        let begins = did.iter().map(|did| (&did.name, did.begin));
+        for (name, begin) in begins.chain(loads.iter().map(|load| (&load.name, load.begin))) {
+            is_in_time(name, since(told, begin))?;
+        }
         Ok(Life {
             started: self.guest.started(),
             up,
-            told: self.course.told.unwrap_or(up),
+            told,
             done,
-            did: did.collect(),
-            loads: loads.collect(),
+            did,
+            loads,
             command: self.guest.command().into(),
         })
     }
@@ -318,6 +327,17 @@ struct Tie {
 }
 
 impl Tie {
+    /// After one more line of a machine that was started then. A clock that jumps ahead leaves what is said afterwards long ago.
+    fn of(last: Option<Tie>, heard: Tie, started: Instant) -> Result<Tie> {
+        let tie = last.map_or(heard, |last| last.nearer(heard));
+        let said = heard.said;
+        ensure!(
+            tie.host(said) + TIED >= started,
+            "it says something at {said} s of its clock: that is before it was started"
+        );
+        Ok(tie)
+    }
+
     /// Of two the one whose line came with less delay.
     fn nearer(self, other: Tie) -> Tie {
         if since(self.at, other.at) < other.said - self.said { other } else { self }
@@ -376,5 +396,14 @@ mod tests {
         let ms = |ms| Duration::from_millis(ms);
         assert_eq!((tie.host(12.5), less.host(10.505)), (at + ms(2500), at + ms(500)));
         assert_eq!(tie.host(f64::MAX), at + Duration::from_secs(1_000_000), "what no clock can say");
+
+        let of = |last, said| Tie::of(last, Tie { at: later, said }, at);
+        assert_eq!(of(Some(tie), 10.5).unwrap(), tie);
+        for said in [9.0 - 1e-3, -1e9, f64::MIN] {
+            of(Some(tie), said).unwrap_err();
+        }
+        let ahead = of(Some(tie), f64::MAX).unwrap();
+        of(Some(ahead), 11.0).unwrap_err();
+        of(None, f64::NAN).unwrap_err();
     }
 }

@@ -7,10 +7,14 @@ use super::machines::Orders;
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// What machines count.
+/// What machines count, each second.
 const COUNTED: [&str; 5] = ["reads", "read_bytes", "writes", "written_bytes", "cpu_s"];
+/// What users do.
+const ACTIONS: [&str; 8] = ["logon", "open", "edit", "save", "mail", "browse", "compress", "copy"];
+/// What fio does before work begins.
+const FILL: &str = "fill";
 
 /// How far a machine has come, by the host's clock. Steps come in this order, each once.
 #[derive(Default)]
@@ -40,14 +44,18 @@ impl Course {
                 ensure!(self.up.is_some() && !self.ready, "it is ready before it is up, or twice");
                 self.ready = true;
             }
-            Line::Action { .. } => {
+            Line::Fio { fio, .. } if fio == FILL => {
+                ensure!(self.up.is_some() && !self.ready, "it fills its disk out of turn")
+            }
+            Line::Action { .. } | Line::Fio { .. } => {
                 ensure!(self.told.is_some(), "it did something before it was told to begin")
             }
             Line::Done { .. } => {
                 ensure!(self.told.is_some(), "it is done before it was told to begin");
                 self.done = Some(now);
             }
-            Line::Inside { .. } | Line::Fio { .. } | Line::Error { .. } => {}
+            Line::Inside { .. } => ensure!(self.up.is_some(), "it counts before it is up"),
+            Line::Error { .. } => {}
         }
         Ok(())
     }
@@ -60,6 +68,8 @@ pub struct Reported {
     pub did: Vec<(u32, String, f64, f64)>,
     /// Loads of fio, from when, and what fio says.
     pub loads: Vec<(String, f64, Value)>,
+    /// How often it has counted.
+    looks: u64,
 }
 
 impl Reported {
@@ -73,6 +83,7 @@ impl Reported {
         took_ms: f64,
     ) -> Result<()> {
         ensure!(session < asked.sessions, "it reports session {session}, and has {}", asked.sessions);
+        ensure!(ACTIONS.contains(&name.as_str()), "it reports '{name}', which no user does");
         ensure!(self.did.len() < asked.actions, "it reports more than the {} actions asked", asked.actions);
         can_be(&name, at, took_ms)?;
         self.did.push((session, name, at, took_ms));
@@ -97,6 +108,29 @@ impl Reported {
         self.loads.push((name, at, json));
         Ok(())
     }
+
+    /// What was counted inside, by the names of samples, when it had been up for so long.
+    pub fn counted(&mut self, up: Duration, inside: BTreeMap<String, f64>) -> Result<BTreeMap<String, f64>> {
+        self.looks += 1;
+        let looks = self.looks;
+        ensure!(looks <= 2 * up.as_secs() + 16, "it has counted {looks} times in {} s", up.as_secs());
+        for name in COUNTED {
+            ensure!(inside.contains_key(name), "it does not count '{name}'");
+        }
+        let named = inside.into_iter().map(|(name, value)| {
+            ensure!(COUNTED.contains(&name.as_str()), "it counts '{name}', which nobody asked");
+            ensure!(value.is_finite() && value >= 0.0, "it counts {value} for '{name}'");
+            Ok((format!("inside.{name}"), value))
+        });
+        named.collect()
+    }
+}
+
+/// Whether what a machine did after it was told to begin was begun then: `after_s` later, by the host's clock.
+pub fn is_in_time(name: &str, after_s: f64) -> Result<()> {
+    // Clocks are tied to some milliseconds.
+    ensure!(name == FILL || after_s > -0.1, "'{name}' began {:.3} s before it was to", -after_s);
+    Ok(())
 }
 
 /// Whether a machine may have done this.
@@ -104,16 +138,6 @@ fn can_be(name: &str, at: f64, took_ms: f64) -> Result<()> {
     let can_be = at.is_finite() && (0.0..1e9).contains(&took_ms);
     ensure!(can_be, "it reports '{name}' at {at} s for {took_ms} ms");
     Ok(())
-}
-
-/// What was counted inside, by the names of samples.
-pub fn counted(inside: BTreeMap<String, f64>) -> Result<BTreeMap<String, f64>> {
-    let named = inside.into_iter().map(|(name, value)| {
-        ensure!(COUNTED.contains(&name.as_str()), "it counts '{name}', which nobody asked");
-        ensure!(value.is_finite() && value >= 0.0, "it counts {value} for '{name}'");
-        Ok((format!("inside.{name}"), value))
-    });
-    named.collect()
 }
 
 #[cfg(test)]
@@ -126,18 +150,25 @@ mod tests {
         let line = |text: &str| serde_json::from_str::<Line>(text).unwrap();
         let (up, ready, done) = (line(r#"{"up":1}"#), line(r#"{"ready":1}"#), line(r#"{"done":1}"#));
         let action = line(r#"{"action":"save","session":0,"at":1,"took_ms":1}"#);
+        let inside = line(r#"{"inside":{},"at":1}"#);
+        let [fill, load] = ["fill", "fio-4k-x1"]
+            .map(|name| line(&format!(r#"{{"fio":"{name}","at":1,"took_ms":1,"json":{{}}}}"#)));
         let mut course = Course::default();
-        for early in [&ready, &done, &action] {
+        for early in [&ready, &done, &action, &inside, &fill, &load] {
             course.heard(early, now, false).unwrap_err();
         }
         course.heard(&up, now, false).unwrap();
         course.heard(&up, now, false).unwrap_err();
+        course.heard(&inside, now, false).unwrap();
+        course.heard(&fill, now, false).unwrap();
         course.heard(&ready, now, false).unwrap();
-        for early in [&ready, &done, &action] {
+        for early in [&ready, &done, &action, &fill, &load] {
             course.heard(early, now, false).unwrap_err();
         }
         course.told = Some(now);
         course.heard(&action, now, false).unwrap();
+        course.heard(&load, now, false).unwrap();
+        course.heard(&fill, now, false).unwrap_err();
         course.heard(&done, now, false).unwrap();
         course.heard(&action, now, false).unwrap_err();
         let mut boots = Course::default();
@@ -161,6 +192,7 @@ mod tests {
         let save = || String::from("save");
         let mut reported = Reported::default();
         refused(reported.action(&asked, 2, save(), 1.0, 1.0), "session 2");
+        refused(reported.action(&asked, 0, "sing".into(), 1.0, 1.0), "'sing'");
         refused(reported.action(&asked, 0, save(), 1.0, -1.0), "-1 ms");
         refused(reported.action(&asked, 0, save(), f64::INFINITY, 1.0), "inf s");
         reported.action(&asked, 0, save(), 1.0, 1.0).unwrap();
@@ -176,12 +208,33 @@ mod tests {
         let nothing_else = Orders { loads: vec!["a".into()], ..Orders::default() };
         reported.is_all(&nothing_else).unwrap();
 
-        let inside = |name: &str, value| counted(BTreeMap::from([(name.to_string(), value)]));
-        assert_eq!(inside("reads", 7.0).unwrap(), BTreeMap::from([("inside.reads".to_string(), 7.0)]));
+        is_in_time("save", -0.05).unwrap();
+        is_in_time("fill", -9.0).unwrap();
+        refused(is_in_time("save", -0.2), "'save' began 0.200 s before");
+    }
+
+    #[test]
+    fn a_count_of_what_nobody_asked_is_refused() {
+        let refused = |result: Result<BTreeMap<String, f64>>, named: &str| {
+            let error = format!("{:#}", result.unwrap_err());
+            assert!(error.contains(named), "{error}");
+        };
+        let with = |name: &str, value| {
+            let mut all: BTreeMap<String, f64> = COUNTED.map(|name| (name.to_string(), 7.0)).into();
+            all.insert(name.into(), value);
+            Reported::default().counted(Duration::ZERO, all)
+        };
+        let known = with("reads", 8.0).unwrap();
+        assert_eq!((known.len(), known["inside.reads"], known["inside.writes"]), (5, 8.0, 7.0));
         for (name, value) in
             [("temperature", 1.0), ("reads", -1.0), ("cpu_s", f64::NAN), ("writes", f64::INFINITY)]
         {
-            refused(inside(name, value).map(drop), name);
+            refused(with(name, value), name);
         }
+        let mut reported = Reported::default();
+        refused(reported.counted(Duration::ZERO, BTreeMap::new()), "'reads'");
+        let all: BTreeMap<String, f64> = COUNTED.map(|name| (name.to_string(), 7.0)).into();
+        let most = (0..1000).take_while(|_| reported.counted(Duration::from_secs(2), all.clone()).is_ok());
+        assert_eq!(most.count(), 19, "one has been refused before");
     }
 }

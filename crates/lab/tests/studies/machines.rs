@@ -73,6 +73,8 @@ fn a_machine_that_breaks_is_dropped_and_a_study_that_is_killed_goes_on() {
     // Done is done.
     let again = object(&world.lab(&["resume", results.to_str().unwrap(), "--json"]));
     assert_eq!(again["kept"], 3);
+    let strict = world.lab(&["resume", results.to_str().unwrap(), "--strict"]);
+    assert_eq!(strict.status.code(), Some(1), "a run was dropped: {strict:?}");
     let left = std::fs::read_dir(world.path("scratch")).unwrap().count();
     assert_eq!(left, 1, "what the killed one left, and nothing else");
     until("no machine is left behind", || vmm_of(&results).is_none().then_some(()));

@@ -1,7 +1,8 @@
 //! `spillway-lab`: the part of `spillway` that drives disks from outside, started by `spillway lab` and `spillway trace replay`. Its own
 //! program, so that what it needs is in no process that serves.
 //!
-//! Invariant: a failure is one line on standard error and an exit code of `spillway`'s.
+//! Invariant: a failure is said on standard error, in one line but for what a machine's console said last, without anything that
+//! a terminal obeys, and has an exit code of `spillway`'s.
 
 mod predictions;
 mod studies;
@@ -10,6 +11,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use spillway_advisor::trace::TraceReader;
+use spillway_lab::markup::plain;
 use spillway_lab::replay::{Replayed, Speed, replay};
 use spillway_lab::{Driver, Shape};
 use std::fs::File;
@@ -98,7 +100,9 @@ fn main() -> ExitCode {
         Command::List { json } => studies::list(json),
     };
     done.unwrap_or_else(|e| {
-        eprintln!("spillway: error: {e:#}");
+        // A machine's console may be in it.
+        let lines: Vec<String> = format!("{e:#}").lines().map(plain).collect();
+        eprintln!("spillway: error: {}", lines.join("\n"));
         ExitCode::from(70)
     })
 }

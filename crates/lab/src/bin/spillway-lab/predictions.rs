@@ -2,7 +2,7 @@
 //!
 //! Owns the kinds of work and the table. Invariant: each curve is of one recording; every other figure is of a fresh disk.
 
-use crate::studies::{Common, hardware, prepare, versions};
+use crate::studies::{hardware, prepare, versions};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::json;
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, clap::Args)]
 pub struct Predict {
     /// Folder for the table, predictions.md, and all figures, predictions.json
-    #[arg(long, default_value = "docs")]
+    #[arg(long)]
     out: PathBuf,
     /// Runs of fresh machines for each size
     #[arg(long, default_value_t = 2)]
@@ -31,8 +31,9 @@ pub struct Predict {
     /// Only these kinds of work
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    #[command(flatten)]
-    common: Common,
+    /// A folder on a disk
+    #[arg(long, default_value = "/var/tmp")]
+    scratch: PathBuf,
 }
 
 /// A kind of work, fixed by count.
@@ -77,6 +78,10 @@ struct Line {
     ram_bytes: u64,
     written_bytes: u64,
     measured: Moved,
+    /// How long the replay took.
+    seconds: f64,
+    /// Its requests that began more than a millisecond late.
+    late: u64,
     /// By engine: what it said, and how far off that is, as shares of the written bytes.
     predicted: BTreeMap<&'static str, (Moved, (f64, f64))>,
     /// Fresh runs: what they moved and wrote.
@@ -94,8 +99,14 @@ struct Found {
 
 /// Makes the table.
 pub fn predict(args: &Predict) -> Result<ExitCode> {
-    let lab = prepare(&args.common)?;
-    let (begun, hardware, versions) = (stamp::now(), hardware(&args.common, &lab)?, versions(&lab));
+    // What takes long must not end for want of a place.
+    let put = |name: &str, text: &str| {
+        let path = args.out.join(name);
+        std::fs::write(&path, text).with_context(|| format!("{}: cannot write", path.display()))
+    };
+    std::fs::create_dir_all(&args.out).with_context(|| format!("{}: cannot make", args.out.display()))?;
+    let lab = prepare(&args.scratch)?;
+    let (begun, hardware, versions) = (stamp::now(), hardware(&args.scratch, &lab)?, versions(&lab));
     let said = Instant::now();
     let say = |what: &str| eprintln!("predict: [{:>5.0} s] {what}", said.elapsed().as_secs_f64());
     let chosen = |s: &&Subject| args.only.is_empty() || args.only.iter().any(|name| name == s.name);
@@ -109,12 +120,10 @@ pub fn predict(args: &Predict) -> Result<ExitCode> {
     let whole = json!({
         "schema": 1, "begun": begun, "hardware": hardware, "versions": versions, "found": all,
     });
-    std::fs::create_dir_all(&args.out)?;
-    std::fs::write(args.out.join("predictions.json"), serde_json::to_string_pretty(&whole)? + "\n")?;
     let text = table(&all, &hardware, &versions);
-    let path = args.out.join("predictions.md");
-    std::fs::write(&path, &text).with_context(|| format!("{}: cannot write", path.display()))?;
     println!("{text}");
+    put("predictions.json", &(serde_json::to_string_pretty(&whole)? + "\n"))?;
+    put("predictions.md", &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -149,7 +158,8 @@ fn one(subject: &Subject, fresh: u32, lab: &Lab, say: &dyn Fn(&str)) -> Result<F
         let predicted = predicted.collect();
         let fresh = (0..fresh).map(|n| fresh_run(subject, lab, dir.path(), &image, ram_bytes, n));
         let fresh = fresh.collect::<Result<_>>()?;
-        lines.push(Line { ram_bytes, written_bytes, measured, predicted, fresh });
+        let (seconds, late) = (done.seconds, done.late);
+        lines.push(Line { ram_bytes, written_bytes, measured, seconds, late, predicted, fresh });
     }
     Ok(Found { name: subject.name, requests, zero_overflow_bytes, lines })
 }
@@ -246,6 +256,24 @@ fn fresh_run(
     settled(&disk)
 }
 
+/// One sentence on the worst: beside replays, and beside machines that did the work again.
+fn farthest(all: &[Found]) -> String {
+    let of = |(engine, _): (&str, f64)| {
+        let (mut replays, mut fresh) = (0.0_f64, 0.0_f64);
+        for line in all.iter().flat_map(|found| &found.lines) {
+            let Some((said, off)) = line.predicted.get(engine) else { continue };
+            replays = replays.max(off.0).max(off.1);
+            let said = said.shares(line.written_bytes);
+            for (moved, written) in &line.fresh {
+                let off = said.off(moved.shares(*written), 1.0);
+                fresh = fresh.max(off.0).max(off.1);
+            }
+        }
+        format!("`{engine}` {replays:.3} beside replays and {fresh:.3} beside fresh runs")
+    };
+    format!("Farthest off: {}.", ENGINES.map(of).join("; "))
+}
+
 /// The table, for `docs/`.
 fn table(all: &[Found], hardware: &BTreeMap<String, String>, versions: &BTreeMap<String, String>) -> String {
     let mut out = String::from(
@@ -254,7 +282,8 @@ fn table(all: &[Found], hardware: &BTreeMap<String, String>, versions: &BTreeMap
          its engines; then fresh disks of four other sizes are asked the same recording at its own pace, and count what they evict, until eviction is at\n\
          rest, and what they read back for requests. *Off* is |predicted - measured| as a share of the bytes that the guest wrote; asked for is 0.05 at most, 0.10 for the sample.\n\
          *Fresh* are runs of the same work at that size, by new machines that do the same at other times: least and most. iometer-citrix is asked from the host,\n\
-         as fast as it is answered; its fresh runs are other draws of the same pattern.\n\n\
+         as fast as it is answered; its fresh runs are other draws of the same pattern. A machine's zeroes are told as data if their write had to wait, and a replay\n\
+         writes them: file-copy's replays evict a little more than its fresh machines.\n\n\
          What is off by more than that is bold. `policy` is what the product does, in miniature; `lru`, and `sampled` on a sample of the blocks, count what a cache\n\
          does that evicts the least recently used block. What stands between `policy` and `lru` is the product's, which keeps what is written again\n\
          and evicts less where blocks come back.\n\n",
@@ -263,6 +292,7 @@ fn table(all: &[Found], hardware: &BTreeMap<String, String>, versions: &BTreeMap
         map.iter().map(|(k, v)| format!("{k} {v}")).collect::<Vec<_>>().join("; ")
     };
     let _ = writeln!(out, "Made by `spillway lab predict`. {}. {}.\n", list(hardware), list(versions));
+    let _ = writeln!(out, "{}\n", farthest(all));
     let percent = |part: f64, written: u64| 100.0 * part / (written as f64).max(1.0);
     for found in all {
         let _ = writeln!(

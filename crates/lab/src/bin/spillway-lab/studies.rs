@@ -5,6 +5,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use spillway_lab::cores::Hardware;
 use spillway_lab::guest::{Accelerator, Kit};
+use spillway_lab::markup::plain;
 use spillway_lab::process::{clean_up_when_interrupted, line};
 use spillway_lab::stamp::{self, Stamp};
 use spillway_lab::study::record::SCHEMA;
@@ -76,7 +77,7 @@ pub fn run(args: &Run) -> Result<ExitCode> {
     only(&mut study, &args.only)?;
     study.check()?;
     can_be_done(&study)?;
-    let lab = prepare(&args.common)?;
+    let lab = prepare(&args.common.scratch)?;
     let begun = stamp::now();
     let time = begun.replace(['-', ':', 'Z'], "").replace('T', "-");
     let out = args.out.clone().unwrap_or_else(|| format!("lab-{}-{time}", study.name).into());
@@ -87,7 +88,7 @@ pub fn run(args: &Run) -> Result<ExitCode> {
         begun,
         command: line("spillway", &arguments),
         versions: versions(&lab),
-        hardware: hardware(&args.common, &lab)?,
+        hardware: hardware(&args.common.scratch, &lab)?,
         study,
     };
     finish(&Folder::create(&out, record)?, &lab, &args.common)
@@ -97,7 +98,7 @@ pub fn run(args: &Run) -> Result<ExitCode> {
 pub fn resume(args: &Resume) -> Result<ExitCode> {
     let folder = Folder::open(&args.dir)?;
     can_be_done(&folder.record.study)?;
-    let lab = prepare(&args.common)?;
+    let lab = prepare(&args.common.scratch)?;
     let (before, now) = (&folder.record.versions, versions(&lab));
     if *before != now {
         let other = before.iter().filter(|(name, version)| now.get(*name) != Some(version));
@@ -194,22 +195,22 @@ fn only(study: &mut Study, only: &[String]) -> Result<()> {
 }
 
 /// What all runs need; what a signal ends with it.
-pub fn prepare(common: &Common) -> Result<Lab> {
+pub fn prepare(scratch: &Path) -> Result<Lab> {
     let spillway = spillway_lab::disk::program()?;
     let kit = Kit::find().context("the guest has not been built: run 'make image', or set SPILLWAY_GUEST")?;
     let folder = |place: &Path| {
         let made = tempfile::Builder::new().prefix("spillway-lab.").tempdir_in(place);
         made.with_context(|| format!("{}: no folder for what runs need", place.display()))
     };
-    let (scratch, memory) = (folder(&common.scratch)?, folder(Path::new("/dev/shm"))?);
+    let (scratch, memory) = (folder(scratch)?, folder(Path::new("/dev/shm"))?);
     clean_up_when_interrupted(vec![scratch.path().into(), memory.path().into()])?;
     let accelerator = Accelerator::probe(&kit)?;
     Ok(Lab { spillway, kit, accelerator, scratch, memory })
 }
 
 /// What it is measured on.
-pub fn hardware(common: &Common, lab: &Lab) -> Result<BTreeMap<String, String>> {
-    let found = Hardware::look(&common.scratch)?;
+pub fn hardware(scratch: &Path, lab: &Lab) -> Result<BTreeMap<String, String>> {
+    let found = Hardware::look(scratch)?;
     Ok(BTreeMap::from([
         ("cpu".into(), found.cpu),
         ("cores".into(), found.cores.to_string()),
@@ -312,7 +313,7 @@ impl Progress for Screen {
     fn end(&mut self, run: &RunRecord) {
         if let Some(why) = &run.dropped {
             // The whole of it is in the record.
-            let why = why.lines().next().unwrap_or_default();
+            let why = plain(why.lines().next().unwrap_or_default());
             self.say(&format!("{}, run {}: DROPPED: {why}", run.scenario, run.run));
         }
     }

@@ -26,6 +26,8 @@ pub struct Parts<'a> {
     pub answer: (&'a [Row], &'a [Picture]),
     /// All metrics.
     pub shown: &'a [Shown],
+    /// Sums over several.
+    pub sums: &'a [Shown],
     /// Response times.
     pub users: &'a Users,
     /// The published figures.
@@ -123,7 +125,7 @@ fn series(parts: &Parts, path: &Path) -> Result<()> {
 fn figures(parts: &Parts, path: &Path) -> Result<()> {
     let mut out = BufWriter::new(File::create(path)?);
     writeln!(out, "name,figure,unit,scenario,mean,low,high,runs,of_baseline")?;
-    for shown in parts.shown {
+    for shown in parts.shown.iter().chain(parts.sums) {
         let relative = shown.relative(parts.results);
         for (place, figures) in shown.figures.iter().enumerate() {
             let Some(f) = figures else { continue };
@@ -211,7 +213,7 @@ fn all(parts: &Parts) -> Value {
         "scenarios": names,
         "answer": parts.answer.0,
         "seconds_between_points": step,
-        "metrics": parts.shown.iter().map(metric).collect::<Vec<_>>(),
+        "metrics": parts.shown.iter().chain(parts.sums).map(metric).collect::<Vec<_>>(),
         "responses": parts.users.actions.iter().map(response).collect::<Vec<_>>(),
         "published": {"sentence": sentence(parts.beside), "figures": parts.beside},
         "runs": runs.map(brief).collect::<Vec<_>>(),

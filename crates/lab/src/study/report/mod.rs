@@ -66,7 +66,9 @@ pub fn write(dir: &Path) -> Result<PathBuf> {
     how::chapter(&mut page, &results);
     let html = page.html(&results.record.study.title, &head(&results));
     let answer = (&rows[..], &pictures[..]);
-    let parts = files::Parts { results: &results, answer, shown: &shown, users: &users, beside: &beside };
+    let sums = &Shown::sums(&results);
+    let parts =
+        files::Parts { results: &results, answer, shown: &shown, sums, users: &users, beside: &beside };
     files::write(&parts, &html)
 }
 

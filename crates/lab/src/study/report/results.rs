@@ -17,14 +17,14 @@ const MOST_SAMPLES_BYTES: u64 = 1 << 30;
 /// Nothing that is measured takes longer.
 const LONGEST_SECONDS: f64 = 7.0 * 86400.0;
 
-/// Everything that the host's storage is asked, and everything that machines ask: needed beside [`METRICS`], in tables.
+/// Everything that the host's storage is asked: needed beside [`METRICS`], in tables.
 pub const HOST_IO: Metric = sum(
     "host-io",
     "Reads and writes of the host's storage",
     View::Host,
     &["planes.base.store_reads", "planes.overflow.reads", "planes.overflow.writes"],
 );
-/// See [`HOST_IO`].
+/// Everything that machines ask, as [`HOST_IO`].
 pub const GUEST_IO: Metric = sum(
     "guest-io",
     "Reads and writes that machines asked of their disks",

@@ -342,6 +342,12 @@ fn results_of_one_study_are_compared_and_others_refused() {
     assert_eq!((same.ratio, same.spreads_overlap), (Some(1.0), Some(true)));
     let apart = row("ram-256m", "boot_s");
     assert_eq!((apart.a.mean, apart.b.mean, apart.spreads_overlap), (11.0, 71.0, Some(false)));
+    assert!(found.notes.is_empty(), "{:?}", found.notes);
+    let mut record: StudyRecord = crate::study::record::read(&b.path().join("study.json")).unwrap();
+    record.versions.insert("qemu".into(), "9".into());
+    fs::write(b.path().join("study.json"), serde_json::to_string(&record).unwrap()).unwrap();
+    let notes = compare(a.path(), b.path()).unwrap().notes;
+    assert_eq!(notes, ["qemu: not said in the first, 9 in the second"]);
     let text = found.to_string();
     assert!(text.contains("645%") && text.contains("apart") && text.contains("overlap"), "{text}");
     let json = serde_json::to_value(&found).unwrap();

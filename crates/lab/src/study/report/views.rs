@@ -7,7 +7,7 @@ use super::figures::{Figures, points, step, telling_unit};
 use super::lines::{self, Line};
 use super::numbers::{number, ratio};
 use super::page::{Page, Table, figure, scenario};
-use super::results::{Measured, Results};
+use super::results::{GUEST_IO, HOST_IO, Measured, Results};
 use super::svg::Picture;
 use crate::markup::plain;
 use crate::study::{Better, Kind, METRICS, Metric, View};
@@ -29,9 +29,18 @@ impl Shown {
         METRICS.iter().map(|metric| Shown::of(results, metric)).collect()
     }
 
+    /// Sums over several, which only tables have.
+    pub fn sums(results: &Results) -> [Shown; 2] {
+        [&HOST_IO, &GUEST_IO].map(|metric| Shown::figures(results, metric))
+    }
+
+    fn figures(results: &Results, metric: &'static Metric) -> Shown {
+        let figures = results.scenarios.iter().map(|measured| Figures::of(measured, metric)).collect();
+        Shown { metric, figures, pictures: None }
+    }
+
     fn of(results: &Results, metric: &'static Metric) -> Result<Shown> {
-        let figures: Vec<Option<Figures>> =
-            results.scenarios.iter().map(|measured| Figures::of(measured, metric)).collect();
+        let Shown { figures, .. } = Shown::figures(results, metric);
         let something = |f: &Figures| f.telling(metric).is_some_and(|spread| spread.high > 0.0);
         let pictures = match figures.iter().flatten().any(something) {
             true => Some((over_time(results, metric)?, beside(results, metric, &figures)?)),

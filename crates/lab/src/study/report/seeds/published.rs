@@ -4,6 +4,7 @@
 //! names say the quarter.
 
 use super::{Claim, Ours, Theirs};
+use crate::study::report::how::emulated;
 use crate::study::report::results::Measured;
 use crate::study::report::scale::is_scaled;
 use Theirs::{Falls, Nothing, Ratio, Rises, Silent, Unchanged, Value};
@@ -14,6 +15,8 @@ const OVERFLOW_IS_INSIDE: &str = "there the overflow disk is the machine's own, 
 const QUEUE_BOUND: &str = "requests in flight divided by I/Os per second: not a finding of its own";
 const SAME_SIZE: &str = "I/Os per second times 4 KiB: not a finding of its own";
 
+const EMULATED: &str =
+    "machines' processors are emulated here, which hides what the disk needs: no agreement either way";
 const SCALED: &str = "a rate per second, and time is scaled here: to be seen, and no agreement either way";
 const OTHER_PROCESSOR: &str = "theirs is the machine's, with the generator in it; ours the host's for the disk, with its polling for the \
                                storage model in it: not the same measurement";
@@ -33,11 +36,12 @@ pub fn left_out(document: &str) -> &'static [&'static str] {
 pub fn memory_and_overflow(ours: &Ours) -> Vec<Claim> {
     let mut claims = Vec::new();
     for (name, size) in [("ram-256m", "256 MB"), ("ram-512m", "512 MB")] {
-        let mut add = |what: &str, theirs, key: &str, note| {
-            let totals = ours.totals(key, name, "direct");
-            claims.push(Claim::new(format!("{what}, {size}"), theirs, totals).note(note));
+        let claim = |what: &str, theirs, key: &str| {
+            Claim::new(format!("{what}, {size}"), theirs, ours.totals(key, name, "direct"))
         };
-        add("Processor of the host", Unchanged, "host-cpu", "");
+        let processor = claim("Processor of the host", Unchanged, "host-cpu");
+        claims.push(if emulated(ours.0) { processor.given(EMULATED) } else { processor });
+        let mut add = |what: &str, theirs, key, note| claims.push(claim(what, theirs, key).note(note));
         add("Reads of the host's storage", Falls, "host-reads", "");
         add("Writes to the host's storage", Falls, "host-writes", "");
         add("Processor inside of the machine", Unchanged, "machine-cpu", "");
