@@ -25,6 +25,25 @@ pub struct DiskCurve {
     pub totals: CurveTotals,
     /// Memory that the counting takes.
     pub memory_bytes: u64,
+    /// How the write cache fills.
+    pub fill: Fill,
+}
+
+/// How a write cache, RAM and overflow, has filled since its worker began or its disk was reset, whichever was later.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Fill {
+    /// Since when: seconds ago.
+    pub seconds: f64,
+    /// By how much it has grown; 0 if it holds less.
+    pub grown_bytes: u64,
+}
+
+impl Fill {
+    /// Seconds until so many bytes more are in use, if it goes on filling as it did. None if it does not fill.
+    pub fn seconds_to(&self, left_bytes: u64) -> Option<u64> {
+        let seconds = left_bytes as f64 * self.seconds / self.grown_bytes as f64;
+        (self.grown_bytes > 0 && self.seconds > 0.0).then_some(seconds as u64)
+    }
 }
 
 /// What a RAM limit would have done.
@@ -156,7 +175,12 @@ mod tests {
                 peak_live_blocks: 1,
             },
             memory_bytes: 0,
+            fill: Fill { seconds: 10.0, grown_bytes: 500 },
         };
+        assert_eq!(curve.fill.seconds_to(5000), Some(100));
+        for fill in [Fill { seconds: 10.0, grown_bytes: 0 }, Fill { seconds: 0.0, grown_bytes: 9 }] {
+            assert_eq!(fill.seconds_to(5000), None, "{fill:?}");
+        }
         for (ram, evicted) in
             [(0, 1000), (100, 1000), (150, 750), (200, 500), (290, 50), (300, 0), (u64::MAX, 0)]
         {

@@ -29,7 +29,7 @@ struct Advice {
     /// Evicted at its limit, by the curve; and what 256 MiB more would have saved of that.
     overflow_write_bytes: u64,
     next_saves_bytes: u64,
-    /// Until its write cache is full, if it fills on as it did on the whole. None: it does not fill.
+    /// Until its write cache is full, if it fills on as it did since its worker began or it was reset. None: it does not fill.
     seconds_to_full: Option<u64>,
 }
 
@@ -69,10 +69,9 @@ fn advice(name: &Name, ram_bytes: u64, curve: &DiskCurve, figures: Option<&Machi
     let now = curve.overflow_write_bytes(ram_bytes);
     let levels = figures.map(|figures| &figures.levels);
     let seconds_to_full = levels.and_then(|levels| {
-        let used = levels.ram_used_bytes + levels.overflow_used_bytes;
-        let limit = levels.ram_limit_bytes + levels.overflow_limit_bytes;
-        let left = limit.checked_sub(used).filter(|_| used > 0 && curve.seconds > 0.0)?;
-        Some((left as f64 * curve.seconds / used as f64) as u64)
+        let used = levels.ram_used_bytes.saturating_add(levels.overflow_used_bytes);
+        let limit = levels.ram_limit_bytes.saturating_add(levels.overflow_limit_bytes);
+        curve.fill.seconds_to(limit.saturating_sub(used))
     });
     Advice {
         machine: name.clone(),

@@ -3,7 +3,7 @@
 //! Invariant: nothing of an earlier run is left for the next: devices, copies and overflow are new, and of the base image nothing is
 //! in the host's page cache.
 
-use super::spec::{Image, Scenario, Study};
+use super::spec::{Image, Scenario};
 use crate::Disk;
 use crate::guest::Kit;
 use crate::process::line;
@@ -25,12 +25,12 @@ pub struct Disks {
     pub commands: Vec<String>,
 }
 
-/// The base image of a study, made if need be.
-pub fn image(study: &Study, kit: &Kit, scratch: &Path) -> Result<PathBuf> {
-    match study.image {
+/// The base image of a scenario, made if need be.
+pub fn base(image: &Image, kit: &Kit, scratch: &Path) -> Result<PathBuf> {
+    match *image {
         Image::Golden => Ok(kit.golden()),
         Image::Empty(bytes) => {
-            let path = scratch.join("empty.raw");
+            let path = scratch.join(format!("empty-{bytes}.raw"));
             let file = File::create(&path).with_context(|| format!("{}: cannot create", path.display()))?;
             file.set_len(bytes)?;
             Ok(path)

@@ -125,6 +125,7 @@ pub const METRICS: &[Metric] = {
         )
         .times(100.0)
         .on_model(POLLS),
+        rate("host-cpu-vmm", Host, "Processor of the host: VMM", "% of a core", &["cpu.vmm_s"]).times(100.0),
         rate(
             "host-reads",
             Host,
@@ -159,6 +160,14 @@ pub const METRICS: &[Metric] = {
             &["planes.base.store_reads"],
         )
         .note("what the host's page cache did not have"),
+        rate(
+            "host-base-read-bytes",
+            Host,
+            "Read from the base image's store",
+            "MB/s",
+            &["planes.base.store_read_bytes"],
+        )
+        .times(1e-6),
         rate(
             "host-overflow-io",
             Host,
@@ -209,6 +218,16 @@ pub const METRICS: &[Metric] = {
         .neither()
         .note(DRIVER),
         rate(
+            "driver-written-bytes",
+            Machine,
+            "Written as a cache inside of the machine counts it",
+            "MB/s",
+            &["inside.written_bytes", "planes.overflow.written_bytes"],
+        )
+        .times(1e-6)
+        .neither()
+        .note(DRIVER),
+        rate(
             "guest-reads",
             Machine,
             "Reads that the machine asked of its disk",
@@ -232,6 +251,8 @@ pub const METRICS: &[Metric] = {
         level("overflow-used", "Overflow in use", &["overflow.used_bytes"]),
         level("overflow-file", "Size of the overflow file", &["overflow.file_bytes"]),
         rate("overflow-reads", Cache, "Reads of the overflow", "reads/s", &["planes.overflow.reads"]),
+        rate("overflow-read-bytes", Cache, "Read from the overflow", "MB/s", &["planes.overflow.read_bytes"])
+            .times(1e-6),
         rate("overflow-writes", Cache, "Writes to the overflow", "writes/s", &["planes.overflow.writes"])
             .note("a write is a part of a segment: many blocks"),
         rate(

@@ -25,9 +25,9 @@ pub struct StudyRecord {
     pub begun: String,
     /// The command that began it.
     pub command: String,
-    /// Versions of programs by name: spillway, its commit, qemu, fio, the guest's and the host's kernel.
+    /// Versions by name: spillway, its commit, qemu, the machines' image (which fixes their fio) and their kernel.
     pub versions: BTreeMap<String, String>,
-    /// Hardware by name: cpu, cores, RAM, disk; how guests run (KVM, TCG).
+    /// Hardware by name: cpu, cores, RAM, disk, the host's kernel; how guests run (KVM, TCG).
     pub hardware: BTreeMap<String, String>,
 }
 

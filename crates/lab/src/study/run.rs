@@ -5,7 +5,7 @@
 //! nothing could be counted for more than [`BLIND`]. Dropped runs are kept, with the reason, and not repeated. What would
 //! fail every run, as an option that `spillway serve` does not know, ends the study instead.
 
-use super::disks::{Disks, image};
+use super::disks::{Disks, base};
 use super::folder::{Folder, empty, json};
 use super::record::{RunRecord, SCHEMA};
 use super::spec::{Engine, Scenario};
@@ -86,7 +86,6 @@ pub fn run(folder: &Folder, lab: &Lab, progress: &mut dyn Progress) -> Result<Su
     for planned in &plan {
         done.push(folder.done(&planned.scenario.name, planned.run)?);
     }
-    let image = image(study, &lab.kit, lab.scratch.path())?;
     let total = plan.len() as u32;
     let mut recording = None;
     for (i, planned) in plan.iter().enumerate() {
@@ -103,9 +102,8 @@ pub fn run(folder: &Folder, lab: &Lab, progress: &mut dyn Progress) -> Result<Su
         let what = format!("{}, run {}", planned.scenario.name, planned.run);
         progress.begin(&what, i as u32 + 1, total, left);
         std::thread::sleep(Duration::from_secs_f64(study.runs.rest_seconds));
-        let record =
-            one(folder, lab, planned, &image, recording.as_ref().filter(|_| engine == Engine::Replay))
-                .with_context(|| what.clone())?;
+        let record = one(folder, lab, planned, recording.as_ref().filter(|_| engine == Engine::Replay))
+            .with_context(|| what.clone())?;
         progress.end(&record);
         done[i] = Some(record);
     }
@@ -168,7 +166,6 @@ fn one(
     folder: &Folder,
     lab: &Lab,
     planned: &Planned<'_>,
-    image: &Path,
     recording: Option<&Recording>,
 ) -> Result<RunRecord> {
     let study = &folder.record.study;
@@ -177,7 +174,8 @@ fn one(
     let scratch = tempfile::Builder::new().prefix("run.").tempdir_in(lab.scratch.path())?;
     let memory = tempfile::Builder::new().prefix("run.").tempdir_in(&lab.memory)?;
     let (begun, begin) = (stamp::now(), Instant::now());
-    let disks = Disks::start(&lab.spillway, scenario, image, scratch.path(), memory.path())?;
+    let image = base(study.image(scenario), &lab.kit, lab.scratch.path())?;
+    let disks = Disks::start(&lab.spillway, scenario, &image, scratch.path(), memory.path())?;
     let watch = Watch::start(&disks.controls())?;
     // What was recorded is asked by every run.
     let own = study.runs.seed.wrapping_add(u64::from(planned.run) - 1);

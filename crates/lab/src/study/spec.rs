@@ -2,6 +2,7 @@
 //!
 //! Owns the words of the file and what may stand beside what. Never starts anything.
 
+use super::metric::METRICS;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -34,9 +35,12 @@ pub struct Study {
     pub scale: Option<Scale>,
     /// The scenario that is 100%.
     pub baseline: String,
-    /// The base image of all disks.
+    /// The base image of all disks that do not say another.
     #[serde(default)]
     pub image: Image,
+    /// Keys of the metrics that its report shows; none for all. Files hold all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub metrics: Vec<String>,
     /// What is done.
     pub work: Work,
     /// How often.
@@ -191,6 +195,9 @@ pub struct Scenario {
     /// No disk of Spillway's at all: the guest's own ceiling on a disk that does nothing.
     #[serde(default, skip_serializing_if = "is_false")]
     pub null_disk: bool,
+    /// Another base image than the study's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Image>,
     /// Machines at a time.
     #[serde(default = "one")]
     pub machines: u32,
@@ -260,7 +267,7 @@ impl Study {
                 scenario.name
             );
             ensure!(
-                self.engine(scenario) != Engine::Replay || self.image == Image::Golden,
+                self.engine(scenario) != Engine::Replay || *self.image(scenario) == Image::Golden,
                 "scenario '{}': what is replayed was recorded on the golden image: image = \"golden\"",
                 scenario.name
             );
@@ -270,6 +277,14 @@ impl Study {
             "the baseline '{}' is none of its scenarios",
             self.baseline
         );
+        for key in &self.metrics {
+            let known = METRICS.iter().map(|metric| metric.key);
+            ensure!(
+                known.clone().any(|known| known == key),
+                "'{key}' is no metric: {}",
+                known.collect::<Vec<_>>().join(", ")
+            );
+        }
         if let Some(scale) = &self.scale {
             is_text("scale.of", &scale.of)?;
             ensure!(scale.factor.is_finite() && scale.factor > 0.0, "scale.factor is a divisor");
@@ -316,6 +331,11 @@ impl Study {
         let mut parameters = self.work.parameters.clone();
         parameters.extend(scenario.work.clone());
         parameters
+    }
+
+    /// What a scenario's disks are of.
+    pub fn image<'a>(&'a self, scenario: &'a Scenario) -> &'a Image {
+        scenario.image.as_ref().unwrap_or(&self.image)
     }
 
     /// Where a scenario's work is done.
@@ -396,6 +416,12 @@ mod tests {
             ("name = \"ram\"", "name = \"direct\"", "two scenarios"),
             ("baseline = \"direct\"", "baseline = \"none\"", "is none of its scenarios"),
             ("empty:1G", "empty:17", "is no size"),
+            ("what = \"in RAM\"", "what = \"in RAM\"\nimage = \"full\"", "is no image"),
+            (
+                "image = \"empty:1G\"",
+                "metrics = [\"host-reads\", \"temperature\"]",
+                "'temperature' is no metric: host-cpu, ",
+            ),
             ("empty:1G", "full", "is no image"),
             ("overflow = \"hdd", "ram = \"hdd", "storage model is for"),
             ("count = 5", "count = 0", "no runs"),

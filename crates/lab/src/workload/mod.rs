@@ -24,6 +24,8 @@ use anyhow::{Result, bail, ensure};
 use std::collections::BTreeMap;
 use words::Words;
 
+pub use words::THRESHOLD_MS;
+
 /// The names of all workloads.
 pub const WORKLOADS: [&str; 6] =
     ["boot", "file-copy", "knowledge-worker", "session-host", "logon-storm", "fio"];

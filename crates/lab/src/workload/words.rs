@@ -10,6 +10,9 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 
+/// What responses may exceed their baseline by, in milliseconds, where a study says nothing else.
+pub const THRESHOLD_MS: f64 = 1000.0;
+
 /// Room for files on the golden image, with a reserve.
 const ROOM_MB: u32 = 1200;
 
@@ -93,7 +96,7 @@ impl Default for Sessions {
             mail_mb: 32,
             cache_mb: 16,
             file_copy_mb: 0,
-            threshold_ms: 1000.0,
+            threshold_ms: THRESHOLD_MS,
         }
     }
 }

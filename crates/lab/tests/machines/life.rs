@@ -389,6 +389,7 @@ fn a_catalogs_rate_holds_for_disks_that_run_and_that_start() {
     let one = &advised["machines"][0];
     assert_eq!((advised["machines"].as_array().unwrap().len(), &one["machine"]), (1, &"pool-001".into()));
     assert_eq!((&one["ram_bytes"], &one["written_bytes"]), (&(8 << 20).into(), &(12 << 20).into()));
+    assert!(one["seconds_to_full"].as_u64().is_some(), "12 MiB in these seconds, and room is finite: {one}");
     assert!(
         one["overflow_write_bytes"].as_u64().unwrap() > 2 << 20
             && one["next_saves_bytes"] == one["overflow_write_bytes"],

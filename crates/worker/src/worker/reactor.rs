@@ -150,6 +150,7 @@ impl Reactor {
         let held = Held { slots, meta: meta_file, file: fds.file, file_bytes, data_at, predecessors, models };
         let doer = Doer::new(engine, held, base)?;
         channel_nonblocking(&channel)?;
+        let tap = Tap::new(start.size_bytes, disk.held_bytes(), now_ns());
         let mut reactor = Reactor {
             doer,
             disk,
@@ -177,7 +178,7 @@ impl Reactor {
             limiter: Limiter::new(start.rate),
             turn: Turn::default(),
             throttled_since: None,
-            tap: Tap::new(start.size_bytes, now_ns()),
+            tap,
         };
         reactor.watch(reactor.channel.as_raw_fd(), POLLIN, true, Target::Channel);
         let predecessors: Vec<_> = reactor.doer.predecessors.iter().map(AsRawFd::as_raw_fd).collect();

@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Points that a line has at most.
 const MOST_POINTS: usize = 300;
+/// Points that a line of response times has at most.
+const MOST_RESPONSES: usize = 60;
 
 /// A figure over several runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -166,6 +168,33 @@ impl Response {
             worst_ms: Spread::of(runs.iter().filter_map(|took| percentile(&mut took.clone(), 1.0)))?,
         })
     }
+}
+
+/// Seconds between two points of response times: rarer than other lines, as few users do something each second.
+pub fn response_step(results: &Results) -> usize {
+    let last =
+        results.runs().flat_map(|run| &run.record.actions).map(|action| action.at_s).fold(0.0, f64::max);
+    (last as usize).div_ceil(MOST_RESPONSES).max(step(results))
+}
+
+/// The mean response time of all actions of a scenario by when they began.
+pub fn response_points(measured: &Measured, step: usize) -> Vec<Option<Spread>> {
+    let of = |run: &super::results::Run| -> BTreeMap<usize, (f64, u32)> {
+        let mut points: BTreeMap<usize, (f64, u32)> = BTreeMap::new();
+        for action in &run.record.actions {
+            let point = points.entry(action.at_s.max(0.0) as usize / step).or_default();
+            *point = (point.0 + action.took_ms, point.1 + 1);
+        }
+        points
+    };
+    let runs: Vec<_> = measured.runs.iter().map(of).collect();
+    let length = runs.iter().filter_map(|points| points.keys().last()).max().map_or(0, |last| last + 1);
+    let at = |i: usize| {
+        Spread::of(
+            runs.iter().filter_map(|points| points.get(&i)).map(|(sum, count)| sum / f64::from(*count)),
+        )
+    };
+    (0..length.min(MOST_POINTS)).map(at).collect()
 }
 
 /// All actions, in the order in which users first did them.

@@ -3,12 +3,16 @@
 //! Invariant: a report is put in its place when it is whole; until then the one before stays as it was.
 
 use super::answer::Row;
-use super::figures::{Figures, Response, Spread, measure, measures, points, step, telling_unit};
+use super::counters::Counter;
+use super::figures::{
+    Figures, Response, Spread, measure, measures, points, response_points, response_step, step, telling_unit,
+};
 use super::results::Results;
 use super::seeds::{Beside, sentence};
 use super::svg::Picture;
 use super::users::Users;
 use super::views::Shown;
+use crate::study::Action;
 use anyhow::{Context, Result};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
@@ -28,6 +32,8 @@ pub struct Parts<'a> {
     pub shown: &'a [Shown],
     /// Sums over several.
     pub sums: &'a [Shown],
+    /// All counters of the disks.
+    pub counters: &'a [Counter],
     /// Response times.
     pub users: &'a Users,
     /// The published figures.
@@ -47,7 +53,9 @@ pub fn write(parts: &Parts, html: &str) -> Result<PathBuf> {
         pictures(parts, &folder)?;
         series(parts, &folder.join("series.csv"))?;
         figures(parts, &folder.join("figures.csv"))?;
+        counters(parts, &folder.join("counters.csv"))?;
         actions(parts, &folder.join("actions.csv"))?;
+        responses(parts, &folder.join("responses.csv"))?;
         let mut json = BufWriter::new(File::create(folder.join("all.json"))?);
         serde_json::to_writer_pretty(&mut json, &all(parts))?;
         Ok(json.flush()?)
@@ -79,6 +87,10 @@ fn pictures(parts: &Parts, folder: &Path) -> Result<()> {
             std::fs::write(folder.join(format!("{}-lines.svg", shown.metric.key)), lines.alone())?;
             std::fs::write(folder.join(format!("{}-bars.svg", shown.metric.key)), bars.alone())?;
         }
+    }
+    if let Some((lines, bars)) = &parts.users.over_time {
+        std::fs::write(folder.join("response-lines.svg"), lines.alone())?;
+        std::fs::write(folder.join("response-bars.svg"), bars.alone())?;
     }
     // Their names come from files: a number is no path.
     for (name, pictures) in [("answer", parts.answer.1), ("response", &parts.users.pictures[..])] {
@@ -117,6 +129,13 @@ fn series(parts: &Parts, path: &Path) -> Result<()> {
                 let head = format!("{},{},{name},{}", shown.metric.key, shown.metric.unit, i * step);
                 writeln!(out, "{head},{}", spread(point))?;
             }
+        }
+    }
+    let step = response_step(parts.results);
+    for measured in &parts.results.scenarios {
+        for (i, point) in response_points(measured, step).iter().enumerate() {
+            let Some(point) = point else { continue };
+            writeln!(out, "response,ms,{},{},{}", field(&measured.scenario.name), i * step, spread(point))?;
         }
     }
     Ok(out.flush()?)
@@ -167,6 +186,33 @@ fn named(f: &Figures) -> [(&'static str, Option<&Spread>); 6] {
     ]
 }
 
+fn counters(parts: &Parts, path: &Path) -> Result<()> {
+    let mut out = BufWriter::new(File::create(path)?);
+    writeln!(out, "counter,figure,scenario,mean,low,high,runs")?;
+    for one in parts.counters {
+        let figure = if one.level { "highest" } else { "growth" };
+        for (measured, found) in parts.results.scenarios.iter().zip(&one.scenarios) {
+            let Some(found) = found else { continue };
+            let name = field(&measured.scenario.name);
+            writeln!(out, "{},{figure},{name},{}", field(&one.key), spread(found))?;
+        }
+    }
+    Ok(out.flush()?)
+}
+
+/// Each action of each run.
+fn responses(parts: &Parts, path: &Path) -> Result<()> {
+    let mut out = BufWriter::new(File::create(path)?);
+    writeln!(out, "scenario,run,machine,session,action,at_s,took_ms")?;
+    for run in parts.results.runs() {
+        let head = format!("{},{}", field(&run.record.scenario), run.record.run);
+        for Action { machine, session, name, at_s, took_ms } in &run.record.actions {
+            writeln!(out, "{head},{machine},{session},{},{at_s:.3},{took_ms:.3}", field(name))?;
+        }
+    }
+    Ok(out.flush()?)
+}
+
 fn actions(parts: &Parts, path: &Path) -> Result<()> {
     let mut out = BufWriter::new(File::create(path)?);
     writeln!(out, "action,scenario,figure,mean,low,high,runs")?;
@@ -214,6 +260,7 @@ fn all(parts: &Parts) -> Value {
         "answer": parts.answer.0,
         "seconds_between_points": step,
         "metrics": parts.shown.iter().chain(parts.sums).map(metric).collect::<Vec<_>>(),
+        "counters": parts.counters,
         "responses": parts.users.actions.iter().map(response).collect::<Vec<_>>(),
         "published": {"sentence": sentence(parts.beside), "figures": parts.beside},
         "runs": runs.map(brief).collect::<Vec<_>>(),

@@ -6,6 +6,7 @@
 mod answer;
 mod bars;
 mod compare;
+mod counters;
 mod figures;
 mod files;
 mod how;
@@ -61,14 +62,16 @@ pub fn write(dir: &Path) -> Result<PathBuf> {
     for view in [View::Host, View::Machine, View::Cache] {
         views::chapter(&mut page, &results, &shown, view);
     }
+    let counters = counters::all(&results);
+    counters::part(&mut page, &results, &counters);
     users::chapter(&mut page, &results, &users);
     seeds::chapter(&mut page, &results, &beside);
     how::chapter(&mut page, &results);
     let html = page.html(&results.record.study.title, &head(&results));
     let answer = (&rows[..], &pictures[..]);
     let sums = &Shown::sums(&results);
-    let parts =
-        files::Parts { results: &results, answer, shown: &shown, sums, users: &users, beside: &beside };
+    let (shown, users, beside, counters) = (&shown, &users, &beside, &counters);
+    let parts = files::Parts { results: &results, answer, shown, sums, counters, users, beside };
     files::write(&parts, &html)
 }
 

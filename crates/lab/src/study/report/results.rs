@@ -3,6 +3,7 @@
 //! Invariant: a file that is not as its writer leaves it is an error that names it; a run without its record is not
 //! finished, and counts nowhere.
 
+use super::counters;
 use super::numbers::sound;
 use super::series::{Rows, Series};
 use crate::study::{Better, Kind, METRICS, Metric, RunRecord, Samples, Scenario, StudyRecord, View, record};
@@ -67,6 +68,8 @@ pub struct Run {
     pub record: RunRecord,
     /// By the metric's key.
     pub series: BTreeMap<&'static str, Series>,
+    /// The disks' counters.
+    pub counters: BTreeMap<String, f64>,
 }
 
 impl Results {
@@ -156,13 +159,19 @@ impl Results {
             Some((metric.key, rows.series(&seen)?))
         };
         let series = METRICS.iter().chain([&HOST_IO, &GUEST_IO]).filter_map(series).collect();
-        measured.runs.push(Run { record, series });
+        measured.runs.push(Run { record, series, counters: counters::of_run(&samples) });
         Ok(())
     }
 
     /// Whole runs of all scenarios.
     pub fn runs(&self) -> impl Iterator<Item = &Run> {
         self.scenarios.iter().flat_map(|measured| &measured.runs)
+    }
+
+    /// Whether a metric is among those that the study asks for.
+    pub fn shows(&self, metric: &Metric) -> bool {
+        let asked = &self.record.study.metrics;
+        asked.is_empty() || asked.iter().any(|key| key == metric.key)
     }
 
     /// Whether its load runs for a time and not for a count: what a scenario moved in all is then no verdict on it.

@@ -4,14 +4,18 @@
 
 use super::answer::describe;
 use super::bars::{self, Bar};
-use super::figures::{Response, Score, Spread, actions, measure, measures};
+use super::figures::{Response, Score, Spread, actions, measure, measures, response_points, response_step};
 use super::how;
-use super::numbers::{number, ratio};
+use super::numbers::{self, number, ratio};
 use super::page::{Page, Table, figure, safe, scenario};
 use super::results::Results;
 use super::svg::Picture;
+use super::views;
 use crate::markup::plain;
+use crate::study::Scenario;
+use crate::workload::THRESHOLD_MS;
 use anyhow::Result;
+use std::collections::BTreeSet;
 
 /// Response times of all actions.
 pub struct Users {
@@ -19,12 +23,16 @@ pub struct Users {
     pub actions: Vec<(String, Vec<Option<Response>>)>,
     /// One for each action.
     pub pictures: Vec<Picture>,
+    /// All actions: over time, and beside the baseline. None where users did nothing.
+    pub over_time: Option<(Picture, Picture)>,
 }
+
+const ALL: &str = "Mean response of all actions";
 
 impl Users {
     /// From all runs.
     pub fn of(results: &Results) -> Result<Users> {
-        let mut users = Users { actions: Vec::new(), pictures: Vec::new() };
+        let mut users = Users { actions: Vec::new(), pictures: Vec::new(), over_time: None };
         for name in actions(results) {
             let of = |measured| Response::of(measured, Some(&name));
             let responses: Vec<Option<Response>> = results.scenarios.iter().map(of).collect();
@@ -32,6 +40,13 @@ impl Users {
                 responses.iter().map(|r| r.as_ref().map(|r| r.mean_ms)).collect();
             users.pictures.push(small(results, &format!("{}: mean response, ms", plain(&name)), &means)?);
             users.actions.push((name, responses));
+        }
+        if !users.actions.is_empty() {
+            let step = response_step(results);
+            let lines = views::over_time(results, ALL, "ms", step, &|of| response_points(of, step))?;
+            let means = results.scenarios.iter().map(|of| Some(Response::of(of, None)?.mean_ms));
+            let means: Vec<_> = means.collect();
+            users.over_time = Some((lines, views::beside(results, ALL, "mean of the run", "ms", &means)?));
         }
         Ok(users)
     }
@@ -86,7 +101,11 @@ pub fn chapter(page: &mut Page, results: &Results, users: &Users) {
         page.put(&table.html());
         page.say(
             "note",
-            "A run that did not reach the score carried all its sessions. A mean is shown only where all runs reached it.",
+            &format!(
+                "Sessions that were active when the mean of several responses first exceeded its baseline, that of the fastest \
+                 responses, by {}. A run that did not reach that carried all its sessions. A mean is shown only where all runs reached it.",
+                thresholds(results)
+            ),
         );
     }
     if how::emulated(results) {
@@ -119,8 +138,29 @@ pub fn chapter(page: &mut Page, results: &Results, users: &Users) {
     page.put(&table.html());
 }
 
+/// What responses may exceed their baseline by, in words: scenarios may differ.
+fn thresholds(results: &Results) -> String {
+    let study = &results.record.study;
+    let of = |scenario: &Scenario| {
+        let found = study.parameters(scenario).get("threshold_ms").cloned();
+        let number =
+            found.and_then(|value| value.as_float().or_else(|| value.as_integer().map(|n| n as f64)));
+        format!("{} ms", numbers::number(number.unwrap_or(THRESHOLD_MS)))
+    };
+    let all: BTreeSet<String> = study.scenarios.iter().map(of).collect();
+    all.into_iter().collect::<Vec<_>>().join(" or ")
+}
+
 fn responses(page: &mut Page, results: &Results, users: &Users) {
-    page.say("sub", "Lower is better.");
+    if let Some((lines, bars)) = &users.over_time {
+        let caption = format!(
+            "Lower is better. All actions by when they began, each {} s. {}",
+            response_step(results),
+            views::runs_words(results)
+        );
+        views::pair(page, (lines, caption), (bars, "Lower is better.".into()));
+    }
+    page.say("sub", "Each action's mean response: lower is better.");
     many(page, &users.pictures);
     let mut table = Table::new(
         "responses",

@@ -3,7 +3,7 @@
 //! Invariant: a metric without a value above 0 has no picture, only its name in a line of text.
 
 use super::bars::{self, Bar};
-use super::figures::{Figures, points, step, telling_unit};
+use super::figures::{Figures, Spread, points, step, telling_unit};
 use super::lines::{self, Line};
 use super::numbers::{number, ratio};
 use super::page::{Page, Table, figure, scenario};
@@ -40,59 +40,70 @@ impl Shown {
     }
 
     fn of(results: &Results, metric: &'static Metric) -> Result<Shown> {
-        let Shown { figures, .. } = Shown::figures(results, metric);
-        let something = |f: &Figures| f.telling(metric).is_some_and(|spread| spread.high > 0.0);
-        let pictures = match figures.iter().flatten().any(something) {
-            true => Some((over_time(results, metric)?, beside(results, metric, &figures)?)),
-            false => None,
-        };
-        Ok(Shown { metric, figures, pictures })
-    }
-
-    /// The baseline's value.
-    fn baseline(&self, results: &Results) -> Option<super::figures::Spread> {
-        baseline(results, self.metric, &self.figures)
+        let mut shown = Shown::figures(results, metric);
+        let spreads = shown.telling();
+        if spreads.iter().flatten().any(|spread| spread.high > 0.0) && results.shows(metric) {
+            let points = |of: &Measured| points(of, metric, step(results));
+            let lines = over_time(results, metric.title, metric.unit, step(results), &points)?;
+            let what = if metric.kind == Kind::Rate { "total of the run" } else { "mean over the run" };
+            shown.pictures =
+                Some((lines, beside(results, metric.title, what, telling_unit(metric), &spreads)?));
+        }
+        Ok(shown)
     }
 
     /// By how much of the baseline's each scenario has: none where that is 0, or not known.
     pub fn relative(&self, results: &Results) -> Vec<Option<f64>> {
-        let base = self.baseline(results);
-        let of = |f: &Option<Figures>| f.as_ref()?.telling(self.metric)?.relative(base.as_ref());
-        self.figures.iter().map(of).collect()
+        let spreads = self.telling();
+        let base = baseline(results, &spreads);
+        spreads.iter().map(|spread| spread.as_ref()?.relative(base.as_ref())).collect()
+    }
+
+    /// What scenarios are compared by.
+    fn telling(&self) -> Vec<Option<Spread>> {
+        self.figures.iter().map(|f| f.as_ref()?.telling(self.metric)).collect()
     }
 }
 
-fn baseline(
-    results: &Results,
-    metric: &Metric,
-    figures: &[Option<Figures>],
-) -> Option<super::figures::Spread> {
+/// The baseline's value, in the order of the study.
+fn baseline(results: &Results, spreads: &[Option<Spread>]) -> Option<Spread> {
     let name = &results.record.study.baseline;
     let place = results.scenarios.iter().position(|measured| measured.scenario.name == *name)?;
-    figures.get(place)?.as_ref()?.telling(metric).filter(|spread| spread.mean > 0.0)
+    spreads.get(place).copied().flatten().filter(|spread| spread.mean > 0.0)
 }
 
-fn over_time(results: &Results, metric: &Metric) -> Result<Picture> {
-    let step = step(results);
-    let line = |(place, measured): (usize, &'_ Measured)| {
-        (place, plain(&measured.scenario.name), points(measured, metric, step))
-    };
+/// A line for each scenario. `step` seconds lie between two points.
+pub fn over_time(
+    results: &Results,
+    title: &str,
+    unit: &str,
+    step: usize,
+    points: &dyn Fn(&Measured) -> Vec<Option<Spread>>,
+) -> Result<Picture> {
+    let line =
+        |(place, measured): (usize, &'_ Measured)| (place, plain(&measured.scenario.name), points(measured));
     let found: Vec<_> = results.scenarios.iter().enumerate().map(line).collect();
-    let known = |points: &[Option<super::figures::Spread>]| points.iter().any(Option::is_some);
+    let known = |points: &[Option<Spread>]| points.iter().any(Option::is_some);
     let lines: Vec<Line> = found
         .iter()
         .filter(|(_, _, points)| known(points))
         .map(|(place, name, points)| Line { name, place: *place, points: points.clone() })
         .collect();
-    lines::draw(&format!("{}: over time", metric.title), metric.unit, step, &lines)
+    lines::draw(&format!("{title}: over time"), unit, step, &lines)
 }
 
-fn beside(results: &Results, metric: &Metric, figures: &[Option<Figures>]) -> Result<Picture> {
-    let base = baseline(results, metric, figures);
-    let unit = telling_unit(metric);
+/// A bar for each scenario, in percent of the baseline; `what` the values are, in the order of the study.
+pub fn beside(
+    results: &Results,
+    title: &str,
+    what: &str,
+    unit: &str,
+    spreads: &[Option<Spread>],
+) -> Result<Picture> {
+    let base = baseline(results, spreads);
     let names: Vec<String> = results.scenarios.iter().map(|m| plain(&m.scenario.name)).collect();
-    let bar = |(place, f): (usize, &Option<Figures>)| {
-        let spread = f.as_ref().and_then(|f| f.telling(metric));
+    let bar = |(place, spread): (usize, &Option<Spread>)| {
+        let spread = *spread;
         let relative = spread.and_then(|s| s.relative(base.as_ref()));
         // In percent of the baseline, or as it is.
         let scale = base.map_or(1.0, |base| 100.0 / base.mean);
@@ -109,14 +120,13 @@ fn beside(results: &Results, metric: &Metric, figures: &[Option<Figures>]) -> Re
             words,
         }
     };
-    let bars: Vec<Bar> = figures.iter().enumerate().map(bar).collect();
+    let bars: Vec<Bar> = spreads.iter().enumerate().map(bar).collect();
     let name = plain(&results.record.study.baseline);
-    let what = if metric.kind == Kind::Rate { "total of the run" } else { "mean over the run" };
     let (head, axis) = match base {
         Some(_) => (format!("{what}, {name} = 100%"), "%"),
         None => (what.to_string(), unit),
     };
-    bars::draw(&format!("{}: beside {name}", metric.title), Some(&head), Some(axis), &bars)
+    bars::draw(&format!("{title}: beside {name}"), Some(&head), Some(axis), &bars)
 }
 
 /// One chapter.
@@ -131,7 +141,7 @@ pub fn chapter(page: &mut Page, results: &Results, shown: &[Shown], view: View) 
     page.chapter(id, title);
     page.say("sub", words);
     let (mut zero, mut missing) = (Vec::new(), Vec::new());
-    for one in shown.iter().filter(|one| one.metric.view == view) {
+    for one in shown.iter().filter(|one| one.metric.view == view && results.shows(one.metric)) {
         match (&one.pictures, one.figures.iter().flatten().next()) {
             (Some(pictures), _) => metric(page, results, one, pictures),
             (None, Some(_)) => zero.push(one.metric.title),
@@ -151,15 +161,12 @@ fn metric(page: &mut Page, results: &Results, shown: &Shown, (lines, bars): &(Pi
     page.part(metric.key, metric.title);
     let lower =
         if metric.better == Better::Lower && !results.is_by_time() { "Lower is better. " } else { "" };
-    let without =
-        if shown.baseline(results).is_none() { "No baseline value: shown as they are. " } else { "" };
-    page.put("<div class=\"pair\">");
-    for (picture, caption) in
-        [(lines, format!("{lower}{}", runs_words(results))), (bars, format!("{lower}{without}"))]
-    {
-        page.put(&format!("<figure>{}<figcaption>{caption}</figcaption></figure>", picture.inline()));
-    }
-    page.put("</div>");
+    let without = if baseline(results, &shown.telling()).is_none() {
+        "No baseline value: shown as they are. "
+    } else {
+        ""
+    };
+    pair(page, (lines, format!("{lower}{}", runs_words(results))), (bars, format!("{lower}{without}")));
     let note = results.note(metric);
     if !note.is_empty() {
         page.say("note", &format!("Note: {note}."));
@@ -168,8 +175,17 @@ fn metric(page: &mut Page, results: &Results, shown: &Shown, (lines, bars): &(Pi
     page.put("</section>");
 }
 
+/// Two pictures side by side, with their captions.
+pub fn pair(page: &mut Page, left: (&Picture, String), right: (&Picture, String)) {
+    page.put("<div class=\"pair\">");
+    for (picture, caption) in [left, right] {
+        page.put(&format!("<figure>{}<figcaption>{caption}</figcaption></figure>", picture.inline()));
+    }
+    page.put("</div>");
+}
+
 /// What the lines' bands are.
-fn runs_words(results: &Results) -> String {
+pub fn runs_words(results: &Results) -> String {
     let counts: Vec<usize> = results.scenarios.iter().map(|m| m.runs.len()).filter(|n| *n > 0).collect();
     match (counts.iter().min(), counts.iter().max()) {
         (_, Some(1)) => "One run: no spread is known.".into(),
@@ -200,7 +216,7 @@ fn table(results: &Results, shown: &Shown) -> Table {
     }
     let mut table = Table::new("figures", head);
     let relative = shown.relative(results);
-    let has_baseline = shown.baseline(results).is_some();
+    let has_baseline = baseline(results, &shown.telling()).is_some();
     for (place, measured) in results.scenarios.iter().enumerate() {
         let mut row = vec![scenario(place, &measured.scenario.name)];
         let Some(f) = &shown.figures[place] else {

@@ -1,0 +1,149 @@
+//! All counters of the disks, as `spillway stats` names them: what no metric shows stands here.
+//!
+//! Invariant: a counter is its growth since the work began, all machines added up; a level is the highest that any machine had.
+
+use super::figures::Spread;
+use super::numbers::sound;
+use super::page::{Page, Table, figure, safe};
+use super::results::Results;
+use crate::study::Samples;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What says what a disk is, not what it did.
+const IDENTITY: [&str; 5] = ["base_bytes", "size_bytes", "schema", "landlock", "worker_pid"];
+/// Gauges (docs/counters.md).
+const LEVELS: [&str; 15] = [
+    "clients",
+    "degraded",
+    "generation",
+    "inflight",
+    "is_full",
+    "level",
+    "map.bytes",
+    "overflow.file_bytes",
+    "overflow.limit_bytes",
+    "overflow.used_bytes",
+    "ram.huge_bytes",
+    "ram.limit_bytes",
+    "ram.peak_bytes",
+    "ram.used_bytes",
+    "waiting",
+];
+
+/// One of them.
+#[derive(Debug, Serialize)]
+pub struct Counter {
+    /// Its key.
+    pub key: String,
+    /// Whether it is a level.
+    pub level: bool,
+    /// In the order of the study.
+    pub scenarios: Vec<Option<Spread>>,
+}
+
+fn is_level(key: &str) -> bool {
+    LEVELS.contains(&key) || [".p50_ns", ".p99_ns", ".max_ns"].iter().any(|end| key.ends_with(end))
+}
+
+/// Those of a run, by key.
+pub fn of_run(samples: &Samples) -> BTreeMap<String, f64> {
+    let mut found = BTreeMap::new();
+    for (i, key) in samples.columns.iter().enumerate() {
+        let own = !key.starts_with("inside.") && !key.starts_with("cpu.");
+        if !own || IDENTITY.contains(&key.as_str()) {
+            continue;
+        }
+        // First, last and highest of each machine while it worked.
+        let mut machines: BTreeMap<u32, (f64, f64, f64)> = BTreeMap::new();
+        for row in samples.rows.iter().filter(|row| row.time_s >= 0.0) {
+            let Some(value) = row.values.get(i).copied().flatten().and_then(sound) else { continue };
+            let seen = machines.entry(row.machine).or_insert((value, value, value));
+            *seen = (seen.0, value, seen.2.max(value));
+        }
+        let value = match is_level(key) {
+            true => machines.values().map(|seen| seen.2).reduce(f64::max),
+            false => {
+                machines.values().map(|seen| (seen.1 - seen.0).max(0.0)).reduce(|sum, grown| sum + grown)
+            }
+        };
+        found.extend(value.map(|value| (key.clone(), value)));
+    }
+    found
+}
+
+/// All that a run has, by name.
+pub fn all(results: &Results) -> Vec<Counter> {
+    let keys: BTreeSet<&String> = results.runs().flat_map(|run| run.counters.keys()).collect();
+    let counter = |key: &String| {
+        let scenarios = results.scenarios.iter().map(|measured| {
+            Spread::of(measured.runs.iter().filter_map(|run| run.counters.get(key).copied()))
+        });
+        Counter { key: key.clone(), level: is_level(key), scenarios: scenarios.collect() }
+    };
+    keys.into_iter().map(counter).collect()
+}
+
+/// The part of the page: what is not 0 everywhere.
+pub fn part(page: &mut Page, results: &Results, counters: &[Counter]) {
+    page.part("counters", "All counters of the disks");
+    let heads = results.scenarios.iter().map(|measured| measured.scenario.name.clone());
+    let mut table = Table::new("figures", [String::from("counter")].into_iter().chain(heads));
+    let (shown, zero): (Vec<_>, Vec<_>) =
+        counters.iter().partition(|one| one.scenarios.iter().flatten().any(|spread| spread.high > 0.0));
+    for one in shown {
+        let level = if one.level { " <small>highest</small>" } else { "" };
+        let cells = one.scenarios.iter().map(|spread| figure(spread.as_ref()));
+        table.row([format!("<code>{}</code>{level}", safe(&one.key))].into_iter().chain(cells));
+    }
+    page.put(&table.html());
+    let zero: Vec<&str> = zero.iter().map(|one| one.key.as_str()).collect();
+    page.say(
+        "note",
+        &format!(
+            "Growth since the work began, all machines added up; of a level the highest that any machine had, from the disk's birth on \
+             for percentiles. 0 everywhere: {}.",
+            if zero.is_empty() { "none".into() } else { zero.join(", ") }
+        ),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_grow_and_levels_are_the_highest() {
+        let mut samples = Samples::default();
+        let mut add = |machine, time_s, evicted: f64, used: f64| {
+            let known = [("evictions.blocks", evicted), ("ram.used_bytes", used), ("size_bytes", 9.0)];
+            samples.add(machine, time_s, &known.map(|(key, value)| (key.to_string(), value)).into());
+        };
+        add(0, -1.0, 1.0, 100.0);
+        add(0, 0.0, 5.0, 10.0);
+        add(1, 0.0, 0.0, 7.0);
+        add(0, 1.0, 8.0, 30.0);
+        add(1, 1.0, 2.0, 8.0);
+        add(0, 2.0, 9.0, 20.0);
+        let found = of_run(&samples);
+        assert_eq!(
+            found,
+            [("evictions.blocks".to_string(), 6.0), ("ram.used_bytes".to_string(), 30.0)].into()
+        );
+    }
+
+    #[test]
+    fn every_gauge_of_the_documentation_is_a_level() {
+        let text = include_str!("../../../../../docs/counters.md");
+        let gauges = text
+            .lines()
+            .filter(|line| line.contains("| gauge") && !line.contains("spillway_") && !line.contains("`..."));
+        let keys: Vec<&str> = gauges
+            .flat_map(|line| line.split('|').nth(1).unwrap_or("").split('`').skip(1).step_by(2))
+            .collect();
+        assert!(keys.len() >= 12, "{keys:?}");
+        for key in keys {
+            assert!(is_level(key), "{key}");
+        }
+    }
+}
