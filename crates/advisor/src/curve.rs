@@ -117,15 +117,24 @@ const MIN_BEND: f64 = 0.1;
 /// someone sees who draws the curve.
 fn knee(profile: &Profile) -> Option<u64> {
     const STEPS: u64 = 512;
-    let most = profile.evicted_blocks(0);
     let end = staying_blocks(profile.zero_overflow_bytes());
+    let sizes = (0..=STEPS).map(|i| end * i / STEPS).map(|size| (size, profile.evicted_blocks(size)));
+    bend(sizes, end, profile.evicted_blocks(0)).map(|size| limit_bytes(size).max(MIN_RAM_BYTES))
+}
+
+/// The knee of a curve of which only some points are known: among them. `most_bytes` are evicted without any RAM, and none from
+/// `end_bytes` of it on.
+pub fn knee_of(points: &[Point], end_bytes: u64, most_bytes: u64) -> Option<u64> {
+    bend(points.iter().map(|point| (point.ram_bytes, point.overflow_write_bytes)), end_bytes, most_bytes)
+}
+
+/// The size that lies farthest below the straight line from all evicted to none.
+fn bend(sizes: impl Iterator<Item = (u64, u64)>, end: u64, most: u64) -> Option<u64> {
     if most == 0 || end == 0 {
         return None;
     }
-    let below = |i: u64| {
-        let (x, y) = (i as f64 / STEPS as f64, profile.evicted_blocks(end * i / STEPS) as f64 / most as f64);
-        (1.0 - x - y, end * i / STEPS)
-    };
-    let (bend, size) = (0..=STEPS).map(below).fold((0.0, 0), |best, b| if b.0 > best.0 { b } else { best });
-    (bend >= MIN_BEND).then(|| limit_bytes(size).max(MIN_RAM_BYTES))
+    let below =
+        |(size, evicted): (u64, u64)| (1.0 - size as f64 / end as f64 - evicted as f64 / most as f64, size);
+    let (bend, size) = sizes.map(below).fold((0.0, 0), |best, b| if b.0 > best.0 { b } else { best });
+    (bend >= MIN_BEND).then_some(size)
 }

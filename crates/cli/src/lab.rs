@@ -64,7 +64,8 @@ pub enum LabCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Compare the advisor's curves with what disks of other sizes do: the table of docs/predictions.md
+    /// Compare the advisor's curves with what disks of other sizes do: the table of docs/predictions.md. Exit code 1: 'policy' or
+    /// 'sampled' is farther off than it may be
     Predict {
         /// Folder for predictions.md and predictions.json
         #[arg(long, value_name = "DIR")]
@@ -72,7 +73,7 @@ pub enum LabCommand {
         /// Runs of fresh machines for each size
         #[arg(long, value_name = "N", default_value_t = 2)]
         fresh: u32,
-        /// Only these kinds of work: file-copy, knowledge-worker, session-host, iometer-citrix
+        /// Only these kinds of work: file-copy, knowledge-worker, session-host, iometer-citrix, iometer-vdi
         #[arg(long, value_name = "NAME", value_delimiter = ',')]
         only: Vec<String>,
         /// A folder on a disk, for what disks and machines need while they run

@@ -220,6 +220,48 @@ fn of_zeroes_that_had_to_wait_a_recording_says_that_they_are_data() {
     assert!((total - zero..=total).contains(&traced.written_bytes), "{traced:?}; {total}, zeroes {zero}");
 }
 
+#[test]
+fn a_boot_is_work_of_its_own_in_machines_and_as_a_recording() {
+    let Some(kit) = kit() else { return };
+    let dir = folder();
+    let fresh = |name: &str| {
+        let at = dir.path().join(name);
+        std::fs::create_dir(&at).unwrap();
+        Disk::start(&at, &kit.golden(), &["--ram", "256M"]).unwrap()
+    };
+    let disk = fresh("guest");
+    let watch = Notes::default();
+    let done = work(&kit, ("boot", Engine::Guest, ""), dir.path(), &[&disk], None, &watch).unwrap();
+    let [boot] = &done.actions[..] else { panic!("{:?}", done.actions) };
+    assert_eq!((boot.name.as_str(), boot.machine), ("boot", 0));
+    assert!(boot.took_ms > 500.0 && done.figures["boot_s"] == boot.took_ms / 1000.0, "{done:?}");
+    assert!(disk.figure("planes.guest.read_bytes").unwrap() > 10 << 20, "it read a system");
+
+    let recorded = dir.path().join("recorded");
+    std::fs::create_dir(&recorded).unwrap();
+    let stage = RecordStage {
+        kit: &kit,
+        accelerator: Accelerator::Tcg,
+        program: &program().unwrap(),
+        parameters: &words(""),
+        seed: 7,
+        scratch: dir.path(),
+        dir: &recorded,
+        deadline: Instant::now() + Duration::from_secs(150),
+    };
+    let recording = record("boot", &stage).unwrap();
+    let counted = counted(&recorded);
+    let disks = ["a", "b"].map(fresh);
+    let all: Vec<&Disk> = disks.iter().collect();
+    let what = ("boot", Engine::Replay, "start_every_s = 1");
+    let done = work(&kit, what, dir.path(), &all, Some(&recording), &Notes::default()).unwrap();
+    let booted: Vec<_> = done.actions.iter().map(|a| (a.name.as_str(), a.machine)).collect();
+    assert_eq!(booted, [("boot", 0), ("boot", 1)]);
+    for disk in &disks {
+        assert_eq!(disk.figure("planes.guest.read_bytes").unwrap(), counted("planes.guest.read_bytes"));
+    }
+}
+
 /// What the disk of a recording has counted.
 fn counted(recorded: &Path) -> impl Fn(&str) -> u64 {
     let text = std::fs::read_to_string(recorded.join("stats.json")).unwrap();

@@ -324,6 +324,10 @@ mod tests {
         near(rate(&ssd, 1, 4096, true), 1e9 / 80_000.0);
         near(rate(&ssd, 64, 4096, true), 90_000.0);
         near(rate(&ssd, 16, 1 << 20, true) * f64::from(1 << 20), 520e6);
+        let (_file, nvme) = model("nvme");
+        near(rate(&nvme, 1, 4096, true), 1e9 / 20_000.0);
+        near(rate(&nvme, 64, 4096, true), 500_000.0);
+        near(rate(&nvme, 16, 1 << 20, true) * f64::from(1 << 20), 3e9);
         let (_file, p10) = model("premium-disk-p10");
         near(rate(&p10, 256, 4096, true), 3500.0);
         near(rate(&p10, 16, 1 << 20, true) * f64::from(1 << 20), 170e6);

@@ -305,8 +305,8 @@ fn by_policy(
     curve.zero_overflow_bytes = zero.map_or(curve.zero_overflow_bytes, |point| point.ram_bytes);
     let reaches = points.iter().find(|point| point.overflow_write_bytes <= may_leave);
     curve.recommended_bytes = reaches.map_or(curve.zero_overflow_bytes, |point| point.ram_bytes);
-    // That one is LRU's.
-    curve.knee_bytes = None;
+    let most_bytes = profile.evicted_blocks(0) * BLOCK_BYTES;
+    curve.knee_bytes = curve::knee_of(&points, curve.zero_overflow_bytes, most_bytes);
     (curve.curve, curve.sampled_one_in) = (points, 1.0 / rate);
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The loads that fio generates, by name, as the published measurements had them.
 //!
-//! Owns what each is; who runs it is fio inside of a machine, or the lab's own generator from the host: fio has no engine for
-//! vhost-user. Invariant: both ask for the same sizes, shares and depths.
+//! Owns what each is; who runs it is fio inside of a machine, or the lab's own generator from the host: Debian's fio
+//! (3.33, without libblkio) has no engine for vhost-user. Invariant: both ask for the same sizes, shares and depths.
 
 use super::words::Fio;
 use crate::load::Measured;
