@@ -4,7 +4,7 @@ mod common;
 
 use common::generate::{Load, Requests};
 use common::seed;
-use spillway_advisor::curve::{Curve, DEFAULT_GOAL, MIN_RAM_BYTES, point};
+use spillway_advisor::curve::{Curve, DEFAULT_GOAL, MIN_RAM_BYTES, Point, knee_of, point};
 use spillway_advisor::lru::Lru;
 use spillway_advisor::shards::{Sample, Shards};
 use spillway_advisor::{BLOCK_BYTES, Event, Operation, staying_blocks};
@@ -91,4 +91,22 @@ fn a_trace_without_writes_needs_the_least() {
     let curve = Curve::new(&Lru::new(u64::MAX).profile(), DEFAULT_GOAL);
     assert_eq!((curve.zero_overflow_bytes, curve.recommended_bytes), (MIN_RAM_BYTES, MIN_RAM_BYTES));
     assert_eq!(curve.curve.len(), 1);
+}
+
+#[test]
+fn the_knee_of_some_points_is_the_farthest_below_the_line() {
+    let at = |ram_bytes, overflow_write_bytes| Point {
+        ram_bytes,
+        overflow_write_bytes,
+        overflow_read_bytes: 0,
+        peak_overflow_bytes: 0,
+    };
+    let bent = [at(10, 900), at(20, 200), at(50, 100), at(100, 0)];
+    assert_eq!(knee_of(&bent, 100, 1000), Some(20));
+    let straight = [at(25, 750), at(50, 500), at(100, 0)];
+    for (points, end, most) in
+        [(&straight[..], 100, 1000), (&bent, 0, 1000), (&bent, 100, 0), (&[], 100, 1000)]
+    {
+        assert_eq!(knee_of(points, end, most), None, "{points:?}");
+    }
 }

@@ -36,13 +36,18 @@ pub struct Fill {
     pub seconds: f64,
     /// By how much it has grown; 0 if it holds less.
     pub grown_bytes: u64,
+    /// By how much it may grow until it is full.
+    pub left_bytes: u64,
 }
 
 impl Fill {
-    /// Seconds until so many bytes more are in use, if it goes on filling as it did. None if it does not fill.
-    pub fn seconds_to(&self, left_bytes: u64) -> Option<u64> {
-        let seconds = left_bytes as f64 * self.seconds / self.grown_bytes as f64;
-        (self.grown_bytes > 0 && self.seconds > 0.0).then_some(seconds as u64)
+    /// Seconds until it is full, if it goes on filling as it did; 0 if it is. None if it does not fill.
+    pub fn seconds_to_full(&self) -> Option<u64> {
+        let seconds = self.left_bytes as f64 * self.seconds / self.grown_bytes as f64;
+        match self.left_bytes {
+            0 => Some(0),
+            _ => (self.grown_bytes > 0 && self.seconds > 0.0).then_some(seconds as u64),
+        }
     }
 }
 
@@ -175,11 +180,13 @@ mod tests {
                 peak_live_blocks: 1,
             },
             memory_bytes: 0,
-            fill: Fill { seconds: 10.0, grown_bytes: 500 },
+            fill: Fill { seconds: 10.0, grown_bytes: 500, left_bytes: 5000 },
         };
-        assert_eq!(curve.fill.seconds_to(5000), Some(100));
-        for fill in [Fill { seconds: 10.0, grown_bytes: 0 }, Fill { seconds: 0.0, grown_bytes: 9 }] {
-            assert_eq!(fill.seconds_to(5000), None, "{fill:?}");
+        for (seconds, grown_bytes, left_bytes, full) in
+            [(10.0, 500, 5000, Some(100)), (10.0, 0, 5000, None), (0.0, 9, 5000, None), (10.0, 0, 0, Some(0))]
+        {
+            let fill = Fill { seconds, grown_bytes, left_bytes };
+            assert_eq!(fill.seconds_to_full(), full, "{fill:?}");
         }
         for (ram, evicted) in
             [(0, 1000), (100, 1000), (150, 750), (200, 500), (290, 50), (300, 0), (u64::MAX, 0)]

@@ -28,7 +28,7 @@ pub use catalog::{
     ResetEvent, Rollout, RolloutStrategy, differences, settings,
 };
 pub use check::{Finding, FindingKind, ImageCheck, Volume, VolumeContent, VolumeRole};
-pub use curve::{CURVE_LIMITS, CurveFigures, CurvePoint, CurveTotals, DiskCurve};
+pub use curve::{CURVE_LIMITS, CurveFigures, CurvePoint, CurveTotals, DiskCurve, Fill};
 pub use error::{ErrorBody, ErrorCode};
 pub use event::{Event, EventKind};
 pub use figures::{

@@ -397,11 +397,6 @@ impl Disk {
         self.full
     }
 
-    /// Bytes that the RAM tier and the overflow hold.
-    pub fn held_bytes(&self) -> u64 {
-        (u64::from(self.ram.used()) + self.log.live() + self.direct_blocks) * BLOCK_BYTES as u64
-    }
-
     pub(crate) fn publish_gauges(&self) {
         let c = self.meta.counters();
         const BLOCK: u64 = BLOCK_BYTES as u64;

@@ -89,8 +89,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Blocks in the write cache, and how many there may be.
-    fn fill(&self) -> (u64, u64) {
+    /// Blocks in the write cache, and how many there may be. A mode without one has none of 1.
+    pub fn fill(&self) -> (u64, u64) {
         let (ram, log) = (u64::from(self.ram.used()), self.log.live());
         let (ram_limit, log_limit) = (u64::from(self.ram.limit()), self.log.capacity());
         match self.spec.mode {

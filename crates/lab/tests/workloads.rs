@@ -197,7 +197,7 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
 }
 
 #[test]
-fn of_zeroes_that_had_to_wait_a_recording_says_that_they_are_data() {
+fn a_recording_tells_all_data_and_of_zeroes_at_most_those_that_had_to_wait() {
     let Some(kit) = kit() else { return };
     let dir = folder();
     let recorded = dir.path().join("recorded");

@@ -9,7 +9,7 @@ use crate::output;
 use crate::table::percent;
 use serde::Serialize;
 use spillway_api::client::{Client, ClientError};
-use spillway_api::{DiskCurve, Figures, List, MachineDetails, MachineFigures, Name, Phase};
+use spillway_api::{DiskCurve, List, MachineDetails, Name, Phase};
 use spillway_worker::supervisor::bytes;
 use std::fmt::Write;
 
@@ -37,7 +37,6 @@ struct Advice {
 pub fn live(daemon: &Daemon, catalog: &Name, goal: f64) -> Result<(), Failure> {
     let client = daemon.client()?;
     let machines: List<MachineDetails> = client.get(&format!("/v1/machines?catalog={catalog}"))?;
-    let figures: Figures = client.get("/v1/figures")?;
     let mut all = Vec::new();
     for machine in machines.items.iter().filter(|machine| machine.status.phase == Phase::Running) {
         let name = &machine.machine.name;
@@ -47,10 +46,7 @@ pub fn live(daemon: &Daemon, catalog: &Name, goal: f64) -> Result<(), Failure> {
             continue;
         };
         match curve(&client, name, goal) {
-            Ok(curve) => {
-                let figures = figures.machines.iter().find(|figures| figures.name == *name);
-                all.push(advice(name, ram_bytes, &curve, figures));
-            }
+            Ok(curve) => all.push(advice(name, ram_bytes, &curve)),
             Err(e) => output::complain("warning", &format!("{name}: {}", Failure::from(e).message)),
         }
     }
@@ -65,14 +61,8 @@ fn curve(client: &Client, name: &Name, goal: f64) -> Result<DiskCurve, ClientErr
     client.get(&format!("/v1/machines/{name}/curve?goal={goal}"))
 }
 
-fn advice(name: &Name, ram_bytes: u64, curve: &DiskCurve, figures: Option<&MachineFigures>) -> Advice {
+fn advice(name: &Name, ram_bytes: u64, curve: &DiskCurve) -> Advice {
     let now = curve.overflow_write_bytes(ram_bytes);
-    let levels = figures.map(|figures| &figures.levels);
-    let seconds_to_full = levels.and_then(|levels| {
-        let used = levels.ram_used_bytes.saturating_add(levels.overflow_used_bytes);
-        let limit = levels.ram_limit_bytes.saturating_add(levels.overflow_limit_bytes);
-        curve.fill.seconds_to(limit.saturating_sub(used))
-    });
     Advice {
         machine: name.clone(),
         ram_bytes,
@@ -83,7 +73,7 @@ fn advice(name: &Name, ram_bytes: u64, curve: &DiskCurve, figures: Option<&Machi
         written_bytes: curve.written_bytes(),
         overflow_write_bytes: now,
         next_saves_bytes: now - curve.overflow_write_bytes(ram_bytes.saturating_add(STEP_BYTES)).min(now),
-        seconds_to_full,
+        seconds_to_full: curve.fill.seconds_to_full(),
     }
 }
 

@@ -303,7 +303,7 @@ impl Machine {
         let told = self.course.told.unwrap_or(up);
         let begins = did.iter().map(|did| (&did.name, did.begin));
         for (name, begin) in begins.chain(loads.iter().map(|load| (&load.name, load.begin))) {
-            is_in_time(name, since(told, begin))?;
+            is_in_time(name, since(told, begin), since(told, done))?;
         }
         Ok(Life {
             started: self.guest.started(),

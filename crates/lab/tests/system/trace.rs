@@ -119,6 +119,22 @@ fn what_is_recorded_is_what_was_asked_and_says_what_the_disk_did() {
     let scraped = succeeds(spillway(&["stats", "--prometheus"]).arg(disk.control()));
     assert!(scraped.contains("ram_bytes=\"67108864\"} 0\n"), "all of the disk fits: {scraped}");
     assert!(succeeds(spillway(&["stats", "--curve"]).arg(disk.control())).contains("RAM tier"));
+    // All that it holds has come since it began; what the next worker finds there has not.
+    let fill = |key: &str| {
+        figure(&json(spillway(&["stats", "--curve", "--json"]).arg(disk.control())), key).unwrap()
+    };
+    let held = || disk.figure("ram.used_bytes").unwrap() + disk.figure("overflow.used_bytes").unwrap();
+    assert_eq!(fill("fill.grown_bytes"), held());
+    drop(driver);
+    let worker = disk.worker().unwrap();
+    kill_process(Pid::from_raw(worker as i32).unwrap(), Signal::KILL).unwrap();
+    until("another worker", &disk, || disk.worker().is_ok_and(|pid| pid != worker && pid != 0));
+    let (before, left) = (held(), fill("fill.left_bytes"));
+    assert_eq!(fill("fill.grown_bytes"), 0);
+    let mut driver = Driver::connect_with(&disk.vhost(), SHAPE).unwrap();
+    driver.write_at(0, &[9; 64 << 10]).unwrap();
+    assert_eq!((held() - before, fill("fill.grown_bytes")), (64 << 10, 64 << 10), "that was given up before");
+    assert_eq!(left - fill("fill.left_bytes"), 64 << 10);
     drop(driver);
     disk.stop().unwrap();
 }

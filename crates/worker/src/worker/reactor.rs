@@ -150,7 +150,7 @@ impl Reactor {
         let held = Held { slots, meta: meta_file, file: fds.file, file_bytes, data_at, predecessors, models };
         let doer = Doer::new(engine, held, base)?;
         channel_nonblocking(&channel)?;
-        let tap = Tap::new(start.size_bytes, disk.held_bytes(), now_ns());
+        let tap = Tap::new(start.size_bytes, disk.fill(), now_ns());
         let mut reactor = Reactor {
             doer,
             disk,

@@ -95,7 +95,7 @@ impl Reactor {
                 }
             }
             ToWorker::Curve { goal } => {
-                let curve = self.tap.curve(goal, self.disk.held_bytes(), self.doer.now_ns);
+                let curve = self.tap.curve(goal, self.disk.fill(), self.doer.now_ns);
                 self.send(&FromWorker::Curve { curve }, &[]);
             }
             ToWorker::Stop => {

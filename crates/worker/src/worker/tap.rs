@@ -15,16 +15,16 @@ use std::os::fd::OwnedFd;
 pub struct Tap {
     curve: Shards,
     since_ns: u64,
-    /// From when, and from how many bytes, the write cache has filled.
+    /// From when, and from how many blocks, the write cache has filled.
     filling: (u64, u64),
     ring: Option<Writer>,
 }
 
 impl Tap {
-    /// Of a disk of so many bytes whose write cache holds so many, from now on.
-    pub fn new(disk_bytes: u64, held_bytes: u64, now_ns: u64) -> Tap {
+    /// Of a disk of so many bytes, from now on. `fill` are the blocks in its write cache, and how many there may be.
+    pub fn new(disk_bytes: u64, fill: (u64, u64), now_ns: u64) -> Tap {
         let curve = Shards::new(disk_bytes, Sample::default());
-        Tap { curve, since_ns: now_ns, filling: (now_ns, held_bytes), ring: None }
+        Tap { curve, since_ns: now_ns, filling: (now_ns, fill.0), ring: None }
     }
 
     /// Somebody records, into this memory; or nobody any more.
@@ -70,14 +70,17 @@ impl Tap {
 
     /// The curve up to now, as JSON: that of the advisor, `seconds` of it, what it takes, and how the write cache has filled
     /// since the worker began or the disk was reset.
-    pub fn curve(&self, goal: Option<f64>, held_bytes: u64, now_ns: u64) -> serde_json::Value {
+    pub fn curve(&self, goal: Option<f64>, fill: (u64, u64), now_ns: u64) -> serde_json::Value {
         let curve = Curve::new(&self.curve.profile(), goal.unwrap_or(DEFAULT_GOAL));
         let mut json = serde_json::to_value(curve).expect("plain numbers");
         let since = |ns: u64| now_ns.saturating_sub(ns) as f64 / 1e9;
         json["seconds"] = since(self.since_ns).into();
-        let (filling_ns, from_bytes) = self.filling;
-        let grown_bytes = held_bytes.saturating_sub(from_bytes);
-        json["fill"] = serde_json::json!({ "seconds": since(filling_ns), "grown_bytes": grown_bytes });
+        let ((filling_ns, from), (blocks, most)) = (self.filling, fill);
+        json["fill"] = serde_json::json!({
+            "seconds": since(filling_ns),
+            "grown_bytes": blocks.saturating_sub(from) * BLOCK_BYTES,
+            "left_bytes": most.saturating_sub(blocks) * BLOCK_BYTES,
+        });
         json["memory_bytes"] = self.curve.memory_bytes().into();
         json
     }
@@ -131,10 +134,10 @@ mod tests {
 
     #[test]
     fn blocks_of_zeroes_are_told_as_such() {
-        let mut tap = Tap::new(1 << 30, 7000, 0);
-        let fill = |tap: &Tap, held| tap.curve(None, held, 2_000_000_000)["fill"].to_string();
-        assert_eq!(fill(&tap, 8000), r#"{"grown_bytes":1000,"seconds":2.0}"#);
-        assert_eq!(fill(&tap, 6000), r#"{"grown_bytes":0,"seconds":2.0}"#);
+        let mut tap = Tap::new(1 << 30, (7, 10), 0);
+        let fill = |tap: &Tap, blocks| tap.curve(None, (blocks, 10), 2_000_000_000)["fill"].to_string();
+        assert_eq!(fill(&tap, 9), r#"{"grown_bytes":8192,"left_bytes":4096,"seconds":2.0}"#);
+        assert_eq!(fill(&tap, 6), r#"{"grown_bytes":0,"left_bytes":16384,"seconds":2.0}"#);
         let memory = create().unwrap();
         let mut reader = Reader::open(&memory).unwrap();
         tap.record(Some(memory)).unwrap();
@@ -164,9 +167,9 @@ mod tests {
         tap.request(&write(0, 8), &mut Vec::new(), 9_000);
         tap.publish();
         assert_eq!((reader.read(&mut events), events.len()), (0, told.len()));
-        assert_eq!(tap.curve(None, 0, 2_000_000_000)["totals"]["written_blocks"], 6);
-        assert_eq!(tap.curve(None, 0, 2_000_000_000)["seconds"], 2.0);
+        assert_eq!(tap.curve(None, (0, 1), 2_000_000_000)["totals"]["written_blocks"], 6);
+        assert_eq!(tap.curve(None, (0, 1), 2_000_000_000)["seconds"], 2.0);
         tap.reset(1_500_000_000);
-        assert_eq!(fill(&tap, 6000), r#"{"grown_bytes":6000,"seconds":0.5}"#);
+        assert_eq!(fill(&tap, 6), r#"{"grown_bytes":24576,"left_bytes":16384,"seconds":0.5}"#);
     }
 }

@@ -266,21 +266,22 @@ fn fresh_run(
 fn farthest(all: &[Found]) -> String {
     let of = |(engine, _): (&str, f64)| {
         let (replays, fresh) = worst(all, engine);
-        format!("`{engine}` {replays:.3} beside replays and {fresh:.3} beside fresh runs")
+        let fresh = fresh.map_or(String::new(), |fresh| format!(" and {fresh:.3} beside fresh runs"));
+        format!("`{engine}` {replays:.3} beside replays{fresh}")
     };
     format!("Farthest off: {}.", ENGINES.map(of).join("; "))
 }
 
-/// How far off an engine was at worst: beside replays, and beside fresh runs.
-fn worst(all: &[Found], engine: &str) -> (f64, f64) {
-    let (mut replays, mut fresh) = (0.0_f64, 0.0_f64);
+/// How far off an engine was at worst: beside replays, and beside fresh runs, if there were any.
+fn worst(all: &[Found], engine: &str) -> (f64, Option<f64>) {
+    let (mut replays, mut fresh) = (0.0_f64, None);
     for line in all.iter().flat_map(|found| &found.lines) {
         let Some((said, off)) = line.predicted.get(engine) else { continue };
         replays = replays.max(off.0).max(off.1);
         let said = said.shares(line.written_bytes);
         for (moved, written) in &line.fresh {
             let off = said.off(moved.shares(*written), 1.0);
-            fresh = fresh.max(off.0).max(off.1);
+            fresh = Some(fresh.unwrap_or(0.0_f64).max(off.0).max(off.1));
         }
     }
     (replays, fresh)

@@ -194,7 +194,7 @@ pub fn response_points(measured: &Measured, step: usize) -> Vec<Option<Spread>> 
             runs.iter().filter_map(|points| points.get(&i)).map(|(sum, count)| sum / f64::from(*count)),
         )
     };
-    (0..length.min(MOST_POINTS)).map(at).collect()
+    (0..length).map(at).collect()
 }
 
 /// All actions, in the order in which users first did them.

@@ -131,7 +131,7 @@ impl Results {
             self.dropped.push(record);
             return Ok(());
         }
-        let action = |a: &crate::study::Action| sound(a.took_ms).is_some() && a.at_s.is_finite();
+        let action = |a: &crate::study::Action| sound(a.took_ms).is_some() && a.at_s.abs() <= LONGEST_SECONDS;
         ensure!(record.actions.iter().all(action), wrong("an action took no time that can be"));
         for (figure, value) in &record.figures {
             ensure!(sound(*value).is_some(), wrong(&format!("'{figure}' is no figure that can be: {value}")));
