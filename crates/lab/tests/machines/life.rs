@@ -354,8 +354,16 @@ fn a_catalogs_rate_holds_for_disks_that_run_and_that_start() {
         assert!(bench.status.success(), "{bench:?}");
         begun.elapsed().as_secs_f64()
     };
-    let limited = seconds("400");
-    assert!((1.9..4.0).contains(&limited), "{limited} s for 400 requests");
+    // Never faster. A host may be slow now and then; a limit that is too low would be it each time.
+    let limited = |requests: &str, least: f64| {
+        let took = |_| seconds(requests);
+        let tries: Vec<f64> = (0..3).map(took).take_while(|took| *took >= 4.0 || *took < least).collect();
+        assert!(
+            tries.len() < 3 && tries.iter().all(|took| *took >= least),
+            "{tries:?} s for {requests} requests"
+        );
+    };
+    limited("400", 1.9);
     let disk = world.pid("desk-001", "disk_pid");
     let until = |iops: u64| {
         let is = || (rate()["iops"] == iops).then_some(());
@@ -377,8 +385,7 @@ fn a_catalogs_rate_holds_for_disks_that_run_and_that_start() {
     assert!(advised.contains("no machine of desk runs that has"), "{advised}");
     let shown = world.ok(&["machine", "show", "desk-001"]);
     assert!(shown.contains("at most 400 requests/s"), "{shown}");
-    let limited = seconds("800");
-    assert!((1.8..4.0).contains(&limited), "{limited} s for 800 requests");
+    limited("800", 1.8);
     // The curve of one that has a RAM tier.
     world.ok(&["catalog", "create", "pool", "--image", "golden", "--count", "2", "--ram", "8M"]);
     world.ok(&["machine", "start", "pool-001", "--wait"]);
