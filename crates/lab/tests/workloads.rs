@@ -107,30 +107,14 @@ fn written(disk: &Disk) -> u64 {
 fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
     let Some(kit) = kit() else { return };
     let dir = folder();
-    let fresh = |name: &str| {
-        let at = dir.path().join(name);
-        std::fs::create_dir(&at).unwrap();
-        Disk::start(&at, &kit.golden(), &["--ram", "256M"]).unwrap()
-    };
+    let fresh = |name: &str| fresh(&kit, dir.path(), name);
 
-    let recorded = dir.path().join("recorded");
-    std::fs::create_dir(&recorded).unwrap();
-    let stage = RecordStage {
-        kit: &kit,
-        accelerator: Accelerator::Tcg,
-        program: &program().unwrap(),
-        parameters: &words(SESSION),
-        seed: 7,
-        scratch: dir.path(),
-        dir: &recorded,
-        deadline: Instant::now() + Duration::from_secs(150),
-    };
-    let recording = record("knowledge-worker", &stage).unwrap();
+    let recording = recorded(&kit, dir.path(), "knowledge-worker", SESSION);
     let actions = &recording.actions;
     assert_eq!(actions.actions.len(), 41, "a logon and forty: {actions:?}");
     assert_eq!(actions.actions[0].name, "logon");
     assert!(actions.actions.iter().all(|a| (actions.begin_us..=actions.done_us).contains(&a.begin_us)));
-    let counted = counted(&recorded);
+    let counted = counted(dir.path());
     let traced = Traced::of(&recording);
     assert!(traced.boot > 500 && traced.work > 100, "{traced:?}");
 
@@ -200,20 +184,8 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
 fn a_recording_tells_all_data_and_of_zeroes_at_most_those_that_had_to_wait() {
     let Some(kit) = kit() else { return };
     let dir = folder();
-    let recorded = dir.path().join("recorded");
-    std::fs::create_dir(&recorded).unwrap();
-    let stage = RecordStage {
-        kit: &kit,
-        accelerator: Accelerator::Tcg,
-        program: &program().unwrap(),
-        parameters: &words("actions = 8\npace = 1000\nmegabytes = 32\n"),
-        seed: 7,
-        scratch: dir.path(),
-        dir: &recorded,
-        deadline: Instant::now() + Duration::from_secs(150),
-    };
-    let recording = record("file-copy", &stage).unwrap();
-    let (traced, counted) = (Traced::of(&recording), counted(&recorded));
+    let recording = recorded(&kit, dir.path(), "file-copy", "actions = 8\npace = 1000\nmegabytes = 32\n");
+    let (traced, counted) = (Traced::of(&recording), counted(dir.path()));
     let (total, zero) = (counted("planes.guest.written_bytes"), counted("planes.zero.written_bytes"));
     // Never less than the data: a curve of it predicts too much, not too little.
     assert!(traced.written_bytes > 32 << 20, "{traced:?}");
@@ -224,11 +196,7 @@ fn a_recording_tells_all_data_and_of_zeroes_at_most_those_that_had_to_wait() {
 fn a_boot_is_work_of_its_own_in_machines_and_as_a_recording() {
     let Some(kit) = kit() else { return };
     let dir = folder();
-    let fresh = |name: &str| {
-        let at = dir.path().join(name);
-        std::fs::create_dir(&at).unwrap();
-        Disk::start(&at, &kit.golden(), &["--ram", "256M"]).unwrap()
-    };
+    let fresh = |name: &str| fresh(&kit, dir.path(), name);
     let disk = fresh("guest");
     let watch = Notes::default();
     let done = work(&kit, ("boot", Engine::Guest, ""), dir.path(), &[&disk], None, &watch).unwrap();
@@ -237,20 +205,8 @@ fn a_boot_is_work_of_its_own_in_machines_and_as_a_recording() {
     assert!(boot.took_ms > 500.0 && done.figures["boot_s"] == boot.took_ms / 1000.0, "{done:?}");
     assert!(disk.figure("planes.guest.read_bytes").unwrap() > 10 << 20, "it read a system");
 
-    let recorded = dir.path().join("recorded");
-    std::fs::create_dir(&recorded).unwrap();
-    let stage = RecordStage {
-        kit: &kit,
-        accelerator: Accelerator::Tcg,
-        program: &program().unwrap(),
-        parameters: &words(""),
-        seed: 7,
-        scratch: dir.path(),
-        dir: &recorded,
-        deadline: Instant::now() + Duration::from_secs(150),
-    };
-    let recording = record("boot", &stage).unwrap();
-    let counted = counted(&recorded);
+    let recording = recorded(&kit, dir.path(), "boot", "");
+    let counted = counted(dir.path());
     let disks = ["a", "b"].map(fresh);
     let all: Vec<&Disk> = disks.iter().collect();
     let what = ("boot", Engine::Replay, "start_every_s = 1");
@@ -262,9 +218,33 @@ fn a_boot_is_work_of_its_own_in_machines_and_as_a_recording() {
     }
 }
 
+/// A machine of its own at that work, recorded.
+fn recorded(kit: &Kit, dir: &Path, workload: &str, text: &str) -> Recording {
+    let place = dir.join("recorded");
+    std::fs::create_dir(&place).unwrap();
+    let stage = RecordStage {
+        kit,
+        accelerator: Accelerator::Tcg,
+        program: &program().unwrap(),
+        parameters: &words(text),
+        seed: 7,
+        scratch: dir,
+        dir: &place,
+        deadline: Instant::now() + Duration::from_secs(150),
+    };
+    record(workload, &stage).unwrap()
+}
+
+/// A disk of the golden image in a folder of its own.
+fn fresh(kit: &Kit, dir: &Path, name: &str) -> Disk {
+    let at = dir.join(name);
+    std::fs::create_dir(&at).unwrap();
+    Disk::start(&at, &kit.golden(), &["--ram", "256M"]).unwrap()
+}
+
 /// What the disk of a recording has counted.
-fn counted(recorded: &Path) -> impl Fn(&str) -> u64 {
-    let text = std::fs::read_to_string(recorded.join("stats.json")).unwrap();
+fn counted(dir: &Path) -> impl Fn(&str) -> u64 {
+    let text = std::fs::read_to_string(dir.join("recorded/stats.json")).unwrap();
     let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
     move |key| figure(&stats, key).unwrap()
 }

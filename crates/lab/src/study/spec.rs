@@ -333,6 +333,12 @@ impl Study {
         parameters
     }
 
+    /// A number among them.
+    pub fn number(&self, scenario: &Scenario, word: &str) -> Option<f64> {
+        let value = scenario.work.get(word).or_else(|| self.work.parameters.get(word))?;
+        value.as_float().or_else(|| value.as_integer().map(|n| n as f64))
+    }
+
     /// What a scenario's disks are of.
     pub fn image<'a>(&'a self, scenario: &'a Scenario) -> &'a Image {
         scenario.image.as_ref().unwrap_or(&self.image)

@@ -337,7 +337,8 @@ fn a_catalogs_rate_holds_for_disks_that_run_and_that_start() {
     let Some(world) = World::new("none") else { return };
     world.import("golden", "version-1");
     let create = ["catalog", "create", "desk", "--image", "golden", "--count", "1", "--mode", "direct"];
-    world.ok(&[&create[..], &["--iops", "200", "--iops-burst", "1"]].concat());
+    // A burst of 50 ms: what a busy host is late by is made up for.
+    world.ok(&[&create[..], &["--iops", "200", "--iops-burst", "10"]].concat());
     world.ok(&["machine", "start", "desk-001", "--wait"]);
     let rate = || world.machine("desk-001")["status"]["run"]["rate"].clone();
     assert_eq!((&rate()["iops"], &rate()["bandwidth_bytes"]), (&200.into(), &0.into()));
@@ -354,16 +355,8 @@ fn a_catalogs_rate_holds_for_disks_that_run_and_that_start() {
         assert!(bench.status.success(), "{bench:?}");
         begun.elapsed().as_secs_f64()
     };
-    // Never faster. A host may be slow now and then; a limit that is too low would be it each time.
-    let limited = |requests: &str, least: f64| {
-        let took = |_| seconds(requests);
-        let tries: Vec<f64> = (0..3).map(took).take_while(|took| *took >= 4.0 || *took < least).collect();
-        assert!(
-            tries.len() < 3 && tries.iter().all(|took| *took >= least),
-            "{tries:?} s for {requests} requests"
-        );
-    };
-    limited("400", 1.9);
+    let limited = seconds("400");
+    assert!((1.9..4.0).contains(&limited), "{limited} s for 400 requests");
     let disk = world.pid("desk-001", "disk_pid");
     let until = |iops: u64| {
         let is = || (rate()["iops"] == iops).then_some(());
@@ -385,7 +378,8 @@ fn a_catalogs_rate_holds_for_disks_that_run_and_that_start() {
     assert!(advised.contains("no machine of desk runs that has"), "{advised}");
     let shown = world.ok(&["machine", "show", "desk-001"]);
     assert!(shown.contains("at most 400 requests/s"), "{shown}");
-    limited("800", 1.8);
+    let limited = seconds("800");
+    assert!((1.8..4.0).contains(&limited), "{limited} s for 800 requests");
     // The curve of one that has a RAM tier.
     world.ok(&["catalog", "create", "pool", "--image", "golden", "--count", "2", "--ram", "8M"]);
     world.ok(&["machine", "start", "pool-001", "--wait"]);

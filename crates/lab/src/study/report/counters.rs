@@ -86,6 +86,9 @@ pub fn all(results: &Results) -> Vec<Counter> {
 
 /// The part of the page: what is not 0 everywhere.
 pub fn part(page: &mut Page, results: &Results, counters: &[Counter]) {
+    if counters.is_empty() {
+        return;
+    }
     page.part("counters", "All counters of the disks");
     let heads = results.scenarios.iter().map(|measured| measured.scenario.name.clone());
     let mut table = Table::new("figures", [String::from("counter")].into_iter().chain(heads));

@@ -31,13 +31,7 @@ struct Times {
 impl Times {
     /// None where no user waits.
     fn of(study: &Study, scenario: &Scenario) -> Option<Times> {
-        let parameters = study.parameters(scenario);
-        let value = |word: &str| parameters.get(word);
-        let number = |word: &str| {
-            let found = value(word)?;
-            let number = found.as_float().or_else(|| found.as_integer().map(|n| n as f64));
-            number.filter(|n| n.is_finite() && *n > 0.0)
-        };
+        let number = |word: &str| study.number(scenario, word).filter(|n| n.is_finite() && *n > 0.0);
         // As the workloads have it where nothing is said.
         let logon_every_s = match study.work.workload.as_str() {
             "session-host" => Some(number("logon_every_s").unwrap_or(30.0)),
@@ -45,7 +39,7 @@ impl Times {
             "knowledge-worker" | "file-copy" | "boot" => None,
             _ => return None,
         };
-        let full = value("speed").and_then(toml::Value::as_str) == Some("full");
+        let full = study.parameters(scenario).get("speed").and_then(toml::Value::as_str) == Some("full");
         let speed = match study.engine(scenario) {
             Engine::Replay if full => None,
             Engine::Replay => Some(number("speed").unwrap_or(1.0)),

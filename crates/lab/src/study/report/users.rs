@@ -6,13 +6,12 @@ use super::answer::describe;
 use super::bars::{self, Bar};
 use super::figures::{Response, Score, Spread, actions, measure, measures, response_points, response_step};
 use super::how;
-use super::numbers::{self, number, ratio};
+use super::numbers::{number, ratio};
 use super::page::{Page, Table, figure, safe, scenario};
 use super::results::Results;
 use super::svg::Picture;
 use super::views;
 use crate::markup::plain;
-use crate::study::Scenario;
 use crate::workload::THRESHOLD_MS;
 use anyhow::Result;
 use std::collections::BTreeSet;
@@ -141,13 +140,9 @@ pub fn chapter(page: &mut Page, results: &Results, users: &Users) {
 /// What responses may exceed their baseline by, in words: scenarios may differ.
 fn thresholds(results: &Results) -> String {
     let study = &results.record.study;
-    let of = |scenario: &Scenario| {
-        let found = study.parameters(scenario).get("threshold_ms").cloned();
-        let number =
-            found.and_then(|value| value.as_float().or_else(|| value.as_integer().map(|n| n as f64)));
-        format!("{} ms", numbers::number(number.unwrap_or(THRESHOLD_MS)))
-    };
-    let all: BTreeSet<String> = study.scenarios.iter().map(of).collect();
+    let of = |scenario| study.number(scenario, "threshold_ms").unwrap_or(THRESHOLD_MS);
+    let all: BTreeSet<String> =
+        study.scenarios.iter().map(|scenario| format!("{} ms", number(of(scenario)))).collect();
     all.into_iter().collect::<Vec<_>>().join(" or ")
 }
 
