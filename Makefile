@@ -23,13 +23,13 @@ bench: install-deps ## Spillway beside its peers (BENCH_PART=peers|cliff|scale|a
 	$(CARGO) build --release -p spillway -p spillway-host -p spillway-lab
 	target/release/bench $(BENCH_PART) $(BENCH_ARGS)
 
-STUDIES ?= seed-000 seed-001 seed-002 seed-003 seed-004
-studies: install-deps image ## The five studies in their quick forms, each with its report under target/studies (STUDIES="seed-000" STUDY_ARGS="--runs 5")
+STUDIES ?= seed-000 seed-001 seed-001-desktops seed-002 seed-002-iometer seed-003 seed-004 seed-004-boot
+studies: install-deps image ## The studies in their quick forms, each with its report under target/studies (STUDIES="seed-000" STUDY_ARGS="--runs 5")
 	$(CARGO) build --release -p spillway -p spillway-lab --bin spillway --bin spillway-lab
-	@set -e; for study in $(STUDIES); do \
+	@worst=0; for study in $(STUDIES); do \
 		echo "==== $$study"; rm -rf target/studies/$$study; \
-		target/release/spillway lab run $$study --quick --out target/studies/$$study $(STUDY_ARGS); \
-	done
+		target/release/spillway lab run $$study --quick --out target/studies/$$study $(STUDY_ARGS) || worst=1; \
+	done; exit $$worst
 
 test: install-deps image ## All tests; says what was skipped
 	scripts/test

@@ -23,6 +23,7 @@ Examples:
 
 Every scenario has its runs in turn, each on fresh disks, with nothing of the image in the host's page cache. A
 run whose work fails, in which a request fails, or that cannot be counted is dropped, and the report says so.
+Exit code 1: a scenario has no run that counts, or something that the study's file expects does not hold.
 Machines boot the Debian of 'make image' (SPILLWAY_GUEST names another folder with one).";
 
 /// What to do with studies.

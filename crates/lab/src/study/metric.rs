@@ -270,3 +270,27 @@ pub const METRICS: &[Metric] = {
             .note("the host's page cache may have served them"),
     ]
 };
+
+/// Everything that the host's storage is asked.
+pub const HOST_IO: Metric = rate(
+    "host-io",
+    View::Host,
+    "Reads and writes of the host's storage",
+    "requests/s",
+    &["planes.base.store_reads", "planes.overflow.reads", "planes.overflow.writes"],
+);
+/// Everything that machines ask.
+pub const GUEST_IO: Metric = rate(
+    "guest-io",
+    View::Machine,
+    "Reads and writes that machines asked of their disks",
+    "requests/s",
+    &["planes.guest.reads", "planes.guest.writes"],
+);
+/// Sums over several of [`METRICS`], without a picture: for tables.
+pub const SUMS: [Metric; 2] = [HOST_IO, GUEST_IO];
+
+/// One of all by its key.
+pub fn named(key: &str) -> Option<&'static Metric> {
+    METRICS.iter().chain(&SUMS).find(|metric| metric.key == key)
+}

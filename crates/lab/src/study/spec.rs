@@ -2,6 +2,7 @@
 //!
 //! Owns the words of the file and what may stand beside what. Never starts anything.
 
+use super::expect::{self, Expectation};
 use super::metric::METRICS;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -27,7 +28,8 @@ pub struct Study {
     pub title: String,
     /// What it asks, in a few sentences.
     pub question: String,
-    /// Which of the five published measurements it repeats, if one: `000` to `004`.
+    /// Which of the five published measurements it repeats, if one: `000` to `004`, or a part with a study of its own: `001-desktops`,
+    /// `002-iometer`, `004-boot`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed_document: Option<String>,
     /// By what something is smaller than there, 4 is a quarter, and of what. Time is no part of it: reports compute that.
@@ -52,6 +54,9 @@ pub struct Study {
     /// What is compared.
     #[serde(rename = "scenario")]
     pub scenarios: Vec<Scenario>,
+    /// What it is to show.
+    #[serde(default, rename = "expect", skip_serializing_if = "Vec::is_empty")]
+    pub expectations: Vec<Expectation>,
 }
 
 /// How much smaller than what it repeats.
@@ -285,6 +290,7 @@ impl Study {
                 known.collect::<Vec<_>>().join(", ")
             );
         }
+        expect::check(self)?;
         if let Some(scale) = &self.scale {
             is_text("scale.of", &scale.of)?;
             ensure!(scale.factor.is_finite() && scale.factor > 0.0, "scale.factor is a divisor");
@@ -359,12 +365,12 @@ fn is_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn is_text(what: &str, text: &str) -> Result<()> {
+pub(super) fn is_text(what: &str, text: &str) -> Result<()> {
     ensure!(text.len() <= MOST_TEXT_BYTES, "{what}: {} bytes, {MOST_TEXT_BYTES} are the most", text.len());
     Ok(())
 }
 
-fn is_count<T: PartialOrd + std::fmt::Display>(what: &str, count: T, most: T) -> Result<()> {
+pub(super) fn is_count<T: PartialOrd + std::fmt::Display>(what: &str, count: T, most: T) -> Result<()> {
     ensure!(count <= most, "{what}: {count}, {most} are the most");
     Ok(())
 }

@@ -3,6 +3,7 @@
 
 #[path = "../report/browser.rs"]
 mod browser;
+mod expected;
 mod full;
 mod machines;
 

@@ -114,7 +114,7 @@ pub fn resume(args: &Resume) -> Result<ExitCode> {
 
 /// Makes a report again.
 pub fn make_report(dir: &Path) -> Result<ExitCode> {
-    println!("{}", report::write(dir)?.display());
+    println!("{}", report::write(dir)?.page.display());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -191,6 +191,7 @@ fn only(study: &mut Study, only: &[String]) -> Result<()> {
     }
     ensure!(only.contains(&study.baseline), "the baseline '{}' must be among them", study.baseline);
     study.scenarios.retain(|s| only.contains(&s.name));
+    study.expectations.retain(|expect| expect.scenarios().all(|name| only.iter().any(|known| known == name)));
     Ok(())
 }
 
@@ -245,10 +246,14 @@ fn finish(folder: &Folder, lab: &Lab, common: &Common) -> Result<ExitCode> {
     let done = study::run::run(folder, lab, &mut screen);
     screen.finish();
     let Summary { kept, dropped, empty } = done?;
-    let page = if kept > 0 { Some(report::write(folder.dir())?) } else { None };
+    let report = if kept > 0 { Some(report::write(folder.dir())?) } else { None };
+    let (page, expected) = report.map(|report| (report.page, report.expected)).unzip();
+    let expected = expected.unwrap_or_default();
+    let not: Vec<_> = expected.iter().filter(|one| !one.holds).collect();
     if common.json {
         let all = json!({
             "results": folder.dir(), "report": page, "kept": kept, "dropped": dropped, "scenarios_without_runs": empty,
+            "expected": expected,
         });
         println!("{all}");
     } else {
@@ -259,8 +264,14 @@ fn finish(folder: &Folder, lab: &Lab, common: &Common) -> Result<ExitCode> {
         if empty > 0 {
             println!("{empty} scenarios have no run that counts");
         }
+        if !expected.is_empty() {
+            println!("{} of {} expectations hold", expected.len() - not.len(), expected.len());
+        }
+        for one in &not {
+            println!("does NOT hold: {}: {}", plain(&one.asked.what), one.words());
+        }
     }
-    let failed = empty > 0 || (common.strict && dropped > 0);
+    let failed = empty > 0 || !not.is_empty() || (common.strict && dropped > 0);
     Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 

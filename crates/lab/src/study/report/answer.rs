@@ -3,8 +3,8 @@
 //! Invariant: a row is there only if a scenario has it.
 
 use super::figures::{Figures, Response, Score, Spread, measure, measures};
-use super::results::{GUEST_IO, HOST_IO, Measured, Results};
-use crate::study::{METRICS, Metric};
+use super::results::{Measured, Results};
+use crate::study::metric::{GUEST_IO, HOST_IO, named};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -126,9 +126,4 @@ fn score(results: &Results) -> Option<Row> {
     let picture = scenarios.iter().all(Option::is_some);
     let (what, better) = describe("score.sessions");
     Some(Row { what, better, scenarios, words, picture })
-}
-
-/// A metric by its key.
-pub fn named(key: &str) -> Option<&'static Metric> {
-    METRICS.iter().find(|metric| metric.key == key)
 }

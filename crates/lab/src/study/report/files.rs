@@ -4,6 +4,7 @@
 
 use super::answer::Row;
 use super::counters::Counter;
+use super::expected::Expected;
 use super::figures::{
     Figures, Response, Spread, measure, measures, points, response_points, response_step, step, telling_unit,
 };
@@ -38,6 +39,8 @@ pub struct Parts<'a> {
     pub users: &'a Users,
     /// The published figures.
     pub beside: &'a [Beside],
+    /// What it was to show.
+    pub expected: &'a [Expected],
 }
 
 /// Writes the page and what stands beside it; returns where the page is.
@@ -262,6 +265,7 @@ fn all(parts: &Parts) -> Value {
         "metrics": parts.shown.iter().chain(parts.sums).map(metric).collect::<Vec<_>>(),
         "counters": parts.counters,
         "responses": parts.users.actions.iter().map(response).collect::<Vec<_>>(),
+        "expected": parts.expected,
         "published": {"sentence": sentence(parts.beside), "figures": parts.beside},
         "runs": runs.map(brief).collect::<Vec<_>>(),
         "dropped": results.dropped.iter().map(brief).collect::<Vec<_>>(),

@@ -7,6 +7,7 @@ mod answer;
 mod bars;
 mod compare;
 mod counters;
+mod expected;
 mod figures;
 mod files;
 mod how;
@@ -24,6 +25,7 @@ mod users;
 mod views;
 
 pub use compare::{Comparison, compare};
+pub use expected::Expected;
 pub use results::Results;
 
 use crate::study::View;
@@ -38,8 +40,16 @@ use views::Shown;
 /// Pictures under the answer's table.
 const MOST_PICTURES: usize = 6;
 
-/// Writes `report.html` and the folder `report` beside it into a results folder; returns the page's path.
-pub fn write(dir: &Path) -> Result<PathBuf> {
+/// A report that is written.
+pub struct Report {
+    /// Where its page is.
+    pub page: PathBuf,
+    /// What the study was to show.
+    pub expected: Vec<Expected>,
+}
+
+/// Writes `report.html` and the folder `report` beside it into a results folder.
+pub fn write(dir: &Path) -> Result<Report> {
     let results = Results::read(dir)?;
     if results.runs().next().is_none() {
         bail!(
@@ -56,9 +66,11 @@ pub fn write(dir: &Path) -> Result<PathBuf> {
     let shown = Shown::all(&results)?;
     let users = Users::of(&results)?;
     let beside = seeds::beside(&results);
+    let expected = expected::all(&results);
     let mut page = Page::default();
     asked(&mut page, &results);
     answered(&mut page, &results, &rows, &pictures);
+    expected::part(&mut page, &expected);
     for view in [View::Host, View::Machine, View::Cache] {
         views::chapter(&mut page, &results, &shown, view);
     }
@@ -71,8 +83,10 @@ pub fn write(dir: &Path) -> Result<PathBuf> {
     let answer = (&rows[..], &pictures[..]);
     let sums = &Shown::sums(&results);
     let (shown, users, beside, counters) = (&shown, &users, &beside, &counters);
-    let parts = files::Parts { results: &results, answer, shown, sums, counters, users, beside };
-    files::write(&parts, &html)
+    let parts =
+        files::Parts { results: &results, answer, shown, sums, counters, users, beside, expected: &expected };
+    let page = files::write(&parts, &html)?;
+    Ok(Report { page, expected })
 }
 
 fn head(results: &Results) -> String {

@@ -6,7 +6,7 @@
 use super::counters;
 use super::numbers::sound;
 use super::series::{Rows, Series};
-use crate::study::{Better, Kind, METRICS, Metric, RunRecord, Samples, Scenario, StudyRecord, View, record};
+use crate::study::{METRICS, Metric, RunRecord, SUMS, Samples, Scenario, StudyRecord, record};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,26 +17,6 @@ const MOST_RECORD_BYTES: u64 = 64 << 20;
 const MOST_SAMPLES_BYTES: u64 = 1 << 30;
 /// Nothing that is measured takes longer.
 const LONGEST_SECONDS: f64 = 7.0 * 86400.0;
-
-/// Everything that the host's storage is asked: needed beside [`METRICS`], in tables.
-pub const HOST_IO: Metric = sum(
-    "host-io",
-    "Reads and writes of the host's storage",
-    View::Host,
-    &["planes.base.store_reads", "planes.overflow.reads", "planes.overflow.writes"],
-);
-/// Everything that machines ask, as [`HOST_IO`].
-pub const GUEST_IO: Metric = sum(
-    "guest-io",
-    "Reads and writes that machines asked of their disks",
-    View::Machine,
-    &["planes.guest.reads", "planes.guest.writes"],
-);
-
-const fn sum(key: &'static str, title: &'static str, view: View, columns: &'static [&'static str]) -> Metric {
-    let (kind, better) = (Kind::Rate, Better::Lower);
-    Metric { key, view, title, unit: "requests/s", kind, columns, scale: 1.0, better, note: "", on_model: "" }
-}
 
 /// A results folder.
 pub struct Results {
@@ -158,7 +138,7 @@ impl Results {
             let seen = if plain { without_overflow(metric) } else { *metric };
             Some((metric.key, rows.series(&seen)?))
         };
-        let series = METRICS.iter().chain([&HOST_IO, &GUEST_IO]).filter_map(series).collect();
+        let series = METRICS.iter().chain(&SUMS).filter_map(series).collect();
         measured.runs.push(Run { record, series, counters: counters::of_run(&samples) });
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::study::{Engine, Scenario, Study};
 /// Seconds between two logons in the publication that a study repeats.
 fn published_logon_s(study: &Study) -> Option<f64> {
     match study.seed_document.as_deref() {
-        Some("001") => Some(30.0),
+        Some("001" | "001-desktops") => Some(30.0),
         Some("002") => Some(15.0),
         _ => None,
     }
@@ -126,17 +126,20 @@ mod tests {
 
     #[test]
     fn shipped_studies_say_their_own_time_in_both_forms() {
-        // In the long forms of two there are real users, and real logons.
+        // In the long forms of three there are real users, and real logons.
         for (name, scaled) in [
             ("seed-000", [false, true]),
             ("seed-001", [true, true]),
+            ("seed-001-desktops", [false, true]),
             ("seed-002", [false, true]),
+            ("seed-002-iometer", [false, false]),
             ("seed-003", [false, false]),
             ("seed-004", [false, false]),
+            ("seed-004-boot", [false, false]),
         ] {
             assert_eq!(said(name).map(|words| words.is_some()), scaled, "{name}");
         }
-        for name in ["seed-000", "seed-001", "seed-002"] {
+        for name in ["seed-000", "seed-001", "seed-001-desktops", "seed-002"] {
             let study = crate::study::shipped().unwrap().into_iter().find(|s| s.name == name).unwrap();
             for (study, words) in [study.clone(), study.quick()].iter().zip(said(name)) {
                 let Some(words) = words else { continue };

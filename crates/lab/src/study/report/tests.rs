@@ -1,12 +1,13 @@
 //! Reports of results folders made by hand, whole and broken.
 
 use super::figures::{Figures, Response};
-use super::{Results, answer, compare, seeds, write};
+use super::{Results, answer, compare, seeds};
+use crate::study::metric::named;
 use crate::study::record::SCHEMA;
 use crate::study::{Action, Engine, METRICS, RunRecord, Samples, Scenario, Study, StudyRecord};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 const STUDY: &str = r#"
@@ -29,6 +30,10 @@ const STUDY: &str = r#"
 "#;
 
 struct Folder(TempDir);
+
+fn write(dir: &Path) -> anyhow::Result<PathBuf> {
+    Ok(super::write(dir)?.page)
+}
 
 impl Folder {
     fn new(study: &str) -> Folder {
@@ -83,7 +88,7 @@ impl Folder {
         fs::write(folder.join("run.json"), serde_json::to_string(record).unwrap()).unwrap();
     }
 
-    fn at(&self, record: &RunRecord) -> std::path::PathBuf {
+    fn at(&self, record: &RunRecord) -> PathBuf {
         self.path().join(format!("runs/{}-{}", record.scenario, record.run))
     }
 
@@ -93,7 +98,11 @@ impl Folder {
 
     /// Three runs of the baseline, two of the other: one more is dropped, one is not finished.
     fn whole() -> Folder {
-        let folder = Folder::new(STUDY);
+        Folder::whole_of(STUDY)
+    }
+
+    fn whole_of(study: &str) -> Folder {
+        let folder = Folder::new(study);
         for (run, rate) in [(1, 100.0), (2, 110.0), (3, 120.0)] {
             folder.run("direct", run, rate);
         }
@@ -118,7 +127,7 @@ fn figures_are_of_whole_runs_with_their_spread() {
     let folder = Folder::whole();
     let results = Results::read(folder.path()).unwrap();
     assert_eq!((results.dropped.len(), &results.unfinished[..]), (1, &["ram-256m-4".to_string()][..]));
-    let writes = answer::named("host-writes").unwrap();
+    let writes = named("host-writes").unwrap();
     let of = |name: &str| Figures::of(results.scenario(name).unwrap(), writes).unwrap();
     let total = of("direct").total.unwrap();
     assert_eq!((total.mean, total.low, total.high, total.runs), (1100.0, 1000.0, 1200.0, 3));
@@ -126,9 +135,9 @@ fn figures_are_of_whole_runs_with_their_spread() {
     assert_eq!((few.runs, few.relative(Some(&total))), (2, Some(0.1)));
     assert_eq!(few.overlaps(&total), Some(false));
     assert_eq!((of("direct").p95.unwrap().mean, of("direct").machines), (110.0, 1));
-    let used = Figures::of(results.baseline().unwrap(), answer::named("ram-used").unwrap()).unwrap();
+    let used = Figures::of(results.baseline().unwrap(), named("ram-used").unwrap()).unwrap();
     assert_eq!((used.total, used.mean.unwrap().mean), (None, 110.0));
-    assert_eq!(Figures::of(results.baseline().unwrap(), answer::named("machine-reads").unwrap()), None);
+    assert_eq!(Figures::of(results.baseline().unwrap(), named("machine-reads").unwrap()), None);
     let save = Response::of(results.baseline().unwrap(), Some("<i>save")).unwrap();
     assert_eq!((save.count.mean, save.mean_ms.mean, save.worst_ms.high), (2.0, 220.0, 360.0));
 }
@@ -238,6 +247,39 @@ fn a_score_is_a_figure_only_where_all_runs_reached_it() {
     assert!(notes.len() == 1 && notes[0].contains(words), "{notes:?}");
     run("ram-256m", 2, None);
     assert!(page().contains("more than 12; reached in 0 of 2 runs"));
+}
+
+#[test]
+fn what_a_study_is_to_show_holds_or_does_not() {
+    let expect = |figure: &str, rest: &str| {
+        format!(
+            "[[expect]]\nwhat = \"<b>less</b>\"\nfigure = \"{figure}\"\nscenario = \"ram-256m\"\n{rest}\n"
+        )
+    };
+    let expectations = [
+        expect("host-writes", "beside = \"direct\"\nleast = 0.1\nmost = 0.1"),
+        expect("host-writes", "most = 109"),
+        expect("ram-used", "most = 11"),
+        expect("boot_s", "least = 11.5"),
+        expect("host-reads", "most = 1"),
+        expect("stalls", "beside = \"direct\"\nmost = 1"),
+    ];
+    let folder = Folder::whole_of(&format!("{STUDY}{}", expectations.concat()));
+    let report = super::write(folder.path()).unwrap();
+    let found: Vec<_> = report.expected.iter().map(|one| (one.found, one.holds)).collect();
+    let (measured, not) = (|value, holds| (Some(value), holds), (None, false));
+    let sums = [measured(0.1, true), measured(110.0, false), measured(11.0, true), measured(11.0, false)];
+    assert_eq!(found, [&sums[..], &[not, not]].concat());
+    assert_eq!(report.expected[3].words(), "11, to be at least 11.5");
+    let html = fs::read_to_string(report.page).unwrap();
+    assert_eq!((html.matches(">holds<").count(), html.matches("does not hold").count()), (2, 4));
+    assert!(html.contains("&lt;b&gt;less") && !html.contains("<b>less"));
+    let all = fs::read(folder.path().join("report/all.json")).unwrap();
+    let all: serde_json::Value = serde_json::from_slice(&all).unwrap();
+    assert_eq!(
+        (&all["expected"][0]["holds"], &all["expected"][4]["found"]),
+        (&true.into(), &serde_json::Value::Null)
+    );
 }
 
 #[test]
@@ -443,7 +485,16 @@ fn columns_of(study: &Study, scenario: &Scenario) -> BTreeSet<&'static str> {
 #[test]
 fn every_published_figure_has_one_of_ours_beside_it() {
     let shipped = crate::study::shipped().unwrap();
-    for (document, count) in [("000", 14), ("001", 7), ("002", 6), ("003", 10), ("004", 11)] {
+    for (document, count) in [
+        ("000", 14),
+        ("001", 7),
+        ("001-desktops", 1),
+        ("002", 6),
+        ("002-iometer", 3),
+        ("003", 10),
+        ("004", 11),
+        ("004-boot", 1),
+    ] {
         let of = |study: &&Study| study.seed_document.as_deref() == Some(document);
         let study = shipped.iter().find(of).unwrap();
         let folder = Folder::new(&toml::to_string(study).unwrap());
@@ -463,6 +514,12 @@ fn every_published_figure_has_one_of_ours_beside_it() {
         let without: Vec<_> = found.iter().filter(|one| one.ours == "not measured").collect();
         assert!(found.len() == count && without.is_empty(), "{document}: {} {without:?}", found.len());
         let html = fs::read_to_string(write(folder.path()).unwrap()).unwrap();
-        assert_eq!(html.contains("Not measured in this study."), ["001", "002", "004"].contains(&document));
+        let other = html
+            .split_once("Measured by a study of its own. ")
+            .map(|(_, rest)| rest.split(':').next().unwrap());
+        assert_eq!(other.is_some(), !["000", "003"].contains(&document), "{document}");
+        assert!(other.is_none_or(|other| shipped.iter().any(|study| study.name == other)), "{other:?}");
+        let expected = super::write(folder.path()).unwrap().expected;
+        assert!(!expected.is_empty() && expected.iter().all(|one| one.found.is_some()), "{expected:?}");
     }
 }

@@ -7,10 +7,10 @@ use super::figures::{Figures, Spread, points, step, telling_unit};
 use super::lines::{self, Line};
 use super::numbers::{number, ratio};
 use super::page::{Page, Table, figure, scenario};
-use super::results::{GUEST_IO, HOST_IO, Measured, Results};
+use super::results::{Measured, Results};
 use super::svg::Picture;
 use crate::markup::plain;
-use crate::study::{Better, Kind, METRICS, Metric, View};
+use crate::study::{Better, Kind, METRICS, Metric, SUMS, View};
 use anyhow::Result;
 
 /// A metric as a report shows it.
@@ -31,7 +31,7 @@ impl Shown {
 
     /// Sums over several, which only tables have.
     pub fn sums(results: &Results) -> [Shown; 2] {
-        [&HOST_IO, &GUEST_IO].map(|metric| Shown::figures(results, metric))
+        SUMS.each_ref().map(|metric| Shown::figures(results, metric))
     }
 
     fn figures(results: &Results, metric: &'static Metric) -> Shown {

@@ -5,12 +5,12 @@
 
 mod published;
 
-use super::answer::named;
 use super::figures::{Figures, measure};
 use super::numbers::{factor, number, ratio};
 use super::page::{Page, Table, safe};
 use super::results::Results;
 use super::scale;
+use crate::study::metric::named;
 use serde::Serialize;
 
 /// Figures within this factor agree.
@@ -91,9 +91,12 @@ pub fn beside(results: &Results) -> Vec<Beside> {
     let claims = match results.record.study.seed_document.as_deref() {
         Some("000") => published::memory_and_overflow(&ours),
         Some("001") => published::session_hosts(&ours),
+        Some("001-desktops") => published::desktops(&ours),
         Some("002") => published::logon_storm(&ours),
+        Some("002-iometer") => published::iometer_on_a_filer(&ours),
         Some("003") => published::ephemeral(&ours),
         Some("004") => published::full_and_not(&ours),
+        Some("004-boot") => published::boot(&ours),
         _ => Vec::new(),
     };
     claims.into_iter().map(Claim::judged).collect()
@@ -249,8 +252,8 @@ pub fn chapter(page: &mut Page, results: &Results, all: &[Beside]) {
     for words in scale::words(results) {
         page.say("note", &words);
     }
-    for why in published::left_out(document) {
-        page.say("note", &format!("Not measured in this study. {why}"));
+    for other in published::elsewhere(document) {
+        page.say("note", &format!("Measured by a study of its own. {other}"));
     }
     page.say(
         "note",
@@ -271,9 +274,7 @@ struct Ours<'a>(&'a Results);
 impl Ours<'_> {
     /// A metric's figures in a scenario.
     fn figures(&self, scenario: &str, key: &str) -> Option<Figures> {
-        use super::results::{GUEST_IO, HOST_IO};
-        let extra = [&HOST_IO, &GUEST_IO].into_iter().find(|metric| metric.key == key);
-        Figures::of(self.0.scenario(scenario)?, extra.or_else(|| named(key))?)
+        Figures::of(self.0.scenario(scenario)?, named(key)?)
     }
 
     /// What a metric adds up to.
