@@ -4,6 +4,7 @@
 
 use super::metric;
 use super::spec::{Study, is_count, is_text};
+use crate::workload;
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
@@ -44,20 +45,17 @@ impl Expectation {
 
     /// Whether it can be true or false of a study.
     fn check(&self, study: &Study) -> Result<()> {
-        is_text("expect.what", &self.what)?;
         for name in self.scenarios() {
             ensure!(study.scenario(name).is_some(), "'{name}' is none of its scenarios");
         }
-        // Figures of workloads have a dot or an underscore.
-        ensure!(
-            self.figure.contains(['.', '_']) || metric::named(&self.figure).is_some(),
-            "'{}' is neither a metric nor a workload's figure",
-            self.figure
-        );
         let bounds = [self.least, self.most];
         ensure!(bounds.iter().flatten().all(|bound| bound.is_finite()), "its bounds are no numbers");
         match bounds {
             [None, None] => anyhow::bail!("it has neither 'least' nor 'most', so that it cannot fail"),
+            // No figure is below 0.
+            [Some(least), None] => {
+                ensure!(least > 0.0, "everything is at least {least}, so that it cannot fail")
+            }
             [Some(least), Some(most)] => {
                 ensure!(least <= most, "nothing is at least {least} and at most {most}")
             }
@@ -71,7 +69,28 @@ impl Expectation {
 pub fn check(study: &Study) -> Result<()> {
     is_count("expect", study.expectations.len(), MOST)?;
     for one in &study.expectations {
+        is_text("expect.what", &one.what)?;
+        is_text("expect.figure", &one.figure)?;
         one.check(study).map_err(|e| e.context(format!("expectation '{}'", one.what)))?;
+    }
+    Ok(())
+}
+
+/// Refuses a figure that a scenario cannot have, before it is run for hours.
+pub fn can_be_known(study: &Study) -> Result<()> {
+    for one in study.expectations.iter().filter(|one| metric::named(&one.figure).is_none()) {
+        for scenario in one.scenarios().filter_map(|name| study.scenario(name)) {
+            let parameters = study.parameters(scenario);
+            let known = workload::figures(&study.work.workload, study.engine(scenario), &parameters)?;
+            ensure!(
+                known.contains(&one.figure),
+                "expectation '{}': '{}' is no metric, and no figure of scenario '{}', which has {}",
+                one.what,
+                one.figure,
+                scenario.name,
+                known.join(", ")
+            );
+        }
     }
     Ok(())
 }
@@ -88,23 +107,44 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_fail_or_cannot_be_known_is_refused() {
+    fn what_cannot_fail_is_refused() {
         let whole = "what = 'less'\nfigure = 'host-io'\nscenario = 'better'\nbeside = 'good'\nmost = 0.5";
         let study = read(whole).unwrap();
         assert_eq!(Study::parse(&toml::to_string(&study).unwrap()).unwrap(), study);
         for (from, to, why) in [
             ("most = 0.5", "", "cannot fail"),
+            ("most = 0.5", "least = 0", "cannot fail"),
             ("most = 0.5", "most = nan", "no numbers"),
             ("most = 0.5", "most = 0.5\nleast = 0.6", "nothing is at least 0.6 and at most 0.5"),
             ("'better'", "'best'", "'best' is none of its scenarios"),
             ("'good'", "'best'", "'best' is none of its scenarios"),
-            ("host-io", "host-oi", "'host-oi' is neither"),
             ("most", "moist", "unknown field"),
         ] {
             let error = format!("{:#}", read(&whole.replacen(from, to, 1)).unwrap_err());
             assert!(error.contains(why), "{why}: {error}");
         }
-        read(&whole.replace("host-io", "fio.iometer-citrix.iops")).unwrap();
+        let long = format!("what = '{}'\nfigure = 'host-io'\nscenario = 'good'\nmost = 1", "t".repeat(4001));
+        let error = format!("{:#}", read(&long).unwrap_err());
+        assert!(error.contains("4001 bytes") && error.len() < 200, "{error}");
+    }
+
+    #[test]
+    fn what_no_scenario_can_have_is_refused() {
+        let of = |figure: &str| {
+            let one =
+                format!("what = ''\nfigure = '{figure}'\nscenario = 'better'\nbeside = 'good'\nmost = 0.5");
+            can_be_known(&read(&one).unwrap()).map_err(|e| format!("{e:#}"))
+        };
+        assert_eq!((of("host-io"), of("boot_s")), (Ok(()), Ok(())));
+        for figure in ["host-oi", "logon_s", "fio.iometer-citrix.iops"] {
+            let error = of(figure).unwrap_err();
+            assert!(
+                error.contains(&format!(
+                    "'{figure}' is no metric, and no figure of scenario 'better', which has boot_s"
+                )),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -184,19 +184,24 @@ impl Found {
         let most = |of: fn(&Found) -> f64| found.iter().map(of).fold(0.0, f64::max);
         let iops = sum(|f| f.iops);
         let mean_ms = if iops > 0.0 { sum(|f| f.mean_ms * f.iops) / iops } else { 0.0 };
-        for (key, value) in [
+        let values = [
             // A report has no figures below 0.
-            ("began_s", began_s.max(0.0)),
-            ("iops", iops),
-            ("mb_s", sum(|f| f.bytes_s) / 1e6),
-            ("mean_ms", mean_ms),
-            ("p50_ms", most(|f| f.p50_ms)),
-            ("p99_ms", most(|f| f.p99_ms)),
-            ("max_ms", most(|f| f.max_ms)),
-        ] {
-            figures.insert(format!("fio.{name}.{key}"), value);
-        }
+            began_s.max(0.0),
+            iops,
+            sum(|f| f.bytes_s) / 1e6,
+            mean_ms,
+            most(|f| f.p50_ms),
+            most(|f| f.p99_ms),
+            most(|f| f.max_ms),
+        ];
+        figures.extend(names(name).into_iter().zip(values));
     }
+}
+
+/// The names of a load's figures.
+pub fn names(load: &str) -> [String; 7] {
+    ["began_s", "iops", "mb_s", "mean_ms", "p50_ms", "p99_ms", "max_ms"]
+        .map(|last| format!("fio.{load}.{last}"))
 }
 
 #[cfg(test)]

@@ -36,6 +36,10 @@ const DEPTH: usize = 128;
 /// The largest request that is asked in one piece.
 const REQUEST_BYTES: usize = 2 << 20;
 
+/// What its figures are called, whatever the work.
+pub const REPLAYED: [&str; 4] =
+    ["replay.requests", "replay.late", "replay.seconds", "replay.actions_without_requests"];
+
 /// One machine's part of it.
 struct Part {
     replayed: Replayed,
@@ -68,14 +72,13 @@ pub fn run(workload: &str, words: &Words, stage: &Stage<'_>) -> Result<Done> {
     let mut done = Done::default();
     let sum = |of: fn(&Part) -> u64| parts.iter().map(of).sum::<u64>() as f64;
     let longest = parts.iter().map(|p| p.replayed.seconds).fold(0.0, f64::max);
-    for (name, value) in [
-        ("replay.requests", sum(|p| p.boot_requests + p.replayed.requests)),
-        ("replay.late", sum(|p| p.replayed.late)),
-        ("replay.seconds", longest),
-        ("replay.actions_without_requests", sum(|p| p.without)),
-    ] {
-        done.figures.insert(name.into(), value);
-    }
+    let values = [
+        sum(|p| p.boot_requests + p.replayed.requests),
+        sum(|p| p.replayed.late),
+        longest,
+        sum(|p| p.without),
+    ];
+    done.figures.extend(REPLAYED.map(String::from).into_iter().zip(values));
     done.actions = parts.into_iter().flat_map(|part| part.actions).collect();
     done.actions.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
     match words {

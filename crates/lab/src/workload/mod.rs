@@ -36,6 +36,15 @@ pub fn check(workload: &str, engine: Engine, parameters: &BTreeMap<String, toml:
     Words::of(workload, engine, parameters).map(drop)
 }
 
+/// The names of the figures that it leaves. A score may be there or not: not every load reaches it.
+pub fn figures(
+    workload: &str,
+    engine: Engine,
+    parameters: &BTreeMap<String, toml::Value>,
+) -> Result<Vec<String>> {
+    Ok(Words::of(workload, engine, parameters)?.figures(engine))
+}
+
 /// Does the work: returns when it is done, or why it cannot be.
 pub fn run(workload: &str, engine: Engine, stage: &Stage<'_>) -> Result<Done> {
     let words = Words::of(workload, engine, stage.parameters)?;

@@ -3,7 +3,9 @@
 //! Owns names, defaults and bounds; docs/design/044-session-workloads.md has their sources. Invariant: whatever got through here can
 //! be done; nothing is looked at twice.
 
-use super::fio::PROFILES;
+use super::fio::{self, PROFILES};
+use super::fleet::REPLAYED;
+use super::score;
 use crate::replay::Speed;
 use crate::study::Engine;
 use anyhow::{Context, Result, bail, ensure};
@@ -264,6 +266,23 @@ impl Words {
             Words::Sessions(w) => (w.memory_mb, w.vcpus),
             Words::Fio(w) => (w.memory_mb, w.vcpus),
         }
+    }
+
+    /// The names of the figures that it leaves.
+    pub fn figures(&self, engine: Engine) -> Vec<String> {
+        let mut all: Vec<String> = match (engine, self) {
+            (Engine::Guest, _) | (Engine::Replay, Words::Boot(_)) => vec!["boot_s".into()],
+            _ => Vec::new(),
+        };
+        if engine == Engine::Replay {
+            all.extend(REPLAYED.map(String::from));
+        }
+        match self {
+            Words::Boot(_) => {}
+            Words::Sessions(_) => all.extend(score::FIGURES.map(String::from)),
+            Words::Fio(fio) => all.extend(fio::runs(fio).iter().flat_map(|run| fio::names(&run.name()))),
+        }
+        all
     }
 
     fn check(&self) -> Result<()> {

@@ -45,6 +45,10 @@ fn what_does_not_hold_is_said_and_ends_with_1() {
     let all: Value = serde_json::from_slice(&run.stdout).unwrap();
     let holds = [&all["expected"][0]["holds"], &all["expected"][1]["holds"]];
     assert_eq!((&all["kept"], holds), (&1.into(), [&true.into(), &false.into()]), "{all}");
+    let other = world.path("other");
+    let other = world.lab(&["run", study, "--machines", "1", "--out", other.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&other.stderr);
+    assert!(other.status.success() && said.contains("2 of 2 expectations are left out"), "{other:?}");
     let again = world.lab(&["resume", results]);
     let said = String::from_utf8_lossy(&again.stdout);
     assert_eq!(again.status.code(), Some(1), "{again:?}");

@@ -71,10 +71,19 @@ pub fn run(args: &Run) -> Result<ExitCode> {
         study = study.quick();
     }
     study.runs.count = args.runs.unwrap_or(study.runs.count);
+    let expectations = study.expectations.len();
     if let Some(machines) = args.machines {
         study = study.with_machines(machines);
+        // They are of the study's own number.
+        study.expectations.clear();
     }
     only(&mut study, &args.only)?;
+    let left_out = expectations - study.expectations.len();
+    if left_out > 0 {
+        eprintln!(
+            "lab: {left_out} of {expectations} expectations are left out: they are of other machines or scenarios"
+        );
+    }
     study.check()?;
     can_be_done(&study)?;
     let lab = prepare(&args.common.scratch)?;
@@ -174,7 +183,7 @@ fn can_be_done(study: &Study) -> Result<()> {
         workload::check(&study.work.workload, study.engine(scenario), &study.parameters(scenario))
             .with_context(|| format!("study '{}', scenario '{}'", study.name, scenario.name))?;
     }
-    Ok(())
+    study::expect::can_be_known(study).with_context(|| format!("study '{}'", study.name))
 }
 
 fn only(study: &mut Study, only: &[String]) -> Result<()> {

@@ -53,6 +53,8 @@ pub enum Verdict {
     Differs,
     /// One of both is not there.
     Unknown,
+    /// It is no finding of its own.
+    NotJudged,
 }
 
 /// One figure of both.
@@ -145,7 +147,11 @@ impl Claim {
             }
             _ => "not measured".into(),
         };
-        let verdict = value.map_or(Verdict::Unknown, |value| judge(self.theirs, value));
+        let verdict = match value {
+            _ if !self.counts => Verdict::NotJudged,
+            None => Verdict::Unknown,
+            Some(value) => judge(self.theirs, value),
+        };
         Beside { what: self.what, theirs, ours, verdict, counts: self.counts, note: self.note }
     }
 }
@@ -198,6 +204,7 @@ impl Verdict {
             Verdict::Direction(None) => "agrees in direction".into(),
             Verdict::Differs => "does not agree".into(),
             Verdict::Unknown => "cannot be compared".into(),
+            Verdict::NotJudged => "not judged".into(),
         }
     }
 }
@@ -211,6 +218,9 @@ pub fn sentence(all: &[Beside]) -> String {
     let unknown = count(|v| matches!(v, Verdict::Unknown));
     let compared = agree + direction + differ;
     let given = all.iter().filter(|b| !b.counts).count();
+    if compared == 0 && given > 0 {
+        return "None of the published figures is judged here, for the reason under each.".into();
+    }
     if compared == 0 {
         return "None of the published figures could be compared: these scenarios did not measure them."
             .into();
@@ -342,6 +352,12 @@ mod tests {
                         compared. 1 more are not counted, for the reason under each.";
         assert_eq!(sentence(&all), expected);
         assert_eq!(all[0].ours, "200% (4 / 2)");
-        assert!(sentence(&[]).contains("None"));
+        assert!(sentence(&[]).contains("did not measure them"));
+        assert_eq!(
+            sentence(&all[5..]),
+            "None of the published figures is judged here, for the reason under each."
+        );
+        let verdicts = [&all[0], &all[4], &all[5]].map(|one| one.verdict.words());
+        assert_eq!(verdicts, ["agrees", "cannot be compared", "not judged"]);
     }
 }
