@@ -8,9 +8,9 @@ use spillway_lab::disk::{figure, program};
 use spillway_lab::guest::{Accelerator, Kit};
 use spillway_lab::process::wait_until;
 use spillway_lab::study::Engine;
-use spillway_lab::workload::{Done, RecordStage, Recording, Stage, Watcher, WorkDisk, record, run};
+use spillway_lab::workload::{Done, RecordStage, Recording, Stage, Watcher, WorkDisk, figures, record, run};
 use spillway_lab::{Disk, has_program, skip};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -95,7 +95,14 @@ fn work(
         watch,
         deadline: Instant::now() + Duration::from_secs(150),
     };
-    run(workload, engine, &stage)
+    let done = run(workload, engine, &stage)?;
+    // What is said of it beforehand is what it leaves; not every load reaches a score.
+    let said = figures(workload, engine, &words(text), disks.len() as u32)?;
+    let said: BTreeSet<&str> = said.iter().map(String::as_str).collect();
+    let left: BTreeSet<&str> = done.figures.keys().map(String::as_str).collect();
+    let missing: Vec<_> = said.difference(&left).filter(|name| !name.starts_with("score.")).collect();
+    assert!(left.is_subset(&said) && missing.is_empty(), "{workload}: said {said:?}, left {left:?}");
+    Ok(done)
 }
 
 /// What counts of a disk's work.

@@ -63,12 +63,11 @@ pub fn orders(words: &Words, seed: u64, on_root: bool) -> Orders {
     let orders = Orders { memory_mib, vcpus, words: told(words, seed, on_root), ..Orders::default() };
     match words {
         Words::Boot(_) => Orders { boot: true, ..orders },
-        Words::Sessions(Sessions { sessions, actions, documents_mb, mail_mb, cache_mb, .. }) => {
-            let works = [documents_mb, mail_mb, cache_mb].into_iter().any(|mb| *mb > 0);
+        Words::Sessions(of) => {
             // A logon, and files may be copied after each action; where they are all that is done, some are.
-            let (all, each) = (*sessions as usize, *actions as usize);
-            let least_actions = if works { all * (1 + each) } else { all };
-            Orders { sessions: *sessions, least_actions, actions: all * (1 + 2 * each), ..orders }
+            let (all, each) = (of.sessions as usize, of.actions as usize);
+            let least_actions = if of.works() { all * (1 + each) } else { all };
+            Orders { sessions: of.sessions, least_actions, actions: all * (1 + 2 * each), ..orders }
         }
         Words::Fio(fio) => {
             let fill = fio.fill.then(|| "fill".into());

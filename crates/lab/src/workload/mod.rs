@@ -41,8 +41,9 @@ pub fn figures(
     workload: &str,
     engine: Engine,
     parameters: &BTreeMap<String, toml::Value>,
+    machines: u32,
 ) -> Result<Vec<String>> {
-    Ok(Words::of(workload, engine, parameters)?.figures(engine))
+    Ok(Words::of(workload, engine, parameters)?.figures(engine, machines))
 }
 
 /// Does the work: returns when it is done, or why it cannot be.

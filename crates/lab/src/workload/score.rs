@@ -14,9 +14,6 @@ const TOO_FAST: usize = 2;
 /// Fewest responses whose mean counts.
 const FEWEST: usize = 5;
 
-/// What [`figures`] are called.
-pub const FIGURES: [&str; 3] = ["logon_s", "score.active", "score.sessions"];
-
 /// `logon_s`, `score.active`: most sessions at a time, and `score.sessions` if it was reached. Actions are by time.
 pub fn figures(actions: &[Action], threshold_ms: f64, figures: &mut BTreeMap<String, f64>) {
     let logons: Vec<f64> = actions.iter().filter(|a| a.name == "logon").map(|a| a.took_ms / 1000.0).collect();

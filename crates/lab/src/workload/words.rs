@@ -5,7 +5,6 @@
 
 use super::fio::{self, PROFILES};
 use super::fleet::REPLAYED;
-use super::score;
 use crate::replay::Speed;
 use crate::study::Engine;
 use anyhow::{Context, Result, bail, ensure};
@@ -268,21 +267,39 @@ impl Words {
         }
     }
 
-    /// The names of the figures that it leaves.
-    pub fn figures(&self, engine: Engine) -> Vec<String> {
-        let mut all: Vec<String> = match (engine, self) {
-            (Engine::Guest, _) | (Engine::Replay, Words::Boot(_)) => vec!["boot_s".into()],
-            _ => Vec::new(),
-        };
+    /// The names of the figures that it leaves, of which a score may not be reached.
+    pub fn figures(&self, engine: Engine, machines: u32) -> Vec<String> {
+        let mut all: Vec<&str> = Vec::new();
+        if engine == Engine::Guest {
+            all.push("boot_s");
+        }
         if engine == Engine::Replay {
-            all.extend(REPLAYED.map(String::from));
+            all.extend(REPLAYED);
         }
+        let speed = match self {
+            Words::Boot(boot) => boot.speed,
+            Words::Sessions(sessions) => sessions.speed,
+            Words::Fio(fio) => {
+                let loads = fio::runs(fio);
+                let loads = loads.iter().flat_map(|run| fio::names(&run.name()));
+                return all.into_iter().map(String::from).chain(loads).collect();
+            }
+        };
+        // Without a pace nobody waits, so that nothing is answered late.
+        let has_actions = engine == Engine::Guest || speed != Speed::Full;
         match self {
-            Words::Boot(_) => {}
-            Words::Sessions(_) => all.extend(score::FIGURES.map(String::from)),
-            Words::Fio(fio) => all.extend(fio::runs(fio).iter().flat_map(|run| fio::names(&run.name()))),
+            Words::Boot(_) if engine == Engine::Replay && has_actions => all.push("boot_s"),
+            Words::Sessions(sessions) if has_actions => {
+                if sessions.works() {
+                    all.push("logon_s");
+                }
+                if u64::from(sessions.sessions) * u64::from(machines) > 1 {
+                    all.extend(["score.active", "score.sessions"]);
+                }
+            }
+            _ => {}
         }
-        all
+        all.into_iter().map(String::from).collect()
     }
 
     fn check(&self) -> Result<()> {
@@ -298,6 +315,11 @@ impl Words {
 }
 
 impl Sessions {
+    /// Whether users log on and work, and not only copy files.
+    pub fn works(&self) -> bool {
+        [self.documents_mb, self.mail_mb, self.cache_mb].into_iter().any(|mb| mb > 0)
+    }
+
     fn check(&self) -> Result<()> {
         within("sessions", self.sessions, 1, 200)?;
         within("logon_every_s", self.logon_every_s, 0.0, 3600.0)?;

@@ -183,7 +183,7 @@ fn can_be_done(study: &Study) -> Result<()> {
         workload::check(&study.work.workload, study.engine(scenario), &study.parameters(scenario))
             .with_context(|| format!("study '{}', scenario '{}'", study.name, scenario.name))?;
     }
-    study::expect::can_be_known(study).with_context(|| format!("study '{}'", study.name))
+    report::can_be_known(study).with_context(|| format!("study '{}'", study.name))
 }
 
 fn only(study: &mut Study, only: &[String]) -> Result<()> {

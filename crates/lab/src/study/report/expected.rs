@@ -5,8 +5,10 @@
 use super::figures::{Figures, Spread, measure};
 use super::numbers::number;
 use super::page::{Page, Table, safe};
-use super::results::Results;
-use crate::study::{Expectation, metric};
+use super::results::{Results, as_there, is_sampled};
+use crate::study::{Expectation, METRICS, SUMS, Scenario, Study, metric};
+use crate::workload;
+use anyhow::{Result, ensure};
 use serde::Serialize;
 
 /// An expectation, and what was found.
@@ -72,12 +74,44 @@ pub fn all(results: &Results) -> Vec<Expected> {
     results.record.study.expectations.iter().map(|asked| Expected::of(results, asked)).collect()
 }
 
+/// None where a run has none.
 fn value(results: &Results, scenario: &str, figure: &str) -> Option<Spread> {
     let measured = results.scenario(scenario)?;
-    match metric::named(figure) {
+    let found = match metric::named(figure) {
         Some(metric) => Figures::of(measured, metric)?.telling(metric),
         None => measure(measured, figure),
+    };
+    found.filter(|found| found.runs == measured.runs.len())
+}
+
+/// Refuses a figure that a scenario cannot have, before it is run for hours.
+pub fn can_be_known(study: &Study) -> Result<()> {
+    for one in &study.expectations {
+        for scenario in one.scenarios().filter_map(|name| study.scenario(name)) {
+            let why = why_unknown(study, scenario, &one.figure)?;
+            ensure!(why.is_none(), "expectation '{}': {}", one.what, why.unwrap_or_default());
+        }
     }
+    Ok(())
+}
+
+fn why_unknown(study: &Study, scenario: &Scenario, figure: &str) -> Result<Option<String>> {
+    let name = &scenario.name;
+    if let Some(metric) = metric::named(figure) {
+        let metric = as_there(metric, scenario);
+        let mut sampled = metric.columns.iter().map(|column| is_sampled(column, study, scenario));
+        // Of a processor's time, what there is.
+        let known = if figure.starts_with("host-cpu") { sampled.any(|is| is) } else { sampled.all(|is| is) };
+        return Ok((!known).then(|| format!("'{figure}' is not measured in scenario '{name}'")));
+    }
+    let parameters = study.parameters(scenario);
+    let known =
+        workload::figures(&study.work.workload, study.engine(scenario), &parameters, scenario.machines)?;
+    Ok((!known.iter().any(|known| known == figure)).then(|| {
+        let metrics: Vec<_> = METRICS.iter().chain(&SUMS).map(|metric| metric.key).collect();
+        let (metrics, known) = (metrics.join(", "), known.join(", "));
+        format!("'{figure}' is no metric ({metrics}), and no figure of scenario '{name}' ({known})")
+    }))
 }
 
 /// The part of the answer.
@@ -100,4 +134,55 @@ pub fn part(page: &mut Page, all: &[Expected]) {
     }
     page.put(&table.html());
     page.say("note", "Said in the study's file. The mean of all runs that count.");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two scenarios, and an expectation of the second beside the first.
+    fn why(workload: &str, engine: &str, figure: &str, of_all: &str) -> Option<String> {
+        let text = format!(
+            "name = 'a'\ntitle = 'A'\nquestion = '?'\nbaseline = 'good'\n[work]\nworkload = '{workload}'\nengine = '{engine}'\n\
+             [[scenario]]\nname = 'good'\nwhat = 'it'\n{of_all}\n[[scenario]]\nname = 'better'\nwhat = 'it'\n{of_all}\n\
+             [[expect]]\nwhat = ''\nfigure = '{figure}'\nscenario = 'better'\nbeside = 'good'\nmost = 0.5"
+        );
+        can_be_known(&Study::parse(&text).unwrap()).err().map(|e| format!("{e:#}"))
+    }
+
+    #[test]
+    fn what_no_scenario_can_have_is_refused() {
+        let null = "null_disk = true";
+        for (workload, engine, figure, of_all) in [
+            ("boot", "guest", "host-io", ""),
+            ("boot", "guest", "boot_s", ""),
+            ("boot", "replay", "boot_s", ""),
+            ("fio", "host", "host-cpu", ""),
+            ("fio", "guest", "host-cpu", null),
+            ("fio", "guest", "machine-reads", null),
+            ("fio", "guest", "driver-writes", null),
+            ("fio", "guest", "fio.iometer-citrix.p99_ms", null),
+            ("session-host", "replay", "score.sessions", ""),
+            ("knowledge-worker", "guest", "driver-writes", ""),
+        ] {
+            assert_eq!(why(workload, engine, figure, of_all), None, "{workload} {engine}");
+        }
+        let full = "work = { speed = 'full' }";
+        for (workload, engine, figure, of_all) in [
+            ("boot", "guest", "host-oi", ""),
+            ("boot", "guest", "logon_s", ""),
+            ("boot", "guest", "machine-reads", ""),
+            ("boot", "replay", "boot_s", full),
+            ("boot", "replay", "machine-reads", ""),
+            ("fio", "host", "fio.iometer-ctirix.iops", ""),
+            ("fio", "guest", "guest-reads", null),
+            ("file-copy", "guest", "logon_s", ""),
+            ("knowledge-worker", "guest", "score.sessions", ""),
+            ("knowledge-worker", "replay", "logon_s", full),
+        ] {
+            let found = why(workload, engine, figure, of_all).unwrap_or_default();
+            assert!(found.contains(&format!("'{figure}' is no")), "{workload} {figure}: {found}");
+            assert!(found.contains("scenario 'better'"), "{found}");
+        }
+    }
 }

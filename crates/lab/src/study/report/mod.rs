@@ -25,7 +25,7 @@ mod users;
 mod views;
 
 pub use compare::{Comparison, compare};
-pub use expected::Expected;
+pub use expected::{Expected, can_be_known};
 pub use results::Results;
 
 use crate::study::View;

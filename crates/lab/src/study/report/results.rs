@@ -6,7 +6,7 @@
 use super::counters;
 use super::numbers::sound;
 use super::series::{Rows, Series};
-use crate::study::{METRICS, Metric, RunRecord, SUMS, Samples, Scenario, StudyRecord, record};
+use crate::study::{Engine, METRICS, Metric, RunRecord, SUMS, Samples, Scenario, Study, StudyRecord, record};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -133,11 +133,8 @@ impl Results {
             );
         }
         let rows = Rows::of(&samples);
-        let plain = has_no_cache(&measured.scenario);
-        let series = |metric: &Metric| {
-            let seen = if plain { without_overflow(metric) } else { *metric };
-            Some((metric.key, rows.series(&seen)?))
-        };
+        let series =
+            |metric: &Metric| Some((metric.key, rows.series(&as_there(metric, &measured.scenario))?));
         let series = METRICS.iter().chain(&SUMS).filter_map(series).collect();
         measured.runs.push(Run { record, series, counters: counters::of_run(&samples) });
         Ok(())
@@ -177,18 +174,25 @@ impl Results {
     }
 }
 
-/// Whether its machines have a disk as any other: what would be an overflow is the disk itself.
-fn has_no_cache(scenario: &Scenario) -> bool {
+/// A metric as a scenario has it: where machines have a disk as any other, what would be an overflow is the disk itself, and
+/// a driver inside would count what the machine does.
+pub fn as_there(metric: &Metric, scenario: &Scenario) -> Metric {
     let mode = scenario.disk.get("mode").map(String::as_str);
-    scenario.null_disk || matches!(mode, Some("direct" | "ephemeral" | "persistent"))
-}
-
-/// What a driver inside of the machine would count where there is none: what the machine itself does.
-fn without_overflow(metric: &Metric) -> Metric {
+    let has_no_cache = scenario.null_disk || matches!(mode, Some("direct" | "ephemeral" | "persistent"));
     let inside = metric.columns.iter().take_while(|column| column.starts_with("inside.")).count();
     match inside {
-        0 => *metric,
-        _ => Metric { columns: &metric.columns[..inside], ..*metric },
+        1.. if has_no_cache => Metric { columns: &metric.columns[..inside], ..*metric },
+        _ => *metric,
+    }
+}
+
+/// Whether a scenario's samples have a column: a null disk counts nothing, and only a guest that works tells what is inside.
+pub fn is_sampled(column: &str, study: &Study, scenario: &Scenario) -> bool {
+    let guest = study.engine(scenario) == Engine::Guest;
+    match column.split_once('.') {
+        Some(("inside", _)) => guest && study.work.workload != "boot",
+        Some(("cpu", "vmm_s")) => guest,
+        _ => !scenario.null_disk,
     }
 }
 

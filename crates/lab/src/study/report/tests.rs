@@ -1,10 +1,10 @@
 //! Reports of results folders made by hand, whole and broken.
 
 use super::figures::{Figures, Response};
-use super::{Results, answer, compare, seeds};
+use super::{Results, answer, compare, results, seeds};
 use crate::study::metric::named;
 use crate::study::record::SCHEMA;
-use crate::study::{Action, Engine, METRICS, RunRecord, Samples, Scenario, Study, StudyRecord};
+use crate::study::{Action, METRICS, RunRecord, Samples, Scenario, Study, StudyRecord};
 use crate::workload;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -446,24 +446,24 @@ fn the_scale_is_said_in_both_forms_and_a_rate_in_scaled_time_does_not_count() {
         assert_eq!(html.contains("Time is scaled: users&#39; pauses are divided by"), scaled);
         let found = seeds::beside(&Results::read(folder.path()).unwrap());
         let rate = found.iter().find(|one| one.what.starts_with("I/Os per second and machine")).unwrap();
-        assert_eq!((rate.counts, rate.theirs.as_str()), (!scaled, "100"));
+        assert_eq!((rate.verdict == seeds::Verdict::NotJudged, rate.theirs.as_str()), (scaled, "100"));
     }
 }
 
 /// Figures of a run that the engine's workload leaves, and no others.
 fn figures_of(study: &Study, scenario: &Scenario) -> BTreeMap<String, f64> {
-    let names = workload::figures(&study.work.workload, study.engine(scenario), &study.parameters(scenario));
+    let names = workload::figures(
+        &study.work.workload,
+        study.engine(scenario),
+        &study.parameters(scenario),
+        scenario.machines,
+    );
     names.unwrap().into_iter().map(|name| (name, 7.0)).collect()
 }
 
-/// Columns that a run's samples have: a null disk counts nothing, and without a guest nothing is inside.
+/// Columns that a run's samples have.
 fn columns_of(study: &Study, scenario: &Scenario) -> BTreeSet<&'static str> {
-    let guest = study.engine(scenario) == Engine::Guest;
-    let there = |column: &&str| match column.split_once('.') {
-        Some(("inside", _)) => guest,
-        Some(("cpu", "vmm_s")) => guest,
-        _ => !scenario.null_disk,
-    };
+    let there = |column: &&str| results::is_sampled(column, study, scenario);
     METRICS.iter().flat_map(|metric| metric.columns.iter().copied()).filter(there).collect()
 }
 

@@ -53,7 +53,7 @@ pub enum Verdict {
     Differs,
     /// One of both is not there.
     Unknown,
-    /// It is no finding of its own.
+    /// It is no finding of its own, but what another row or the storage model gives already, or another measurement.
     NotJudged,
 }
 
@@ -69,8 +69,6 @@ pub struct Beside {
     /// How far they agree.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// Whether it is a finding of its own: not what another row or the storage model gives already, nor another measurement.
-    pub counts: bool,
     /// Why it may be so.
     pub note: &'static str,
 }
@@ -152,7 +150,7 @@ impl Claim {
             None => Verdict::Unknown,
             Some(value) => judge(self.theirs, value),
         };
-        Beside { what: self.what, theirs, ours, verdict, counts: self.counts, note: self.note }
+        Beside { what: self.what, theirs, ours, verdict, note: self.note }
     }
 }
 
@@ -211,14 +209,14 @@ impl Verdict {
 
 /// One sentence on all of them.
 pub fn sentence(all: &[Beside]) -> String {
-    let count = |of: fn(&Verdict) -> bool| all.iter().filter(|b| b.counts && of(&b.verdict)).count();
+    let count = |of: fn(&Verdict) -> bool| all.iter().filter(|b| of(&b.verdict)).count();
     let agree = count(|v| matches!(v, Verdict::Agrees(_)));
     let direction = count(|v| matches!(v, Verdict::Direction(_)));
     let differ = count(|v| matches!(v, Verdict::Differs));
     let unknown = count(|v| matches!(v, Verdict::Unknown));
     let compared = agree + direction + differ;
-    let given = all.iter().filter(|b| !b.counts).count();
-    if compared == 0 && given > 0 {
+    let given = count(|v| matches!(v, Verdict::NotJudged));
+    if compared == 0 && unknown == 0 && given > 0 {
         return "None of the published figures is judged here, for the reason under each.".into();
     }
     if compared == 0 {
@@ -227,8 +225,7 @@ pub fn sentence(all: &[Beside]) -> String {
     }
     let rest = if unknown > 0 { format!(" {unknown} could not be compared.") } else { String::new() };
     let names = |what: &str, of: fn(&Verdict) -> bool| {
-        let names: Vec<&str> =
-            all.iter().filter(|b| b.counts && of(&b.verdict)).map(|b| b.what.as_str()).collect();
+        let names: Vec<&str> = all.iter().filter(|b| of(&b.verdict)).map(|b| b.what.as_str()).collect();
         if names.is_empty() { String::new() } else { format!(" {what}: {}.", names.join("; ")) }
     };
     let named = names("What agrees", |v| matches!(v, Verdict::Agrees(_) | Verdict::Direction(_)))
@@ -357,6 +354,7 @@ mod tests {
             sentence(&all[5..]),
             "None of the published figures is judged here, for the reason under each."
         );
+        assert!(sentence(&all[4..]).contains("did not measure them"));
         let verdicts = [&all[0], &all[4], &all[5]].map(|one| one.verdict.words());
         assert_eq!(verdicts, ["agrees", "cannot be compared", "not judged"]);
     }

@@ -105,7 +105,7 @@ pub fn desktops(ours: &Ours) -> Vec<Claim> {
             Nothing,
             left,
         )
-        .figures("20 / 1,339, 99% fewer")
+        .figures("20 / 1,339")
         .given("what these users write fits into 256 MB by their parameters, and each desktop does what one did"),
     ]
 }
