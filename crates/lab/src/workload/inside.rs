@@ -7,7 +7,7 @@ use super::fio::{Found, Run, command as fio_command, runs};
 use super::machines::{Life, Orders, Task, work};
 use super::score;
 use super::stage::{Done, Stage, WorkDisk};
-use super::words::{Fio, On, Sessions, Words};
+use super::words::{Fio, Sessions, Words};
 use crate::guest::GuestDisk;
 use crate::study::Action;
 use anyhow::{Context, Result, ensure};
@@ -19,14 +19,11 @@ const NULL_BYTES: u64 = 8 << 30;
 
 /// Does it.
 pub fn run(words: &Words, stage: &Stage<'_>) -> Result<Done> {
-    let on_root = match words {
-        Words::Fio(fio) => fio.on == On::Files || fio.buffered,
-        _ => true,
-    };
+    let on_root = words.on_root();
     let null = stage.disks.iter().any(|disk| matches!(disk, WorkDisk::Null));
     ensure!(
-        !null || matches!(words, Words::Fio(_)),
-        "a null disk holds no system, so that only fio can work on it"
+        !null || !on_root,
+        "a null disk holds no system, so that only fio can work on it, and on no files"
     );
     let golden = GuestDisk::Snapshot(stage.kit.golden());
     let disks = stage.disks.iter().map(|disk| match disk {

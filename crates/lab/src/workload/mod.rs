@@ -31,19 +31,28 @@ pub const WORKLOADS: [&str; 6] =
     ["boot", "file-copy", "knowledge-worker", "session-host", "logon-storm", "fio"];
 
 /// Refuses what a study cannot mean: a workload that there is not, one that cannot be done there, parameters that it does not
-/// have, values that cannot be.
-pub fn check(workload: &str, engine: Engine, parameters: &BTreeMap<String, toml::Value>) -> Result<()> {
-    Words::of(workload, engine, parameters).map(drop)
+/// have, values that cannot be; on a null disk, all but a load of the disk itself from inside of a machine.
+pub fn check(
+    workload: &str,
+    engine: Engine,
+    parameters: &BTreeMap<String, toml::Value>,
+    null_disk: bool,
+) -> Result<()> {
+    let words = Words::of(workload, engine, parameters)?;
+    ensure!(
+        !null_disk || (engine == Engine::Guest && !words.on_root()),
+        "a null disk keeps nothing: only fio works on it, in a guest, with on = \"disk\" and not buffered"
+    );
+    Ok(())
 }
 
-/// The names of the figures that it leaves. A score may be there or not: not every load reaches it.
+/// The names of the figures that it leaves, whatever happens. A score is not among them: not every load reaches it.
 pub fn figures(
     workload: &str,
     engine: Engine,
     parameters: &BTreeMap<String, toml::Value>,
-    machines: u32,
 ) -> Result<Vec<String>> {
-    Ok(Words::of(workload, engine, parameters)?.figures(engine, machines))
+    Ok(Words::of(workload, engine, parameters)?.figures(engine))
 }
 
 /// Does the work: returns when it is done, or why it cannot be.

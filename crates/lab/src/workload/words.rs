@@ -267,39 +267,34 @@ impl Words {
         }
     }
 
-    /// The names of the figures that it leaves, of which a score may not be reached.
-    pub fn figures(&self, engine: Engine, machines: u32) -> Vec<String> {
-        let mut all: Vec<&str> = Vec::new();
-        if engine == Engine::Guest {
-            all.push("boot_s");
-        }
-        if engine == Engine::Replay {
-            all.extend(REPLAYED);
-        }
-        let speed = match self {
-            Words::Boot(boot) => boot.speed,
-            Words::Sessions(sessions) => sessions.speed,
-            Words::Fio(fio) => {
-                let loads = fio::runs(fio);
-                let loads = loads.iter().flat_map(|run| fio::names(&run.name()));
-                return all.into_iter().map(String::from).chain(loads).collect();
-            }
-        };
-        // Without a pace nobody waits, so that nothing is answered late.
-        let has_actions = engine == Engine::Guest || speed != Speed::Full;
+    /// Whether it needs a system or its files on the disk, and not only the disk.
+    pub fn on_root(&self) -> bool {
         match self {
-            Words::Boot(_) if engine == Engine::Replay && has_actions => all.push("boot_s"),
-            Words::Sessions(sessions) if has_actions => {
-                if sessions.works() {
-                    all.push("logon_s");
-                }
-                if u64::from(sessions.sessions) * u64::from(machines) > 1 {
-                    all.extend(["score.active", "score.sessions"]);
+            Words::Boot(_) | Words::Sessions(_) => true,
+            Words::Fio(fio) => fio.on == On::Files || fio.buffered,
+        }
+    }
+
+    /// The names of the figures that it leaves in any case, other than scores.
+    pub fn figures(&self, engine: Engine) -> Vec<String> {
+        let mut all: Vec<String> = match engine {
+            Engine::Guest => vec!["boot_s".into()],
+            Engine::Replay => REPLAYED.map(String::from).into(),
+            Engine::Host => Vec::new(),
+        };
+        // Without a pace nothing is answered late, and a logon that writes nothing may ask nothing of the disk.
+        let waits = |speed| engine == Engine::Replay && speed != Speed::Full;
+        match self {
+            Words::Boot(boot) if waits(boot.speed) => all.push("boot_s".into()),
+            Words::Sessions(sessions) if sessions.works() => {
+                if engine == Engine::Guest || (waits(sessions.speed) && sessions.profile_mb > 0) {
+                    all.push("logon_s".into());
                 }
             }
-            _ => {}
+            Words::Fio(fio) => all.extend(fio::runs(fio).iter().flat_map(|run| fio::names(&run.name()))),
+            Words::Boot(_) | Words::Sessions(_) => {}
         }
-        all.into_iter().map(String::from).collect()
+        all
     }
 
     fn check(&self) -> Result<()> {

@@ -6,6 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use spillway_lab::Server;
 use spillway_lab::disk::program;
 use spillway_lab::guest::Kit;
+use spillway_lab::study::METRICS;
 use std::path::Path;
 
 /// The process of a VMM whose command line names this folder.
@@ -64,8 +65,8 @@ fn a_machine_that_breaks_is_dropped_and_a_study_that_is_killed_goes_on() {
     assert!(actions.iter().any(|a| a["name"] == "logon") && actions.len() > 6, "{actions:?}");
     let samples = std::fs::read_to_string(results.join("runs/direct-2/samples.csv")).unwrap();
     let head: Vec<&str> = samples.lines().next().unwrap().split(',').collect();
-    for column in ["planes.guest.writes", "cpu.worker_s", "cpu.vmm_s", "inside.writes", "inside.cpu_s"] {
-        assert!(head.contains(&column), "{column}: {head:?}");
+    for column in METRICS.iter().flat_map(|metric| metric.columns) {
+        assert!(head.contains(column), "{column}: {head:?}");
     }
 
     let report = Path::new(end["report"].as_str().unwrap());

@@ -180,7 +180,8 @@ fn chosen(study: &str) -> Result<Study> {
 
 fn can_be_done(study: &Study) -> Result<()> {
     for scenario in &study.scenarios {
-        workload::check(&study.work.workload, study.engine(scenario), &study.parameters(scenario))
+        let parameters = study.parameters(scenario);
+        workload::check(&study.work.workload, study.engine(scenario), &parameters, scenario.null_disk)
             .with_context(|| format!("study '{}', scenario '{}'", study.name, scenario.name))?;
     }
     report::can_be_known(study).with_context(|| format!("study '{}'", study.name))

@@ -46,12 +46,12 @@ impl Expected {
 
     fn found(&self) -> String {
         match (self.value, self.base, self.found) {
-            (None, ..) => "not measured".into(),
+            (None, ..) => "not measured in every run".into(),
             (Some(value), None, Some(_)) if value.runs > 1 && value.low != value.high => {
                 format!("{} ({} to {})", number(value.mean), number(value.low), number(value.high))
             }
             (Some(value), None, Some(_)) => number(value.mean),
-            (Some(value), None, None) => format!("{} / not measured", number(value.mean)),
+            (Some(value), None, None) => format!("{} / not measured in every run", number(value.mean)),
             (Some(value), Some(base), None) => format!("{} / {}", number(value.mean), number(base.mean)),
             (Some(value), Some(base), Some(found)) => {
                 format!("{} ({} / {})", number(found), number(value.mean), number(base.mean))
@@ -105,8 +105,7 @@ fn why_unknown(study: &Study, scenario: &Scenario, figure: &str) -> Result<Optio
         return Ok((!known).then(|| format!("'{figure}' is not measured in scenario '{name}'")));
     }
     let parameters = study.parameters(scenario);
-    let known =
-        workload::figures(&study.work.workload, study.engine(scenario), &parameters, scenario.machines)?;
+    let known = workload::figures(&study.work.workload, study.engine(scenario), &parameters)?;
     Ok((!known.iter().any(|known| known == figure)).then(|| {
         let metrics: Vec<_> = METRICS.iter().chain(&SUMS).map(|metric| metric.key).collect();
         let (metrics, known) = (metrics.join(", "), known.join(", "));
@@ -140,13 +139,16 @@ pub fn part(page: &mut Page, all: &[Expected]) {
 mod tests {
     use super::*;
 
+    const STUDY: &str = "name = 'a'\ntitle = 'A'\nquestion = '?'\nbaseline = 'good'\n[work]\nworkload = 'fio'\nengine = 'guest'\n\
+                         [[scenario]]\nname = 'good'\nwhat = 'it'\n[[scenario]]\nname = 'better'\nwhat = 'it'\n\
+                         [[expect]]\nwhat = ''\nfigure = 'guest-reads'\nscenario = 'better'\nbeside = 'good'\nmost = 0.5";
+
     /// Two scenarios, and an expectation of the second beside the first.
     fn why(workload: &str, engine: &str, figure: &str, of_all: &str) -> Option<String> {
-        let text = format!(
-            "name = 'a'\ntitle = 'A'\nquestion = '?'\nbaseline = 'good'\n[work]\nworkload = '{workload}'\nengine = '{engine}'\n\
-             [[scenario]]\nname = 'good'\nwhat = 'it'\n{of_all}\n[[scenario]]\nname = 'better'\nwhat = 'it'\n{of_all}\n\
-             [[expect]]\nwhat = ''\nfigure = '{figure}'\nscenario = 'better'\nbeside = 'good'\nmost = 0.5"
-        );
+        let text =
+            STUDY.replace("'fio'", &format!("'{workload}'")).replace("'guest'", &format!("'{engine}'"));
+        let text =
+            text.replace("what = 'it'\n", &format!("what = 'it'\n{of_all}\n")).replace("guest-reads", figure);
         can_be_known(&Study::parse(&text).unwrap()).err().map(|e| format!("{e:#}"))
     }
 
@@ -162,7 +164,7 @@ mod tests {
             ("fio", "guest", "machine-reads", null),
             ("fio", "guest", "driver-writes", null),
             ("fio", "guest", "fio.iometer-citrix.p99_ms", null),
-            ("session-host", "replay", "score.sessions", ""),
+            ("session-host", "replay", "logon_s", ""),
             ("knowledge-worker", "guest", "driver-writes", ""),
         ] {
             assert_eq!(why(workload, engine, figure, of_all), None, "{workload} {engine}");
@@ -177,12 +179,16 @@ mod tests {
             ("fio", "host", "fio.iometer-ctirix.iops", ""),
             ("fio", "guest", "guest-reads", null),
             ("file-copy", "guest", "logon_s", ""),
-            ("knowledge-worker", "guest", "score.sessions", ""),
+            ("session-host", "guest", "score.sessions", ""),
             ("knowledge-worker", "replay", "logon_s", full),
         ] {
             let found = why(workload, engine, figure, of_all).unwrap_or_default();
             assert!(found.contains(&format!("'{figure}' is no")), "{workload} {figure}: {found}");
             assert!(found.contains("scenario 'better'"), "{found}");
         }
+        // What it is divided by must be known, too.
+        let text = STUDY.replacen("what = 'it'\n", "what = 'it'\nnull_disk = true\n", 1);
+        let error = format!("{:#}", can_be_known(&Study::parse(&text).unwrap()).unwrap_err());
+        assert!(error.contains("'guest-reads' is not measured in scenario 'good'"), "{error}");
     }
 }

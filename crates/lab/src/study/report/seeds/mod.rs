@@ -146,8 +146,8 @@ impl Claim {
             _ => "not measured".into(),
         };
         let verdict = match value {
-            _ if !self.counts => Verdict::NotJudged,
             None => Verdict::Unknown,
+            Some(_) if !self.counts => Verdict::NotJudged,
             Some(value) => judge(self.theirs, value),
         };
         Beside { what: self.what, theirs, ours, verdict, note: self.note }
@@ -216,12 +216,13 @@ pub fn sentence(all: &[Beside]) -> String {
     let unknown = count(|v| matches!(v, Verdict::Unknown));
     let compared = agree + direction + differ;
     let given = count(|v| matches!(v, Verdict::NotJudged));
-    if compared == 0 && unknown == 0 && given > 0 {
-        return "None of the published figures is judged here, for the reason under each.".into();
-    }
-    if compared == 0 {
+    if compared == 0 && given == 0 {
         return "None of the published figures could be compared: these scenarios did not measure them."
             .into();
+    }
+    if compared == 0 {
+        let unknown = if unknown > 0 { format!(" {unknown} were not measured.") } else { String::new() };
+        return format!("None of the published figures is judged here, for the reason under each.{unknown}");
     }
     let rest = if unknown > 0 { format!(" {unknown} could not be compared.") } else { String::new() };
     let names = |what: &str, of: fn(&Verdict) -> bool| {
@@ -354,7 +355,9 @@ mod tests {
             sentence(&all[5..]),
             "None of the published figures is judged here, for the reason under each."
         );
-        assert!(sentence(&all[4..]).contains("did not measure them"));
+        assert!(
+            sentence(&all[4..]).ends_with("is judged here, for the reason under each. 1 were not measured.")
+        );
         let verdicts = [&all[0], &all[4], &all[5]].map(|one| one.verdict.words());
         assert_eq!(verdicts, ["agrees", "cannot be compared", "not judged"]);
     }
