@@ -3,7 +3,7 @@
 //! Owns the words and whether a value is within them; the values are the report's.
 
 use super::spec::{Study, is_count, is_text};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 const MOST: usize = 100;
@@ -57,7 +57,7 @@ impl Expectation {
             "it is divided by itself, so that it says nothing"
         );
         match bounds {
-            [None, None] => anyhow::bail!("it has neither 'least' nor 'most', so that it cannot fail"),
+            [None, None] => bail!("it has neither 'least' nor 'most', so that it cannot fail"),
             [Some(least), None] => {
                 ensure!(least > 0.0, "everything is at least {least}, so that it cannot fail")
             }
@@ -76,7 +76,7 @@ pub fn check(study: &Study) -> Result<()> {
     for one in &study.expectations {
         is_text("expect.what", &one.what)?;
         is_text("expect.figure", &one.figure)?;
-        one.check(study).map_err(|e| e.context(format!("expectation '{}'", one.what)))?;
+        one.check(study).with_context(|| format!("expectation '{}'", one.what))?;
     }
     Ok(())
 }

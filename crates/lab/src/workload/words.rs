@@ -429,6 +429,24 @@ mod tests {
     }
 
     #[test]
+    fn a_null_disk_is_for_a_load_of_the_disk_itself() {
+        let fits = |workload: &str, engine, text: &str| {
+            let table: toml::Table = toml::from_str(text).unwrap();
+            super::super::check(workload, engine, &table.into_iter().collect(), true).is_ok()
+        };
+        assert!(fits("fio", Engine::Guest, ""));
+        for (workload, engine, text) in [
+            ("fio", Engine::Host, ""),
+            ("fio", Engine::Guest, "on = 'files'\nsize_mb = 64"),
+            ("fio", Engine::Guest, "buffered = true\nsize_mb = 64"),
+            ("boot", Engine::Guest, ""),
+            ("boot", Engine::Replay, ""),
+        ] {
+            assert!(of(workload, engine, text).is_ok() && !fits(workload, engine, text), "{workload} {text}");
+        }
+    }
+
+    #[test]
     fn what_cannot_be_is_refused_by_name() {
         use Engine::{Guest, Host, Replay};
         for (workload, engine, text, named) in [

@@ -1,27 +1,9 @@
 //! A study that does not show what it is to show.
 
-use crate::World;
+use crate::{HOST, World};
 use serde_json::Value;
 
-const STUDY: &str = r#"
-name = "host"
-title = "From the host"
-question = "Is it to be?"
-baseline = "ram"
-image = "empty:64M"
-[work]
-workload = "fio"
-engine = "host"
-profiles = ["fio-4k-x1"]
-seconds = 1
-size_mb = 16
-[runs]
-count = 1
-rest_seconds = 0
-[[scenario]]
-name = "ram"
-what = "in RAM"
-disk = { mode = "ram", ram = "64M" }
+const MORE: &str = r#"
 [[scenario]]
 name = "more"
 what = "in more RAM"
@@ -48,9 +30,9 @@ most = 1000
 fn what_does_not_hold_is_said_and_ends_with_1() {
     let world = World::new();
     let (study, results) = (world.path("host.toml"), world.path("results"));
-    std::fs::write(&study, STUDY).unwrap();
+    std::fs::write(&study, format!("{HOST}{MORE}")).unwrap();
     let (study, results) = (study.to_str().unwrap(), results.to_str().unwrap());
-    let run = world.lab(&["run", study, "--only", "ram", "--out", results, "--json"]);
+    let run = world.lab(&["run", study, "--runs", "1", "--only", "ram", "--out", results, "--json"]);
     let said = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.code() == Some(1) && said.contains("1 of 3 expectations are left out"), "{run:?}");
     let all: Value = serde_json::from_slice(&run.stdout).unwrap();
@@ -63,7 +45,8 @@ fn what_does_not_hold_is_said_and_ends_with_1() {
     assert!(said.contains("1 of 2 expectations hold\ndoes NOT hold: nothing is written: "), "{said}");
 
     let other = world.path("other");
-    let other = world.lab(&["run", study, "--machines", "1", "--out", other.to_str().unwrap()]);
+    let other = other.to_str().unwrap();
+    let other = world.lab(&["run", study, "--runs", "1", "--machines", "1", "--out", other]);
     let said = String::from_utf8_lossy(&other.stderr);
     assert!(other.status.success() && said.contains("3 of 3 expectations are left out"), "{other:?}");
 }

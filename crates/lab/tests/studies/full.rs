@@ -1,31 +1,10 @@
 //! The folder of the results has no room.
 
-use crate::{World, object, run_record, until};
+use crate::{HOST, World, object, run_record, until};
 use rustix::process::geteuid;
 use spillway_lab::{Server, disk::program, skip};
 use std::path::PathBuf;
 use std::process::Command;
-
-const STUDY: &str = r#"
-name = "host"
-title = "From the host"
-question = "Is anything lost?"
-baseline = "ram"
-image = "empty:64M"
-[work]
-workload = "fio"
-engine = "host"
-profiles = ["fio-4k-x1"]
-seconds = 1
-size_mb = 16
-[runs]
-count = 3
-rest_seconds = 0
-[[scenario]]
-name = "ram"
-what = "in RAM"
-disk = { mode = "ram", ram = "64M" }
-"#;
 
 /// A small file system that nobody else uses.
 struct Small {
@@ -51,7 +30,7 @@ fn a_full_folder_loses_no_run_that_was_done() {
     if !mounted.is_ok_and(|status| status.success()) {
         return skip("this host mounts no tmpfs");
     }
-    std::fs::write(world.path("host.toml"), STUDY).unwrap();
+    std::fs::write(world.path("host.toml"), HOST).unwrap();
     let (study, results) = (world.path("host.toml"), small.dir.join("results"));
     let (study, out) = (study.to_str().unwrap(), results.to_str().unwrap());
     let words = world.words(&["run", study, "--out", out, "--json"]);

@@ -14,6 +14,28 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
+/// A study of three runs of a second, without a machine.
+const HOST: &str = r#"
+name = "host"
+title = "From the host"
+question = "Is anything lost?"
+baseline = "ram"
+image = "empty:64M"
+[work]
+workload = "fio"
+engine = "host"
+profiles = ["fio-4k-x1"]
+seconds = 1
+size_mb = 16
+[runs]
+count = 3
+rest_seconds = 0
+[[scenario]]
+name = "ram"
+what = "in RAM"
+disk = { mode = "ram", ram = "64M" }
+"#;
+
 /// A folder on a disk that has O_DIRECT, for results and for what runs need.
 struct World {
     dir: tempfile::TempDir,
