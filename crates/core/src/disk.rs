@@ -397,7 +397,9 @@ impl Disk {
         self.full
     }
 
-    pub(crate) fn publish_gauges(&self) {
+    /// Tells what it holds and what is unfinished. Whoever tells a client of what is done does this before: who has an
+    /// answer finds it in the figures.
+    pub fn publish_gauges(&self) {
         let c = self.meta.counters();
         const BLOCK: u64 = BLOCK_BYTES as u64;
         set(&c.ram_used_bytes, u64::from(self.ram.used()) * BLOCK);

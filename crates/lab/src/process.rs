@@ -6,6 +6,7 @@ use crate::daemon::end_machines;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -101,34 +102,20 @@ impl Server {
         lines[lines.len().saturating_sub(12)..].join("\n")
     }
 
-    /// Waits until a socket can be reached that it is to make. An error when it ended before.
-    pub fn wait_for(&mut self, socket: &Path, deadline: Duration) -> Result<()> {
-        let mut ended = None;
-        wait_until(deadline, || {
-            if socket.exists() {
-                return Some(());
+    /// Waits until a file is there that it is to make; of a socket, until it listens. An error when it ended before.
+    pub fn wait_for(&mut self, path: &Path, deadline: Duration) -> Result<()> {
+        let state = wait_until(deadline, || {
+            if is_ready(path) {
+                return Some(None);
             }
-            ended = self.child.try_wait().ok().flatten();
-            ended.map(|_| ())
+            self.child.try_wait().ok().flatten().map(Some)
         });
-        if let Some(status) = ended {
-            bail!(
-                "{}: ended with {status} before it was ready\n{}\n{}",
-                self.name,
-                self.command,
-                self.tail()
-            );
-        }
-        if !socket.exists() {
-            bail!(
-                "{}: {} did not appear within {deadline:?}\n{}\n{}",
-                self.name,
-                socket.display(),
-                self.command,
-                self.tail()
-            );
-        }
-        Ok(())
+        let what = match state {
+            Some(None) => return Ok(()),
+            Some(Some(status)) => format!("ended with {status} before it was ready"),
+            None => format!("{} was not ready within {deadline:?}", path.display()),
+        };
+        bail!("{}: {what}\n{}\n{}", self.name, self.command, self.tail())
     }
 
     /// Whether it has ended.
@@ -174,6 +161,24 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.stop();
     }
+}
+
+/// Whether a file is there, and listens if it is a socket: it has a name some time before it does. Whoever tried it by
+/// a connection might take that of the only client.
+fn is_ready(path: &Path) -> bool {
+    /// `__SO_ACCEPTCON` of the kernel's `linux/net.h`, in the fourth column.
+    const LISTENS: u32 = 1 << 16;
+    let Ok(metadata) = path.metadata() else { return false };
+    if !metadata.file_type().is_socket() {
+        return true;
+    }
+    let sockets = std::fs::read("/proc/net/unix").unwrap_or_default();
+    String::from_utf8_lossy(&sockets).lines().any(|line| {
+        // Seven columns and the path, which may hold spaces.
+        let flags = line.split_whitespace().nth(3).and_then(|flags| u32::from_str_radix(flags, 16).ok());
+        flags.is_some_and(|flags| flags & LISTENS != 0)
+            && path.to_str().is_some_and(|path| line.ends_with(&format!(" {path}")))
+    })
 }
 
 /// Processor time that a process and its children, by process id, have used until now: user and system.
@@ -239,6 +244,7 @@ fn family(pid: u32) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
 
     #[test]
     fn a_server_that_ends_early_says_why() {
@@ -249,6 +255,20 @@ mod tests {
         let error =
             server.wait_for(&dir.path().join("none"), Duration::from_secs(20)).unwrap_err().to_string();
         assert!(error.contains("exit status: 3") && error.contains("no disk here"), "{error}");
+    }
+
+    #[test]
+    fn a_server_is_ready_when_its_socket_listens() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a socket");
+        let log = dir.path().join("log");
+        let mut server = Server::start("sleep", "sleep", &["100".to_string()], None, &log).unwrap();
+        let unix = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        bind(&unix, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let early = server.wait_for(&path, Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(early.contains("a socket was not ready within 50ms"), "{early}");
+        listen(&unix, 1).unwrap();
+        server.wait_for(&path, Duration::from_secs(20)).unwrap();
     }
 
     #[test]

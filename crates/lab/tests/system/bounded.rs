@@ -141,6 +141,23 @@ fn a_working_set_that_fits_writes_no_overflow() {
     }
 }
 
+/// Whoever has an answer and then asks for the figures finds the request in them, however busy the processors are.
+#[test]
+fn what_was_answered_is_in_the_figures() {
+    let Some(world) = World::new(&[]) else { return };
+    let image = world.blank(64 * MIB);
+    let disk = world.serve(&image, &["--ram", "32M"]);
+    let mut driver = Driver::connect(&disk.vhost()).unwrap();
+    for n in 1..=500 {
+        driver.write_at((n - 1) * 4096, &[7; 4096]).unwrap();
+        let stats = disk.stats().unwrap();
+        let said = ["planes.guest.written_bytes", "ram.used_bytes", "inflight"];
+        assert_eq!(said.map(|key| figure(&stats, key).unwrap()), [n * 4096, n * 4096, 0], "{n}");
+    }
+    drop(driver);
+    disk.stop().unwrap();
+}
+
 #[test]
 fn reading_an_untouched_disk_of_4_tib_allocates_no_map() {
     let Some(world) = World::new(&["nbdinfo"]) else { return };

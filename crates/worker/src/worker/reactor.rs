@@ -203,6 +203,9 @@ impl Reactor {
             worked |= self.take_requests();
             let end = if worked { now_ns() } else { begin };
             // What is done is told, and what is asked of the disk begins, before eviction takes its step.
+            if worked {
+                self.disk.publish_gauges();
+            }
             worked |= self.publish();
             self.doer.engine.submit()?;
             let more = self.disk.end_turn(&mut self.doer, end);
