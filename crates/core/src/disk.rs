@@ -397,7 +397,7 @@ impl Disk {
         self.full
     }
 
-    /// Tells what it holds and what is unfinished. Whoever tells a client of what is done does this before: who has an
+    /// Tells what it holds and what is unfinished. To be called before a client is told of what is done: who has an
     /// answer finds it in the figures.
     pub fn publish_gauges(&self) {
         let c = self.meta.counters();

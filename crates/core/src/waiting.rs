@@ -358,6 +358,7 @@ impl Disk {
                 self.fail_parked(io, id, errno);
             }
         }
+        self.waiting = self.count_waiting();
     }
 
     /// Takes requests that have stopped waiting off the lists: none holds one that waits for its operations.

@@ -163,8 +163,8 @@ impl Drop for Server {
     }
 }
 
-/// Whether a file is there, and listens if it is a socket: it has a name some time before it does. Whoever tried it by
-/// a connection might take that of the only client.
+/// Whether a file is there, and listens if it is a socket, by the name that it was bound by: it has the name some time
+/// before. Whoever tried it by a connection might take that of the only client.
 fn is_ready(path: &Path) -> bool {
     /// `__SO_ACCEPTCON` of the kernel's `linux/net.h`, in the fourth column.
     const LISTENS: u32 = 1 << 16;

@@ -1,5 +1,7 @@
 //! Memory and disk space stay within their limits at every moment, and come back.
 
+use crate::client::{Lost, NbdClient};
+use crate::deaths::Enough;
 use crate::world::{MIB, PATIENCE, World, fio_ends, succeeds};
 use spillway_lab::disk::figure;
 use spillway_lab::footprint::{anonymous_bytes, memfd_bytes, nameless_bytes};
@@ -141,21 +143,46 @@ fn a_working_set_that_fits_writes_no_overflow() {
     }
 }
 
-/// Whoever has an answer and then asks for the figures finds the request in them, however busy the processors are.
+/// Whoever has an answer and then asks for the figures finds the request in them, however busy the processors are: also one
+/// for which a thread had to read the base image, and that could not be done at once.
 #[test]
 fn what_was_answered_is_in_the_figures() {
-    let Some(world) = World::new(&[]) else { return };
-    let image = world.blank(64 * MIB);
-    let disk = world.serve(&image, &["--ram", "32M"]);
-    let mut driver = Driver::connect(&disk.vhost()).unwrap();
-    for n in 1..=500 {
-        driver.write_at((n - 1) * 4096, &[7; 4096]).unwrap();
-        let stats = disk.stats().unwrap();
-        let said = ["planes.guest.written_bytes", "ram.used_bytes", "inflight"];
-        assert_eq!(said.map(|key| figure(&stats, key).unwrap()), [n * 4096, n * 4096, 0], "{n}");
-    }
-    drop(driver);
-    disk.stop().unwrap();
+    let Some(world) = World::new(&["qemu-img", "qemu-io"]) else { return };
+    let raw = world.image(64 * MIB);
+    let images = [raw.clone(), world.qcow2(&raw, "compressed.qcow2", &["-c"])];
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _over = Enough(&is_over);
+        for _ in 0..2 * std::thread::available_parallelism().unwrap().get() {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        for image in &images {
+            let all_is_in = |disk: &Disk, write: &mut dyn FnMut(u64)| {
+                for n in 0..250 {
+                    write(n * (256 << 10) + 512);
+                    let stats = disk.stats().unwrap();
+                    let said = ["planes.guest.written_bytes", "ram.used_bytes", "inflight"];
+                    let said = said.map(|key| figure(&stats, key).unwrap());
+                    assert_eq!(said, [(n + 1) * 512, (n + 1) * 4096, 0], "{}: {n}", image.display());
+                }
+            };
+            let disk = world.serve(image, &["--ram", "32M"]);
+            let mut driver = Driver::connect(&disk.vhost()).unwrap();
+            all_is_in(&disk, &mut |at| driver.write_at(at, &[7; 512]).unwrap());
+            drop(driver);
+            disk.stop().unwrap();
+
+            let disk = world.serve(image, &["--ram", "32M"]);
+            let mut nbd = NbdClient::connect(&disk, 0..1, Lost::Fail);
+            all_is_in(&disk, &mut |at| nbd.ask(&format!("write -P 7 {at} 512")));
+            nbd.leave();
+            disk.stop().unwrap();
+        }
+    });
 }
 
 #[test]

@@ -49,7 +49,8 @@ impl NbdClient {
         client
     }
 
-    fn ask(&mut self, command: &str) {
+    /// Has qemu-io do this to the disk.
+    pub fn ask(&mut self, command: &str) {
         writeln!(self.commands, "{command}").unwrap();
         let mut said = String::new();
         // The last line of what succeeds tells how fast it was.

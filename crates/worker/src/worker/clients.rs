@@ -80,6 +80,12 @@ impl Clients {
         vmms + self.nbd.iter().flatten().filter(|c| c.is_present()).count()
     }
 
+    /// Whether some may have answers that they were not told of.
+    #[inline]
+    pub fn have_answers(&self) -> bool {
+        self.vmms.iter().any(|v| v.dirty != 0) || self.nbd.iter().flatten().any(|c| c.touched)
+    }
+
     #[inline]
     fn vmm(&mut self, token: Token) -> Option<&mut Vmm> {
         self.vmms.iter_mut().find(|v| v.session == token.0 >> 48)

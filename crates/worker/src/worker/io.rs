@@ -250,8 +250,9 @@ impl Doer {
         None
     }
 
-    /// Adds to the counters what only this side sees.
-    pub fn publish_seen(&mut self, disk: &Disk) {
+    /// Publishes the disk's figures, with what only this side sees.
+    pub fn publish_figures(&mut self, disk: &Disk) {
+        disk.publish_gauges();
         let c = disk.counters();
         add(&c.store_reads, std::mem::take(&mut self.seen.store_reads));
         add(&c.store_read_bytes, std::mem::take(&mut self.seen.store_read_bytes));

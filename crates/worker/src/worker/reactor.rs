@@ -203,9 +203,6 @@ impl Reactor {
             worked |= self.take_requests();
             let end = if worked { now_ns() } else { begin };
             // What is done is told, and what is asked of the disk begins, before eviction takes its step.
-            if worked {
-                self.disk.publish_gauges();
-            }
             worked |= self.publish();
             self.doer.engine.submit()?;
             let more = self.disk.end_turn(&mut self.doer, end);
@@ -219,7 +216,7 @@ impl Reactor {
                 continue;
             }
             self.keep_watches();
-            self.doer.publish_seen(&self.disk);
+            self.doer.publish_figures(&self.disk);
             self.doer.engine.submit()?;
             if worked {
                 (self.last_work_ns, self.quiet_since_ns) = (end, end);
@@ -288,7 +285,7 @@ impl Reactor {
         let mut done = std::mem::take(&mut self.done);
         self.doer.engine.reap(&mut done)?;
         self.doer.take_due(&mut done);
-        let worked = !done.is_empty();
+        let mut worked = !done.is_empty();
         for d in done.drain(..) {
             let answer = match d.tag {
                 Tag::Read(i) => self.doer.read_completed(i, d.result),
@@ -311,6 +308,7 @@ impl Reactor {
         }
         self.done = done;
         while let Some(answer) = self.doer.base_finished() {
+            worked = true;
             self.doer.deliver(&mut self.disk, answer);
         }
         Ok(worked)
@@ -435,8 +433,12 @@ impl Reactor {
         worked
     }
 
-    /// Publishes completions: used rings, and replies to NBD clients. Returns whether there were any.
+    /// Publishes completions: used rings, and replies to NBD clients; before them the figures, so that whoever has an answer
+    /// finds it there. Returns whether there were any.
     pub(super) fn publish(&mut self) -> bool {
+        if self.doer.clients.have_answers() {
+            self.doer.publish_figures(&self.disk);
+        }
         let mut worked = false;
         for i in 0..self.doer.clients.vmms.len() {
             let vmm = &mut self.doer.clients.vmms[i];

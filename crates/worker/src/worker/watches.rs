@@ -101,6 +101,8 @@ impl Reactor {
                 }
             }
             Target::Nbd(n) => {
+                // If it can be written to, it may be told of what has just been done.
+                self.doer.publish_figures(&self.disk);
                 if let Some(client) = self.doer.clients.nbd[usize::from(n)].as_mut() {
                     if !done.more {
                         client.watch = None;
@@ -141,6 +143,8 @@ impl Reactor {
         handle: impl FnOnce(&mut Frontend, &mut Vec<Change>) -> Result<T, Disconnect>,
     ) -> Option<T> {
         let mut changes = std::mem::take(&mut self.changes);
+        // A queue that stops is told of what has just been done.
+        self.doer.publish_figures(&self.disk);
         let vmm = &mut self.doer.clients.vmms[i];
         let outcome = handle(&mut vmm.frontend, &mut changes);
         let (id, session) = (vmm.id, vmm.session);
