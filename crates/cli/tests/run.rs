@@ -92,7 +92,7 @@ impl Terminal {
         let deadline = std::time::Instant::now() + PATIENCE;
         while !self.text().contains(what) {
             assert!(std::time::Instant::now() < deadline, "'{what}' was not seen: {}", self.text());
-            std::thread::yield_now();
+            std::thread::sleep(std::time::Duration::from_millis(2));
         }
     }
 

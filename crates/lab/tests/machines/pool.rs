@@ -39,7 +39,7 @@ fn a_warm_pool_is_claimed_from_and_refilled() {
     world.tell(&name, "markmine", "MARKED");
     // The third takes its place in the pool, and there is no fourth.
     until("two are ready again", || count(&world, "runner", is_ready) == 2);
-    let second = world.json(&["machine", "claim", "runner", "--ttl", "3s"]);
+    let second = world.json(&["machine", "claim", "runner", "--ttl", "15s"]);
     world.json(&["machine", "claim", "runner"]);
     let (code, _, err) = world.spillway(&["machine", "claim", "runner"]);
     assert!(code == 73 && err.contains("3 are claimed"), "{code} {err}");

@@ -4,7 +4,7 @@
 //! a worker is killed, as in `deaths`.
 
 use crate::deaths::{Enough, kill_at_random, kills, seed, worker};
-use crate::world::{MIB, PATIENCE, World, until};
+use crate::world::{MIB, PATIENCE, World, until, until_left};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use spillway_lab::process::wait_until;
@@ -32,8 +32,7 @@ fn a_handshake_goes_on_with_the_next_worker() {
             let killer = scope.spawn(|| kill_at_random(&disk, kills(), LONGEST, &mut rng, &enough));
             let _enough = Enough(&enough);
             while !killer.is_finished() {
-                // To drop it is not enough: what another test starts has its socket too, until it executes its program.
-                until("the VMM before has left", &disk, || disk.figure("clients").unwrap() == 0);
+                until_left(&disk);
                 let mut driver = Driver::connect_with(&disk.vhost(), Shape::default())
                     .unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
                 driver.write_at(connected * 512, &[connected as u8 | 1; 512]).unwrap();
@@ -45,6 +44,7 @@ fn a_handshake_goes_on_with_the_next_worker() {
         killed += round;
     }
     println!("{connected} handshakes, {killed} workers killed");
+    until_left(&disk);
     let mut driver = Driver::connect_with(&disk.vhost(), Shape::default()).unwrap();
     let mut content = vec![0; connected as usize * 512];
     driver.read_at(0, &mut content).unwrap();

@@ -106,8 +106,11 @@ impl Fault {
         while lives && still < 3 {
             std::thread::sleep(Duration::from_millis(5));
             let states: Vec<_> = threads.tasks.iter().map(|task| state(task)).collect();
+            // One of a call that strace has yet to see is the same: strace sleeps when it has seen all.
+            let strace = state(Path::new(&format!("/proc/{}", self.strace.pid())));
             lives = !states.iter().any(|state| matches!(state, None | Some('Z' | 'X')));
-            still = if states.iter().all(|state| matches!(state, Some('t' | 'T'))) { still + 1 } else { 0 };
+            let stand = states.iter().all(|state| matches!(state, Some('t' | 'T')));
+            still = if stand && strace == Some('S') { still + 1 } else { 0 };
         }
         self.strace.stop().unwrap();
         if lives {

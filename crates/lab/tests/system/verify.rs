@@ -1,6 +1,6 @@
 //! What was written is what is read, with a working set several times the RAM tier.
 
-use crate::world::{MIB, World, fio_ends, succeeds};
+use crate::world::{MIB, World, fio_ends, succeeds, until_left};
 use spillway_lab::{Disk, Driver, End, Mixed, Oracle, Rng, Shape};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -121,6 +121,7 @@ fn an_oracle_agrees_on_every_kind_of_base_image() {
             let what = format!("seed {seed}, {}, {cache}", image.display());
             driver.run_mixed(&mixed, &mut oracle).unwrap_or_else(|e| panic!("{what}: {e:#}"));
             drop(driver);
+            until_left(&disk);
             let mut driver = Driver::connect_with(&disk.vhost(), shape).unwrap();
             (mixed.largest_bytes, mixed.seed) = (16 << 10, seed + 1000);
             mixed.end = End::Count(6000);

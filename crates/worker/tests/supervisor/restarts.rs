@@ -4,7 +4,8 @@ use crate::world::{LATE, POISON, QUESTION, World, ask, connect, greeting, meanwh
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_worker_that_dies_is_followed_by_another() {
@@ -84,10 +85,35 @@ fn a_vmm_whose_message_kills_every_worker_is_let_go_and_the_others_outlive_more_
     assert_eq!(world.left(), ["base.raw"]);
 }
 
-/// Asks for an upgrade to this very program under a name that is its role.
+/// This very program under a name that is its role.
+fn program(world: &World, role: &str) -> PathBuf {
+    let (this, binary) = (std::env::current_exe().unwrap(), world.path(role));
+    // By another process: while this one had it open to write, a child of another test could inherit that, and then nobody
+    // can start it.
+    assert!(Command::new("cp").args([&this, &binary]).status().unwrap().success());
+    binary
+}
+
+/// Those that run of the programs in this world.
+fn running(world: &World) -> Vec<PathBuf> {
+    let running = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let exe = std::fs::read_link(entry.ok()?.path().join("exe")).ok()?;
+        exe.starts_with(world.dir.path()).then_some(exe)
+    });
+    running.collect()
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < deadline, "not in 20 s: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Asks for an upgrade to this very program in a role.
 fn upgrade(world: &World, role: &str) -> serde_json::Value {
-    let binary = world.path(role);
-    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    let binary = program(world, role);
     let answer = upgrade_to(world, &binary);
     std::fs::remove_file(binary).unwrap();
     answer
@@ -242,9 +268,10 @@ fn an_upgrade_bears_another_one_and_the_death_of_the_old_worker() {
     meanwhile(&mut supervisor, || {
         let vmm = connect(&vhost);
         assert_eq!(greeting(&vmm), "VhostUser 1\n");
+        let binary = program(&world, "thinks");
         std::thread::scope(|scope| {
-            let upgrade = scope.spawn(|| upgrade(&world, "thinks"));
-            std::thread::sleep(LATE / 5);
+            let upgrade = scope.spawn(|| upgrade_to(&world, &binary));
+            until("it is looked at", || !running(&world).is_empty());
             let second = upgrade_to(&world, Path::new("/usr/bin/yes"));
             assert_eq!(second["error"]["code"], "busy", "{second}");
             kill(&world);
@@ -254,6 +281,7 @@ fn an_upgrade_bears_another_one_and_the_death_of_the_old_worker() {
             assert_eq!(answer["ok"]["worker_pid"], worker(&world));
         });
         assert_eq!(greeting(&vmm), "VhostUser 1\n", "the new one has the VMM");
+        std::fs::remove_file(binary).unwrap();
     });
     supervisor.stop(&[]).unwrap();
     assert_eq!(world.left(), ["base.raw"]);
@@ -268,7 +296,7 @@ fn who_connects_during_an_upgrade_waits_for_it_and_the_pause_begins_with_the_sto
         std::thread::scope(|scope| {
             let old = worker(&world);
             let upgrade = scope.spawn(|| upgrade(&world, "serves"));
-            std::thread::sleep(LATE / 2);
+            until("the old one is told to stop", || world.logged("it lingers"));
             assert_eq!(worker(&world), old, "it lingers");
             let (nbd, vmm) = (connect(&nbd), connect(&vhost));
             assert!(greeting(&nbd).starts_with("Nbd"));
@@ -308,20 +336,15 @@ fn a_reset_that_is_asked_for_before_the_next_worker_serves_is_done_once() {
 fn a_stop_during_an_upgrade_leaves_nothing() {
     let world = World::new();
     let mut supervisor = world.serving("serves");
-    let binary = world.path("thinks");
-    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    let binary = program(&world, "thinks");
     let mut control = connect(&world.path("control"));
     meanwhile(&mut supervisor, || {
         let request = serde_json::json!({ "command": "upgrade", "binary": &binary });
         control.write_all(format!("{request}\n").as_bytes()).unwrap();
-        std::thread::sleep(LATE / 5);
+        until("it is looked at", || !running(&world).is_empty());
     });
     supervisor.stop(&[]).unwrap();
-    let running = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
-        let exe = std::fs::read_link(entry.ok()?.path().join("exe")).ok()?;
-        exe.starts_with(world.dir.path()).then_some(exe)
-    });
-    assert_eq!(running.collect::<Vec<_>>(), Vec::<PathBuf>::new());
+    assert_eq!(running(&world), Vec::<PathBuf>::new());
     std::fs::remove_file(binary).unwrap();
     assert_eq!(world.left(), ["base.raw"]);
 }

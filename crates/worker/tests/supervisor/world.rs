@@ -93,6 +93,8 @@ fn pretend(role: &str, channel: OwnedFd) {
     let group = rustix::process::getpgrp() == rustix::process::getpid();
     let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
     say(FromWorker::Event { kind: "notice".into(), text: format!("group {group} fds {}", open - fds.len()) });
+    // A counter, as a worker would keep it.
+    std::fs::File::from(fds[0].try_clone().unwrap()).write_at(&7u64.to_ne_bytes(), 4096).unwrap();
     say(FromWorker::Ready { engine: "threads".into(), landlock: 0 });
     if role == "babbles" {
         for id in 0..BABBLE {
@@ -107,8 +109,6 @@ fn pretend(role: &str, channel: OwnedFd) {
         std::thread::sleep(Duration::from_millis(1_100));
         say(FromWorker::Event { kind: "notice".into(), text: "that was all".into() });
     }
-    // A counter, as a worker would keep it.
-    std::fs::File::from(fds[0].try_clone().unwrap()).write_at(&7u64.to_ne_bytes(), 4096).unwrap();
     let mut clients: Vec<(u64, OwnedFd)> = Vec::new();
     while let Some((message, mut fds)) = channel::receive(&channel).unwrap() {
         match message {
@@ -138,6 +138,7 @@ fn pretend(role: &str, channel: OwnedFd) {
             ToWorker::Stop if role == "hangs" => {}
             ToWorker::Stop => {
                 if role == "lingers" {
+                    say(FromWorker::Event { kind: "notice".into(), text: "it lingers".into() });
                     std::thread::sleep(LATE);
                 }
                 break;
