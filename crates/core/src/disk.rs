@@ -314,10 +314,7 @@ impl Disk {
         }
         self.batch = [0; 2];
         self.now_ns = now_ns;
-        if self.waiting > 0 {
-            add(&c.stalls_ns, now_ns.saturating_sub(self.stalls_until_ns) * self.waiting);
-        }
-        self.stalls_until_ns = now_ns;
+        self.count_stalls();
         // Long requests go on after all others had their turn, in their order.
         self.budget = TURN_BLOCKS;
         self.retests = RETESTS;

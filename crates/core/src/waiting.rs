@@ -210,6 +210,15 @@ impl Disk {
         !self.room_waiters.is_empty() || !self.unflushed.is_empty()
     }
 
+    /// Those that were said to wait have waited until now.
+    pub(crate) fn count_stalls(&mut self) {
+        let ns = self.now_ns.saturating_sub(self.stalls_until_ns);
+        if self.waiting > 0 {
+            add(&self.meta.counters().stalls_ns, ns * self.waiting);
+        }
+        self.stalls_until_ns = self.now_ns;
+    }
+
     /// How many wait for a slot or a place in the log, or have blocks that found no segment; these count as stalled from here on.
     pub(crate) fn count_waiting(&mut self) -> u64 {
         let mut waiting = self.room_waiters.len() as u64;
@@ -358,6 +367,7 @@ impl Disk {
                 self.fail_parked(io, id, errno);
             }
         }
+        self.count_stalls();
         self.waiting = self.count_waiting();
     }
 

@@ -297,6 +297,22 @@ fn writes_that_are_tried_again_and_again_are_told_of_once() {
     run.check();
 }
 
+/// Whoever goes while it waits has waited until then, and no longer.
+#[test]
+fn what_is_withdrawn_has_waited_until_then() {
+    let mut run = Run::with(run::full_spec(Mode::Overflow), 3);
+    run.sim().no_space = true;
+    (0..20).for_each(|block| run.write_block(block));
+    run.settle();
+    assert_eq!(get(&run.counters().waiting), 20);
+    let before = get(&run.counters().stalls_ns);
+    run.cancel_all_after(1_000_000_000);
+    let c = run.counters();
+    assert_eq!((get(&c.waiting), get(&c.stalls_ns) - before), (0, 20_000_000_000));
+    (0..3).for_each(|_| _ = run.turn());
+    assert_eq!(get(&run.counters().stalls_ns) - before, 20_000_000_000);
+}
+
 /// In mode `overflow` a write is tried in three segments before its request fails; a read fails for its request.
 #[test]
 fn a_fault_of_the_file_costs_one_request_at_most() {

@@ -606,6 +606,9 @@ impl Run {
     fn cancel_some(&mut self) {
         let (disk, sim) = self.disk();
         disk.cancel(sim, Errno::CANCELED, |t| t.0 % 2 == 0);
+        disk.publish_gauges();
+        let c = disk.counters();
+        assert!(get(&c.waiting) <= get(&c.inflight), "none waits that has gone");
         self.reap();
         let mut turns = 0;
         while self.sent.keys().any(|id| id % 2 == 0) {
@@ -617,6 +620,15 @@ impl Run {
                 assert!(turns < 10_000, "withdrawn requests do not end: {:?}", self.disk);
             }
         }
+    }
+
+    /// All clients go, with which a later turn begins.
+    pub fn cancel_all_after(&mut self, ns: u64) {
+        self.now_ns += ns;
+        let now = self.now_ns;
+        self.disk().0.begin_turn(now);
+        self.cancel_all();
+        self.disk().0.publish_gauges();
     }
 
     fn cancel_all(&mut self) {

@@ -135,14 +135,15 @@ pub fn qemu_io(disk: &Disk, commands: &[&str]) {
     assert!(!text.contains("failed") && !text.contains("error"), "{commands:?}: {text}");
 }
 
-/// Waits for what must come.
-#[track_caller]
 /// Waits until nobody is connected, so that the next VMM is let in. That a driver was dropped is not enough: what another
 /// test starts has its socket too, until it executes its program.
+#[track_caller]
 pub fn until_left(disk: &Disk) {
     until("all clients have left", disk, || disk.figure("clients").unwrap() == 0);
 }
 
+/// Waits for what must come.
+#[track_caller]
 pub fn until(what: &str, disk: &Disk, mut done: impl FnMut() -> bool) {
     let came = wait_until(PATIENCE, || done().then_some(()));
     assert!(came.is_some(), "not within {PATIENCE:?}: {what}\n{}", disk.log());
