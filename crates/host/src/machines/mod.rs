@@ -116,11 +116,38 @@ struct Shared {
     figures: figures::Seen,
 }
 
-/// A machine that has a task.
+/// A machine that has a task, or had one: what it was then it still is.
+#[derive(Default)]
 struct Kept {
+    status: watch::Sender<Known>,
+    task: Option<Task>,
+}
+
+/// How a machine's task is woken.
+#[derive(Default)]
+struct Task {
     poke: Arc<Notify>,
     pokes: u64,
-    status: watch::Receiver<Known>,
+}
+
+impl Kept {
+    /// One of which this is known before it has a task.
+    fn new(known: Known) -> Kept {
+        Kept { status: watch::Sender::new(known), task: None }
+    }
+
+    /// Wakes its task, if it has one.
+    fn wake(&mut self) {
+        if let Some(task) = &mut self.task {
+            task.pokes += 1;
+            task.poke.notify_one();
+        }
+    }
+
+    /// How often its task was woken.
+    fn pokes(&self) -> u64 {
+        self.task.as_ref().map_or(0, |task| task.pokes)
+    }
 }
 
 impl Machines {
@@ -166,7 +193,9 @@ impl Machines {
             |path: &Path| runs.iter().any(|(_, run)| run.copy.as_ref().is_some_and(|copy| copy.path == path));
         shared.sweep(placing::FOLDER, copy)?;
         // What changes from here on is not missed.
-        tokio::spawn(Arc::clone(&shared).follow(shared.objects.watch()));
+        let changes = shared.objects.watch();
+        shared.begin_with(&runs)?;
+        tokio::spawn(Arc::clone(&shared).follow(changes));
         shared.poke_all()?;
         if shared.parts.hypervisor != Hypervisor::None {
             // It takes seconds where KVM is there and runs nothing.
@@ -212,9 +241,8 @@ impl Machines {
     pub async fn wait(&self, name: &Name, at_most: Duration) -> Result<MachineDetails, HostError> {
         let until = tokio::time::Instant::now() + at_most;
         loop {
-            let mut status = self.shared.kept().get(name).map(|kept| kept.status.clone());
             // What changes after this is not missed.
-            status.iter_mut().for_each(|status| _ = status.borrow_and_update());
+            let status = self.shared.kept().get(name).map(|kept| kept.status.subscribe());
             let machines = self.clone();
             let asked = name.clone();
             let found = blocking(move || machines.get(&asked)).await?;
@@ -223,7 +251,7 @@ impl Machines {
             }
             let changes = async {
                 match status {
-                    // An error: its task has ended.
+                    // An error: it is not remembered any more.
                     Some(mut status) => _ = status.changed().await,
                     None => tokio::time::sleep(Duration::from_millis(5)).await,
                 }
@@ -305,7 +333,7 @@ impl View {
         let (wanted, revision) = wanted.map_or_else(Default::default, |w| (w.value.clone(), w.revision));
         let status = match kept.get(&machine.name) {
             Some(kept) => kept.status.borrow().status(revision),
-            None => status::stopped(wanted.power == Power::Off),
+            None => Known::default().status(revision),
         };
         View { machine, wanted, revision, status }
     }
@@ -318,6 +346,25 @@ impl View {
 }
 
 impl Shared {
+    /// What was wanted before the daemon began is so of machines that are off; of others it is not known yet what they are.
+    fn begin_with(&self, runs: &[(Name, Run)]) -> Result<(), HostError> {
+        let folders = self.folders()?;
+        let mut kept = self.kept();
+        for wanted in self.objects.list::<Wanted>()? {
+            if let Ok(name) = wanted.name.parse()
+                && wanted.value.power == Power::Off
+                && !folders.contains(&name)
+            {
+                kept.insert(name, Kept::new(Known::off(wanted.revision)));
+            }
+        }
+        for (name, run) in runs {
+            let folder = Folder::of(&self.parts.folder, name);
+            kept.insert(name.clone(), Kept::new(Known::found(run, &folder)));
+        }
+        Ok(())
+    }
+
     /// Wakes the tasks of machines whose records change.
     async fn follow(self: Arc<Shared>, mut changes: tokio::sync::broadcast::Receiver<Changed>) {
         loop {
@@ -355,81 +402,82 @@ impl Shared {
     }
 
     fn poke_all(self: &Arc<Shared>) -> Result<(), HostError> {
+        self.poke_kept(|_| true);
         for wanted in self.objects.list::<Wanted>()? {
             if let Ok(name) = wanted.name.parse()
-                && wanted.value.power == Power::On
+                && (wanted.value.power == Power::On || !self.has_seen(&name, wanted.revision))
             {
                 self.poke(&name);
             }
         }
-        self.doomed()?.iter().for_each(|name| self.poke(name));
+        self.doomed()?.iter().chain(&self.folders()?).for_each(|name| self.poke(name));
+        Ok(())
+    }
+
+    /// Whether a machine's task has seen the record of this revision.
+    fn has_seen(&self, name: &Name, wanted: Revision) -> bool {
+        self.kept().get(name).is_some_and(|kept| kept.status.borrow().has_seen(wanted))
+    }
+
+    /// The names of machines that have a folder to run in.
+    fn folders(&self) -> Result<Vec<Name>, HostError> {
         let failed = |e: io::Error| {
             HostError::new(
                 ErrorCode::Internal,
                 format!("{} cannot be read: {e}", self.parts.folder.display()),
             )
         };
+        let mut names = Vec::new();
         for entry in std::fs::read_dir(&self.parts.folder).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
-            if let Some(Ok(name)) = name.to_str().map(str::parse) {
-                self.poke(&name);
-            }
+            names.extend(name.to_str().and_then(|name| name.parse().ok()));
         }
-        Ok(())
+        Ok(names)
     }
 
     /// What runs, as it is written down. Where that cannot be read the machine's task says so.
     fn runs(&self) -> Result<Vec<(Name, Run)>, HostError> {
-        let failed = |e: io::Error| {
-            HostError::new(
-                ErrorCode::Internal,
-                format!("{} cannot be read: {e}", self.parts.folder.display()),
-            )
+        let run = |name| {
+            let run = Folder::of(&self.parts.folder, &name).load().ok().flatten();
+            run.map(|run| (name, run))
         };
-        let mut runs = Vec::new();
-        for entry in std::fs::read_dir(&self.parts.folder).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            if let Some(Ok(name)) = name.to_str().map(str::parse) {
-                let run = Folder::of(&self.parts.folder, &name).load().ok().flatten();
-                runs.extend(run.map(|run| (name, run)));
-            }
-        }
-        Ok(runs)
+        Ok(self.folders()?.into_iter().filter_map(run).collect())
     }
 
     /// Wakes a machine's task; begins it if there is none.
     fn poke(self: &Arc<Shared>, name: &Name) {
         let mut kept = self.kept();
-        if let Some(kept) = kept.get_mut(name) {
-            kept.pokes += 1;
-            kept.poke.notify_one();
-            return;
+        let kept = kept.entry(name.clone()).or_default();
+        kept.wake();
+        if kept.task.is_none() {
+            let poke = Arc::clone(&kept.task.insert(Task::default()).poke);
+            let keeper = Keeper::new(Arc::clone(self), name.clone(), poke, kept.status.clone());
+            tokio::spawn(keeper.keep());
         }
-        let (poke, (status, known)) = (Arc::new(Notify::new()), watch::channel(Known::default()));
-        let keeper = Keeper::new(Arc::clone(self), name.clone(), Arc::clone(&poke), status);
-        kept.insert(name.clone(), Kept { poke, pokes: 0, status: known });
-        drop(kept);
-        tokio::spawn(keeper.keep());
     }
 
     fn poke_kept(&self, which: impl Fn(&Name) -> bool) {
-        for (_, kept) in self.kept().iter_mut().filter(|(name, _)| which(name)) {
-            kept.pokes += 1;
-            kept.poke.notify_one();
-        }
+        let mut kept = self.kept();
+        kept.iter_mut().filter(|(name, _)| which(name)).for_each(|(_, kept)| kept.wake());
     }
 
     /// How often a machine's task was woken.
     fn pokes(&self, name: &Name) -> u64 {
-        self.kept().get(name).map_or(0, |kept| kept.pokes)
+        self.kept().get(name).map_or(0, Kept::pokes)
     }
 
     /// A task that has nothing to keep ends, unless it was woken meanwhile.
     fn let_go(&self, name: &Name, pokes: u64) -> bool {
-        let mut kept = self.kept();
-        let goes = kept.get(name).is_none_or(|kept| kept.pokes == pokes);
+        let mut all = self.kept();
+        let Some(kept) = all.get_mut(name) else { return true };
+        let goes = kept.pokes() == pokes;
         if goes {
-            kept.remove(name);
+            kept.task = None;
+            // Nothing is recorded of one that is no more.
+            let is_recorded = kept.status.borrow().is_recorded();
+            if !is_recorded {
+                all.remove(name);
+            }
         }
         goes
     }

@@ -18,29 +18,59 @@ pub struct Known {
     settled: Revision,
 }
 
+/// Of a machine that is off, and of which nothing was ever wanted.
 impl Default for Known {
     fn default() -> Known {
-        Known {
-            status: MachineStatus { phase: Phase::Starting, ..stopped(false) },
-            settled: Revision::default(),
-        }
+        Known::off(Revision::default())
     }
 }
 
 impl Known {
+    /// It is off, as the record of this revision wants it.
+    pub fn off(settled: Revision) -> Known {
+        let status = MachineStatus {
+            phase: Phase::Stopped,
+            settled: false,
+            since: None,
+            ready: false,
+            address: None,
+            message: None,
+            code: None,
+            run: None,
+        };
+        Known { status, settled }
+    }
+
+    /// It ran when the last daemon ended, and nobody has looked at it yet.
+    pub fn found(run: &Run, folder: &Folder) -> Known {
+        let mut known = Known::default();
+        known.becomes(Status::new(Phase::Starting).of(run, folder));
+        known
+    }
+
     /// Where it is on its way.
     pub fn phase(&self) -> Phase {
         self.status.phase
     }
 
+    /// Whether it is the whole truth of the record of this revision.
+    pub fn has_seen(&self, wanted: Revision) -> bool {
+        self.settled >= wanted
+    }
+
+    /// Whether there was a record of what is wanted.
+    pub fn is_recorded(&self) -> bool {
+        self.settled > Revision::default()
+    }
+
     /// Whether the step that has seen the record of this revision has ended, in a phase in which nothing is done.
     pub fn is_idle(&self, wanted: Revision) -> bool {
-        self.settled >= wanted && matches!(self.phase(), Phase::Stopped | Phase::Failed)
+        self.has_seen(wanted) && matches!(self.phase(), Phase::Stopped | Phase::Failed)
     }
 
     /// With what is wanted now.
     pub fn status(&self, wanted: Revision) -> MachineStatus {
-        MachineStatus { settled: self.settled >= wanted, ..self.status.clone() }
+        MachineStatus { settled: self.has_seen(wanted), ..self.status.clone() }
     }
 
     /// It is something else now.
@@ -64,20 +94,6 @@ impl Known {
         if self.status.phase != phase || self.status.since.is_none() {
             (self.status.phase, self.status.since) = (phase, Some(Timestamp::now()));
         }
-    }
-}
-
-/// One that nobody keeps.
-pub fn stopped(settled: bool) -> MachineStatus {
-    MachineStatus {
-        phase: Phase::Stopped,
-        settled,
-        since: None,
-        ready: false,
-        address: None,
-        message: None,
-        code: None,
-        run: None,
     }
 }
 

@@ -7,6 +7,7 @@ mod figures;
 mod libvirt;
 mod libvirtd;
 mod life;
+mod off;
 mod pool;
 mod power;
 mod world;
