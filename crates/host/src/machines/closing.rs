@@ -3,11 +3,12 @@
 //!
 //! Invariant: it is recorded before the first machine is stopped, and every wish that starts one has looked at it.
 
+use super::Machines;
 use super::act::BATCH;
 use super::host_start::HostStart;
 use super::run::Folder;
+use super::tasks::Kept;
 use super::wanted::{Wanted, boot_id};
-use super::{Kept, Machines};
 use crate::error::HostError;
 use crate::store::{Changes, Revision};
 use spillway_api::{ErrorCode, HostAction, HostDetails, Name, Phase, Power, Selector};

@@ -119,9 +119,26 @@ struct Sight {
     machine: Option<Machine>,
     wanted: Wanted,
     revision: Revision,
+    run: Result<Found, HostError>,
+}
+
+/// What there is of a run.
+struct Found {
     run: Option<Run>,
     /// Something runs, and its record cannot be read.
     damaged: Option<HostError>,
+}
+
+impl Found {
+    fn look(folder: &Folder) -> Result<Found, HostError> {
+        match folder.load() {
+            Err(e) if e.code == ErrorCode::Damaged => {
+                let damaged = end::is_alive(folder)?.then_some(e);
+                Ok(Found { run: None, damaged })
+            }
+            run => Ok(Found { run: run?, damaged: None }),
+        }
+    }
 }
 
 impl Keeper {
@@ -178,16 +195,16 @@ impl Keeper {
     }
 
     async fn step(&mut self) -> Result<Next, HostError> {
-        let Sight { machine, wanted, revision, run, damaged } = self.look().await?;
+        let Sight { machine, wanted, revision, run } = self.look().await?;
         if self.seen != revision {
             // Somebody wants something: what has failed is tried at once.
             (self.not_before, self.failures, self.seen) = (None, 0, revision);
         }
+        let Found { run, damaged } = run?;
         let stranger = |machine: &Machine| run.as_ref().is_some_and(|run| run.uuid != machine.identity.uuid);
         match machine {
             Some(machine) if wanted.power == Power::On && !stranger(&machine) => {
                 damaged.map_or(Ok(()), Err)?;
-                self.dispose().await;
                 self.bring_up(&machine, &wanted, run).await
             }
             Some(machine) if !stranger(&machine) => self.bring_down(&wanted, run, true).await,
@@ -206,15 +223,7 @@ impl Keeper {
             let wanted = shared.objects.get::<Wanted>(name.as_str())?;
             let (wanted, revision) =
                 wanted.map_or_else(Default::default, |w: Object<_>| (w.value, w.revision));
-            let (run, damaged) = match folder.load() {
-                Err(e) if e.code == ErrorCode::Damaged => (None, Some(e)),
-                run => (run?, None),
-            };
-            let damaged = match damaged {
-                Some(error) if end::is_alive(&folder)? => Some(error),
-                _ => None,
-            };
-            Ok(Sight { machine, wanted, revision, run, damaged })
+            Ok(Sight { machine, wanted, revision, run: Found::look(&folder) })
         })
         .await
     }
@@ -233,6 +242,7 @@ impl Keeper {
             // Before the catalog is read: a rollout takes what says that it runs at its word.
             self.say(Status::new(Phase::Starting));
         }
+        self.dispose().await;
         let Some(catalog) = self.catalog(machine).await? else {
             // Its machines go with it.
             return self.bring_down(wanted, run, false).await;

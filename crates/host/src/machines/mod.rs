@@ -1,7 +1,7 @@
-//! The machines of a host: what is wanted of them, and the tasks that bring them there. Owns the tasks and the folder
-//! in which machines run.
+//! The machines of a host: what is wanted of them, what they are, and the tasks that bring them there. Owns the folder in
+//! which machines run.
 //!
-//! Invariant: a machine that runs, or is to, has one task; each change of a record that concerns it wakes that task.
+//! Invariant: what is told of a machine was known after the record was read that it is told with.
 
 mod act;
 pub mod belongings;
@@ -21,6 +21,7 @@ mod ready;
 mod run;
 mod short_path;
 mod status;
+mod tasks;
 mod vmm;
 pub mod wanted;
 
@@ -33,19 +34,16 @@ use crate::images::Images;
 use crate::resources::budget::Budget;
 use crate::resources::memory::Squeeze;
 use crate::scopes::Scopes;
-use crate::store::{Changed, Kind, Object, Objects, Revision};
+use crate::store::{Object, Objects, Revision};
 use crate::stores::Stores;
 use blocking::{blocking, last_words, look};
 pub use disk::word;
 pub use figures::curves::CurvesOf;
 use host::Rooms;
 use jiff::Timestamp;
-use keeper::Keeper;
-use leftovers::Left;
 use run::{Folder, Run};
 use spillway_api::{
-    Catalog, ErrorCode, EventKind, Hypervisor, Machine, MachineDetails, MachineStatus, Name, Phase, Power,
-    Selector, StoreDetails,
+    ErrorCode, Hypervisor, Machine, MachineDetails, MachineStatus, Name, Phase, Selector, StoreDetails,
 };
 use spillway_worker::kvm::{self, Accelerator};
 use status::Known;
@@ -56,8 +54,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{Notify, OnceCell, Semaphore, watch};
+use tasks::Kept;
+use tokio::sync::{Notify, OnceCell, Semaphore};
 use wanted::{Claimed, Wanted};
 
 /// Disks or VMMs that are started at a time.
@@ -114,40 +112,6 @@ struct Shared {
     /// Something has changed that concerns more than one machine.
     stir: Notify,
     figures: figures::Seen,
-}
-
-/// A machine that has a task, or had one: what it was then it still is.
-#[derive(Default)]
-struct Kept {
-    status: watch::Sender<Known>,
-    task: Option<Task>,
-}
-
-/// How a machine's task is woken.
-#[derive(Default)]
-struct Task {
-    poke: Arc<Notify>,
-    pokes: u64,
-}
-
-impl Kept {
-    /// One of which this is known before it has a task.
-    fn new(known: Known) -> Kept {
-        Kept { status: watch::Sender::new(known), task: None }
-    }
-
-    /// Wakes its task, if it has one.
-    fn wake(&mut self) {
-        if let Some(task) = &mut self.task {
-            task.pokes += 1;
-            task.poke.notify_one();
-        }
-    }
-
-    /// How often its task was woken.
-    fn pokes(&self) -> u64 {
-        self.task.as_ref().map_or(0, |task| task.pokes)
-    }
 }
 
 impl Machines {
@@ -346,79 +310,6 @@ impl View {
 }
 
 impl Shared {
-    /// What was wanted before the daemon began is so of machines that are off; of others it is not known yet what they are.
-    fn begin_with(&self, runs: &[(Name, Run)]) -> Result<(), HostError> {
-        let folders = self.folders()?;
-        let mut kept = self.kept();
-        for wanted in self.objects.list::<Wanted>()? {
-            if let Ok(name) = wanted.name.parse()
-                && wanted.value.power == Power::Off
-                && !folders.contains(&name)
-            {
-                kept.insert(name, Kept::new(Known::off(wanted.revision)));
-            }
-        }
-        for (name, run) in runs {
-            let folder = Folder::of(&self.parts.folder, name);
-            kept.insert(name.clone(), Kept::new(Known::found(run, &folder)));
-        }
-        Ok(())
-    }
-
-    /// Wakes the tasks of machines whose records change.
-    async fn follow(self: Arc<Shared>, mut changes: tokio::sync::broadcast::Receiver<Changed>) {
-        loop {
-            let changed = changes.recv().await;
-            self.stir.notify_one();
-            let done = match changed {
-                Ok(changed) => self.poke_for(&changed.keys),
-                Err(RecvError::Lagged(_)) => {
-                    let shared = Arc::clone(&self);
-                    blocking(move || shared.poke_all()).await
-                }
-                Err(RecvError::Closed) => return,
-            };
-            done.unwrap_or_else(|e| {
-                self.events.raise(EventKind::Failed, "host", format!("machines are not looked after: {e}"));
-            });
-        }
-    }
-
-    fn poke_for(self: &Arc<Shared>, keys: &[String]) -> Result<(), HostError> {
-        for key in keys {
-            let names_one = key.strip_prefix(Wanted::PREFIX).or_else(|| Left::machine_of(key));
-            if let Some(name) = names_one
-                && let Ok(name) = name.parse()
-            {
-                self.poke(&name);
-            } else if let Some(name) = key.strip_prefix(Machine::PREFIX) {
-                // One that has no task and is recorded is not to run yet.
-                self.poke_kept(|kept| kept.as_str() == name);
-            } else if key.starts_with(Catalog::PREFIX) {
-                self.poke_kept(|_| true);
-            }
-        }
-        Ok(())
-    }
-
-    fn poke_all(self: &Arc<Shared>) -> Result<(), HostError> {
-        self.poke_kept(|_| true);
-        for wanted in self.objects.list::<Wanted>()? {
-            if let Ok(name) = wanted.name.parse()
-                && (wanted.value.power == Power::On || !self.has_seen(&name, wanted.revision))
-            {
-                self.poke(&name);
-            }
-        }
-        self.doomed()?.iter().chain(&self.folders()?).for_each(|name| self.poke(name));
-        Ok(())
-    }
-
-    /// Whether a machine's task has seen the record of this revision.
-    fn has_seen(&self, name: &Name, wanted: Revision) -> bool {
-        self.kept().get(name).is_some_and(|kept| kept.status.borrow().has_seen(wanted))
-    }
-
     /// The names of machines that have a folder to run in.
     fn folders(&self) -> Result<Vec<Name>, HostError> {
         let failed = |e: io::Error| {
@@ -444,50 +335,8 @@ impl Shared {
         Ok(self.folders()?.into_iter().filter_map(run).collect())
     }
 
-    /// Wakes a machine's task; begins it if there is none.
-    fn poke(self: &Arc<Shared>, name: &Name) {
-        let mut kept = self.kept();
-        let kept = kept.entry(name.clone()).or_default();
-        kept.wake();
-        if kept.task.is_none() {
-            let poke = Arc::clone(&kept.task.insert(Task::default()).poke);
-            let keeper = Keeper::new(Arc::clone(self), name.clone(), poke, kept.status.clone());
-            tokio::spawn(keeper.keep());
-        }
-    }
-
-    fn poke_kept(&self, which: impl Fn(&Name) -> bool) {
-        let mut kept = self.kept();
-        kept.iter_mut().filter(|(name, _)| which(name)).for_each(|(_, kept)| kept.wake());
-    }
-
-    /// How often a machine's task was woken.
-    fn pokes(&self, name: &Name) -> u64 {
-        self.kept().get(name).map_or(0, Kept::pokes)
-    }
-
-    /// A task that has nothing to keep ends, unless it was woken meanwhile.
-    fn let_go(&self, name: &Name, pokes: u64) -> bool {
-        let mut all = self.kept();
-        let Some(kept) = all.get_mut(name) else { return true };
-        let goes = kept.pokes() == pokes;
-        if goes {
-            kept.task = None;
-            // Nothing is recorded of one that is no more.
-            let is_recorded = kept.status.borrow().is_recorded();
-            if !is_recorded {
-                all.remove(name);
-            }
-        }
-        goes
-    }
-
     fn budget(&self) -> MutexGuard<'_, Budget> {
         self.budget.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn kept(&self) -> MutexGuard<'_, HashMap<Name, Kept>> {
-        self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// What a run's disk is made from.

@@ -15,7 +15,7 @@ use spillway_api::{Difference, Hypervisor, MachineRun, MachineStatus, Phase};
 #[derive(Clone, Debug)]
 pub struct Known {
     status: MachineStatus,
-    settled: Revision,
+    settled: Option<Revision>,
 }
 
 /// Of a machine that is off, and of which nothing was ever wanted.
@@ -38,13 +38,16 @@ impl Known {
             code: None,
             run: None,
         };
-        Known { status, settled }
+        Known { status, settled: Some(settled) }
     }
 
-    /// It ran when the last daemon ended, and nobody has looked at it yet.
-    pub fn found(run: &Run, folder: &Folder) -> Known {
-        let mut known = Known::default();
-        known.becomes(Status::new(Phase::Starting).of(run, folder));
+    /// Something of it is there that this daemon has not looked at: of this run, if that can be read.
+    pub fn found(run: Option<&Run>, folder: &Folder) -> Known {
+        let (mut known, status) = (Known::default(), Status::new(Phase::Starting));
+        known.becomes(match run {
+            Some(run) => status.of(run, folder),
+            None => status,
+        });
         known
     }
 
@@ -55,12 +58,12 @@ impl Known {
 
     /// Whether it is the whole truth of the record of this revision.
     pub fn has_seen(&self, wanted: Revision) -> bool {
-        self.settled >= wanted
+        self.settled >= Some(wanted)
     }
 
-    /// Whether there was a record of what is wanted.
+    /// Whether it is the truth of a record, and not only of there being none.
     pub fn is_recorded(&self) -> bool {
-        self.settled > Revision::default()
+        self.settled > Some(Revision::default())
     }
 
     /// Whether the step that has seen the record of this revision has ended, in a phase in which nothing is done.
@@ -79,7 +82,7 @@ impl Known {
         (self.status.message, self.status.code) = (None, None);
         (self.status.ready, self.status.address) = (status.ready, status.address);
         self.status.run = status.run;
-        self.settled = status.settled.unwrap_or(self.settled);
+        self.settled = status.settled;
     }
 
     /// It has not become what was wanted.
@@ -87,11 +90,11 @@ impl Known {
         self.enters(Phase::Failed);
         (self.status.message, self.status.code) = (Some(why.message.clone()), Some(why.code));
         self.status.ready = false;
-        self.settled = seen;
+        self.settled = Some(seen);
     }
 
     fn enters(&mut self, phase: Phase) {
-        if self.status.phase != phase || self.status.since.is_none() {
+        if self.status.phase != phase {
             (self.status.phase, self.status.since) = (phase, Some(Timestamp::now()));
         }
     }
@@ -162,5 +165,45 @@ impl Status {
     pub fn settled(mut self, revision: Revision) -> Status {
         self.settled = Some(revision);
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(known: &Known, wanted: u64) -> (Phase, bool) {
+        let status = known.status(Revision(wanted));
+        (status.phase, status.settled)
+    }
+
+    #[test]
+    fn it_is_settled_of_what_was_seen_while_nothing_is_done() {
+        let mut known = Known::default();
+        assert_eq!(seen(&known, 0), (Phase::Stopped, true), "nothing was ever wanted of it");
+        assert_eq!(seen(&known, 1), (Phase::Stopped, false), "nobody has looked at that yet");
+        assert!(!known.is_recorded());
+        known.becomes(Status::new(Phase::Starting));
+        assert_eq!(seen(&known, 0), (Phase::Starting, false));
+        for (phase, is_idle) in [(Phase::Running, false), (Phase::Stopped, true)] {
+            known.becomes(Status::new(phase).settled(Revision(5)));
+            assert_eq!((seen(&known, 5), seen(&known, 6)), ((phase, true), (phase, false)));
+            assert_eq!((known.is_idle(Revision(5)), known.is_idle(Revision(6))), (is_idle, false));
+            assert!(known.is_recorded());
+        }
+        known.becomes(Status::new(Phase::Stopping));
+        assert_eq!(seen(&known, 5), (Phase::Stopping, false), "what it was it is no more");
+        known.fails(&HostError::invalid("it cannot"), Revision(7));
+        assert_eq!((seen(&known, 7), seen(&known, 8)), ((Phase::Failed, true), (Phase::Failed, false)));
+    }
+
+    #[test]
+    fn since_when_it_is_off_is_not_known_of_what_was_off_before() {
+        let mut known = Known::off(Revision(3));
+        let since = |known: &Known| known.status(Revision(4)).since;
+        known.becomes(Status::new(Phase::Stopped).settled(Revision(4)));
+        assert_eq!(since(&known), None);
+        known.becomes(Status::new(Phase::Starting));
+        assert!(since(&known).is_some());
     }
 }

@@ -235,16 +235,23 @@ impl World {
         self.tell_slow(name, word, answer, Duration::from_secs(1))
     }
 
-    /// The same for what takes a guest so long: it is told again when it has said nothing for that time.
-    pub fn tell_slow(&self, name: &str, word: &str, answer: &str, patience: Duration) -> String {
+    /// The same for what takes a guest so long: it is told again when it has not answered in that time.
+    pub fn tell_slow(&self, name: &str, word: &str, answer: &str, mut patience: Duration) -> String {
         let until = Instant::now() + BOOT;
         loop {
             // It may be that of a VMM that is about to end.
-            let said = self.console(name).and_then(|console| converse(console, word, answer, patience));
-            if let Some(line) = said {
-                return line;
+            let silence = || Err(String::new());
+            let heard = match self.console(name).map_or_else(silence, |c| converse(c, word, answer, patience))
+            {
+                Ok(line) => return line,
+                Err(heard) => heard,
+            };
+            let late = Instant::now() >= until;
+            assert!(!late, "{name} does not answer '{word}' but '{heard}': {:#}", self.machine(name));
+            if !heard.is_empty() {
+                // It answers earlier ones still: to be told more often than it can answer makes it never catch up.
+                patience *= 2;
             }
-            assert!(Instant::now() < until, "{name} does not answer '{word}': {:#}", self.machine(name));
             std::thread::sleep(Duration::from_millis(100));
         }
     }
@@ -295,24 +302,27 @@ impl World {
     }
 }
 
-/// `None`: no answer for so long.
-fn converse(mut console: UnixStream, word: &str, answer: &str, patience: Duration) -> Option<String> {
-    console.set_read_timeout(Some(patience)).ok()?;
+/// Its answer; an error is what else was heard until nothing was for so long.
+fn converse(mut console: UnixStream, word: &str, answer: &str, patience: Duration) -> Result<String, String> {
+    console.set_read_timeout(Some(patience)).unwrap();
     // What it says late to an earlier word is no answer to this one.
     static WORDS: AtomicU32 = AtomicU32::new(1);
     let tag = format!(" #{}", WORDS.fetch_add(1, Ordering::Relaxed));
-    console.write_all(format!("{word}{}\n", tag.replace('#', "")).as_bytes()).ok()?;
+    if console.write_all(format!("{word}{}\n", tag.replace('#', "")).as_bytes()).is_err() {
+        return Err(String::new());
+    }
     let (mut heard, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
-        match console.read(&mut buffer) {
-            Ok(n) if n > 0 => heard.extend_from_slice(&buffer[..n]),
-            _ => return None,
-        }
+        let read = console.read(&mut buffer).unwrap_or(0);
+        heard.extend_from_slice(&buffer[..read]);
         let text = String::from_utf8_lossy(&heard);
+        if read == 0 {
+            return Err(text.into_owned());
+        }
         let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
         let mut answers = whole.lines().filter_map(|line| line.trim().strip_suffix(&tag));
         if let Some(line) = answers.find(|line| line.starts_with(answer)) {
-            return Some(line.trim().to_owned());
+            return Ok(line.trim().to_owned());
         }
     }
 }

@@ -79,7 +79,9 @@ impl Keeper {
             self.raise(EventKind::Stopped, "it is stopped");
         }
         (self.failures, self.crashes, self.not_before) = (0, 0, None);
-        self.say(Status::new(Phase::Stopped).settled(self.seen));
+        let stopped = Status::new(Phase::Stopped);
+        // One that is wanted begins when this one, which had its name before, has ended.
+        self.say(if wanted.power == Power::Off { stopped.settled(self.seen) } else { stopped });
         match gently {
             true => self.dispose().await,
             false => self.is_left = false,
