@@ -207,9 +207,9 @@ impl Keeper {
                 damaged.map_or(Ok(()), Err)?;
                 self.bring_up(&machine, &wanted, run).await
             }
-            Some(machine) if !stranger(&machine) => self.bring_down(&wanted, run, true).await,
+            Some(machine) if !stranger(&machine) => self.bring_down(&wanted, run, Some(&machine)).await,
             // Of another machine, which had this one's name before, or of one that is no more.
-            machine => match self.bring_down(&wanted, run, false).await? {
+            machine => match self.bring_down(&wanted, run, None).await? {
                 Next::Over if machine.is_some() && wanted.power == Power::On => Ok(Next::Again),
                 next => Ok(next),
             },
@@ -219,8 +219,15 @@ impl Keeper {
     async fn look(&self) -> Result<Sight, HostError> {
         let (shared, name, folder) = (Arc::clone(&self.shared), self.name.clone(), self.folder.clone());
         blocking(move || {
-            let machine = shared.objects.get::<Machine>(name.as_str())?.map(|machine| machine.value);
-            let wanted = shared.objects.get::<Wanted>(name.as_str())?;
+            let (machine, wanted) = loop {
+                let machine = shared.objects.get::<Machine>(name.as_str())?;
+                let wanted = shared.objects.get::<Wanted>(name.as_str())?;
+                // Both go together. One that is deleted between the two would be one that is off, and its guest have no grace.
+                let still = shared.objects.get::<Machine>(name.as_str())?.map(|machine| machine.revision);
+                if still == machine.as_ref().map(|machine| machine.revision) {
+                    break (machine.map(|machine| machine.value), wanted);
+                }
+            };
             let (wanted, revision) =
                 wanted.map_or_else(Default::default, |w: Object<_>| (w.value, w.revision));
             Ok(Sight { machine, wanted, revision, run: Found::look(&folder) })
@@ -242,10 +249,10 @@ impl Keeper {
             // Before the catalog is read: a rollout takes what says that it runs at its word.
             self.say(Status::new(Phase::Starting));
         }
-        self.dispose().await;
+        self.dispose(&machine.identity.uuid).await;
         let Some(catalog) = self.catalog(machine).await? else {
             // Its machines go with it.
-            return self.bring_down(wanted, run, false).await;
+            return self.bring_down(wanted, run, None).await;
         };
         let Some(mut run) = run else {
             self.begin_run(machine, &catalog, wanted).await?;
@@ -411,10 +418,11 @@ impl Keeper {
         }
     }
 
-    /// What earlier machines of its name have left is not its: it starts whether that can be removed or not.
-    pub(super) async fn dispose(&mut self) {
-        let (shared, name) = (Arc::clone(&self.shared), self.name.clone());
-        let disposed = blocking(move || shared.dispose(&name)).await;
+    /// What earlier machines of its name have left is not its: it starts whether that can be removed or not. What it leaves
+    /// itself, should it be deleted now, is kept: it may run.
+    pub(super) async fn dispose(&mut self, uuid: &str) {
+        let (shared, name, uuid) = (Arc::clone(&self.shared), self.name.clone(), uuid.to_owned());
+        let disposed = blocking(move || shared.dispose(&name, Some(&uuid))).await;
         if let (Err(e), false) = (&disposed, self.is_left) {
             self.raise(
                 EventKind::Failed,

@@ -146,9 +146,11 @@ impl Shared {
         Ok(left.is_some_and(|left| left.value.doomed))
     }
 
-    /// Of what machines of this name have left, that goes which is to. Nothing of them may run.
-    pub(super) fn dispose(&self, name: &Name) -> Result<(), HostError> {
-        for left in self.objects.list_below::<Left>(&format!("{name}/"))? {
+    /// Of what machines of this name have left, but for the one of this UUID, that goes which is to. Nothing of them may run.
+    pub(super) fn dispose(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
+        let mut all = self.objects.list_below::<Left>(&format!("{name}/"))?;
+        all.retain(|left| but != Some(left.value.machine.identity.uuid.as_str()));
+        for left in all {
             if left.value.doomed {
                 left.value.files().try_for_each(|path| self.remove_kept(path))?;
             } else if !left.value.is_nothing() {

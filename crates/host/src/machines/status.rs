@@ -48,6 +48,7 @@ impl Known {
             Some(run) => status.of(run, folder),
             None => status,
         });
+        known.settled = None;
         known
     }
 
@@ -56,7 +57,7 @@ impl Known {
         self.status.phase
     }
 
-    /// Whether it is the whole truth of the record of this revision.
+    /// Whether it has been what the record of this revision wants, or could not become so.
     pub fn has_seen(&self, wanted: Revision) -> bool {
         self.settled >= Some(wanted)
     }
@@ -71,9 +72,10 @@ impl Known {
         self.has_seen(wanted) && matches!(self.phase(), Phase::Stopped | Phase::Failed)
     }
 
-    /// With what is wanted now.
+    /// With what is wanted now. Nothing is settled while something is done about it.
     pub fn status(&self, wanted: Revision) -> MachineStatus {
-        MachineStatus { settled: self.has_seen(wanted), ..self.status.clone() }
+        let rests = matches!(self.phase(), Phase::Stopped | Phase::Running | Phase::Failed);
+        MachineStatus { settled: rests && self.has_seen(wanted), ..self.status.clone() }
     }
 
     /// It is something else now.
@@ -82,7 +84,7 @@ impl Known {
         (self.status.message, self.status.code) = (None, None);
         (self.status.ready, self.status.address) = (status.ready, status.address);
         self.status.run = status.run;
-        self.settled = status.settled;
+        self.settled = status.settled.or(self.settled);
     }
 
     /// It has not become what was wanted.
@@ -193,6 +195,9 @@ mod tests {
         }
         known.becomes(Status::new(Phase::Stopping));
         assert_eq!(seen(&known, 5), (Phase::Stopping, false), "what it was it is no more");
+        // One that is not ready any more can be restarted by a rollout still.
+        known.becomes(Status::new(Phase::Running));
+        assert_eq!((seen(&known, 5), seen(&known, 6)), ((Phase::Running, true), (Phase::Running, false)));
         known.fails(&HostError::invalid("it cannot"), Revision(7));
         assert_eq!((seen(&known, 7), seen(&known, 8)), ((Phase::Failed, true), (Phase::Failed, false)));
     }

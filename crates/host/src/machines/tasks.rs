@@ -66,10 +66,10 @@ impl Shared {
         let folder = |name: &Name| Folder::of(&self.parts.folder, name);
         let found = |name: &Name, run| (name.clone(), Known::found(run, &folder(name)));
         let folders = self.folders()?;
-        let damaged = folders.iter().map(|name| found(name, None));
+        let there = folders.iter().map(|name| found(name, None));
         let runs = runs.iter().map(|(name, run)| found(name, Some(run)));
         // Of each the last of these holds.
-        let known = off.chain(damaged).chain(runs);
+        let known = off.chain(there).chain(runs);
         self.kept().extend(known.map(|(name, known)| (name, Kept::new(known))));
         Ok(())
     }
@@ -126,7 +126,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether a machine is known to be as the record of this revision wants it.
+    /// Whether a machine is known to have been what the record of this revision wants.
     fn has_seen(&self, name: &Name, wanted: Revision) -> bool {
         self.kept().get(name).is_some_and(|kept| kept.status.borrow().has_seen(wanted))
     }
@@ -160,7 +160,7 @@ impl Shared {
         let goes = kept.pokes() == pokes;
         if goes {
             kept.task = None;
-            // Of one that is no more, or of which nothing was ever wanted, there is nothing to know.
+            // One that is no more, or of which nothing was ever wanted, is as one of which nothing is known.
             let is_recorded = kept.status.borrow().is_recorded();
             if !is_recorded {
                 all.remove(name);

@@ -1,6 +1,6 @@
 //! What is told of machines that are off: while things are asked of them, and while another one of their name still ends.
 
-use crate::world::{World, kill, signal};
+use crate::world::{self, World};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -56,48 +56,52 @@ fn is_off_whatever_is_asked(world: &World) {
     });
 }
 
-/// What runs of the machines.
-fn pids(world: &World) -> Vec<u32> {
-    let pid = |process: &String| process.split(' ').next().unwrap().parse().unwrap();
-    world.processes().iter().map(pid).collect()
-}
-
-/// One that is deleted takes half a minute to end, since its disk does not listen; another one has its name by now.
-fn another_one_ends(world: &World) {
-    world.ok(&["machine", "start", "own-001", "--wait"]);
-    pids(world).into_iter().for_each(|pid| signal(pid, Signal::STOP));
-    world.ok(&["catalog", "delete", "own"]);
-    world.ok(&["catalog", "create", "own", "--image", "golden", "--count", "1", "--type", "dedicated"]);
+/// The processes of the only machine's disk.
+fn signal_disk(world: &World, signal: Signal) {
+    let of = |process: String| process.split(' ').next().unwrap().parse().unwrap();
+    // The worker is killed with its supervisor.
+    let stays = |process: &String| signal == Signal::STOP || process.contains(" serve ");
+    world.processes().into_iter().filter(stays).map(of).for_each(|pid| world::signal(pid, signal));
 }
 
 #[test]
 fn while_another_one_of_its_name_ends_it_is_not_what_is_wanted() {
     let Some(mut world) = World::new("none") else { return };
     world.import("golden", "version-1");
-    world.ok(&["catalog", "create", "own", "--image", "golden", "--count", "1", "--type", "dedicated"]);
-    let busy = |world: &World| world.json(&["host", "show"])["busy"].clone();
-    another_one_ends(&world);
-    let found = status(&world, "own-001");
-    assert!(found["settled"] == false && busy(&world) == 1, "{found}");
+    let create = ["catalog", "create", "own", "--image", "golden", "--count", "1", "--type", "dedicated"];
+    world.ok(&create);
+    world.ok(&["machine", "start", "own-001", "--wait"]);
+    // It takes half a minute to end from here on, and after each start of a daemon, since its disk does not listen.
+    signal_disk(&world, Signal::STOP);
+    world.ok(&["catalog", "delete", "own"]);
+    world.ok(&create);
+    let ends = |world: &World, what: &str| {
+        let found = status(world, "own-001");
+        let busy = world.json(&["host", "show"])["busy"].clone();
+        assert!(found["settled"] == false && busy == 1, "{what}: {busy} {found}");
+    };
+    world.until("own-001", "stopping", |machine| machine["status"]["phase"] == "stopping");
+    ends(&world, "the daemon that has deleted it");
     // The next daemon finds it, whether what is written of it can be read or not.
-    for is_damaged in [false, true] {
+    let run = world.machines().join("own-001/run.json");
+    let written = std::fs::read(&run).unwrap();
+    for (what, content) in [("damaged", &b"{"[..]), ("whole", &written)] {
         world.kill_daemon();
-        if is_damaged {
-            std::fs::write(world.machines().join("own-001/run.json"), "{").unwrap();
-        }
+        std::fs::write(&run, content).unwrap();
         world.start_daemon();
-        let found = status(&world, "own-001");
-        assert!(found["settled"] == false && busy(&world) == 1, "{is_damaged}: {found}");
+        ends(&world, what);
         let (code, _, err) = world.spillway(&["machine", "delete", "own-001"]);
-        assert_eq!(code, 75, "{is_damaged}: {err}");
+        assert_eq!(code, 75, "{what}: {err}");
     }
-    // It starts when the other one has ended, and that is waited for.
-    std::thread::scope(|scope| {
-        let starting = scope.spawn(|| world.ok(&["machine", "start", "own-001", "--wait"]));
-        world.until("own-001", "wanted", |machine| machine["power"] == "on");
-        assert!(!starting.is_finished(), "the other one has not ended");
-        pids(&world).into_iter().for_each(kill);
+    // What is wanted of the new one is known before the end of the other one begins: that end does not settle it.
+    world.ok(&["machine", "start", "own-001"]);
+    world.kill_daemon();
+    world.start_daemon();
+    world.until("own-001", "stopping", |machine| machine["status"]["phase"] == "stopping");
+    let found = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| status(&world, "own-001?wait_seconds=30"));
+        signal_disk(&world, Signal::KILL);
+        waiting.join().unwrap()
     });
-    let found = status(&world, "own-001");
     assert!(found["phase"] == "running" && found["ready"] == true, "{found}");
 }

@@ -235,7 +235,7 @@ impl World {
         self.tell_slow(name, word, answer, Duration::from_secs(1))
     }
 
-    /// The same for what takes a guest so long: it is told again when it has not answered in that time.
+    /// The same for what takes a guest so long: it is told again when nothing was heard for that time.
     pub fn tell_slow(&self, name: &str, word: &str, answer: &str, mut patience: Duration) -> String {
         let until = Instant::now() + BOOT;
         loop {

@@ -20,13 +20,14 @@ const LEAST_RAM_BYTES: u64 = 64 << 10;
 const PROCESSES: [&str; 2] = [vmm::PROCESS, disk::PROCESS];
 
 impl Keeper {
-    /// Towards nothing.
+    /// Towards nothing: of this machine, which is off; of one that is no more if none is named, at once.
     pub(super) async fn bring_down(
         &mut self,
         wanted: &Wanted,
         run: Option<Run>,
-        gently: bool,
+        machine: Option<&Machine>,
     ) -> Result<Next, HostError> {
+        let gently = machine.is_some();
         self.stop_probing();
         self.stop_placing().await;
         let was_there = run.is_some();
@@ -70,7 +71,7 @@ impl Keeper {
             shared.budget().give_back(&name);
             // What an earlier machine of its name has left is not its trouble, but nobody else's either.
             if !gently {
-                shared.dispose(&name)?;
+                shared.dispose(&name, None)?;
             }
             Ok(was_left)
         })
@@ -82,9 +83,9 @@ impl Keeper {
         let stopped = Status::new(Phase::Stopped);
         // One that is wanted begins when this one, which had its name before, has ended.
         self.say(if wanted.power == Power::Off { stopped.settled(self.seen) } else { stopped });
-        match gently {
-            true => self.dispose().await,
-            false => self.is_left = false,
+        match machine {
+            Some(machine) => self.dispose(&machine.identity.uuid).await,
+            None => self.is_left = false,
         }
         Ok(if self.is_left { Next::Rest(Wait::for_end_of(None, None)?) } else { Next::Over })
     }
@@ -156,7 +157,7 @@ impl Keeper {
         self.vmm.forget().await?;
         self.shared.budget().give_back(&self.name);
         self.say(Status::new(Phase::Stopped).of(&run, &self.folder).by(disk, None).settled(self.seen));
-        self.dispose().await;
+        self.dispose(&run.uuid).await;
         Ok(Next::Rest(Wait::for_end_of(Some(disk), None)?))
     }
 
@@ -170,6 +171,7 @@ impl Keeper {
         disk: Process,
     ) -> Result<Next, HostError> {
         self.stop_probing();
+        self.say(Status::new(Phase::Starting).of(&run, &self.folder));
         let asked = run.asked || wanted.resets > run.resets || wanted.restarts > run.restarts;
         if !asked {
             self.vmm.has_ended(&mut run).await?;
