@@ -6,7 +6,7 @@
 use super::belongings::{Belongings, KeptDisk};
 use super::{Machines, Shared};
 use crate::error::HostError;
-use crate::store::{Changes, Kind};
+use crate::store::{Changes, Kind, Object};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use spillway_api::{ErrorCode, LeftDisk, Leftover, Machine, Name};
@@ -150,17 +150,19 @@ impl Shared {
     pub(super) fn dispose(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
         let mut all = self.objects.list_below::<Left>(&format!("{name}/"))?;
         all.retain(|left| but != Some(left.value.machine.identity.uuid.as_str()));
-        for left in all {
-            if left.value.doomed {
-                left.value.files().try_for_each(|path| self.remove_kept(path))?;
-            } else if !left.value.is_nothing() {
-                continue;
-            }
-            self.objects.change(|changes| {
-                changes.delete::<Left>(&left.name);
-                Ok::<_, HostError>(())
-            })?;
+        // One that cannot go keeps no other.
+        all.iter().map(|left| self.dispose_of(left)).fold(Ok(()), Result::and)
+    }
+
+    fn dispose_of(&self, left: &Object<Left>) -> Result<(), HostError> {
+        if left.value.doomed {
+            left.value.files().try_for_each(|path| self.remove_kept(path))?;
+        } else if !left.value.is_nothing() {
+            return Ok(());
         }
-        Ok(())
+        self.objects.change(|changes| {
+            changes.delete::<Left>(&left.name);
+            Ok(())
+        })
     }
 }

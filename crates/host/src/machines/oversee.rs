@@ -122,7 +122,9 @@ impl Machines {
             view.wanted.power == Power::Off && !(view.status.settled && view.status.phase == Phase::Stopped)
         };
         let stays_behind = views.iter().filter(is_stopping).any(|view| outdated(&&view));
-        let on_its_way = on.iter().filter(|view| !is_settled(view)).count();
+        // One that has what is rolled out has been restarted: it counts until its guest is ready, and again if that ends.
+        let boots = |view: &&&View| !outdated(view) && !view.status.ready;
+        let on_its_way = on.iter().filter(|view| !is_settled(view) || boots(view)).count();
         let room = match rollout.strategy {
             RolloutStrategy::NextStart => 0,
             RolloutStrategy::Now => usize::MAX,

@@ -84,7 +84,9 @@ impl Known {
         (self.status.message, self.status.code) = (None, None);
         (self.status.ready, self.status.address) = (status.ready, status.address);
         self.status.run = status.run;
-        self.settled = status.settled.or(self.settled);
+        // One that runs may be what was wanted and not be ready for a while; one that has ended is what it is said to be.
+        let lasts = status.phase != Phase::Stopped;
+        self.settled = status.settled.or(self.settled.filter(|_| lasts));
     }
 
     /// It has not become what was wanted.
@@ -198,6 +200,12 @@ mod tests {
         // One that is not ready any more can be restarted by a rollout still.
         known.becomes(Status::new(Phase::Running));
         assert_eq!((seen(&known, 5), seen(&known, 6)), ((Phase::Running, true), (Phase::Running, false)));
+        known.becomes(Status::new(Phase::Stopped));
+        assert_eq!(
+            seen(&known, 5),
+            (Phase::Stopped, false),
+            "it is wanted, and another one of its name has ended"
+        );
         known.fails(&HostError::invalid("it cannot"), Revision(7));
         assert_eq!((seen(&known, 7), seen(&known, 8)), ((Phase::Failed, true), (Phase::Failed, false)));
     }

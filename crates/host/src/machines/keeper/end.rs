@@ -171,7 +171,6 @@ impl Keeper {
         disk: Process,
     ) -> Result<Next, HostError> {
         self.stop_probing();
-        self.say(Status::new(Phase::Starting).of(&run, &self.folder));
         let asked = run.asked || wanted.resets > run.resets || wanted.restarts > run.restarts;
         if !asked {
             self.vmm.has_ended(&mut run).await?;
@@ -189,6 +188,7 @@ impl Keeper {
                 self.has_crashed(&format!("its VMM has ended by itself: {said}"));
             }
         }
+        self.say(Status::new(Phase::Starting).of(&run, &self.folder));
         self.power_cycle(machine, catalog, run, wanted, disk).await
     }
 
