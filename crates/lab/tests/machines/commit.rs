@@ -177,6 +177,11 @@ fn while_a_disk_becomes_a_version_nobody_starts_or_deletes_what_it_is_made_of() 
     // Its catalog goes, with all that it kept, and its version is not any catalog's any more: but it is read.
     let id = begin(&world, "silver");
     world.ok(&["catalog", "delete", "own", "--with-data"]);
+    let is_gone = || {
+        let (.., why) = world.spillway(&["image", "delete", "golden:1"]);
+        (!why.contains("'own-001' had of golden:1 is being removed")).then_some(())
+    };
+    wait_until(Duration::from_secs(30), is_gone).expect("its disk stays");
     for doomed in ["golden:1", "golden"] {
         refuses(
             &world,

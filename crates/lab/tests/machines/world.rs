@@ -256,9 +256,9 @@ impl World {
         }
     }
 
-    /// Tells a guest to reboot or to power itself off.
+    /// Tells a guest to reboot or to power itself off: it does so once, and its answer may take it a while.
     pub fn say(&self, name: &str, word: &str) {
-        self.tell(name, word, "BYE");
+        self.tell_slow(name, word, "BYE", BOOT / 6);
     }
 
     /// Lets a guest reboot, and waits until it has. What it says of its disk then.

@@ -3,12 +3,12 @@
 //! A small ext4 of its own, on a loop device, so that the kernel says what a full one says and when. What is injected
 //! instead (`faults.rs`) cannot fall short in the middle of a write, or take its time until freed space can be used.
 
+use crate::scene::Events;
 use crate::world::{MIB, PATIENCE, World, succeeds, until};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::process::geteuid;
-use serde_json::Value;
 use spillway_lab::process::wait_until;
-use spillway_lab::{Ask, Disk, Driver, Oracle, Server, Shape, skip};
+use spillway_lab::{Ask, Disk, Driver, Oracle, Shape, skip};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -81,29 +81,6 @@ impl Drop for SmallFileSystem {
     }
 }
 
-/// What `spillway events` prints of a disk.
-struct Events {
-    _spillway: Server,
-    lines: PathBuf,
-}
-
-impl Events {
-    fn follow(world: &World, disk: &Disk) -> Events {
-        let program = spillway_lab::disk::program().unwrap().display().to_string();
-        let lines = world.path("events");
-        let follow = ["events".to_string(), "--json".into(), disk.control().display().to_string()];
-        Events { _spillway: Server::start("events", &program, &follow, None, &lines).unwrap(), lines }
-    }
-
-    /// How often it has told of this kind.
-    fn count(&self, kind: &str) -> usize {
-        let text = std::fs::read_to_string(&self.lines).unwrap();
-        let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
-        let is_it = |line: &&str| serde_json::from_str::<Value>(line).unwrap()["kind"] == kind;
-        whole.lines().filter(is_it).count()
-    }
-}
-
 /// A disk whose overflow is on a small file system.
 struct Scene<'a> {
     small: &'a SmallFileSystem,
@@ -123,7 +100,7 @@ impl Scene<'_> {
         let shape = Shape { queues: 2, depth: 8, request_bytes: PIECE, deadline: PATIENCE };
         let driver = Driver::connect_with(&disk.vhost(), shape).unwrap();
         let oracle = Oracle::with_base(DISK, 91, &image).unwrap();
-        let events = Events::follow(world, &disk);
+        let events = Events::follow(&disk);
         let mut scene = Scene { small, disk, driver, oracle, events, at: 0 };
         for _ in 0..24 * MIB / PIECE as u64 {
             scene.write().unwrap();

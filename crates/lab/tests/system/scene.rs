@@ -15,6 +15,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 /// Who does the worker's I/O.
@@ -128,33 +129,46 @@ fn state(task: &Path) -> Option<char> {
     std::fs::read_to_string(task.join("stat")).ok()?.rsplit(") ").next()?.chars().next()
 }
 
-/// What a disk tells of, as it comes.
-pub struct Events(BufReader<UnixStream>);
+/// What kinds of events a disk tells of, as they come.
+pub struct Events {
+    come: Receiver<String>,
+    counted: Vec<String>,
+}
 
 impl Events {
-    fn follow(disk: &Disk) -> Events {
+    /// From here on: the disk has said that it is listened to.
+    pub fn follow(disk: &Disk) -> Events {
         let mut control = UnixStream::connect(disk.control()).unwrap();
-        control.set_read_timeout(Some(PATIENCE)).unwrap();
         control.write_all(b"{\"command\":\"events\"}\n").unwrap();
-        let mut events = Events(BufReader::new(control));
-        assert!(events.line().get("ok").is_some());
-        events
-    }
-
-    fn line(&mut self) -> Value {
-        let mut line = String::new();
-        self.0.read_line(&mut line).unwrap();
-        serde_json::from_str(&line).unwrap()
+        let mut lines = BufReader::new(control).lines().map_while(Result::ok);
+        let mut line = move || Some(serde_json::from_str::<Value>(&lines.next()?).unwrap());
+        assert!(line().unwrap().get("ok").is_some());
+        let (told, come) = channel();
+        std::thread::spawn(move || {
+            while let Some(line) = line() {
+                let kind = line["event"]["kind"].as_str().unwrap().to_string();
+                if told.send(kind).is_err() {
+                    break;
+                }
+            }
+        });
+        Events { come, counted: Vec::new() }
     }
 
     /// The next one that is about faults.
     pub fn next(&mut self) -> String {
         loop {
-            let kind = self.line()["event"]["kind"].as_str().unwrap().to_string();
+            let kind = self.come.recv_timeout(PATIENCE).unwrap();
             if !["first-overflow", "warning", "critical", "normal", "full", "room"].contains(&kind.as_str()) {
                 return kind;
             }
         }
+    }
+
+    /// How often it has told of this kind.
+    pub fn count(&mut self, kind: &str) -> usize {
+        self.counted.extend(self.come.try_iter());
+        self.counted.iter().filter(|told| *told == kind).count()
     }
 }
 
