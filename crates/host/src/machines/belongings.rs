@@ -89,6 +89,8 @@ impl Shared {
                 belongings.data = None;
             }
             (None, Some(bytes)) => {
+                // One that was deleted since may have left its data there. What it has is recorded as long as it is.
+                self.is_there(machine)?;
                 let store = self.stores.for_disks(spec.data_disk_store.as_ref())?;
                 self.stores.check(&store)?;
                 let path = store.path.join(DATA).join(format!("{name}-{uuid}.raw"));
@@ -124,6 +126,15 @@ impl Shared {
             })?;
         }
         Ok(belongings)
+    }
+
+    /// An error if a machine is no more, or another one has its name.
+    fn is_there(&self, machine: &Machine) -> Result<(), HostError> {
+        let name = machine.name.as_str();
+        match self.objects.get::<Machine>(name)? {
+            Some(found) if found.value.identity.uuid == machine.identity.uuid => Ok(()),
+            _ => Err(HostError::not_found("machine", name, [])),
+        }
     }
 
     /// A machine's kept disk is being served: once its file is there it must be from now on. Whether that is recorded.
@@ -229,7 +240,7 @@ pub fn remove(path: &Path) -> Result<(), HostError> {
     }
 }
 
-/// A sparse file of this size. What is there was being made, or thrown away: no record names it.
+/// A sparse file of this size, in place of what is there: that no record may name.
 fn make(path: &Path, bytes: u64) -> Result<(), HostError> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let make = || {

@@ -249,7 +249,7 @@ impl Keeper {
             // Before the catalog is read: a rollout takes what says that it runs at its word.
             self.say(Status::new(Phase::Starting));
         }
-        self.dispose(&machine.identity.uuid).await;
+        self.dispose(Some(&machine.identity.uuid)).await;
         let Some(catalog) = self.catalog(machine).await? else {
             // Its machines go with it.
             return self.bring_down(wanted, run, None).await;
@@ -336,7 +336,7 @@ impl Keeper {
     ) -> Result<Wait, HostError> {
         let status = Status::new(Phase::Running).of(run, &self.folder).by(disk, vmm).ready(run);
         let status = status.but(run.pending(catalog), self.crashes);
-        self.say(if run.ready { status.settled(self.seen) } else { status });
+        self.say(if run.ready { status.settled() } else { status });
         let folder = self.folder.clone();
         blocking(move || {
             [disk::PROCESS, vmm::PROCESS].iter().for_each(|name| processes::bound_log(folder.path(), name));
@@ -420,9 +420,9 @@ impl Keeper {
 
     /// What earlier machines of its name have left is not its: it starts whether that can be removed or not. What it leaves
     /// itself, should it be deleted now, is kept: it may run.
-    pub(super) async fn dispose(&mut self, uuid: &str) {
-        let (shared, name, uuid) = (Arc::clone(&self.shared), self.name.clone(), uuid.to_owned());
-        let disposed = blocking(move || shared.dispose(&name, Some(&uuid))).await;
+    pub(super) async fn dispose(&mut self, uuid: Option<&str>) {
+        let (shared, name, uuid) = (Arc::clone(&self.shared), self.name.clone(), uuid.map(str::to_owned));
+        let disposed = blocking(move || shared.dispose(&name, uuid.as_deref())).await;
         if let (Err(e), false) = (&disposed, self.is_left) {
             self.raise(
                 EventKind::Failed,
@@ -439,7 +439,7 @@ impl Keeper {
     }
 
     fn say(&self, status: Status) {
-        self.status.send_modify(|known| known.becomes(status));
+        self.status.send_modify(|known| known.becomes(status, self.seen));
         self.shared.stir.notify_one();
     }
 

@@ -150,13 +150,13 @@ impl Shared {
     pub(super) fn dispose(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
         let mut all = self.objects.list_below::<Left>(&format!("{name}/"))?;
         all.retain(|left| but != Some(left.value.machine.identity.uuid.as_str()));
-        // One that cannot go keeps no other.
+        // What cannot go keeps nothing else.
         all.iter().map(|left| self.dispose_of(left)).fold(Ok(()), Result::and)
     }
 
     fn dispose_of(&self, left: &Object<Left>) -> Result<(), HostError> {
         if left.value.doomed {
-            left.value.files().try_for_each(|path| self.remove_kept(path))?;
+            left.value.files().map(|path| self.remove_kept(path)).fold(Ok(()), Result::and)?;
         } else if !left.value.is_nothing() {
             return Ok(());
         }

@@ -46,7 +46,6 @@ use spillway_api::{
     ErrorCode, Hypervisor, Machine, MachineDetails, MachineStatus, Name, Phase, Selector, StoreDetails,
 };
 use spillway_worker::kvm::{self, Accelerator};
-use status::Known;
 use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::io;
@@ -290,16 +289,16 @@ struct View {
     wanted: Wanted,
     revision: Revision,
     status: MachineStatus,
+    /// Its task has looked at what is wanted.
+    is_seen: bool,
 }
 
 impl View {
     fn of(machine: Machine, wanted: Option<&Object<Wanted>>, kept: &HashMap<Name, Kept>) -> View {
         let (wanted, revision) = wanted.map_or_else(Default::default, |w| (w.value.clone(), w.revision));
-        let status = match kept.get(&machine.name) {
-            Some(kept) => kept.status.borrow().status(revision),
-            None => Known::default().status(revision),
-        };
-        View { machine, wanted, revision, status }
+        let known = kept.get(&machine.name).map(|kept| kept.status.borrow().clone()).unwrap_or_default();
+        let (status, is_seen) = (known.status(revision), known.has_seen(revision));
+        View { machine, wanted, revision, status, is_seen }
     }
 
     fn details(self) -> MachineDetails {

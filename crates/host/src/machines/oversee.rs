@@ -115,24 +115,28 @@ impl Machines {
         let has = |view: &View| view.status.run.as_ref().map(|run| (run.image.clone(), run.version));
         let target = (rollout.image.clone(), rollout.version);
         let outdated = |view: &&&View| has(view).is_some_and(|has| has != target);
-        let is_settled = |view: &&View| view.status.settled && view.status.phase == Phase::Running;
+        let is_running = |view: &&View| view.is_seen && view.status.phase == Phase::Running;
         let spared = rollout.grace_seconds.map(|grace| self.left_of(&catalog.name, rollout, grace));
         // One that has not stopped yet may be wanted again, and go on with what it has.
         let is_stopping = |view: &&View| {
             view.wanted.power == Power::Off && !(view.status.settled && view.status.phase == Phase::Stopped)
         };
         let stays_behind = views.iter().filter(is_stopping).any(|view| outdated(&&view));
-        // One that has what is rolled out has been restarted: it counts until its guest is ready, and again if that ends.
-        let boots = |view: &&&View| !outdated(view) && !view.status.ready;
-        let on_its_way = on.iter().filter(|view| !is_settled(view) || boots(view)).count();
+        let may = |view: &&&View| view.wanted.claim.is_none() || spared == Some(Duration::ZERO);
+        // One whose guest is not ready may never be, with what it has.
+        let due = |view: &&&View| is_running(view) && outdated(view);
+        let is_done = |view: &&&View| is_running(view) && view.status.settled && !outdated(view);
+        // Nor does it wait for the guest of somebody who is spared.
+        let on_its_way = on.iter().filter(|view| may(view) && !due(view) && !is_done(view)).count();
         let room = match rollout.strategy {
             RolloutStrategy::NextStart => 0,
             RolloutStrategy::Now => usize::MAX,
             RolloutStrategy::Batch(machines) => (machines as usize).saturating_sub(on_its_way),
         };
-        let may = |view: &&&View| view.wanted.claim.is_none() || spared == Some(Duration::ZERO);
-        let due = on.iter().filter(|view| is_settled(view)).filter(outdated);
-        for view in due.filter(may).take(room) {
+        let mut next: Vec<_> = on.iter().filter(|view| due(view) && may(view)).collect();
+        // Those first that nobody can use.
+        next.sort_by_key(|view| view.status.ready);
+        for view in next.into_iter().take(room) {
             let grace_seconds = catalog.spec.grace_seconds;
             self.changes(view, |wanted| {
                 wanted.restarts += 1;

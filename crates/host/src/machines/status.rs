@@ -1,6 +1,7 @@
 //! What is known of a machine, for those who ask. Owns no process and decides nothing.
 //!
-//! Invariant: what is settled is so of a record that was read before the step that says so.
+//! Invariant: what is known is of a record that was read before the step that says so. Nothing is settled while something is
+//! done about a machine, or its guest is waited for.
 
 use super::disk;
 use super::run::{Folder, Run};
@@ -11,11 +12,12 @@ use crate::store::Revision;
 use jiff::Timestamp;
 use spillway_api::{Difference, Hypervisor, MachineRun, MachineStatus, Phase};
 
-/// What is known, and of which record it is the whole truth.
+/// What is known, and the record that the step looked at which found it out.
 #[derive(Clone, Debug)]
 pub struct Known {
     status: MachineStatus,
-    settled: Option<Revision>,
+    seen: Revision,
+    settled: bool,
 }
 
 /// Of a machine that is off, and of which nothing was ever wanted.
@@ -27,7 +29,7 @@ impl Default for Known {
 
 impl Known {
     /// It is off, as the record of this revision wants it.
-    pub fn off(settled: Revision) -> Known {
+    pub fn off(seen: Revision) -> Known {
         let status = MachineStatus {
             phase: Phase::Stopped,
             settled: false,
@@ -38,17 +40,17 @@ impl Known {
             code: None,
             run: None,
         };
-        Known { status, settled: Some(settled) }
+        Known { status, seen, settled: true }
     }
 
     /// Something of it is there that this daemon has not looked at: of this run, if that can be read.
     pub fn found(run: Option<&Run>, folder: &Folder) -> Known {
         let (mut known, status) = (Known::default(), Status::new(Phase::Starting));
-        known.becomes(match run {
+        let status = match run {
             Some(run) => status.of(run, folder),
             None => status,
-        });
-        known.settled = None;
+        };
+        known.becomes(status, Revision::default());
         known
     }
 
@@ -57,36 +59,38 @@ impl Known {
         self.status.phase
     }
 
-    /// Whether it has been what the record of this revision wants, or could not become so.
+    /// Whether the record of this revision was looked at.
     pub fn has_seen(&self, wanted: Revision) -> bool {
-        self.settled >= Some(wanted)
+        self.seen >= wanted
     }
 
-    /// Whether it is the truth of a record, and not only of there being none.
+    /// Whether it is what the record of this revision wants, or cannot become so.
+    pub fn is_settled(&self, wanted: Revision) -> bool {
+        self.settled && self.has_seen(wanted)
+    }
+
+    /// Whether it is settled of a record, and not only of there being none.
     pub fn is_recorded(&self) -> bool {
-        self.settled > Some(Revision::default())
+        self.settled && self.seen > Revision::default()
     }
 
-    /// Whether the step that has seen the record of this revision has ended, in a phase in which nothing is done.
+    /// Whether it is settled and nothing of it is to run.
     pub fn is_idle(&self, wanted: Revision) -> bool {
-        self.has_seen(wanted) && matches!(self.phase(), Phase::Stopped | Phase::Failed)
+        self.is_settled(wanted) && matches!(self.phase(), Phase::Stopped | Phase::Failed)
     }
 
-    /// With what is wanted now. Nothing is settled while something is done about it.
+    /// With what is wanted now.
     pub fn status(&self, wanted: Revision) -> MachineStatus {
-        let rests = matches!(self.phase(), Phase::Stopped | Phase::Running | Phase::Failed);
-        MachineStatus { settled: rests && self.has_seen(wanted), ..self.status.clone() }
+        MachineStatus { settled: self.is_settled(wanted), ..self.status.clone() }
     }
 
-    /// It is something else now.
-    pub fn becomes(&mut self, status: Status) {
+    /// It is something else now, found out by a step that has looked at the record of this revision.
+    pub fn becomes(&mut self, status: Status, seen: Revision) {
         self.enters(status.phase);
         (self.status.message, self.status.code) = (None, None);
         (self.status.ready, self.status.address) = (status.ready, status.address);
         self.status.run = status.run;
-        // One that runs may be what was wanted and not be ready for a while; one that has ended is what it is said to be.
-        let lasts = status.phase != Phase::Stopped;
-        self.settled = status.settled.or(self.settled.filter(|_| lasts));
+        (self.seen, self.settled) = (seen, status.settled);
     }
 
     /// It has not become what was wanted.
@@ -94,7 +98,7 @@ impl Known {
         self.enters(Phase::Failed);
         (self.status.message, self.status.code) = (Some(why.message.clone()), Some(why.code));
         self.status.ready = false;
-        self.settled = Some(seen);
+        (self.seen, self.settled) = (seen, true);
     }
 
     fn enters(&mut self, phase: Phase) {
@@ -110,13 +114,13 @@ pub struct Status {
     ready: bool,
     address: Option<String>,
     run: Option<MachineRun>,
-    settled: Option<Revision>,
+    settled: bool,
 }
 
 impl Status {
     /// With nothing known but where it is on its way.
     pub fn new(phase: Phase) -> Status {
-        Status { phase, ready: false, address: None, run: None, settled: None }
+        Status { phase, ready: false, address: None, run: None, settled: false }
     }
 
     /// Of this run.
@@ -165,10 +169,9 @@ impl Status {
         self
     }
 
-    /// It is what the record of this revision wants.
-    pub fn settled(mut self, revision: Revision) -> Status {
-        self.settled = Some(revision);
-        self
+    /// It is what is wanted.
+    pub fn settled(self) -> Status {
+        Status { settled: true, ..self }
     }
 }
 
@@ -187,25 +190,22 @@ mod tests {
         assert_eq!(seen(&known, 0), (Phase::Stopped, true), "nothing was ever wanted of it");
         assert_eq!(seen(&known, 1), (Phase::Stopped, false), "nobody has looked at that yet");
         assert!(!known.is_recorded());
-        known.becomes(Status::new(Phase::Starting));
+        known.becomes(Status::new(Phase::Starting), Revision(0));
         assert_eq!(seen(&known, 0), (Phase::Starting, false));
         for (phase, is_idle) in [(Phase::Running, false), (Phase::Stopped, true)] {
-            known.becomes(Status::new(phase).settled(Revision(5)));
+            known.becomes(Status::new(phase).settled(), Revision(5));
             assert_eq!((seen(&known, 5), seen(&known, 6)), ((phase, true), (phase, false)));
             assert_eq!((known.is_idle(Revision(5)), known.is_idle(Revision(6))), (is_idle, false));
             assert!(known.is_recorded());
         }
-        known.becomes(Status::new(Phase::Stopping));
-        assert_eq!(seen(&known, 5), (Phase::Stopping, false), "what it was it is no more");
-        // One that is not ready any more can be restarted by a rollout still.
-        known.becomes(Status::new(Phase::Running));
-        assert_eq!((seen(&known, 5), seen(&known, 6)), ((Phase::Running, true), (Phase::Running, false)));
-        known.becomes(Status::new(Phase::Stopped));
-        assert_eq!(
-            seen(&known, 5),
-            (Phase::Stopped, false),
-            "it is wanted, and another one of its name has ended"
-        );
+        // Its guest is waited for; it is wanted, and another one of its name has ended.
+        for phase in [Phase::Stopping, Phase::Running, Phase::Stopped] {
+            known.becomes(Status::new(phase), Revision(5));
+            assert_eq!(seen(&known, 5), (phase, false));
+            assert!(!known.is_recorded());
+            // A rollout knows by this what it may restart.
+            assert_eq!((known.has_seen(Revision(5)), known.has_seen(Revision(6))), (true, false));
+        }
         known.fails(&HostError::invalid("it cannot"), Revision(7));
         assert_eq!((seen(&known, 7), seen(&known, 8)), ((Phase::Failed, true), (Phase::Failed, false)));
     }
@@ -214,9 +214,9 @@ mod tests {
     fn since_when_it_is_off_is_not_known_of_what_was_off_before() {
         let mut known = Known::off(Revision(3));
         let since = |known: &Known| known.status(Revision(4)).since;
-        known.becomes(Status::new(Phase::Stopped).settled(Revision(4)));
+        known.becomes(Status::new(Phase::Stopped).settled(), Revision(4));
         assert_eq!(since(&known), None);
-        known.becomes(Status::new(Phase::Starting));
+        known.becomes(Status::new(Phase::Starting), Revision(4));
         assert!(since(&known).is_some());
     }
 }

@@ -117,7 +117,7 @@ impl Shared {
         self.poke_kept(|_| true);
         for wanted in self.objects.list::<Wanted>()? {
             if let Ok(name) = wanted.name.parse()
-                && !self.has_seen(&name, wanted.revision)
+                && !self.is_settled(&name, wanted.revision)
             {
                 self.poke(&name);
             }
@@ -126,9 +126,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether a machine is known to have been what the record of this revision wants.
-    fn has_seen(&self, name: &Name, wanted: Revision) -> bool {
-        self.kept().get(name).is_some_and(|kept| kept.status.borrow().has_seen(wanted))
+    /// Whether a machine is known to be what the record of this revision wants.
+    fn is_settled(&self, name: &Name, wanted: Revision) -> bool {
+        self.kept().get(name).is_some_and(|kept| kept.status.borrow().is_settled(wanted))
     }
 
     /// Wakes a machine's task; begins it if there is none.

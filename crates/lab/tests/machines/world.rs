@@ -241,8 +241,9 @@ impl World {
         loop {
             // It may be that of a VMM that is about to end.
             let silence = || Err(String::new());
-            let heard = match self.console(name).map_or_else(silence, |c| converse(c, word, answer, patience))
-            {
+            let patient = patience.min(until.saturating_duration_since(Instant::now()));
+            let told = self.console(name).map(|c| converse(c, word, answer, patient, until));
+            let heard = match told.unwrap_or_else(silence) {
                 Ok(line) => return line,
                 Err(heard) => heard,
             };
@@ -302,9 +303,15 @@ impl World {
     }
 }
 
-/// Its answer; an error is what else was heard until nothing was for so long.
-fn converse(mut console: UnixStream, word: &str, answer: &str, patience: Duration) -> Result<String, String> {
-    console.set_read_timeout(Some(patience)).unwrap();
+/// Its answer; an error is what else was heard until nothing was for so long, or it was too late.
+fn converse(
+    mut console: UnixStream,
+    word: &str,
+    answer: &str,
+    patience: Duration,
+    until: Instant,
+) -> Result<String, String> {
+    console.set_read_timeout(Some(patience.max(Duration::from_millis(1)))).unwrap();
     // What it says late to an earlier word is no answer to this one.
     static WORDS: AtomicU32 = AtomicU32::new(1);
     let tag = format!(" #{}", WORDS.fetch_add(1, Ordering::Relaxed));
@@ -316,7 +323,7 @@ fn converse(mut console: UnixStream, word: &str, answer: &str, patience: Duratio
         let read = console.read(&mut buffer).unwrap_or(0);
         heard.extend_from_slice(&buffer[..read]);
         let text = String::from_utf8_lossy(&heard);
-        if read == 0 {
+        if read == 0 || Instant::now() >= until {
             return Err(text.into_owned());
         }
         let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];

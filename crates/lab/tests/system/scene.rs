@@ -15,7 +15,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
 /// Who does the worker's I/O.
@@ -139,10 +139,13 @@ impl Events {
     /// From here on: the disk has said that it is listened to.
     pub fn follow(disk: &Disk) -> Events {
         let mut control = UnixStream::connect(disk.control()).unwrap();
+        control.set_read_timeout(Some(PATIENCE)).unwrap();
         control.write_all(b"{\"command\":\"events\"}\n").unwrap();
+        let stays = control.try_clone().unwrap();
         let mut lines = BufReader::new(control).lines().map_while(Result::ok);
         let mut line = move || Some(serde_json::from_str::<Value>(&lines.next()?).unwrap());
-        assert!(line().unwrap().get("ok").is_some());
+        assert!(line().expect("an answer in time").get("ok").is_some());
+        stays.set_read_timeout(None).unwrap();
         let (told, come) = channel();
         std::thread::spawn(move || {
             while let Some(line) = line() {
@@ -167,7 +170,13 @@ impl Events {
 
     /// How often it has told of this kind.
     pub fn count(&mut self, kind: &str) -> usize {
-        self.counted.extend(self.come.try_iter());
+        loop {
+            match self.come.try_recv() {
+                Ok(kind) => self.counted.push(kind),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => panic!("nobody listens any more"),
+            }
+        }
         self.counted.iter().filter(|told| *told == kind).count()
     }
 }

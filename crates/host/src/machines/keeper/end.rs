@@ -20,7 +20,8 @@ const LEAST_RAM_BYTES: u64 = 64 << 10;
 const PROCESSES: [&str; 2] = [vmm::PROCESS, disk::PROCESS];
 
 impl Keeper {
-    /// Towards nothing: of this machine, which is off; of one that is no more if none is named, at once.
+    /// Towards nothing: of this machine, which is off; of one that is no more if none is named. That has its grace only for
+    /// what it keeps.
     pub(super) async fn bring_down(
         &mut self,
         wanted: &Wanted,
@@ -69,25 +70,20 @@ impl Keeper {
         let was_left = blocking(move || {
             let was_left = clear(&folder)?;
             shared.budget().give_back(&name);
-            // What an earlier machine of its name has left is not its trouble, but nobody else's either.
-            if !gently {
-                shared.dispose(&name, None)?;
-            }
             Ok(was_left)
         })
         .await?;
+        self.dispose(machine.map(|machine| machine.identity.uuid.as_str())).await;
         if was_there || was_left {
             self.raise(EventKind::Stopped, "it is stopped");
         }
         (self.failures, self.crashes, self.not_before) = (0, 0, None);
         let stopped = Status::new(Phase::Stopped);
         // One that is wanted begins when this one, which had its name before, has ended.
-        self.say(if wanted.power == Power::Off { stopped.settled(self.seen) } else { stopped });
-        match machine {
-            Some(machine) => self.dispose(&machine.identity.uuid).await,
-            None => self.is_left = false,
-        }
-        Ok(if self.is_left { Next::Rest(Wait::for_end_of(None, None)?) } else { Next::Over })
+        let is_off = wanted.power == Power::Off;
+        self.say(if is_off { stopped.settled() } else { stopped });
+        // What could not be removed is tried again.
+        Ok(if is_off && self.is_left { Next::Rest(Wait::for_end_of(None, None)?) } else { Next::Over })
     }
 
     /// Whether what a machine had goes with it.
@@ -156,8 +152,8 @@ impl Keeper {
         .await?;
         self.vmm.forget().await?;
         self.shared.budget().give_back(&self.name);
-        self.say(Status::new(Phase::Stopped).of(&run, &self.folder).by(disk, None).settled(self.seen));
-        self.dispose(&run.uuid).await;
+        self.say(Status::new(Phase::Stopped).of(&run, &self.folder).by(disk, None).settled());
+        self.dispose(Some(&run.uuid)).await;
         Ok(Next::Rest(Wait::for_end_of(Some(disk), None)?))
     }
 
@@ -171,6 +167,8 @@ impl Keeper {
         disk: Process,
     ) -> Result<Next, HostError> {
         self.stop_probing();
+        // Nobody may have it while it is found out why.
+        self.say(Status::new(Phase::Stopping).of(&run, &self.folder));
         let asked = run.asked || wanted.resets > run.resets || wanted.restarts > run.restarts;
         if !asked {
             self.vmm.has_ended(&mut run).await?;
