@@ -32,7 +32,8 @@ pub const EXIT_CODES: &str = "\
 Exit codes:
   0   done
   1   'catalog diff': something differs; 'image check --strict' has found something; 'doctor' a problem;
-      'lab run' and 'lab resume': a scenario has no run that counts, with --strict one was dropped;
+      'lab run' and 'lab resume': a scenario has no run that counts, something that the study
+      expects does not hold, with --strict one was dropped;
       'lab predict': the advisor is farther off than it may be
   2   usage: the options cannot be
   66  the base image or a disk is missing or cannot be used; there is no object of that name

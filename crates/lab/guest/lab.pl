@@ -80,6 +80,8 @@ if (!$sampler) {
 }
 report('{"ready":%.6f}', now());
 defined <$from_host> or die 'the host has gone';
+# What was before does not count.
+inside();
 work();
 system('sync') == 0 or die 'sync failed';
 kill 'TERM', $sampler;

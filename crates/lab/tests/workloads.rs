@@ -206,6 +206,33 @@ fn a_recording_tells_all_data_and_of_zeroes_at_most_those_that_had_to_wait() {
 }
 
 #[test]
+fn a_device_carries_so_many_sessions_and_no_more() {
+    let Some(kit) = kit() else { return };
+    let dir = folder();
+    let text = "actions = 10\npace = 40\nlogon_every_s = 1\nprofile_mb = 2\ndocuments_mb = 4\nmail_mb = 2\ncache_mb = 2\n";
+    let recording = recorded(&kit, dir.path(), "logon-storm", text);
+    let scores = ["iops=60", "iops=100000"].map(|model| {
+        let file = dir.path().join(format!("{model}.model"));
+        let mut create = std::process::Command::new(program().unwrap());
+        create.args(["storage-model", "create", model]).arg(&file);
+        assert!(create.status().unwrap().success());
+        // All stand on the one device.
+        let fresh = |i: usize| {
+            let at = dir.path().join(format!("{model}-{i}"));
+            std::fs::create_dir(&at).unwrap();
+            let options = ["--mode", "direct", "--overflow-model", file.to_str().unwrap()];
+            Disk::start(&at, &kit.golden(), &options).unwrap()
+        };
+        let disks: Vec<Disk> = (0..6).map(fresh).collect();
+        let all: Vec<&Disk> = disks.iter().collect();
+        let what = ("logon-storm", Engine::Replay, text);
+        let done = work(&kit, what, dir.path(), &all, Some(&recording), &Notes::default()).unwrap();
+        done.figures.get("score.sessions").copied()
+    });
+    assert!(matches!(scores, [Some(2.0..=6.0), None]), "{scores:?}");
+}
+
+#[test]
 fn a_boot_is_work_of_its_own_in_machines_and_as_a_recording() {
     let Some(kit) = kit() else { return };
     let dir = folder();

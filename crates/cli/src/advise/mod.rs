@@ -46,8 +46,8 @@ Examples:
 
 Every size of the RAM tier is answered from one pass over the trace. 'lru' counts exactly what a cache that evicts
 what was used least lately would do; 'sampled' the same on a sample of the blocks, as a disk that is served does all the
-time ('spillway stats --curve'); 'policy' runs what the product does, in miniature, at 24 sizes. What the collector would write
-again and what would wait are estimates, for an overflow of --overflow and a disk of --overflow-bandwidth.";
+time ('spillway stats --curve'); 'policy' runs what the product does, in miniature, at 24 sizes and as many about what
+is recommended. What the collector would write again and what would wait are estimates, for an overflow of --overflow and a disk of --overflow-bandwidth.";
 
 /// Options of `advise`.
 #[derive(Debug, clap::Args)]

@@ -8,6 +8,7 @@ use spillway_lab::disk::program;
 use spillway_lab::guest::Kit;
 use spillway_lab::study::METRICS;
 use std::path::Path;
+use std::process::Command;
 
 /// The process of a VMM whose command line names this folder.
 fn vmm_of(folder: &Path) -> Option<Pid> {
@@ -76,9 +77,40 @@ fn a_machine_that_breaks_is_dropped_and_a_study_that_is_killed_goes_on() {
     assert_eq!(again["kept"], 3);
     let strict = world.lab(&["resume", results.to_str().unwrap(), "--strict"]);
     assert_eq!(strict.status.code(), Some(1), "a run was dropped: {strict:?}");
+    asked_again(&results, report);
+    // Runs of two hosts are not of one study.
+    let record = results.join("study.json");
+    let text = std::fs::read_to_string(&record).unwrap();
+    let mut other: serde_json::Value = serde_json::from_str(&text).unwrap();
+    other["hardware"]["cores"] = "4096".into();
+    std::fs::write(&record, other.to_string()).unwrap();
+    let refused = world.lab(&["resume", results.to_str().unwrap()]);
+    assert!(!refused.status.success());
+    assert!(
+        String::from_utf8_lossy(&refused.stderr)
+            .contains("other hardware made the runs that are there (cores)")
+    );
     let left = std::fs::read_dir(world.path("scratch")).unwrap().count();
     assert_eq!(left, 1, "what the killed one left, and nothing else");
     until("no machine is left behind", || vmm_of(&results).is_none().then_some(()));
+}
+
+/// What it has found can be drawn again, and compared; what can be run is listed.
+fn asked_again(results: &Path, report: &Path) {
+    let lab = |words: &[&str]| {
+        let output = Command::new(program().unwrap()).arg("lab").args(words).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let dir = results.to_str().unwrap();
+    let page = std::fs::read(report).unwrap();
+    std::fs::remove_file(report).unwrap();
+    assert_eq!(lab(&["report", dir]).trim(), report.to_str().unwrap());
+    assert!(std::fs::read(report).unwrap() == page, "the same page");
+    let same: serde_json::Value = serde_json::from_str(&lab(&["compare", dir, dir, "--json"])).unwrap();
+    let rows = same["rows"].as_array().unwrap();
+    assert!(rows.len() > 20 && rows.iter().all(|row| row["a"] == row["b"]), "{same}");
+    assert!(lab(&["list"]).contains("seed-004"));
 }
 
 /// In a real browser: pictures of what was measured, and the run that does not count. `tests/report` looks closer.

@@ -61,7 +61,7 @@ const P10: [Load; 2] =
 /// By its own numbers but for the length of the burst, which is over.
 const P10_RESTLESS: [Load; 2] = [
     Load { ramp: 3, ..load("randwrite", "4k", 64, Rate::Iops(500.0)) },
-    Load { ramp: 3, ..load("write", "1m", 4, Rate::Bytes(100.0 * MIB as f64)) },
+    Load { ramp: 3, ..load("write", "1m", 4, Rate::Bytes(100e6)) },
 ];
 const SATA_SSD: [Load; 3] = [
     load("randwrite", "4k", 1, Rate::Took(80e3)),
@@ -175,7 +175,7 @@ fn a_device_with_limits_keeps_to_them_when_its_burst_is_used() {
     judge(&world, "latency=4ms", &LATENCY, seconds);
     if long().is_some() {
         judge(&world, "premium-disk-p10", &P10, seconds);
-        let restless = "latency=1ms,iops=500,iops-burst=3000,iops-peak=3500,bandwidth=100M,bandwidth-burst=140M,bandwidth-peak=170M";
+        let restless = "latency=1ms,iops=500,iops-burst=3000,iops-peak=3500,bandwidth=100000000,bandwidth-burst=140000000,bandwidth-peak=170000000";
         judge(&world, restless, &P10_RESTLESS, seconds);
         judge_fast_ones(&world, seconds);
     }

@@ -176,7 +176,7 @@ fn a_trace_is_asked_again_at_its_pace_or_another() {
     let begun = std::time::Instant::now();
     driver.run(&load).unwrap();
     // A pause, which is part of its pace.
-    std::thread::sleep(Duration::from_millis(700));
+    std::thread::sleep(Duration::from_secs(2));
     driver.write_at(0, &vec![5; 2 << 20]).unwrap();
     driver.discard(4 * MIB, MIB).unwrap();
     driver.flush().unwrap();
@@ -197,7 +197,8 @@ fn a_trace_is_asked_again_at_its_pace_or_another() {
         let figure = |key: &str| done[key].as_u64().unwrap();
         assert_eq!((figure("failed"), figure("left_out")), (0, 0), "{done}");
         let seconds = done["seconds"].as_f64().unwrap();
-        assert!(seconds >= 0.7 / times && seconds < took / times.min(1000.0) + 3.0, "{speed}: {done}");
+        let late = if times == 1.0 { took + 3.0 } else { 2.0 };
+        assert!(seconds >= 2.0 / times && seconds < late, "{speed}: {done}");
         // The same requests, in the same order.
         let (was, is) = (info(&trace), info(&again));
         for key in ["reads", "writes", "discards", "flushes"] {

@@ -1,8 +1,8 @@
 //! Overhead: what recording, and another program's extra work, cost each request on the data path.
 //!
 //! Owns the pairs. Two disks live side by side, and the same load runs on one and then the other, beginning with the other in
-//! each pair. The load is as much as one thread can ask, so that each nanosecond shows; what it would be at 500,000
-//! requests a second follows. The recorder is stopped while it is measured: the ring is written and nobody reads it, so
+//! each pair. With one request at a time there are some 500,000 a second, and what is added to one is missed by the next;
+//! with 16 there are as many as one thread can ask, so that each nanosecond shows. The recorder is stopped while it is measured: the ring is written and nobody reads it, so
 //! that its own processor time, of which two cores have none to spare, is not counted.
 
 use crate::Options;
@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+/// Requests at once.
+const DEPTHS: [usize; 2] = [1, 16];
 /// What a request may take at 500,000 a second.
 const BUDGET_NS: f64 = 2000.0;
 const SPAN: u64 = 5 << 29;
@@ -25,8 +27,8 @@ struct Side {
     disk: Disk,
     driver: Driver,
     recorder: Option<Child>,
-    /// Nanoseconds a request, of each pair.
-    ns: Vec<f64>,
+    /// Nanoseconds a request, of each pair by depth.
+    ns: [Vec<f64>; DEPTHS.len()],
     _files: tempfile::TempDir,
 }
 
@@ -51,14 +53,16 @@ impl Side {
             kill_process(pid, Signal::STOP).context("the recorder has ended")?;
             recorder = Some(child);
         }
-        Ok(Side { disk, driver, recorder, ns: Vec::new(), _files: files })
+        Ok(Side { disk, driver, recorder, ns: Default::default(), _files: files })
     }
 
     fn measure(&mut self, time: Duration) -> Result<()> {
-        let load = |time| Load { span_bytes: SPAN, ..Load::seed_004(16, End::After(time)) };
-        self.driver.run(&load(time / 6))?;
-        let measured = self.driver.run(&load(time))?;
-        self.ns.push(1e9 / measured.iops);
+        for (depth, ns) in DEPTHS.into_iter().zip(&mut self.ns) {
+            let load = |time| Load { span_bytes: SPAN, ..Load::seed_004(depth, End::After(time)) };
+            self.driver.run(&load(time / 6))?;
+            let measured = self.driver.run(&load(time))?;
+            ns.push(1e9 / measured.iops);
+        }
         Ok(())
     }
 
@@ -78,25 +82,28 @@ impl Side {
 #[derive(Serialize)]
 pub struct Overhead {
     what: String,
+    /// Requests at once.
+    depth: usize,
     pairs: usize,
+    /// Requests a second of the first side.
+    per_second: f64,
     /// Medians: of each side, and of the differences of the pairs.
     before_ns: f64,
     after_ns: f64,
     added_ns: f64,
     /// The quarter and three quarters of those differences.
     added_quartiles_ns: [f64; 2],
-    /// What was added, as a share of what a request may take at 500,000 a second.
-    share_at_500k: f64,
-    /// The same of the load that was measured, at as many as there can be.
-    share_at_most: f64,
+    /// What was added, as a share of what a request takes here, so that so many fewer are done.
+    share: f64,
+    /// The same of what a request may take at 500,000 a second.
+    share_of_budget: f64,
 }
 
 /// Measures pairs: recording beside not recording; and, with `--against`, this program beside another.
 pub fn measure(options: &Options, ground: &Ground) -> Result<Vec<Overhead>> {
-    let mut found =
-        vec![pairs(options, ground, "recording", (&ground.spillway, false), (&ground.spillway, true))?];
+    let mut found = pairs(options, ground, "recording", (&ground.spillway, false), (&ground.spillway, true))?;
     if let Some(against) = &options.against {
-        found.push(pairs(options, ground, "this program", (against, false), (&ground.spillway, false))?);
+        found.extend(pairs(options, ground, "this program", (against, false), (&ground.spillway, false))?);
     }
     Ok(found)
 }
@@ -107,7 +114,7 @@ fn pairs(
     what: &str,
     before: (&PathBuf, bool),
     after: (&PathBuf, bool),
-) -> Result<Overhead> {
+) -> Result<Vec<Overhead>> {
     let mut sides = [before, after]
         .map(|(program, records)| Side::new(ground, program, records))
         .into_iter()
@@ -120,22 +127,27 @@ fn pairs(
             sides[side].measure(time)?;
         }
     }
-    let mut added: Vec<f64> =
-        sides[1].ns.iter().zip(&sides[0].ns).map(|(after, before)| after - before).collect();
-    let [before_ns, after_ns] = [0, 1].map(|side| quantile(&mut sides[side].ns.clone(), 0.5));
-    let added_ns = quantile(&mut added, 0.5);
-    let quartiles = [quantile(&mut added, 0.25), quantile(&mut added, 0.75)];
+    let of = |(i, depth): (usize, usize)| {
+        let [before, after] = [0, 1].map(|side: usize| sides[side].ns[i].clone());
+        let mut added: Vec<f64> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
+        let [before_ns, after_ns] = [before, after].map(|mut ns| quantile(&mut ns, 0.5));
+        let added_ns = quantile(&mut added, 0.5);
+        Overhead {
+            what: what.into(),
+            depth,
+            pairs,
+            per_second: 1e9 / before_ns,
+            before_ns,
+            after_ns,
+            added_ns,
+            added_quartiles_ns: [0.25, 0.75].map(|share| quantile(&mut added, share)),
+            share: added_ns / before_ns,
+            share_of_budget: added_ns / BUDGET_NS,
+        }
+    };
+    let found = DEPTHS.into_iter().enumerate().map(of).collect();
     sides.into_iter().try_for_each(Side::end)?;
-    Ok(Overhead {
-        what: what.into(),
-        pairs,
-        before_ns,
-        after_ns,
-        added_ns,
-        added_quartiles_ns: quartiles,
-        share_at_500k: added_ns / BUDGET_NS,
-        share_at_most: added_ns / before_ns,
-    })
+    Ok(found)
 }
 
 fn quantile(values: &mut [f64], share: f64) -> f64 {
@@ -147,17 +159,19 @@ fn quantile(values: &mut [f64], share: f64) -> f64 {
 pub fn print(found: &[Overhead]) {
     for one in found {
         println!(
-            "{}: {:.1} ns a request before, {:.1} after; {:+.1} ns (quartiles {:+.1}, {:+.1}), {} pairs: {:+.2}% of a request's time at \
-             500,000 a second, {:+.2}% at as many as there can be",
+            "{}, {} at once, {:.0} a second: {:.1} ns a request before, {:.1} after; {:+.1} ns (quartiles {:+.1}, {:+.1}), {} pairs: \
+             {:+.2}% of a request, {:+.2}% of what one may take at 500,000 a second",
             one.what,
+            one.depth,
+            one.per_second,
             one.before_ns,
             one.after_ns,
             one.added_ns,
             one.added_quartiles_ns[0],
             one.added_quartiles_ns[1],
             one.pairs,
-            one.share_at_500k * 100.0,
-            one.share_at_most * 100.0
+            one.share * 100.0,
+            one.share_of_budget * 100.0
         );
     }
 }

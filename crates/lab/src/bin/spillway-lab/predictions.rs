@@ -62,7 +62,7 @@ const SUBJECTS: [Subject; 5] = [
 
 /// Requests and span of a pattern.
 const REQUESTS: u64 = 600_000;
-const SPAN_BYTES: u64 = 2500 << 20;
+const SPAN_BYTES: u64 = 2560 << 20;
 const DISK_BYTES: u64 = 4 << 30;
 /// The longest that one machine may take.
 const LIMIT: Duration = Duration::from_secs(900);

@@ -1,6 +1,6 @@
 //! Studies on the command line: run, resume, report, compare, list.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use spillway_lab::cores::Hardware;
@@ -108,12 +108,15 @@ pub fn resume(args: &Resume) -> Result<ExitCode> {
     let folder = Folder::open(&args.dir)?;
     can_be_done(&folder.record.study)?;
     let lab = prepare(&args.common.scratch)?;
-    let (before, now) = (&folder.record.versions, versions(&lab));
-    if *before != now {
-        let other = before.iter().filter(|(name, version)| now.get(*name) != Some(version));
+    let (record, hardware) = (&folder.record, hardware(&args.common.scratch, &lab)?);
+    for (what, before, now) in
+        [("versions", &record.versions, versions(&lab)), ("hardware", &record.hardware, hardware)]
+    {
+        let other = before.iter().filter(|(name, is)| now.get(*name) != Some(is));
         let other: Vec<&str> = other.map(|(name, _)| name.as_str()).collect();
-        bail!(
-            "{}: other versions made the runs that are there ({}): results of two versions are not of one study; begin it anew",
+        ensure!(
+            *before == now,
+            "{}: other {what} made the runs that are there ({}): such results are not of one study; begin it anew",
             args.dir.display(),
             other.join(", ")
         );

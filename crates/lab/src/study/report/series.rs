@@ -80,6 +80,10 @@ impl<'a> Rows<'a> {
     fn points(&self, rows: &[usize], column: usize) -> Vec<(f64, f64)> {
         let known = |&i: &usize| {
             let row = &self.samples.rows[i];
+            // Each is looked at when the work begins.
+            if row.time_s < 0.0 {
+                return None;
+            }
             Some((row.time_s, row.values.get(column).copied().flatten().and_then(sound)?))
         };
         rows.iter().filter_map(known).collect()
@@ -97,15 +101,14 @@ struct Trace {
 impl Trace {
     /// None where nothing lies between two samples.
     fn of(points: &[(f64, f64)], kind: Kind, scale: f64) -> Option<Trace> {
-        let (begin, end) = (points.first()?.0.max(0.0), points.last()?.0);
+        let (begin, end) = (points.first()?.0, points.last()?.0);
         let first = begin.floor();
         let gap = gap(points);
         let mut seconds = vec![(0.0, 0.0); (end.ceil() - first).max(0.0) as usize];
         let (mut total, mut area, mut known) = (0.0, 0.0, 0.0);
         for pair in points.windows(2) {
             let [(t0, v0), (t1, v1)] = [pair[0], pair[1]];
-            let from = t0.max(0.0);
-            if t1 <= from {
+            if t1 <= t0 {
                 continue;
             }
             // At a time, as a straight line between the two says.
@@ -114,12 +117,12 @@ impl Trace {
                 if v1 < v0 {
                     continue;
                 }
-                total += (v1 - at(from)) * scale;
+                total += (v1 - v0) * scale;
             }
             if t1 - t0 > gap {
                 continue;
             }
-            let mut t = from;
+            let mut t = t0;
             while t < t1 {
                 let second = t.floor();
                 let next = (second + 1.0).min(t1);
@@ -236,7 +239,7 @@ mod tests {
     fn what_was_before_the_work_does_not_count() {
         let rows = [(0, -10.0, 0.0), (0, -0.5, 1000.0), (0, 0.5, 1010.0), (0, 1.5, 1020.0)];
         let found = series("planes.ram.reads", "ram-reads", &rows).unwrap();
-        assert_eq!(found.total, Some(15.0));
+        assert_eq!(found.total, Some(10.0));
         assert_eq!(found.seconds, [Some(10.0), Some(10.0)]);
         assert_eq!(series("planes.ram.reads", "ram-reads", &[(0, -2.0, 0.0), (0, -1.0, 9.0)]), None);
     }
