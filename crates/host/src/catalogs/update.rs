@@ -134,15 +134,8 @@ pub(super) fn take(catalog: &mut Catalog, version: u32) -> Vec<String> {
     if let Some(rollout) = &mut catalog.rollout
         && (&rollout.image, rollout.version) != (&image, version)
     {
-        if catalog.spec.keeps_writes() {
-            notes.push(
-                "the rollout that went on has ended: a restart brings such disks no other version".into(),
-            );
-            catalog.rollout = None;
-        } else {
-            notes.push(format!("the rollout that goes on brings {image}:{version} from now on"));
-            (rollout.image, rollout.version) = (image, version);
-        }
+        notes.push(format!("the rollout that goes on brings {image}:{version} from now on"));
+        (rollout.image, rollout.version) = (image, version);
     }
     notes
 }

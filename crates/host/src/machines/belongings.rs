@@ -81,6 +81,7 @@ impl Shared {
             Some(belongings) => belongings,
             None => Belongings { uuid: uuid.clone(), host_key: host_key()?, data: None, disk: None },
         };
+        let mut fresh = None;
         match (&belongings.data, spec.data_disk_bytes) {
             (Some(path), Some(bytes)) => grow(path, bytes)?,
             // Whoever took it out of the settings has said that it may go.
@@ -95,6 +96,7 @@ impl Shared {
                 self.stores.check(&store)?;
                 let path = store.path.join(DATA).join(format!("{name}-{uuid}.raw"));
                 make(&path, bytes)?;
+                fresh = Some(path.clone());
                 belongings.data = Some(path);
             }
             (None, None) => {}
@@ -117,13 +119,20 @@ impl Shared {
             return Err(HostError::new(ErrorCode::Unavailable, message));
         }
         if earlier.as_ref() != Some(&belongings) {
-            self.objects.change(|changes| {
+            let recorded = self.objects.change(|changes| {
                 if changes.get::<Machine>(name)?.is_none_or(|found| found.value.identity.uuid != *uuid) {
                     return Err(HostError::not_found("machine", name, []));
                 }
                 changes.put(name, &belongings);
                 Ok(())
-            })?;
+            });
+            if let (Err(e), Some(path)) = (&recorded, fresh)
+                && e.code == ErrorCode::NotFound
+            {
+                // Deleted meanwhile: nobody has had it, and no record will ever name it.
+                remove(&path)?;
+            }
+            recorded?;
         }
         Ok(belongings)
     }

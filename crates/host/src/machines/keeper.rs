@@ -298,6 +298,7 @@ impl Keeper {
             Seen::Alive(vmm) => {
                 let heard = self.vmm.attach(&vmm, &mut run).await;
                 if run.ending.is_some() || wanted.resets > run.resets {
+                    self.say(Status::new(Phase::Stopping).of(&run, &self.folder));
                     self.vmm.end(&vmm).await?;
                     return Ok(Next::Again);
                 }

@@ -18,6 +18,7 @@ pub mod leftovers;
 mod oversee;
 mod placing;
 mod ready;
+mod rollout;
 mod run;
 mod short_path;
 mod status;

@@ -5,12 +5,13 @@
 
 use super::act::free;
 use super::closing::is_closed;
+use super::rollout::{self, Step};
 use super::wanted::Wanted;
 use super::{Machines, View, blocking};
 use crate::error::HostError;
 use crate::store::{Changes, Revision};
 use jiff::Timestamp;
-use spillway_api::{Catalog, EventKind, Machine, Name, Phase, Power, Rollout, RolloutStrategy, Selector};
+use spillway_api::{Catalog, EventKind, Machine, Name, Phase, Power, Rollout, Selector};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -112,40 +113,30 @@ impl Machines {
     fn roll_out(&self, catalog: &Catalog, rollout: &Rollout, views: &[View]) -> Result<Duration, HostError> {
         let on: Vec<&View> = views.iter().filter(|view| view.wanted.power == Power::On).collect();
         // What they say of themselves may be older than the catalog.
-        let has = |view: &View| view.status.run.as_ref().map(|run| (run.image.clone(), run.version));
-        let target = (rollout.image.clone(), rollout.version);
-        let outdated = |view: &&&View| has(view).is_some_and(|has| has != target);
-        let is_running = |view: &&View| view.is_seen && view.status.phase == Phase::Running;
-        let spared = rollout.grace_seconds.map(|grace| self.left_of(&catalog.name, rollout, grace));
+        let keeps_writes = catalog.spec.keeps_writes();
+        let is_outdated = |view: &View| rollout::is_outdated(view, rollout, keeps_writes);
         // One that has not stopped yet may be wanted again, and go on with what it has.
         let is_stopping = |view: &&View| {
             view.wanted.power == Power::Off && !(view.status.settled && view.status.phase == Phase::Stopped)
         };
-        let stays_behind = views.iter().filter(is_stopping).any(|view| outdated(&&view));
-        let may = |view: &&&View| view.wanted.claim.is_none() || spared == Some(Duration::ZERO);
-        // One whose guest is not ready may never be, with what it has.
-        let due = |view: &&&View| is_running(view) && outdated(view);
-        let is_done = |view: &&&View| is_running(view) && view.status.settled && !outdated(view);
-        // Nor does it wait for the guest of somebody who is spared.
-        let on_its_way = on.iter().filter(|view| may(view) && !due(view) && !is_done(view)).count();
-        let room = match rollout.strategy {
-            RolloutStrategy::NextStart => 0,
-            RolloutStrategy::Now => usize::MAX,
-            RolloutStrategy::Batch(machines) => (machines as usize).saturating_sub(on_its_way),
-        };
-        let mut next: Vec<_> = on.iter().filter(|view| due(view) && may(view)).collect();
-        // Those first that nobody can use.
-        next.sort_by_key(|view| view.status.ready);
-        for view in next.into_iter().take(room) {
+        let stays_behind = views.iter().filter(is_stopping).any(is_outdated);
+        let spared = rollout.grace_seconds.map(|grace| self.left_of(&catalog.name, rollout, grace));
+        let spares = spared != Some(Duration::ZERO);
+        let steps: Vec<Step> = on.iter().map(|view| Step::of(view, is_outdated(view), spares)).collect();
+        for view in rollout::next(&steps, rollout.strategy).into_iter().map(|i| on[i]) {
             let grace_seconds = catalog.spec.grace_seconds;
             self.changes(view, |wanted| {
                 wanted.restarts += 1;
                 wanted.grace_seconds = grace_seconds;
             })?;
         }
-        if on_its_way == 0 && !stays_behind && !on.iter().any(|view| outdated(&view)) {
+        if !stays_behind && !steps.iter().any(Step::is_on_its_way) && !on.iter().any(|view| is_outdated(view))
+        {
             self.catalogs.is_rolled_out(&catalog.name, Revision(catalog.revision))?;
-            let text = format!("{}:{} has reached all machines", rollout.image, rollout.version);
+            let text = match keeps_writes {
+                false => format!("{}:{} has reached all machines", rollout.image, rollout.version),
+                true => format!("{} has reached all machines; each disk keeps its version", rollout.image),
+            };
             self.shared.events.raise(EventKind::RolledOut, &format!("catalog/{}", catalog.name), text);
         }
         Ok(spared.filter(|spared| !spared.is_zero()).unwrap_or(MOST))

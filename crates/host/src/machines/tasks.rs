@@ -106,7 +106,9 @@ impl Shared {
                 self.poke(&name);
             } else if let Some(name) = key.strip_prefix(Machine::PREFIX) {
                 // One that has no task is off, and stays so.
-                self.poke_kept(|kept| kept.as_str() == name);
+                if let Ok(name) = name.parse::<Name>() {
+                    self.kept().get_mut(&name).into_iter().for_each(Kept::wake);
+                }
             } else if key.starts_with(Catalog::PREFIX) {
                 self.poke_kept(|_| true);
             }
