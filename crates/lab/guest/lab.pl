@@ -39,16 +39,16 @@ sub slurp {
     return scalar <$file>;
 }
 
-# What the kernel has counted since it started, and when that was.
+# What the kernel has counted since it started, when that was, and whether work begins there.
 sub inside {
-    my $at = now();
+    my ($begins, $at) = (shift ? 'true' : 'false', now());
     my ($r, $rs, $w, $ws) = slurp('/proc/diskstats') =~ /^ *\d+ +\d+ +$word{disk} (\d+) \d+ (\d+) \d+ (\d+) \d+ (\d+)/m
         or die "no disk $word{disk}";
     # Neither idle, nor waiting for a disk, nor taken by the host.
     my @ticks = (split ' ', slurp('/proc/stat'))[1 .. 7];
     my $busy = ($ticks[0] + $ticks[1] + $ticks[2] + $ticks[5] + $ticks[6]) / 100;
-    report('{"inside":{"reads":%d,"read_bytes":%d,"writes":%d,"written_bytes":%d,"cpu_s":%.2f},"at":%.6f}',
-        $r, $rs * 512, $w, $ws * 512, $busy, $at);
+    report('{"inside":{"reads":%d,"read_bytes":%d,"writes":%d,"written_bytes":%d,"cpu_s":%.2f},"at":%.6f,"begins":%s}',
+        $r, $rs * 512, $w, $ws * 512, $busy, $at, $begins);
 }
 
 for (split /\n/, slurp('/run/payload/words')) {
@@ -81,7 +81,7 @@ if (!$sampler) {
 report('{"ready":%.6f}', now());
 defined <$from_host> or die 'the host has gone';
 # What was before does not count.
-inside();
+inside('begins');
 work();
 system('sync') == 0 or die 'sync failed';
 kill 'TERM', $sampler;

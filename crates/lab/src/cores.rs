@@ -153,7 +153,7 @@ impl Hardware {
     }
 }
 
-/// The mount that a directory lies on, as `directory on ext4 (/dev/vda)`.
+/// The mount that a directory lies on, as `ext4 (/dev/vda)`.
 fn mount_of(dir: &std::path::Path) -> Option<String> {
     let dir = dir.canonicalize().ok()?;
     let table = std::fs::read_to_string("/proc/self/mounts").ok()?;
@@ -165,7 +165,7 @@ fn mount_of(dir: &std::path::Path) -> Option<String> {
             dir.starts_with(at).then_some((at.len(), device, kind))
         })
         .max_by_key(|(len, _, _)| *len)?;
-    Some(format!("{} on {kind} ({device})", dir.display()))
+    Some(format!("{kind} ({device})"))
 }
 
 #[cfg(test)]

@@ -64,8 +64,6 @@ pub enum GuestDisk {
     Nbd(PathBuf),
     /// A raw file that is only read: what the guest writes goes to a file of QEMU's, and with it.
     Snapshot(PathBuf),
-    /// One of so many bytes that does nothing, and at once; it reads as zeroes.
-    Null(u64),
 }
 
 /// What to boot.
@@ -299,10 +297,6 @@ fn arguments(kit: &Kit, spec: &GuestSpec, initrd: &Path, console: &Path, report:
                 let file = text(path);
                 add("-drive", format!("if=none,id=disk{i},format=raw,snapshot=on,file={file}"));
                 add("-device", format!("virtio-blk-pci,drive=disk{i}"));
-            }
-            GuestDisk::Null(bytes) => {
-                add("-blockdev", format!("driver=null-co,node-name=disk{i},size={bytes},read-zeroes=on"));
-                add("-device", format!("virtio-blk-pci,drive=disk{i},num-queues={}", spec.vcpus));
             }
             GuestDisk::Nbd(socket) => {
                 let path = text(socket);

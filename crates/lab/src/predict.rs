@@ -64,7 +64,7 @@ impl Curve {
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "spillway advise {}: {said}", trace.display());
         let all: Value = serde_json::from_slice(&output.stdout).context("spillway advise printed no JSON")?;
-        Curve::read(&all["traces"][0])
+        Curve::read(&all)
     }
 
     /// From the advisor's JSON.

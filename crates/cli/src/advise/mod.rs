@@ -39,7 +39,8 @@ const FEW_BLOCKS: u64 = 1 << 20;
 pub const EXAMPLES: &str = "\
 Examples:
   spillway advise vm1.trace
-  spillway advise vm1.trace --goal 99% --json | jq .traces[0].recommended_bytes
+  spillway advise vm1.trace --goal 99% --json | jq .recommended_bytes
+  spillway advise desk-*.trace --json | jq '.traces[] | [.trace, .zero_overflow_bytes]'
   spillway advise desk-*.trace --budget 16G --svg desk.svg
   spillway advise hm_0.csv.gz --format msr --engine policy
   spillway advise --live desk
@@ -162,10 +163,23 @@ pub fn advise(args: &Advise) -> Result<(), Failure> {
         draw(path, &all)?;
     }
     let text = match args.daemon.json {
-        true => format!("{:#}\n", serde_json::json!({ "traces": all })),
+        true => format!("{:#}\n", json(&all)),
         false => all.iter().map(|advice| table(args, advice)).collect::<Vec<_>>().join("\n"),
     };
     output::print(&text).map(drop)
+}
+
+/// For programs: a list of all, and what one has come to at the top, too.
+fn json(all: &[Advice]) -> serde_json::Value {
+    let list = serde_json::json!({ "traces": all });
+    match all {
+        [one] => {
+            let mut top = serde_json::json!(one);
+            top["traces"] = list["traces"].clone();
+            top
+        }
+        _ => list,
+    }
 }
 
 fn draw(path: &Path, all: &[Advice]) -> Result<(), Failure> {
@@ -294,6 +308,14 @@ fn by_policy(
     // Up to where an LRU cache would need no more, and then finer around the goal.
     let may_leave = (profile.written_bytes() as f64 * (1.0 - args.goal) + 1e-3) as u64;
     let (mut points, rate) = run(&curve::limits(curve.zero_overflow_bytes, POLICY_LIMITS))?;
+    // By a sample more may live than do: then what is tried is doubled, until nothing is evicted.
+    while let Some(last) = points.last().filter(|last| last.overflow_write_bytes > 0) {
+        let step = last.ram_bytes / POLICY_LIMITS as u64;
+        let above: Vec<u64> = (1..=POLICY_LIMITS as u64).map(|i| last.ram_bytes + step * i).collect();
+        points.extend(run(&above)?.0);
+    }
+    let zero = points.iter().find(|point| point.overflow_write_bytes == 0);
+    curve.zero_overflow_bytes = zero.map_or(curve.zero_overflow_bytes, |point| point.ram_bytes);
     let reaches = points.iter().position(|point| point.overflow_write_bytes <= may_leave);
     if let Some(at) = reaches.filter(|at| *at > 0) {
         let (low, high) = (points[at - 1].ram_bytes, points[at].ram_bytes);
@@ -301,8 +323,6 @@ fn by_policy(
         points.extend(run(&between.collect::<Vec<_>>())?.0);
         points.sort_by_key(|point| point.ram_bytes);
     }
-    let zero = points.iter().find(|point| point.overflow_write_bytes == 0);
-    curve.zero_overflow_bytes = zero.map_or(curve.zero_overflow_bytes, |point| point.ram_bytes);
     let reaches = points.iter().find(|point| point.overflow_write_bytes <= may_leave);
     curve.recommended_bytes = reaches.map_or(curve.zero_overflow_bytes, |point| point.ram_bytes);
     let most_bytes = profile.evicted_blocks(0) * BLOCK_BYTES;

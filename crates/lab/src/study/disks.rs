@@ -4,10 +4,11 @@
 //! in the host's page cache.
 
 use super::spec::{Image, Scenario};
-use crate::Disk;
+use super::watch::Source;
 use crate::guest::Kit;
 use crate::process::line;
 use crate::workload::WorkDisk;
+use crate::{Disk, NullDisk};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,13 +17,23 @@ use std::process::Command;
 
 /// Name of a machine's private copy of the image.
 const COPY: &str = "copy.raw";
+/// What a disk that does nothing claims to hold.
+const NULL_BYTES: u64 = 8 << 30;
 
 /// The disks of a run.
 pub struct Disks {
-    /// One a machine; none for a null disk.
-    pub disks: Vec<Option<Disk>>,
+    /// One a machine.
+    pub disks: Vec<Served>,
     /// Commands as a user would give them.
     pub commands: Vec<String>,
+}
+
+/// A machine's.
+pub enum Served {
+    /// One of ours.
+    Disk(Disk),
+    /// One that does nothing.
+    Null(NullDisk),
 }
 
 /// The base image of a scenario, made if need be.
@@ -64,11 +75,15 @@ impl Disks {
         forget(image)?;
         let mut disks = Vec::new();
         for machine in 0..scenario.machines {
+            let own = own(machine);
             if scenario.null_disk {
-                disks.push(None);
+                let disk = NullDisk::start(&own, NULL_BYTES)?;
+                if machine == 0 {
+                    commands.push(disk.command().to_string());
+                }
+                disks.push(Served::Null(disk));
                 continue;
             }
-            let own = own(machine);
             let text = |path: &Path| path.display().to_string();
             let mut all = match mode {
                 "ephemeral" => vec!["--disk".into(), text(&own.join(COPY))],
@@ -82,25 +97,35 @@ impl Disks {
             if machine == 0 {
                 commands.push(disk.command().to_string());
             }
-            disks.push(Some(disk));
+            disks.push(Served::Disk(disk));
         }
         Ok(Disks { disks, commands })
     }
 
     /// What the work is given.
     pub fn for_work(&self) -> Vec<WorkDisk> {
-        let served = |disk: &Disk| WorkDisk::Served { vhost: disk.vhost() };
-        self.disks.iter().map(|disk| disk.as_ref().map_or(WorkDisk::Null, served)).collect()
+        let work = |disk: &Served| match disk {
+            Served::Disk(disk) => WorkDisk::Served { vhost: disk.vhost() },
+            Served::Null(disk) => WorkDisk::Null { vhost: disk.vhost() },
+        };
+        self.disks.iter().map(work).collect()
     }
 
-    /// Their control sockets.
-    pub fn controls(&self) -> Vec<Option<PathBuf>> {
-        self.disks.iter().map(|disk| disk.as_ref().map(Disk::control)).collect()
+    /// What is known of each from outside.
+    pub fn sources(&self) -> Vec<Source> {
+        let source = |disk: &Served| match disk {
+            Served::Disk(disk) => Source::Control(disk.control()),
+            Served::Null(disk) => Source::Process(disk.pid()),
+        };
+        self.disks.iter().map(source).collect()
     }
 
     /// Ends them. An error if one does not end well.
     pub fn stop(self) -> Result<()> {
-        self.disks.into_iter().flatten().try_for_each(Disk::stop)
+        self.disks.into_iter().try_for_each(|disk| match disk {
+            Served::Disk(disk) => disk.stop(),
+            Served::Null(_) => Ok(()),
+        })
     }
 }
 

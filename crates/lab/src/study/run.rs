@@ -2,10 +2,10 @@
 //!
 //! Owns the order, and when a run does not count. **A run is dropped** when its work failed or took longer than its limit, when a
 //! request of a machine failed or came back other than it was written, when a disk's worker ended in the middle of it, or when
-//! nothing could be counted for more than [`BLIND`]. Dropped runs are kept, with the reason, and not repeated. What would
+//! nothing could be counted for more than [`BLIND`], or when the work began. Dropped runs are kept, with the reason, and not repeated. What would
 //! fail every run, as an option that `spillway serve` does not know, ends the study instead.
 
-use super::disks::{Disks, base};
+use super::disks::{Disks, Served, base};
 use super::folder::{Folder, empty, json};
 use super::record::{RunRecord, SCHEMA};
 use super::spec::{Engine, Scenario};
@@ -176,7 +176,7 @@ fn one(
     let (begun, begin) = (stamp::now(), Instant::now());
     let image = base(study.image(scenario), &lab.kit, lab.scratch.path())?;
     let disks = Disks::start(&lab.spillway, scenario, &image, scratch.path(), memory.path())?;
-    let watch = Watch::start(&disks.controls())?;
+    let watch = Watch::start(&disks.sources())?;
     // What was recorded is asked by every run.
     let own = study.runs.seed.wrapping_add(u64::from(planned.run) - 1);
     let seed = recording.map_or(own, |recording| recording.actions.seed);
@@ -234,6 +234,11 @@ fn one(
 /// Why a run whose work ended well does not count.
 fn why_not(found: &Found, scenario: &Scenario) -> Option<String> {
     for (machine, seen) in found.machines.iter().enumerate() {
+        if !seen.begin {
+            return Some(format!(
+                "machine {machine}: its disk did not say what it had counted when the work began"
+            ));
+        }
         if seen.longest_gap > BLIND {
             return Some(format!(
                 "machine {machine}: nothing was counted for {:.0} s",
@@ -255,7 +260,7 @@ fn raw(disks: &Disks, found: &Found, dir: &Path) -> Result<()> {
     let all = found.machines.iter().enumerate().map(|(i, seen)| (format!("m{i}"), &seen.stats));
     json(&dir.join("stats.json"), &all.collect::<BTreeMap<String, &Value>>())?;
     for (i, disk) in disks.disks.iter().enumerate() {
-        if let Some(disk) = disk {
+        if let Served::Disk(disk) = disk {
             let path = dir.join(format!("m{i}-spillway.log"));
             std::fs::write(&path, disk.log()).with_context(|| format!("{}: cannot write", path.display()))?;
         }
@@ -271,10 +276,14 @@ mod tests {
     const GOOD: &str =
         r#"{"restarts":0,"checksum_mismatches":0,"failed":{"requests":0},"overflow":{"write_errors":0}}"#;
 
+    /// Not even when the work began.
+    const NEVER: u64 = u64::MAX;
+
     fn why(stats: &str, gap_s: u64) -> Option<String> {
         let seen = |stats: &str, gap_s| Seen {
             stats: serde_json::from_str(stats).unwrap(),
             longest_gap: Duration::from_secs(gap_s),
+            begin: gap_s != NEVER,
         };
         let found = Found { samples: Samples::default(), machines: vec![seen(GOOD, 1), seen(stats, gap_s)] };
         let scenario: Scenario = toml::from_str("name = 'a'\nwhat = 'it'").unwrap();
@@ -285,6 +294,7 @@ mod tests {
     fn a_run_is_dropped_for_what_the_rule_says() {
         assert_eq!(why(GOOD, 1), None);
         assert_eq!(why(GOOD, 11).unwrap(), "machine 1: nothing was counted for 11 s");
+        assert!(why(GOOD, NEVER).unwrap().contains("when the work began"));
         for (good, bad, words) in [
             ("\"requests\":0", "\"requests\":3", "3 requests failed"),
             ("\"restarts\":0", "\"restarts\":1", "1 workers ended"),

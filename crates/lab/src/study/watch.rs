@@ -30,6 +30,15 @@ pub struct Watch {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Where something is known of a machine's disk.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// The control socket of one of ours.
+    Control(PathBuf),
+    /// Nothing but the process that serves one that does nothing.
+    Process(u32),
+}
+
 /// What was seen.
 struct Looks {
     made: Instant,
@@ -40,8 +49,7 @@ struct Looks {
 
 /// One of them.
 struct Machine {
-    /// Its disk's control socket; none for a null disk.
-    control: Option<PathBuf>,
+    source: Source,
     /// A connection to it, if there is one whose last question was answered.
     disk: Option<BufReader<UnixStream>>,
     vmm: Option<u32>,
@@ -67,16 +75,21 @@ pub struct Seen {
     pub stats: Value,
     /// The longest time in which nothing of it was counted, while the work went on.
     pub longest_gap: Duration,
+    /// Its counters when the work began are known.
+    pub begin: bool,
 }
 
 impl Watch {
-    /// Begins to look at the disks behind these control sockets; `None` for a machine without one.
-    pub fn start(controls: &[Option<PathBuf>]) -> Result<Watch> {
+    /// Begins to look at the disks of machines.
+    pub fn start(sources: &[Source]) -> Result<Watch> {
         let made = Instant::now();
-        let machines = controls.iter().map(|control| {
-            let disk = control.as_deref().map(connect).transpose()?;
+        let machines = sources.iter().map(|source| {
+            let disk = match source {
+                Source::Control(control) => Some(connect(control)?),
+                Source::Process(_) => None,
+            };
             Ok(Machine {
-                control: control.clone(),
+                source: source.clone(),
                 disk,
                 vmm: None,
                 vmm_s: None,
@@ -136,14 +149,21 @@ impl Watcher for Watch {
         if looks.begun.is_none() {
             looks.begun = Some(Instant::now());
             looks.look();
-            // What was not counted before it is no matter.
-            looks.machines.iter_mut().for_each(|m| m.seen.longest_gap = Duration::ZERO);
+            for machine in &mut looks.machines {
+                // What was not counted before it is no matter.
+                machine.seen.longest_gap = Duration::ZERO;
+                machine.seen.begin = machine.is_known();
+            }
         }
     }
 
-    fn vmm(&self, machine: u32, pid: u32) {
-        if let Some(machine) = lock(&self.shared).machines.get_mut(machine as usize) {
+    fn vmm(&self, number: u32, pid: u32) {
+        let mut looks = lock(&self.shared);
+        let time_s = seconds_between(looks.made, Instant::now());
+        if let Some(machine) = looks.machines.get_mut(number as usize) {
             machine.vmm = Some(pid);
+            // What it uses before the next look is its own, too.
+            looks.samples.add(number, time_s, &BTreeMap::from([("cpu.vmm_s".to_string(), 0.0)]));
         }
     }
 
@@ -185,13 +205,16 @@ impl Machine {
 
     fn known(&mut self) -> BTreeMap<String, f64> {
         let mut known = BTreeMap::new();
-        self.seen.stats = match &self.control {
-            Some(control) => answer(&mut self.disk, control).unwrap_or_default(),
-            None => Value::Null,
+        let serves = match &self.source {
+            Source::Control(control) => {
+                self.seen.stats = answer(&mut self.disk, control).unwrap_or_default();
+                self.seen.stats["worker_pid"].as_u64().map(|pid| pid as u32).filter(|pid| *pid > 0)
+            }
+            Source::Process(pid) => Some(*pid),
         };
         flatten("", &self.seen.stats, &mut known);
-        if let Some(pid) = self.seen.stats["worker_pid"].as_u64().filter(|pid| *pid > 0)
-            && let Ok(seconds) = cpu_seconds_of(&[pid as u32])
+        if let Some(pid) = serves
+            && let Ok(seconds) = cpu_seconds_of(&[pid])
         {
             known.insert("cpu.worker_s".into(), seconds);
         }
@@ -199,10 +222,15 @@ impl Machine {
         known.extend(self.vmm_s.map(|seconds| ("cpu.vmm_s".into(), seconds)));
         let now = Instant::now();
         self.seen.longest_gap = self.seen.longest_gap.max(now.saturating_duration_since(self.last));
-        if !self.seen.stats.is_null() || self.control.is_none() {
+        if self.is_known() {
             self.last = now;
         }
         known
+    }
+
+    /// Whether it answered the last look, if it is asked anything.
+    fn is_known(&self) -> bool {
+        matches!(self.source, Source::Process(_)) || !self.seen.stats.is_null()
     }
 }
 
@@ -292,8 +320,8 @@ mod tests {
     #[test]
     fn disks_are_looked_at_until_they_end_and_guests_are_heard() {
         let dir = tempfile::tempdir().unwrap();
-        let controls = [Some(disk(dir.path(), 1000)), Some(disk(dir.path(), 1)), None];
-        let watch = Watch::start(&controls).unwrap();
+        let [good, ended, mute] = [1000, 1, 0].map(|answers| Source::Control(disk(dir.path(), answers)));
+        let watch = Watch::start(&[good, ended, Source::Process(std::process::id()), mute]).unwrap();
         watch.vmm(0, std::process::id());
         watch.begin();
         let at = Instant::now() + Duration::from_secs(100);
@@ -315,12 +343,17 @@ mod tests {
         assert!(inside.len() == 1 && (inside[0].0 - 100.0).abs() < 10.0 && inside[0].1 == 7.0, "{inside:?}");
         // What a VMM has used stays known when it has ended.
         let used = of(0, "cpu.vmm_s");
-        assert!(used.len() == reads.len() && used.last().unwrap().0 == reads.last().unwrap().0, "{used:?}");
+        // Nothing when it was started, and then at each look.
+        assert_eq!(used[0].1, 0.0);
+        let times = |of: &[(f64, f64)]| of.iter().map(|(time_s, _)| *time_s).collect::<Vec<_>>();
+        assert_eq!(times(&used[1..]), times(&reads[reads.len() + 1 - used.len()..]));
         assert!(of(1, "cpu.vmm_s").is_empty());
+        assert!(of(2, "cpu.worker_s").len() == reads.len() && of(0, "cpu.worker_s").is_empty());
         assert!(reads.iter().any(|(time_s, _)| time_s.abs() < 0.1), "the begin is a sample");
-        let [good, ended, null] = &found.machines[..] else { panic!("three") };
+        let [good, ended, null, mute] = &found.machines[..] else { panic!("four") };
         assert_eq!(good.stats["mode"], "ram");
         assert!(ended.stats.is_null() && null.stats.is_null(), "no counters of an earlier time");
+        assert_eq!([good.begin, mute.begin, null.begin], [true, false, true]);
         assert!(ended.longest_gap > good.longest_gap && ended.longest_gap >= Duration::from_millis(20));
     }
 

@@ -95,7 +95,7 @@ pub fn run(workload: &str, words: &Words, stage: &Stage<'_>) -> Result<Done> {
 fn replay_all(recording: &Recording, speed: Speed, every: Duration, stage: &Stage<'_>) -> Result<Vec<Part>> {
     let sockets = stage.disks.iter().enumerate().map(|(i, disk)| match disk {
         WorkDisk::Served { vhost } => Ok(vhost),
-        WorkDisk::Null => {
+        WorkDisk::Null { .. } => {
             bail!("machine {i}: a null disk keeps nothing, so that nothing can be replayed on it")
         }
     });

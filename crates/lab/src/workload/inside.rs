@@ -14,22 +14,20 @@ use anyhow::{Context, Result, ensure};
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-/// What a disk of QEMU's own that does nothing claims to hold.
-const NULL_BYTES: u64 = 8 << 30;
-
 /// Does it.
 pub fn run(words: &Words, stage: &Stage<'_>) -> Result<Done> {
     let on_root = words.on_root();
-    let null = stage.disks.iter().any(|disk| matches!(disk, WorkDisk::Null));
+    let null = stage.disks.iter().any(|disk| matches!(disk, WorkDisk::Null { .. }));
     ensure!(
         !null || !on_root,
         "a null disk holds no system, so that only fio can work on it, and on no files"
     );
     let golden = GuestDisk::Snapshot(stage.kit.golden());
     let disks = stage.disks.iter().map(|disk| match disk {
-        WorkDisk::Null => vec![golden.clone(), GuestDisk::Null(NULL_BYTES)],
         WorkDisk::Served { vhost } if on_root => vec![GuestDisk::VhostUser(vhost.clone())],
-        WorkDisk::Served { vhost } => vec![golden.clone(), GuestDisk::VhostUser(vhost.clone())],
+        WorkDisk::Served { vhost } | WorkDisk::Null { vhost } => {
+            vec![golden.clone(), GuestDisk::VhostUser(vhost.clone())]
+        }
     });
     let task = Task {
         kit: stage.kit,

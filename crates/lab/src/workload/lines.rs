@@ -48,6 +48,8 @@ pub enum Line {
         inside: BTreeMap<String, f64>,
         /// When.
         at: f64,
+        /// It has been told to begin, and does so now.
+        begins: bool,
     },
     /// A load of fio's has ended.
     Fio {
@@ -149,10 +151,10 @@ mod tests {
         assert!(matches!(seen[..], [Line::Up { up: 1.5 }, Line::Action { session: 2, .. }]), "{seen:?}");
         assert_eq!(seen[1].said(), Some(3.5));
         let seen =
-            say("ds\":7},\"at\":4.5}\n{\"fio\":\"a\",\"at\":1.0,\"took_ms\":1.0,\"json\":{\"jobs\":[]}}\n")
+            say("ds\":7},\"at\":4.5,\"begins\":true}\n{\"fio\":\"a\",\"at\":1.0,\"took_ms\":1.0,\"json\":{\"jobs\":[]}}\n")
                 .unwrap();
         assert!(
-            matches!(&seen[..], [Line::Inside { inside, at: 4.5 }, Line::Fio { .. }] if inside["reads"] == 7.0)
+            matches!(&seen[..], [Line::Inside { inside, at: 4.5, begins: true }, Line::Fio { .. }] if inside["reads"] == 7.0)
         );
         assert!(
             matches!(&say("{\"error\":\"no room\"}\n").unwrap()[..], [Line::Error { error }] if error == "no room")

@@ -240,11 +240,13 @@ impl Machine {
                 Line::Action { action, session, at, took_ms } => {
                     self.reported.action(&task.orders, session, action, at, took_ms)?;
                 }
-                Line::Inside { inside, at } => {
+                Line::Inside { inside, at, begins } => {
                     let up = self.course.up.map_or(Duration::ZERO, |up| now - up);
                     let known = self.reported.counted(up, inside)?;
-                    // Never later than it was heard.
+                    // Never later than it was heard, nor is it before it was told that it begins: clocks are tied to some milliseconds.
                     let at = self.tie.map_or(now, |tie| tie.host(at).min(now));
+                    let told = self.course.told.filter(|_| begins);
+                    let at = told.map_or(at, |told| at.max(told));
                     watch.inside(number, at, &known);
                 }
                 Line::Fio { fio, at, took_ms, json } => {

@@ -23,7 +23,7 @@ pub fn run(fio: &Fio, stage: &Stage<'_>) -> Result<Done> {
         .iter()
         .map(|disk| match disk {
             WorkDisk::Served { vhost } => Ok(vhost),
-            WorkDisk::Null => bail!("a null disk is one of QEMU's: engine 'guest'"),
+            WorkDisk::Null { .. } => bail!("a null disk is a machine's: engine 'guest'"),
         })
         .collect::<Result<_>>()?;
     let all = runs(fio);

@@ -25,6 +25,8 @@ pub struct Course {
     pub ready: bool,
     /// It was told.
     pub told: Option<Instant>,
+    /// It has counted what was before.
+    pub begun: bool,
     /// It has done all.
     pub done: Option<Instant>,
 }
@@ -47,11 +49,15 @@ impl Course {
             Line::Fio { fio, .. } if fio == FILL => {
                 ensure!(self.up.is_some() && !self.ready, "it fills its disk out of turn")
             }
+            Line::Inside { begins: true, .. } => {
+                ensure!(self.told.is_some() && !self.begun, "it begins before it was told to, or twice");
+                self.begun = true;
+            }
             Line::Action { .. } | Line::Fio { .. } => {
-                ensure!(self.told.is_some(), "it did something before it was told to begin")
+                ensure!(self.begun, "it did something before it began")
             }
             Line::Done { .. } => {
-                ensure!(self.told.is_some(), "it is done before it was told to begin");
+                ensure!(self.begun, "it is done before it began");
                 self.done = Some(now);
             }
             Line::Inside { .. } => ensure!(self.up.is_some(), "it counts before it is up"),
@@ -152,11 +158,12 @@ mod tests {
         let line = |text: &str| serde_json::from_str::<Line>(text).unwrap();
         let (up, ready, done) = (line(r#"{"up":1}"#), line(r#"{"ready":1}"#), line(r#"{"done":1}"#));
         let action = line(r#"{"action":"save","session":0,"at":1,"took_ms":1}"#);
-        let inside = line(r#"{"inside":{},"at":1}"#);
+        let inside = line(r#"{"inside":{},"at":1,"begins":false}"#);
+        let begins = line(r#"{"inside":{},"at":1,"begins":true}"#);
         let [fill, load] = ["fill", "fio-4k-x1"]
             .map(|name| line(&format!(r#"{{"fio":"{name}","at":1,"took_ms":1,"json":{{}}}}"#)));
         let mut course = Course::default();
-        for early in [&ready, &done, &action, &inside, &fill, &load] {
+        for early in [&ready, &done, &action, &inside, &begins, &fill, &load] {
             course.heard(early, now, false).unwrap_err();
         }
         course.heard(&up, now, false).unwrap();
@@ -164,10 +171,16 @@ mod tests {
         course.heard(&inside, now, false).unwrap();
         course.heard(&fill, now, false).unwrap();
         course.heard(&ready, now, false).unwrap();
-        for early in [&ready, &done, &action, &fill, &load] {
+        for early in [&ready, &done, &action, &begins, &fill, &load] {
             course.heard(early, now, false).unwrap_err();
         }
         course.told = Some(now);
+        for early in [&ready, &done, &action, &fill, &load] {
+            course.heard(early, now, false).unwrap_err();
+        }
+        course.heard(&begins, now, false).unwrap();
+        course.heard(&begins, now, false).unwrap_err();
+        course.heard(&inside, now, false).unwrap();
         course.heard(&action, now, false).unwrap();
         course.heard(&load, now, false).unwrap();
         course.heard(&fill, now, false).unwrap_err();

@@ -40,8 +40,11 @@ pub enum WorkDisk {
         /// Its vhost-user-blk socket.
         vhost: PathBuf,
     },
-    /// One that does nothing, of QEMU's.
-    Null,
+    /// One that does nothing.
+    Null {
+        /// Its vhost-user-blk socket.
+        vhost: PathBuf,
+    },
 }
 
 /// Who looks on while work is done: the run's sampler.

@@ -96,7 +96,9 @@ fn what_is_recorded_is_what_was_asked_and_says_what_the_disk_did() {
     assert!(evicted > written / 10.0, "it was evicted: {stats}");
     let live = json(spillway(&["stats", "--curve", "--json"]).arg(disk.control()));
     let by = |engine: &str| {
-        json(spillway(&["advise", "--json", "--engine", engine]).arg(&trace))["traces"][0].clone()
+        let all = json(spillway(&["advise", "--json", "--engine", engine]).arg(&trace));
+        assert_eq!((&all["traces"][0]["curve"], all["traces"].as_array().unwrap().len()), (&all["curve"], 1));
+        all
     };
     let curves =
         [("live", live.clone()), ("lru", by("lru")), ("sampled", by("sampled")), ("policy", by("policy"))];

@@ -192,6 +192,7 @@ pub fn is_sampled(column: &str, study: &Study, scenario: &Scenario) -> bool {
     match column.split_once('.') {
         Some(("inside", _)) => guest && study.work.workload != "boot",
         Some(("cpu", "vmm_s")) => guest,
+        Some(("cpu", _)) => true,
         _ => !scenario.null_disk,
     }
 }

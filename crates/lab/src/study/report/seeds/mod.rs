@@ -229,14 +229,15 @@ pub fn sentence(all: &[Beside]) -> String {
         let names: Vec<&str> = all.iter().filter(|b| of(&b.verdict)).map(|b| b.what.as_str()).collect();
         if names.is_empty() { String::new() } else { format!(" {what}: {}.", names.join("; ")) }
     };
-    let named = names("What agrees", |v| matches!(v, Verdict::Agrees(_) | Verdict::Direction(_)))
+    let named = names("What agrees", |v| matches!(v, Verdict::Agrees(_)))
+        + &names("In direction", |v| matches!(v, Verdict::Direction(_)))
         + &names("What does not", |v| matches!(v, Verdict::Differs));
     let given = match given {
         0 => String::new(),
         _ => format!(" {given} more are not counted, for the reason under each."),
     };
     format!(
-        "Of {compared} figures, {agree} agree within a factor of {WITHIN}, {direction} in direction, and {differ} do not \
+        "Of {compared} figures, {agree} agree within a factor of {WITHIN}, {direction} in direction only, and {differ} do not \
          agree.{named}{rest}{given}"
     )
 }
@@ -346,7 +347,7 @@ mod tests {
             Claim::new("f", Theirs::Ratio(2.0), Some((4.0, 2.0))).given("it is a"),
         ];
         let all: Vec<Beside> = claims.into_iter().map(Claim::judged).collect();
-        let expected = "Of 3 figures, 1 agree within a factor of 1.5, 1 in direction, and 1 do not agree. What agrees: a; b. What does not: c. 2 could not be \
+        let expected = "Of 3 figures, 1 agree within a factor of 1.5, 1 in direction only, and 1 do not agree. What agrees: a. In direction: b. What does not: c. 2 could not be \
                         compared. 1 more are not counted, for the reason under each.";
         assert_eq!(sentence(&all), expected);
         assert_eq!(all[0].ours, "200% (4 / 2)");
