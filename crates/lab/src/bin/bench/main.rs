@@ -156,6 +156,7 @@ fn bench(options: &Options) -> Result<bool> {
         let found = overhead::measure(options, &ground)?;
         overhead::print(&found);
         keep_json(&found, &options.out.join("overhead.json"))?;
+        checks.extend(overhead::checks(&found));
     }
     // One core drives from here on, another serves.
     ground.keep_to_core()?;

@@ -6,6 +6,7 @@
 //! that its own processor time, of which two cores have none to spare, is not counted.
 
 use crate::Options;
+use crate::checks::{Asked, Check, check};
 use crate::ground::Ground;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -18,8 +19,13 @@ use std::time::Duration;
 
 /// Requests at once.
 const DEPTHS: [usize; 2] = [1, 16];
+/// What the first pairs are of.
+const RECORDING: &str = "recording";
 /// What a request may take at 500,000 a second.
 const BUDGET_NS: f64 = 2000.0;
+/// What may be added at one request at a time, in percent of a request.
+const RECORDING_PERCENT: f64 = 3.0;
+const AGAINST_PERCENT: f64 = 1.0;
 const SPAN: u64 = 5 << 29;
 
 /// One side of the pairs.
@@ -101,7 +107,7 @@ pub struct Overhead {
 
 /// Measures pairs: recording beside not recording; and, with `--against`, this program beside another.
 pub fn measure(options: &Options, ground: &Ground) -> Result<Vec<Overhead>> {
-    let mut found = pairs(options, ground, "recording", (&ground.spillway, false), (&ground.spillway, true))?;
+    let mut found = pairs(options, ground, RECORDING, (&ground.spillway, false), (&ground.spillway, true))?;
     if let Some(against) = &options.against {
         found.extend(pairs(options, ground, "this program", (against, false), (&ground.spillway, false))?);
     }
@@ -148,6 +154,18 @@ fn pairs(
     let found = DEPTHS.into_iter().enumerate().map(of).collect();
     sides.into_iter().try_for_each(Side::end)?;
     Ok(found)
+}
+
+/// Sets what was found at one request at a time against what may be.
+pub fn checks(found: &[Overhead]) -> Vec<Check> {
+    let of = |one: &Overhead| {
+        let most = if one.what == RECORDING { RECORDING_PERCENT } else { AGAINST_PERCENT };
+        let words = format!("{}, one request at a time: at most {most}% of a request", one.what);
+        let from =
+            format!("{:+.1} ns of {:.1}, at {:.0} a second", one.added_ns, one.before_ns, one.per_second);
+        check(words, Asked::AtMost(most), Some((one.share * 100.0, from)))
+    };
+    found.iter().filter(|one| one.depth == 1).map(of).collect()
 }
 
 fn quantile(values: &mut [f64], share: f64) -> f64 {
