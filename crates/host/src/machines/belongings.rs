@@ -81,6 +81,23 @@ impl Shared {
             Some(belongings) => belongings,
             None => Belongings { uuid: uuid.clone(), host_key: host_key()?, data: None, disk: None },
         };
+        if let Some(disk) = belongings.disk.take_if(|disk| !disk.stays(spec, resets)) {
+            self.remove_kept(&disk.path)?;
+        }
+        if spec.mode() == DiskMode::Persistent && belongings.disk.is_none() {
+            let store = self.stores.for_disks(spec.overflow_store.as_ref())?;
+            self.stores.check(&store)?;
+            let path = store.path.join(DISKS).join(format!("{name}-{uuid}.disk"));
+            let folder = path.parent().unwrap_or(&path);
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+            made.map_err(|e| failed(folder, "cannot be made", e))?;
+            let (image, version) = (spec.image.name.clone(), catalog.version);
+            belongings.disk = Some(KeptDisk { path, made: false, image, version, resets });
+        }
+        if let Some(disk) = belongings.disk.as_ref().filter(|disk| disk.made && !disk.path.exists()) {
+            let message = format!("{} is gone: is its file system mounted?", disk.path.display());
+            return Err(HostError::new(ErrorCode::Unavailable, message));
+        }
         let mut fresh = None;
         match (&belongings.data, spec.data_disk_bytes) {
             (Some(path), Some(bytes)) => grow(path, bytes)?,
@@ -100,23 +117,6 @@ impl Shared {
                 belongings.data = Some(path);
             }
             (None, None) => {}
-        }
-        if let Some(disk) = belongings.disk.take_if(|disk| !disk.stays(spec, resets)) {
-            self.remove_kept(&disk.path)?;
-        }
-        if spec.mode() == DiskMode::Persistent && belongings.disk.is_none() {
-            let store = self.stores.for_disks(spec.overflow_store.as_ref())?;
-            self.stores.check(&store)?;
-            let path = store.path.join(DISKS).join(format!("{name}-{uuid}.disk"));
-            let folder = path.parent().unwrap_or(&path);
-            let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-            made.map_err(|e| failed(folder, "cannot be made", e))?;
-            let (image, version) = (spec.image.name.clone(), catalog.version);
-            belongings.disk = Some(KeptDisk { path, made: false, image, version, resets });
-        }
-        if let Some(disk) = belongings.disk.as_ref().filter(|disk| disk.made && !disk.path.exists()) {
-            let message = format!("{} is gone: is its file system mounted?", disk.path.display());
-            return Err(HostError::new(ErrorCode::Unavailable, message));
         }
         if earlier.as_ref() != Some(&belongings) {
             let recorded = self.objects.change(|changes| {

@@ -34,6 +34,9 @@ const STABLE: Duration = Duration::from_secs(60);
 /// How often it looks although nothing has happened.
 const TICK: Duration = Duration::from_secs(60);
 
+/// Before what an earlier machine has left, and could not be removed, is tried again.
+const AGAIN: Duration = Duration::from_secs(10);
+
 /// The task.
 pub struct Keeper {
     shared: Arc<Shared>,
@@ -108,6 +111,10 @@ impl Wait {
         Wait { disk: None, vmm: None, until }
     }
 
+    fn at_most(self, time: Duration) -> Wait {
+        Wait { until: self.until.min(Instant::now() + time), ..self }
+    }
+
     fn for_end_of(disk: Option<&Process>, vmm: Option<&Process>) -> Result<Wait, HostError> {
         let watch = |process: Option<&Process>| process.map(Process::watch).transpose();
         Ok(Wait { disk: watch(disk)?, vmm: watch(vmm)?, until: Instant::now() + TICK })
@@ -172,6 +179,7 @@ impl Keeper {
             let pokes = self.shared.pokes(&self.name);
             let wait = match self.step().await {
                 Ok(Next::Again) => continue,
+                Ok(Next::Rest(wait)) if self.is_left => wait.at_most(AGAIN),
                 Ok(Next::Rest(wait)) => wait,
                 Ok(Next::Over) if self.shared.let_go(&self.name, pokes) => return,
                 Ok(Next::Over) => continue,

@@ -42,7 +42,7 @@ pub use disk::word;
 pub use figures::curves::CurvesOf;
 use host::Rooms;
 use jiff::Timestamp;
-use run::{Folder, Run};
+use run::{DiskKind, Folder, Run};
 use spillway_api::{
     ErrorCode, Hypervisor, Machine, MachineDetails, MachineStatus, Name, Phase, Selector, StoreDetails,
 };
@@ -292,6 +292,7 @@ struct View {
     status: MachineStatus,
     /// Its task has looked at what is wanted.
     is_seen: bool,
+    disk: Option<DiskKind>,
 }
 
 impl View {
@@ -299,7 +300,7 @@ impl View {
         let (wanted, revision) = wanted.map_or_else(Default::default, |w| (w.value.clone(), w.revision));
         let known = kept.get(&machine.name).map(|kept| kept.status.borrow().clone()).unwrap_or_default();
         let (status, is_seen) = (known.status(revision), known.has_seen(revision));
-        View { machine, wanted, revision, status, is_seen }
+        View { machine, wanted, revision, status, is_seen, disk: known.disk().cloned() }
     }
 
     fn details(self) -> MachineDetails {

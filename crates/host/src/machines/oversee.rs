@@ -5,7 +5,7 @@
 
 use super::act::free;
 use super::closing::is_closed;
-use super::rollout::{self, Step};
+use super::rollout::{self, Has, Step};
 use super::wanted::Wanted;
 use super::{Machines, View, blocking};
 use crate::error::HostError;
@@ -113,16 +113,15 @@ impl Machines {
     fn roll_out(&self, catalog: &Catalog, rollout: &Rollout, views: &[View]) -> Result<Duration, HostError> {
         let on: Vec<&View> = views.iter().filter(|view| view.wanted.power == Power::On).collect();
         // What they say of themselves may be older than the catalog.
-        let keeps_writes = catalog.spec.keeps_writes();
-        let is_outdated = |view: &View| rollout::is_outdated(view, rollout, keeps_writes);
+        let has = |view: &View| Has::of(view, rollout, &catalog.spec);
         // One that has not stopped yet may be wanted again, and go on with what it has.
         let is_stopping = |view: &&View| {
             view.wanted.power == Power::Off && !(view.status.settled && view.status.phase == Phase::Stopped)
         };
-        let stays_behind = views.iter().filter(is_stopping).any(is_outdated);
+        let stays_behind = views.iter().filter(is_stopping).any(|view| has(view) == Has::Other);
         let spared = rollout.grace_seconds.map(|grace| self.left_of(&catalog.name, rollout, grace));
         let spares = spared != Some(Duration::ZERO);
-        let steps: Vec<Step> = on.iter().map(|view| Step::of(view, is_outdated(view), spares)).collect();
+        let steps: Vec<Step> = on.iter().map(|view| Step::of(view, has(view), spares)).collect();
         for view in rollout::next(&steps, rollout.strategy).into_iter().map(|i| on[i]) {
             let grace_seconds = catalog.spec.grace_seconds;
             self.changes(view, |wanted| {
@@ -130,13 +129,14 @@ impl Machines {
                 wanted.grace_seconds = grace_seconds;
             })?;
         }
-        if !stays_behind && !steps.iter().any(Step::is_on_its_way) && !on.iter().any(|view| is_outdated(view))
-        {
+        if !stays_behind && steps.iter().all(Step::is_done) {
             self.catalogs.is_rolled_out(&catalog.name, Revision(catalog.revision))?;
-            let text = match keeps_writes {
-                false => format!("{}:{} has reached all machines", rollout.image, rollout.version),
-                true => format!("{} has reached all machines; each disk keeps its version", rollout.image),
+            let kept = steps.iter().filter(|step| step.has == Has::Kept).count();
+            let but = match kept {
+                0 => String::new(),
+                _ => format!(" but {kept}, whose disks stay on their version"),
             };
+            let text = format!("{}:{} has reached all machines{but}", rollout.image, rollout.version);
             self.shared.events.raise(EventKind::RolledOut, &format!("catalog/{}", catalog.name), text);
         }
         Ok(spared.filter(|spared| !spared.is_zero()).unwrap_or(MOST))

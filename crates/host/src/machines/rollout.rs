@@ -3,7 +3,8 @@
 //! Invariant: of those that a rollout may restart no more are away at a time than it may take, but for those that were away before.
 
 use super::View;
-use spillway_api::{Phase, Rollout, RolloutStrategy};
+use super::run::DiskKind;
+use spillway_api::{CatalogSpec, Name, Phase, Rollout, RolloutStrategy};
 
 /// A machine that is to run, as a rollout sees it.
 #[derive(Clone, Copy, Debug)]
@@ -13,41 +14,71 @@ pub struct Step {
     /// It is as it is wanted, its guest too.
     settled: bool,
     ready: bool,
-    outdated: bool,
+    /// What it has.
+    pub has: Has,
     /// Somebody has it whose time is not over.
     spared: bool,
 }
 
 impl Step {
     /// As it is known.
-    pub fn of(view: &View, outdated: bool, spares: bool) -> Step {
+    pub fn of(view: &View, has: Has, spares: bool) -> Step {
         Step {
             runs: view.is_seen && view.status.phase == Phase::Running,
             settled: view.status.settled,
             ready: view.status.ready,
-            outdated,
+            has,
             spared: spares && view.wanted.claim.is_some(),
         }
     }
 
     /// It is to be restarted. One whose guest is not ready may never be, with what it has.
     fn is_due(&self) -> bool {
-        !self.spared && self.runs && self.outdated
+        !self.spared && self.runs && self.has == Has::Other
+    }
+
+    /// Nothing is to be done of it, nor waited for.
+    pub fn is_done(&self) -> bool {
+        self.has != Has::Other && !self.is_on_its_way()
     }
 
     /// It is waited for. Not the guest of somebody who is spared.
-    pub fn is_on_its_way(&self) -> bool {
-        !self.spared && !(self.runs && (self.settled || self.outdated))
+    fn is_on_its_way(&self) -> bool {
+        !self.spared && !(self.runs && (self.settled || self.has == Has::Other))
     }
 }
 
-/// Whether a machine runs with something else than what is rolled out. `keeps_writes`: a restart brings such disks another image,
-/// and no other version.
-pub fn is_outdated(view: &View, rollout: &Rollout, keeps_writes: bool) -> bool {
-    view.status
-        .run
-        .as_ref()
-        .is_some_and(|run| run.image != rollout.image || (run.version != rollout.version && !keeps_writes))
+/// What a machine runs with, beside what is rolled out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Has {
+    /// Nothing, or that.
+    It,
+    /// Another version, on which its disk stays under these settings.
+    Kept,
+    /// Something else, which a restart replaces.
+    Other,
+}
+
+impl Has {
+    /// As it is known.
+    pub fn of(view: &View, rollout: &Rollout, spec: &CatalogSpec) -> Has {
+        let run = view.status.run.as_ref().map(|run| (&run.image, run.version));
+        Has::beside(run, view.disk.as_ref(), rollout, spec)
+    }
+
+    fn beside(
+        run: Option<(&Name, u32)>,
+        disk: Option<&DiskKind>,
+        rollout: &Rollout,
+        spec: &CatalogSpec,
+    ) -> Has {
+        match run {
+            None => Has::It,
+            Some(run) if run == (&rollout.image, rollout.version) => Has::It,
+            Some(_) if disk.is_some_and(|disk| disk.stays(spec)) => Has::Kept,
+            Some(_) => Has::Other,
+        }
+    }
 }
 
 /// The places of those that are restarted now.
@@ -69,8 +100,8 @@ pub fn next(steps: &[Step], strategy: RolloutStrategy) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    const OLD: Step = Step { runs: true, settled: true, ready: true, outdated: true, spared: false };
-    const NEW: Step = Step { outdated: false, ..OLD };
+    const OLD: Step = Step { runs: true, settled: true, ready: true, has: Has::Other, spared: false };
+    const NEW: Step = Step { has: Has::It, ..OLD };
     /// It has what is rolled out, and its guest boots.
     const BOOTS: Step = Step { settled: false, ready: false, ..NEW };
     /// With what it has its guest does not come up.
@@ -80,6 +111,39 @@ mod tests {
 
     fn spared(step: Step) -> Step {
         Step { spared: true, ..step }
+    }
+
+    #[test]
+    fn a_disk_that_stays_on_its_version_is_not_outdated() {
+        let [debian, other]: [Name; 2] = ["debian", "other"].map(|name| name.parse().unwrap());
+        let rollout = |image: &Name, version| Rollout {
+            image: image.clone(),
+            version,
+            strategy: RolloutStrategy::Now,
+            since: jiff::Timestamp::UNIX_EPOCH,
+            grace_seconds: None,
+        };
+        let spec = |text: &str| serde_json::from_str::<CatalogSpec>(text).unwrap();
+        let pooled = spec(r#"{"image":"debian"}"#);
+        let dedicated = spec(r#"{"image":"debian","reset":"never"}"#);
+        let of_other = spec(r#"{"image":"other","reset":"never"}"#);
+        let disk = |spec: &CatalogSpec| DiskKind {
+            image: debian.clone(),
+            mode: spec.mode(),
+            keeps_writes: spec.keeps_writes(),
+        };
+        let has = |disk, spec, image, version| {
+            Has::beside(Some((&debian, 1)), Some(disk), &rollout(image, version), spec)
+        };
+        let (forgets, keeps) = (disk(&pooled), disk(&dedicated));
+        assert_eq!(has(&forgets, &pooled, &debian, 1), Has::It);
+        assert_eq!(has(&forgets, &pooled, &debian, 2), Has::Other);
+        assert_eq!(has(&keeps, &dedicated, &debian, 2), Has::Kept);
+        assert_eq!(has(&keeps, &of_other, &other, 2), Has::Other);
+        // Settings that have changed since it was started.
+        assert_eq!(has(&forgets, &dedicated, &debian, 2), Has::Other, "it kept nothing until now");
+        assert_eq!(has(&keeps, &pooled, &debian, 2), Has::Other, "it keeps nothing from now on");
+        assert_eq!(Has::beside(None, None, &rollout(&debian, 2), &pooled), Has::It);
     }
 
     #[test]
@@ -103,5 +167,8 @@ mod tests {
         }
         let waited_for = [OLD, NEW, BOOTS, STUCK, AWAY].map(|step| step.is_on_its_way());
         assert_eq!(waited_for, [false, false, true, false, true]);
+        // Of somebody who is spared what is older is to be done still.
+        let done = [OLD, NEW, BOOTS, spared(OLD), spared(BOOTS), Step { has: Has::Kept, ..OLD }];
+        assert_eq!(done.map(|step| step.is_done()), [false, true, false, false, true, true]);
     }
 }

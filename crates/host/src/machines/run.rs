@@ -67,6 +67,22 @@ pub struct Run {
     pub port: Option<u16>,
 }
 
+/// What a disk is, as far as other settings may throw it away.
+#[derive(Clone, Debug)]
+pub struct DiskKind {
+    pub image: Name,
+    pub mode: DiskMode,
+    pub keeps_writes: bool,
+}
+
+impl DiskKind {
+    /// Whether what it keeps is kept under these settings: it stays on its version then.
+    pub fn stays(&self, spec: &CatalogSpec) -> bool {
+        let is_same = (spec.mode(), &spec.image.name) == (self.mode, &self.image);
+        self.keeps_writes && spec.keeps_writes() && is_same
+    }
+}
+
 impl Run {
     /// Whether a start would take something else now.
     pub fn is_outdated(&self, catalog: &Catalog) -> bool {
@@ -101,8 +117,13 @@ impl Run {
 
     /// Whether what its disk keeps is kept under these settings.
     pub fn disk_stays(&self, spec: &CatalogSpec) -> bool {
-        let is_same = (spec.mode(), &spec.image.name) == (self.spec.mode(), &self.image);
-        self.spec.keeps_writes() && spec.keeps_writes() && is_same
+        self.disk_kind().stays(spec)
+    }
+
+    /// What its disk is.
+    pub fn disk_kind(&self) -> DiskKind {
+        let (mode, keeps_writes) = (self.spec.mode(), self.spec.keeps_writes());
+        DiskKind { image: self.image.clone(), mode, keeps_writes }
     }
 
     /// The settings that a start would take: a disk that is served on stays what it is.

@@ -4,7 +4,7 @@
 //! done about a machine, or its guest is waited for.
 
 use super::disk;
-use super::run::{Folder, Run};
+use super::run::{DiskKind, Folder, Run};
 use crate::error::HostError;
 use crate::hypervisor::qemu;
 use crate::processes::Process;
@@ -18,6 +18,7 @@ pub struct Known {
     status: MachineStatus,
     seen: Revision,
     settled: bool,
+    disk: Option<DiskKind>,
 }
 
 /// Of a machine that is off, and of which nothing was ever wanted.
@@ -40,7 +41,7 @@ impl Known {
             code: None,
             run: None,
         };
-        Known { status, seen, settled: true }
+        Known { status, seen, settled: true, disk: None }
     }
 
     /// Something of it is there that this daemon has not looked at: of this run, if that can be read.
@@ -57,6 +58,11 @@ impl Known {
     /// Where it is on its way.
     pub fn phase(&self) -> Phase {
         self.status.phase
+    }
+
+    /// What its disk is, if there is one.
+    pub fn disk(&self) -> Option<&DiskKind> {
+        self.disk.as_ref()
     }
 
     /// Whether the record of this revision was looked at.
@@ -90,7 +96,7 @@ impl Known {
         (self.status.message, self.status.code) = (None, None);
         (self.status.ready, self.status.address) = (status.ready, status.address);
         self.status.run = status.run;
-        (self.seen, self.settled) = (seen, status.settled);
+        (self.seen, self.settled, self.disk) = (seen, status.settled, status.disk);
     }
 
     /// It has not become what was wanted.
@@ -114,19 +120,21 @@ pub struct Status {
     ready: bool,
     address: Option<String>,
     run: Option<MachineRun>,
+    disk: Option<DiskKind>,
     settled: bool,
 }
 
 impl Status {
     /// With nothing known but where it is on its way.
     pub fn new(phase: Phase) -> Status {
-        Status { phase, ready: false, address: None, run: None, settled: false }
+        Status { phase, ready: false, address: None, run: None, disk: None, settled: false }
     }
 
     /// Of this run.
     pub fn of(mut self, run: &Run, folder: &Folder) -> Status {
         let path = |name| folder.path().join(name);
         let is_ours = run.hypervisor != Hypervisor::None;
+        self.disk = Some(run.disk_kind());
         self.run = Some(MachineRun {
             image: run.image.clone(),
             version: run.version,

@@ -12,12 +12,10 @@ use crate::processes::{self, Process, Seen};
 use spillway_api::{Catalog, EventKind, Machine, Phase, Power, ResetEvent};
 use spillway_worker::supervisor::{PUT_AWAY, Request, Wish};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The least that a RAM tier can have.
 const LEAST_RAM_BYTES: u64 = 64 << 10;
-/// Before what could not be removed is tried again.
-const AGAIN: Duration = Duration::from_secs(5);
 /// Of a machine, the last one first.
 const PROCESSES: [&str; 2] = [vmm::PROCESS, disk::PROCESS];
 
@@ -84,11 +82,8 @@ impl Keeper {
         // One that is wanted begins when this one, which had its name before, has ended.
         let is_off = wanted.power == Power::Off;
         self.say(if is_off { stopped.settled() } else { stopped });
-        if !is_off || !self.is_left {
-            return Ok(Next::Over);
-        }
-        let again = Instant::now() + AGAIN;
-        Ok(Next::Rest(Wait { until: again, ..Wait::for_end_of(None, None)? }))
+        // What could not be removed is tried again.
+        Ok(if is_off && self.is_left { Next::Rest(Wait::for_end_of(None, None)?) } else { Next::Over })
     }
 
     /// Whether what a machine had goes with it.
