@@ -47,8 +47,8 @@ Examples:
 
 Every size of the RAM tier is answered from one pass over the trace. 'lru' counts exactly what a cache that evicts
 what was used least lately would do; 'sampled' the same on a sample of the blocks, as a disk that is served does all the
-time ('spillway stats --curve'); 'policy' runs what the product does, in miniature, at 24 sizes and as many about what
-is recommended. What the collector would write again and what would wait are estimates, for an overflow of --overflow and a disk of --overflow-bandwidth.";
+time ('spillway stats --curve'); 'policy' runs what the product does, in miniature, at 24 sizes, as many about what
+is recommended, and more where a sample asks for them. What the collector would write again and what would wait are estimates, for an overflow of --overflow and a disk of --overflow-bandwidth.";
 
 /// Options of `advise`.
 #[derive(Debug, clap::Args)]
@@ -314,8 +314,6 @@ fn by_policy(
         let above: Vec<u64> = (1..=POLICY_LIMITS as u64).map(|i| last.ram_bytes + step * i).collect();
         points.extend(run(&above)?.0);
     }
-    let zero = points.iter().find(|point| point.overflow_write_bytes == 0);
-    curve.zero_overflow_bytes = zero.map_or(curve.zero_overflow_bytes, |point| point.ram_bytes);
     let reaches = points.iter().position(|point| point.overflow_write_bytes <= may_leave);
     if let Some(at) = reaches.filter(|at| *at > 0) {
         let (low, high) = (points[at - 1].ram_bytes, points[at].ram_bytes);
@@ -323,6 +321,8 @@ fn by_policy(
         points.extend(run(&between.collect::<Vec<_>>())?.0);
         points.sort_by_key(|point| point.ram_bytes);
     }
+    let zero = points.iter().find(|point| point.overflow_write_bytes == 0);
+    curve.zero_overflow_bytes = zero.map_or(curve.zero_overflow_bytes, |point| point.ram_bytes);
     let reaches = points.iter().find(|point| point.overflow_write_bytes <= may_leave);
     curve.recommended_bytes = reaches.map_or(curve.zero_overflow_bytes, |point| point.ram_bytes);
     let most_bytes = profile.evicted_blocks(0) * BLOCK_BYTES;

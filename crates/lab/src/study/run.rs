@@ -2,7 +2,7 @@
 //!
 //! Owns the order, and when a run does not count. **A run is dropped** when its work failed or took longer than its limit, when a
 //! request of a machine failed or came back other than it was written, when a disk's worker ended in the middle of it, or when
-//! nothing could be counted for more than [`BLIND`], or when the work began. Dropped runs are kept, with the reason, and not repeated. What would
+//! nothing could be counted when the work began, or for more than [`BLIND`]. Dropped runs are kept, with the reason, and not repeated. What would
 //! fail every run, as an option that `spillway serve` does not know, ends the study instead.
 
 use super::disks::{Disks, Served, base};
