@@ -9,7 +9,9 @@ use crate::error::HostError;
 use crate::resources::budget::Need;
 use crate::resources::memory::Squeeze;
 use serde::{Deserialize, Serialize};
-use spillway_api::{Catalog, CatalogSpec, Difference, ErrorCode, Hypervisor, Name, Rate, differences};
+use spillway_api::{
+    Catalog, CatalogSpec, Difference, DiskMode, ErrorCode, Hypervisor, Name, Rate, differences,
+};
 use spillway_worker::supervisor::Wish;
 use std::fs::{self, DirBuilder};
 use std::io;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod browser;
+mod kept;
 mod synthetic;
 
 use browser::Browser;
