@@ -8,7 +8,7 @@ use crate::world::{MIB, PATIENCE, World, succeeds, until};
 use serde_json::Value;
 use spillway_lab::disk::program;
 use spillway_lab::process::cpu_seconds_of;
-use spillway_lab::{Disk, Driver, End, Mixed, Oracle, Rng, Shape};
+use spillway_lab::{Disk, Driver, End, Mixed, Oracle, Rng, Shape, load as pattern};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -181,6 +181,14 @@ fn a_device_with_limits_keeps_to_them_when_its_burst_is_used() {
     }
 }
 
+/// What half of the writes take at most, one at a time, by the lab's own generator: NBD and fio take as long as such a device.
+fn alone(disk: &Disk, seconds: u32) -> f64 {
+    let mut driver = Driver::connect(&disk.vhost()).unwrap();
+    let end = End::After(Duration::from_secs(seconds.into()));
+    let load = pattern::Load { write_share: 1.0, random_share: 1.0, span_bytes: SPAN, ..pattern::Load::seed_004(1, end) };
+    driver.run(&load).unwrap().p50_ns as f64
+}
+
 /// Not every host is fast enough for these: where it is not, they make nothing faster.
 fn judge_fast_ones(world: &World, seconds: u32) {
     for (model, loads) in [("sata-ssd", SATA_SSD), ("nvme", NVME)] {
@@ -188,6 +196,7 @@ fn judge_fast_ones(world: &World, seconds: u32) {
         let path = create(world, model);
         let free = world.serve(&image, &["--mode", "direct"]);
         let possible = loads.each_ref().map(|load| measure(world, &free, load, seconds).0);
+        let possible_alone = alone(&free, seconds);
         free.stop().unwrap();
         let disk = world.serve(&image, &[&["--mode", "direct"], &on("--overflow-model", &path)[..]].concat());
         for (load, possible) in loads.iter().zip(possible) {
@@ -200,6 +209,13 @@ fn judge_fast_ones(world: &World, seconds: u32) {
                 println!("    the host alone {possible:.0?}: too slow for {:.0?}", load.expected);
                 assert!(ratio(found, load.expected) <= 1.0 + SHARE, "{found:?}, of {:?}", load.expected);
             }
+        }
+        let Rate::Took(expected) = loads[0].expected else { panic!("{:?}", loads[0].expected) };
+        let found = alone(&disk, seconds);
+        println!("{model}: randwrite 4k, 1 at once, without NBD: {found:.0} ns; the host alone {possible_alone:.0}");
+        assert!(found >= (1.0 - SHARE) * expected, "{model}: {found} ns, of {expected}");
+        if possible_alone < expected {
+            assert!(found <= (1.0 + SHARE) * expected, "{model}: {found} ns, of {expected}");
         }
         disk.stop().unwrap();
     }
