@@ -185,7 +185,12 @@ fn a_device_with_limits_keeps_to_them_when_its_burst_is_used() {
 fn alone(disk: &Disk, seconds: u32) -> f64 {
     let mut driver = Driver::connect(&disk.vhost()).unwrap();
     let end = End::After(Duration::from_secs(seconds.into()));
-    let load = pattern::Load { write_share: 1.0, random_share: 1.0, span_bytes: SPAN, ..pattern::Load::seed_004(1, end) };
+    let load = pattern::Load {
+        write_share: 1.0,
+        random_share: 1.0,
+        span_bytes: SPAN,
+        ..pattern::Load::seed_004(1, end)
+    };
     driver.run(&load).unwrap().p50_ns as f64
 }
 
@@ -212,7 +217,9 @@ fn judge_fast_ones(world: &World, seconds: u32) {
         }
         let Rate::Took(expected) = loads[0].expected else { panic!("{:?}", loads[0].expected) };
         let found = alone(&disk, seconds);
-        println!("{model}: randwrite 4k, 1 at once, without NBD: {found:.0} ns; the host alone {possible_alone:.0}");
+        println!(
+            "{model}: randwrite 4k, 1 at once, without NBD: {found:.0} ns; the host alone {possible_alone:.0}"
+        );
         assert!(found >= (1.0 - SHARE) * expected, "{model}: {found} ns, of {expected}");
         if possible_alone < expected {
             assert!(found <= (1.0 + SHARE) * expected, "{model}: {found} ns, of {expected}");
