@@ -32,7 +32,7 @@ enum Part {
     Cliff,
     /// Disks of 4 GiB to 4 TiB: what it takes to attach and to reset them, and how much memory they hold
     Scale,
-    /// What recording costs each request, and with --against what this program costs beside another
+    /// What recording costs each request, and with --against what this program costs beside another, in pairs of new disks
     Overhead,
     /// Scale, cliff, then peers
     All,
@@ -49,7 +49,7 @@ impl Part {
 #[derive(Parser)]
 #[command(
     name = "bench",
-    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'scale' about 2, 'overhead' about 2, 'all --quick' about 8.\n\
+    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'scale' about 2, 'overhead' about 5, with --against 15, 'all --quick' about 8.\n\
         Nothing else may run meanwhile: both cores are used.\n\n\
         Examples:\n  \
         bench --quick                  each load on every disk\n  \
@@ -63,10 +63,10 @@ struct Options {
     /// Short points, 2 rounds; the cliff with a RAM tier of 256 MiB and half of its working sets.
     #[arg(long)]
     quick: bool,
-    /// Seconds a point in each round [default: 10, of the cliff 20; quick 2 and 1].
+    /// Seconds a point in each round [default: 10, of the cliff 20, of overhead 0.2; quick 2, 1 and 0.1].
     #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
-    /// Rounds; the figures are medians over them [default: 3; quick 2].
+    /// Rounds; the figures are medians over them [default: 3, of overhead 20; quick 2].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
     /// Queue depths of the peers' part.
