@@ -11,7 +11,6 @@ use crate::profile::{Profile, Totals};
 use crate::sample::{Needs, hash, rate, threshold};
 use crate::space::Space;
 use crate::stack::{Stack, Use};
-use std::ops::Range;
 
 /// Sizes at which the peak of the overflow is counted.
 const PEAKS: usize = 64;
@@ -89,38 +88,32 @@ impl Shards {
     /// Takes the next event, which has passed its check.
     #[inline]
     pub fn event(&mut self, event: &Event) {
+        let (disk_bytes, threshold) = (self.disk_bytes, self.threshold);
         if matches!(event.operation, Operation::Read | Operation::Write) && event.len_bytes > 0 {
-            let end = event.offset_bytes + event.len_bytes;
-            let blocks = event.offset_bytes / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
-            if self.leaves_out(event.operation == Operation::Write, blocks) {
+            // The usual case: of most requests no block belongs to the sample.
+            let first = event.offset_bytes / BLOCK_BYTES;
+            let end = (event.offset_bytes + event.len_bytes).div_ceil(BLOCK_BYTES);
+            match event.operation {
+                Operation::Read => self.read_blocks += end - first,
+                _ => self.written_blocks += end - first,
+            }
+            if (first as u32..end as u32).all(|block| hash(block) >= threshold) {
                 return;
             }
         }
-        event.steps(self.disk_bytes, |step| self.step(step));
+        event.steps(disk_bytes, |step| self.step(step, event.operation == Operation::WriteZeroes));
     }
 
-    /// The usual case of a read or a write: no block of it belongs to the sample. Such a one is counted, and that is all;
-    /// of another, nothing is done.
-    #[inline]
-    pub fn leaves_out(&mut self, write: bool, blocks: Range<u64>) -> bool {
-        if (blocks.start as u32..blocks.end as u32).any(|block| self.samples(block)) {
-            return false;
-        }
-        *(if write { &mut self.written_blocks } else { &mut self.read_blocks }) += blocks.end - blocks.start;
-        true
-    }
-
-    fn step(&mut self, step: Step) {
+    fn step(&mut self, step: Step, zeroes: bool) {
         let weight = 1.0 / self.rate();
         match step {
             Step::Read(block) => {
-                self.read_blocks += 1;
                 if self.samples(block) && !self.touch(block, true) {
                     self.base_read += weight;
                 }
             }
             Step::Write { block, whole } => {
-                self.written_blocks += 1;
+                self.written_blocks += u64::from(zeroes);
                 if self.samples(block) && !self.touch(block, !whole) {
                     self.new += weight;
                     self.insert(block);

@@ -8,7 +8,7 @@ use crate::trace_ring::Writer;
 use spillway_advisor::curve::{Curve, DEFAULT_GOAL};
 use spillway_advisor::shards::{Sample, Shards};
 use spillway_advisor::{BLOCK_BYTES, Event, Operation};
-use spillway_core::{self as core, BLOCK_SECTORS, Request, SECTOR_BYTES};
+use spillway_core::{self as core, Request, SECTOR_BYTES};
 use std::os::fd::OwnedFd;
 
 /// The requests' way to those who look on.
@@ -36,23 +36,6 @@ impl Tap {
     /// The disk has taken a request. Of a write, `zeroes` are the pieces that were all zeroes, by byte and length within it.
     #[inline]
     pub fn request(&mut self, request: &Request, zeroes: &mut Vec<(u32, u32)>, now_ns: u64) {
-        if self.ring.is_none()
-            && zeroes.is_empty()
-            && request.sectors > 0
-            && let core::Operation::Read | core::Operation::Write { .. } = request.operation
-        {
-            let blocks = request.sector / BLOCK_SECTORS
-                ..(request.sector + u64::from(request.sectors)).div_ceil(BLOCK_SECTORS);
-            if self.curve.leaves_out(request.operation != core::Operation::Read, blocks) {
-                return;
-            }
-        }
-        self.all_of(request, zeroes, now_ns);
-    }
-
-    /// One that is recorded, may touch the sample, or is no plain read or write.
-    #[inline(never)]
-    fn all_of(&mut self, request: &Request, zeroes: &mut Vec<(u32, u32)>, now_ns: u64) {
         let operation = match request.operation {
             core::Operation::Read => Operation::Read,
             core::Operation::Write { .. } => Operation::Write,
@@ -147,30 +130,6 @@ mod tests {
 
     fn write(sector: u64, sectors: u32) -> Request {
         Request { token: Token(0), operation: core::Operation::Write { fua: false }, sector, sectors }
-    }
-
-    #[test]
-    fn a_recorder_changes_nothing_of_the_curve() {
-        let mut taps = [Tap::new(1 << 30, (0, 0), 0), Tap::new(1 << 30, (0, 0), 0)];
-        taps[1].record(Some(create().unwrap())).unwrap();
-        for i in 0..20_000_u64 {
-            let drawn = i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
-            let (sector, sectors) = (drawn % 65_536, (drawn >> 16) as u32 % 40);
-            let operation = match (drawn >> 24) % 8 {
-                0 => core::Operation::Discard,
-                1 => core::Operation::WriteZeroes { fua: false },
-                2..=4 => core::Operation::Read,
-                _ => core::Operation::Write { fua: false },
-            };
-            let zeroes = if i % 16 == 0 && sectors >= 8 { vec![(0, 4096)] } else { Vec::new() };
-            for tap in &mut taps {
-                tap.request(&Request { operation, ..write(sector, sectors) }, &mut zeroes.clone(), i);
-                tap.publish();
-            }
-        }
-        let [alone, recorded] = taps.map(|tap| tap.curve(None, (0, 0), 0));
-        assert!(alone["totals"]["read_blocks"].as_u64() > Some(10_000), "{alone}");
-        assert_eq!(alone, recorded);
     }
 
     #[test]
