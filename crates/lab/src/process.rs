@@ -3,7 +3,7 @@
 //! Invariant: a [`Server`] that is dropped has ended, and has been waited for.
 
 use crate::daemon::end_machines;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
@@ -131,6 +131,13 @@ impl Server {
         }
     }
 
+    /// Stops it (SIGSTOP) until it is asked to end.
+    pub fn pause(&mut self) -> Result<()> {
+        ensure!(self.ended()?.is_none(), "{}: has ended\n{}", self.name, self.tail());
+        kill_process(Pid::from_child(&self.child), Signal::STOP)
+            .with_context(|| format!("{}: cannot be stopped", self.name))
+    }
+
     /// Kills it and does not wait: it must be killed or dropped after that.
     pub fn kill_soon(&mut self) {
         let _ = self.child.kill();
@@ -142,13 +149,15 @@ impl Server {
         let _ = self.child.wait();
     }
 
-    /// Asks it to end (SIGTERM) and waits; kills it when it does not.
+    /// Asks it to end (SIGTERM) and waits, also for one that was stopped (SIGSTOP); kills it when it does not.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         if let Some(status) = self.ended()? {
             return Ok(status);
         }
         let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::TERM).with_context(|| format!("{}: cannot be asked to end", self.name))?;
+        for signal in [Signal::TERM, Signal::CONT] {
+            kill_process(pid, signal).with_context(|| format!("{}: cannot be asked to end", self.name))?;
+        }
         if let Some(status) = wait_until(Duration::from_secs(20), || self.ended().transpose()) {
             return status;
         }

@@ -49,7 +49,7 @@ impl Part {
 #[derive(Parser)]
 #[command(
     name = "bench",
-    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'scale' about 2, 'overhead' about 5, with --against 15, 'all --quick' about 8.\n\
+    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'scale' about 2, 'overhead' about 4, with --against 12, 'all --quick' about 8.\n\
         Nothing else may run meanwhile: both cores are used.\n\n\
         Examples:\n  \
         bench --quick                  each load on every disk\n  \

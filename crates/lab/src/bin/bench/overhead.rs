@@ -1,9 +1,9 @@
 //! Overhead: what recording, and another program's extra work, cost each request on the data path.
 //!
 //! Owns the pairs. Two disks live side by side and the same load runs on one and then the other, several times in turn: the
-//! median difference of these turns is the pair's. Each pair is of new disks, since where the kernel puts a program's
-//! memory alone makes one of two disks of the same program faster for as long as both live. How far such disks differ is measured too,
-//! beside `--against`: what is less than that cannot be told from nothing.
+//! median difference of these turns is the pair's. Each pair is of new disks, since one of two disks of the same
+//! program can be faster for as long as both live. How far such disks differ is measured too, beside `--against`: what is
+//! less than that cannot be told from nothing.
 //!
 //! With one request at a time there are some 500,000 a second, and what is added to one is missed by the next;
 //! with 16 there are as many as one thread can ask, so that each nanosecond shows. The recorder is stopped while it is
@@ -13,13 +13,13 @@
 use crate::Options;
 use crate::checks::{Asked, Check, check};
 use crate::ground::{Ground, Origin};
-use anyhow::{Context, Result, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
+use serde_json::Value;
 use spillway_lab::cores;
-use spillway_lab::{Disk, Driver, End, Load, Shape};
+use spillway_lab::disk::{figure, went_wrong};
+use spillway_lab::{Disk, Driver, End, Load, Server, Shape};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Requests at once.
@@ -42,7 +42,7 @@ const SPAN: u64 = 5 << 29;
 struct Side {
     disk: Disk,
     driver: Driver,
-    recorder: Option<Child>,
+    recorder: Option<Server>,
     _files: tempfile::TempDir,
 }
 
@@ -56,17 +56,7 @@ impl Side {
         let shape = Shape { depth: 16, request_bytes: 64 << 10, ..Shape::default() };
         let mut driver = Driver::connect_with(&disk.vhost(), shape)?;
         driver.run(&Load::fill(SPAN, 64 << 10))?;
-        let mut recorder = None;
-        if records {
-            let mut command = Command::new(program);
-            command.args(["trace", "record", "--out", "-"]).arg(disk.control());
-            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            let child = command.spawn().context("the recorder")?;
-            std::thread::sleep(Duration::from_millis(500));
-            let pid = Pid::from_raw(child.id().try_into()?).context("a process id")?;
-            kill_process(pid, Signal::STOP).context("the recorder has ended")?;
-            recorder = Some(child);
-        }
+        let recorder = records.then(|| recorder(program, files.path(), &disk.control())).transpose()?;
         Ok(Side { disk, driver, recorder, _files: files })
     }
 
@@ -79,35 +69,60 @@ impl Side {
 
     fn end(mut self) -> Result<()> {
         if let Some(recorder) = &mut self.recorder {
-            let ended = recorder.try_wait()?;
-            ensure!(ended.is_none(), "the recorder has ended: {ended:?}");
-            recorder.kill()?;
-            recorder.wait()?;
+            // It ends with an error, since it has lost what came while it was stopped.
+            recorder.stop()?;
+            let said = recorder.tail();
+            let json = said.lines().find_map(|line| serde_json::from_str::<Value>(line).ok());
+            let lost = json.and_then(|json| figure(&json, "lost").ok());
+            ensure!(lost > Some(0), "the recorder was told of nothing: {said}");
+        }
+        if let Some(wrong) = went_wrong(&self.disk.stats()?) {
+            bail!("a disk cannot be counted on: {wrong}");
         }
         drop(self.driver);
         self.disk.stop()
     }
 }
 
-/// What the pairs have come to.
+/// One that has the ring, and is stopped.
+fn recorder(program: &Path, dir: &Path, control: &Path) -> Result<Server> {
+    let trace = dir.join("trace");
+    let mut arguments = ["trace", "record", "--json", "--out"].map(String::from).to_vec();
+    arguments.extend([&trace, control].map(|path| path.display().to_string()));
+    let program = program.to_str().context("the program's path is not UTF-8")?;
+    let mut recorder = Server::start("recorder", program, &arguments, None, &dir.join("recorder.log"))?;
+    // It makes the file once the disk has given it the ring.
+    recorder.wait_for(&trace, Duration::from_secs(30))?;
+    recorder.pause()?;
+    Ok(recorder)
+}
+
+/// What the pairs have come to: medians of theirs.
 #[derive(Serialize)]
 struct Overhead {
     what: String,
     /// Requests at once.
     depth: usize,
-    pairs: usize,
     /// Requests a second of the first side.
     per_second: f64,
-    /// Medians of the pairs: of each side, and of the differences.
-    before_ns: f64,
-    after_ns: f64,
+    /// Nanoseconds that were added to a request.
     added_ns: f64,
-    /// The quarter and three quarters of those differences.
+    /// The quarter and three quarters of those.
     added_quartiles_ns: [f64; 2],
     /// What was added, as a share of what a request takes here, so that so many fewer are done.
     share: f64,
     /// The same of what a request may take at 500,000 a second.
     share_of_budget: f64,
+    pairs: Vec<Pair>,
+}
+
+/// One pair of disks: medians of its turns.
+#[derive(Serialize)]
+struct Pair {
+    before_ns: f64,
+    after_ns: f64,
+    /// Of the differences.
+    added_ns: f64,
 }
 
 /// All of it.
@@ -122,8 +137,15 @@ pub struct Report {
 
 /// Measures pairs: recording beside not recording; and, with `--against`, this program beside another, and beside itself.
 pub fn measure(options: &Options, ground: &Ground) -> Result<Report> {
-    ground.keep_to_core()?;
     let this = &ground.spillway;
+    if let Some(against) = &options.against {
+        let bytes = |path: &PathBuf| {
+            std::fs::read(path).with_context(|| format!("{}: cannot be read", path.display()))
+        };
+        ensure!(bytes(against)? != bytes(this)?, "--against: {} is the same program", against.display());
+    }
+    // What is started from here on stays on the core that drives, but for each worker's first thread, which serves.
+    ground.keep_to_core()?;
     let mut found = pairs(options, ground, RECORDING, (this, false), (this, true))?;
     if let Some(against) = &options.against {
         found.extend(pairs(options, ground, AGAINST, (against, false), (this, false))?);
@@ -161,47 +183,42 @@ fn pairs(
                     turns[side ^ first].push(sides[side].measure(depth, time)?);
                 }
             }
-            found.push(Pair::of(&turns));
+            found.push(Pair::of(turns));
         }
         sides.into_iter().try_for_each(Side::end)?;
     }
-    let of = |(depth, pairs): (usize, Vec<Pair>)| {
-        let each = |of: fn(&Pair) -> f64, share| quantile(pairs.iter().map(of).collect(), share);
-        let (before_ns, added_ns) = (each(|pair| pair.before_ns, 0.5), each(|pair| pair.added_ns, 0.5));
-        Overhead {
-            what: what.into(),
-            depth,
-            pairs: pairs.len(),
-            per_second: 1e9 / before_ns,
-            before_ns,
-            after_ns: each(|pair| pair.after_ns, 0.5),
-            added_ns,
-            added_quartiles_ns: [0.25, 0.75].map(|share| each(|pair| pair.added_ns, share)),
-            share: added_ns / before_ns,
-            share_of_budget: added_ns / BUDGET_NS,
-        }
-    };
+    let of = |(depth, pairs)| Overhead::of(what, depth, pairs);
     Ok(DEPTHS.into_iter().zip(found).map(of).collect())
 }
 
-/// One pair of disks: medians of its turns.
-struct Pair {
-    before_ns: f64,
-    after_ns: f64,
-    added_ns: f64,
+impl Overhead {
+    fn of(what: &str, depth: usize, pairs: Vec<Pair>) -> Overhead {
+        let each = |of: fn(&Pair) -> f64, share| quantile(pairs.iter().map(of).collect(), share);
+        let added = |share| each(|pair| pair.added_ns, share);
+        Overhead {
+            what: what.into(),
+            depth,
+            per_second: each(|pair| 1e9 / pair.before_ns, 0.5),
+            added_ns: added(0.5),
+            added_quartiles_ns: [added(0.25), added(0.75)],
+            share: each(|pair| pair.added_ns / pair.before_ns, 0.5),
+            share_of_budget: added(0.5) / BUDGET_NS,
+            pairs,
+        }
+    }
 }
 
 impl Pair {
     /// From nanoseconds a request, before and after, of each turn.
-    fn of([before, after]: &[Vec<f64>; 2]) -> Pair {
-        let added = after.iter().zip(before).map(|(after, before)| after - before).collect();
-        let [before_ns, after_ns, added_ns] =
-            [before.clone(), after.clone(), added].map(|ns| quantile(ns, 0.5));
+    fn of([before, after]: [Vec<f64>; 2]) -> Pair {
+        let added = after.iter().zip(&before).map(|(after, before)| after - before).collect();
+        let [before_ns, after_ns, added_ns] = [before, after, added].map(|ns| quantile(ns, 0.5));
         Pair { before_ns, after_ns, added_ns }
     }
 }
 
-/// Sets what was found against what may be.
+/// Sets what was found against what may be: of this program beside another only where the same program twice is told
+/// apart by half of that at most.
 fn checks(found: &[Overhead]) -> Vec<Check> {
     let of = |one: &Overhead| {
         let most = match one.what.as_str() {
@@ -209,39 +226,81 @@ fn checks(found: &[Overhead]) -> Vec<Check> {
             AGAINST => AGAINST_PERCENT,
             _ => return None,
         };
-        let words = format!("{}, {} at once: at most {most}% at 500,000 a second", one.what, one.depth);
-        let from =
-            format!("{:+.1} ns of {:.1}, at {:.0} a second", one.added_ns, one.before_ns, one.per_second);
-        // A median of fewer says nothing.
-        let found = (one.pairs >= LEAST_PAIRS).then_some((one.share_of_budget * 100.0, from));
-        Some(check(words, Asked::AtMost(most), found))
+        let asked = format!("{}, {} at once: at most {most}% at 500,000 a second", one.what, one.depth);
+        let refused = |found| Some(Check { asked: asked.clone(), found, pass: false });
+        if one.pairs.len() < LEAST_PAIRS {
+            return refused(format!("{} pairs, {LEAST_PAIRS} are needed", one.pairs.len()));
+        }
+        let twice = found.iter().find(|twice| twice.what == TWICE && twice.depth == one.depth);
+        let apart = twice.map_or(0.0, |twice| twice.share_of_budget.abs() * 100.0);
+        if one.what == AGAINST && apart > most / 2.0 {
+            return refused(format!("cannot be told: {TWICE} is {apart:.2} apart"));
+        }
+        let from = format!("{:+.1} ns, at {:.0} a second", one.added_ns, one.per_second);
+        Some(check(asked, Asked::AtMost(most), Some((one.share_of_budget * 100.0, from))))
     };
     found.iter().filter_map(of).collect()
 }
 
+/// Of some values, at least one: between two that are there in proportion.
 fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(((values.len() - 1) as f64 * share).round() as usize).copied().unwrap_or(f64::NAN)
+    let at = (values.len() - 1) as f64 * share;
+    let [low, high] = [at.floor(), at.ceil()].map(|at| values[at as usize]);
+    low + (high - low) * at.fract()
 }
 
 /// For people.
 pub fn print(report: &Report) {
     for one in &report.found {
         println!(
-            "{}, {} at once, {:.0} a second: {:.1} ns a request before, {:.1} after; {:+.1} ns (quartiles {:+.1}, {:+.1}), {} pairs: \
+            "{}, {} at once, {:.0} a second: {:+.1} ns a request (quartiles {:+.1}, {:+.1}), {} pairs: \
              {:+.2}% of a request, {:+.2}% of what one may take at 500,000 a second",
             one.what,
             one.depth,
             one.per_second,
-            one.before_ns,
-            one.after_ns,
             one.added_ns,
             one.added_quartiles_ns[0],
             one.added_quartiles_ns[1],
-            one.pairs,
+            one.pairs.len(),
             one.share * 100.0,
             one.share_of_budget * 100.0
         );
     }
     report.checks.iter().for_each(|check| println!("{}", check.line()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn overhead(what: &str, added: &[f64]) -> Overhead {
+        let pair =
+            |&added: &f64| Pair::of([vec![400.0, 500.0, 900.0], vec![400.0 + added, 500.0 + added, 0.0]]);
+        Overhead::of(what, 16, added.iter().map(pair).collect())
+    }
+
+    #[test]
+    fn a_pair_is_the_median_of_its_turns_and_all_are_that_of_the_pairs() {
+        let found = overhead(AGAINST, &[10.0, -2.0, 4.0, 40.0]);
+        assert_eq!((found.added_ns, found.added_quartiles_ns), (7.0, [2.5, 17.5]));
+        assert_eq!((found.per_second, found.share_of_budget), (2e6, 0.0035));
+        assert_eq!((found.pairs[0].before_ns, found.pairs[0].after_ns), (500.0, 410.0));
+    }
+
+    #[test]
+    fn what_cannot_be_told_apart_or_is_too_few_does_not_pass() {
+        let judged = |added: f64, twice: f64, pairs| {
+            let all = [overhead(AGAINST, &vec![added; pairs]), overhead(TWICE, &vec![twice; pairs])];
+            let [check] = &checks(&all)[..] else { panic!("one check") };
+            (check.pass, check.found.clone())
+        };
+        assert_eq!(judged(19.0, 9.0, 10), (true, "0.95 (+19.0 ns, at 2000000 a second)".into()));
+        assert!(!judged(21.0, 0.0, 10).0);
+        assert_eq!(
+            judged(1.0, -11.0, 10),
+            (false, "cannot be told: the same program twice is 0.55 apart".into())
+        );
+        assert_eq!(judged(1.0, 0.0, 9), (false, "9 pairs, 10 are needed".into()));
+    }
 }
