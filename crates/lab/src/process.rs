@@ -254,6 +254,20 @@ fn family(pid: u32) -> Vec<u32> {
 mod tests {
     use super::*;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn a_server_that_was_stopped_hears_that_it_is_to_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let mut server = Server::start("sleeper", "sleep", &["600".into()], None, &log).unwrap();
+        server.pause().unwrap();
+        let state = || std::fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap_or_default();
+        wait_until(Duration::from_secs(20), || state().contains(") T ").then_some(())).unwrap();
+        // Not by the kill that comes 20 s later.
+        assert_eq!(server.stop().unwrap().signal(), Some(Signal::TERM.as_raw()));
+        assert!(server.pause().is_err());
+    }
 
     #[test]
     fn a_server_that_ends_early_says_why() {

@@ -87,10 +87,12 @@ impl Side {
 /// One that has the ring, and is stopped.
 fn recorder(program: &Path, dir: &Path, control: &Path) -> Result<Server> {
     let trace = dir.join("trace");
-    let mut arguments = ["trace", "record", "--json", "--out"].map(String::from).to_vec();
-    arguments.extend([&trace, control].map(|path| path.display().to_string()));
     let program = program.to_str().context("the program's path is not UTF-8")?;
-    let mut recorder = Server::start("recorder", program, &arguments, None, &dir.join("recorder.log"))?;
+    // One that is stopped would not hear anything gentler when this program has gone.
+    let words = ["--pdeathsig", "KILL", program, "trace", "record", "--json", "--out"];
+    let mut arguments = words.map(String::from).to_vec();
+    arguments.extend([&trace, control].map(|path| path.display().to_string()));
+    let mut recorder = Server::start("recorder", "setpriv", &arguments, None, &dir.join("recorder.log"))?;
     // It makes the file once the disk has given it the ring.
     recorder.wait_for(&trace, Duration::from_secs(30))?;
     recorder.pause()?;
@@ -217,8 +219,8 @@ impl Pair {
     }
 }
 
-/// Sets what was found against what may be: of this program beside another only where the same program twice is told
-/// apart by half of that at most.
+/// Sets what was found against what may be: of this program beside another only where the same program twice is half of
+/// that apart at most. Of two builds that says nothing of where the code lies.
 fn checks(found: &[Overhead]) -> Vec<Check> {
     let of = |one: &Overhead| {
         let most = match one.what.as_str() {
@@ -232,7 +234,7 @@ fn checks(found: &[Overhead]) -> Vec<Check> {
             return refused(format!("{} pairs, {LEAST_PAIRS} are needed", one.pairs.len()));
         }
         let twice = found.iter().find(|twice| twice.what == TWICE && twice.depth == one.depth);
-        let apart = twice.map_or(0.0, |twice| twice.share_of_budget.abs() * 100.0);
+        let apart = twice.map_or(f64::INFINITY, |twice| twice.share_of_budget.abs() * 100.0);
         if one.what == AGAINST && apart > most / 2.0 {
             return refused(format!("cannot be told: {TWICE} is {apart:.2} apart"));
         }
