@@ -6,7 +6,6 @@
 //! longer while the store owes it many reads; then it asks for kicks, looks once more, and sleeps in the ring.
 //! Invariant: before it sleeps, every source that could have work has been looked at after its notification was armed.
 
-use super::Fds;
 use super::clients::NbdClient;
 use super::engine::{Done, Engine, Tag};
 use super::events::{Pace, States};
@@ -18,6 +17,7 @@ use super::spin::Spin;
 use super::supervision::channel_nonblocking;
 use super::tap::Tap;
 use super::watches::{POLLIN, Target, nbd_ended};
+use super::{Fds, now_ns};
 use crate::base::{BaseImage, BaseReader, RawImage};
 use crate::channel::{BaseCache, ImageFormat, Start};
 use crate::persistent_file;
@@ -78,11 +78,6 @@ pub struct Reactor {
     /// Since when the rate limit lets nothing begin.
     pub(super) throttled_since: Option<u64>,
     pub(super) tap: Tap,
-}
-
-pub fn now_ns() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
 impl Reactor {

@@ -6,8 +6,9 @@
 
 use super::clients::{NbdClient, Vmm};
 use super::events::{describe, state_of};
+use super::now_ns;
 use super::rate::Limiter;
-use super::reactor::{Reactor, now_ns};
+use super::reactor::Reactor;
 use crate::base::digests::CHUNK_BYTES;
 use crate::channel::{self, ClientKind, FromWorker, Limits, ToWorker};
 use rustix::event::{PollFd, PollFlags, poll};
