@@ -7,6 +7,29 @@ pub fn is_zero(bytes: &[u8]) -> bool {
     head.iter().all(|&b| b == 0) && rest.chunks(512).all(|c| c.iter().fold(0, |or, &b| or | b) == 0)
 }
 
+/// Whether all bytes of memory that others may write to are zero just now, each byte read at most once.
+///
+/// # Safety
+/// `at..at + len` must be readable.
+#[inline]
+pub unsafe fn is_zero_now(at: *const u8, len: usize) -> bool {
+    let (words, rest) = (len / 8, len % 8);
+    let mut seen = 0;
+    for i in 0..words {
+        // SAFETY: inside `at..at + len`, by the caller's word.
+        seen |= unsafe { at.cast::<u64>().add(i).read_unaligned() };
+        // A cache line at a time: on ordinary data the first one ends it.
+        if i % 8 == 7 && seen != 0 {
+            return false;
+        }
+    }
+    for i in len - rest..len {
+        // SAFETY: as above.
+        seen |= u64::from(unsafe { at.add(i).read() });
+    }
+    seen == 0
+}
+
 /// Copies into memory that nobody is about to read, each byte read once; returns whether all were zero.
 ///
 /// Whole cache lines go past the cache: a slot is cold, and to fetch its lines only to overwrite them costs more
@@ -69,6 +92,16 @@ mod tests {
             block[i] = 0;
         }
         assert!(is_zero(&block[..5]));
+        for (at, len) in [(0, 4096), (1, 4095), (3, 70), (0, 63), (9, 1), (0, 0)] {
+            // SAFETY: inside `block`.
+            assert!(unsafe { is_zero_now(block[at..].as_ptr(), len) }, "{at} {len}");
+            for bit in at..at + len {
+                block[bit] = 0x10;
+                // SAFETY: as above.
+                assert!(!unsafe { is_zero_now(block[at..].as_ptr(), len) }, "{at} {len}, byte {bit}");
+                block[bit] = 0;
+            }
+        }
     }
 
     #[repr(align(64))]

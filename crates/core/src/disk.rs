@@ -312,6 +312,7 @@ impl Disk {
         if self.batch[1] > 0 {
             c.write_latency.record(now_ns.saturating_sub(self.now_ns), self.batch[1]);
         }
+        let idle = self.batch == [0; 2] && self.budget == TURN_BLOCKS && self.table.is_empty();
         self.batch = [0; 2];
         self.now_ns = now_ns;
         self.count_stalls();
@@ -349,8 +350,9 @@ impl Disk {
             self.punch(io);
         }
         self.lower_ram_ceiling();
-        self.ram.populate(io, &self.meta, now_ns);
-        let more = self.ram.give_back(io, &mut self.slots_scratch) | self.forget(io);
+        let more = self.ram.populate(io, &self.meta, now_ns, idle)
+            | self.ram.give_back(io, &mut self.slots_scratch)
+            | self.forget(io);
         self.watch_level(io);
         self.waiting = self.count_waiting();
         self.publish_gauges();

@@ -8,7 +8,7 @@ use crate::copy::is_zero;
 use crate::error::Errno;
 use crate::level::Level;
 use crate::request::Token;
-use crate::units::Slot;
+use crate::units::{BLOCK_BYTES, Slot};
 use std::ops::Range;
 
 /// Names an asynchronous operation under way.
@@ -34,6 +34,18 @@ pub trait GuestBuffers {
     fn store_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<bool, Errno> {
         self.copy_from_guest(token, at, to)?;
         Ok(is_zero(to))
+    }
+    /// Whether the guest's bytes are all zero just now. The guest may change them after that.
+    fn guest_is_zero(&mut self, token: Token, at: u32, len: u32) -> Result<bool, Errno> {
+        let mut bytes = [0; BLOCK_BYTES];
+        for from in (0..len).step_by(BLOCK_BYTES) {
+            let bytes = &mut bytes[..(len - from).min(BLOCK_BYTES as u32) as usize];
+            self.copy_from_guest(token, at + from, bytes)?;
+            if !is_zero(bytes) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
     /// Copies `from` to the guest.
     fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno>;
@@ -84,6 +96,21 @@ pub trait Io: GuestBuffers {
         slot_at: usize,
         len: usize,
     ) -> Result<bool, Errno>;
+    /// Copies guest data straight into `blocks` whole, adjacent slots. `fresh`: they hold no memory yet.
+    fn guest_to_slots(
+        &mut self,
+        token: Token,
+        at: u32,
+        first: Slot,
+        blocks: u32,
+        _fresh: bool,
+    ) -> Result<(), Errno> {
+        for i in 0..blocks {
+            let at = at + i * BLOCK_BYTES as u32;
+            self.guest_to_slot(token, at, Slot(first.0 + i), 0, BLOCK_BYTES)?;
+        }
+        Ok(())
+    }
     /// Copies a slot's bytes from `slot_at` on straight to the guest.
     fn slot_to_guest(
         &mut self,

@@ -45,13 +45,14 @@ mod segments;
 mod slots;
 mod spec;
 mod states;
+mod stretch;
 mod table;
 mod units;
 mod waiting;
 mod write;
 mod written;
 
-pub use copy::{copy_past_caches, is_zero};
+pub use copy::{copy_past_caches, is_zero, is_zero_now};
 pub use counters::{Counters, Plane, add, get, set};
 pub use disk::Disk;
 pub use entry::{Entry, Place};

@@ -83,6 +83,10 @@ pub(crate) struct RamTier {
     /// Slots taken in this turn that had no memory, or would have had none; and when there were some.
     taken: u32,
     taken_ns: u64,
+    /// In this turn adjacent slots were taken that had no memory, or were ready.
+    filled: bool,
+    /// Such writes came lately: more are made ready while nothing else is to do.
+    expects_more: bool,
     /// The limit has fallen below what holds memory, and still is.
     shrinking: bool,
     /// Owners and states of an earlier generation, given back in steps.
@@ -117,6 +121,8 @@ impl RamTier {
             ahead: 0,
             taken: 0,
             taken_ns: 0,
+            filled: false,
+            expects_more: false,
             shrinking: false,
             retired: (Vec::new(), Vec::new()),
         }
@@ -209,6 +215,27 @@ impl RamTier {
         self.used += 1;
         self.peak = self.peak.max(self.used);
         Some(Slot(slot))
+    }
+
+    /// Takes free, adjacent slots, reserved as by [`RamTier::allocate`]: at most `most`, at least
+    /// `SHORTEST_STRETCH` and not more than may be in use. With memory first, else without: then they are fresh. `None`:
+    /// there are not so many in a row.
+    pub fn allocate_run<I: Io>(&mut self, io: &mut I, meta: &Meta, most: u32) -> Option<(Slot, u32, bool)> {
+        let most = most.min(self.free());
+        let backed = self.backed_run(most);
+        let (first, n) = backed.or_else(|| self.unbacked_run(most, meta))?;
+        for slot in first..first + n {
+            self.backed.remove(slot);
+            if std::mem::replace(&mut self.state[slot as usize], RESERVED) == DIRTY {
+                io.slot(Slot(slot)).fill(0);
+            }
+        }
+        self.filled |= backed.is_none() || self.ahead > 0;
+        self.ahead = self.ahead.saturating_sub(n).min(self.spare());
+        self.give_back = self.give_back.min(self.spare());
+        self.used += n;
+        self.peak = self.peak.max(self.used);
+        Some((Slot(first), n, backed.is_none()))
     }
 
     /// None is free and backed: one without memory, if the ceiling allows one more with it; else a stale one, of

@@ -246,7 +246,7 @@ impl Disk {
     }
 
     /// A write that needs room would find some.
-    fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         if self.spec.mode.has_ram() {
             self.ram.free() > u32::from(self.log.is_over())
         } else {

@@ -9,6 +9,7 @@ use crate::entry::{Entry, Place};
 use crate::error::Errno;
 use crate::io::Io;
 use crate::ops::{Merge, MergeTo, Op};
+use crate::stretch::{SHORTEST_STRETCH, Stretch};
 use crate::table::{Active, Wait};
 use crate::units::{BLOCK_BYTES, Block, SECTOR_BYTES, Slot};
 
@@ -38,6 +39,8 @@ impl Disk {
     #[inline]
     pub(crate) fn walk_write<I: Io>(&mut self, io: &mut I, a: &mut Active) {
         let mut in_ram = false;
+        // Up to here no stretch is long enough for one copy.
+        let mut by_block_until = 0;
         while a.at < a.len() {
             if self.has_begun_enough(a) {
                 return;
@@ -45,6 +48,22 @@ impl Disk {
             if self.budget == 0 {
                 a.wait = Wait::Turn;
                 return;
+            }
+            if a.len() - a.at >= SHORTEST_STRETCH * BLOCK && a.at >= by_block_until {
+                match self.write_stretch(io, a) {
+                    Ok(Stretch::Stored(bytes)) => {
+                        let c = self.meta.counters();
+                        add(&c.ram.writes, u64::from(!in_ram));
+                        add(&c.ram.written_bytes, u64::from(bytes));
+                        in_ram = true;
+                        continue;
+                    }
+                    Ok(Stretch::TooShort(bytes)) => by_block_until = a.at + bytes,
+                    Err(errno) => {
+                        a.errno = Some(errno);
+                        return;
+                    }
+                }
             }
             self.budget -= 1;
             let piece = self.piece(a);

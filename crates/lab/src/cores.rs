@@ -103,6 +103,35 @@ pub fn cold_copy_ns(core: usize) -> Result<f64> {
     })
 }
 
+/// What one thread on a core can do to memory, in bytes a second: write(2) of 512 KiB at a time into a new memfd of 1 GiB, and
+/// copies of as much to memory that is there.
+pub fn memory_limits(core: usize) -> Result<[f64; 2]> {
+    const BYTES: usize = 1 << 30;
+    const PIECE: usize = 512 << 10;
+    std::thread::scope(|scope| {
+        let limits = scope.spawn(|| {
+            pin(core)?;
+            let mut source = SharedMemory::new(64 << 20)?;
+            let source = source.slice(0, 64 << 20);
+            source.fill(7);
+            let mut memory = SharedMemory::new(BYTES)?;
+            let begin = Instant::now();
+            for (at, from) in (0..BYTES).step_by(PIECE).zip(source.chunks(PIECE).cycle()) {
+                memory.store(at as u64, from)?;
+            }
+            let stored = begin.elapsed();
+            let memory = memory.slice(0, BYTES);
+            memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+            let begin = Instant::now();
+            for (to, from) in memory.chunks_mut(PIECE).zip(source.chunks(PIECE).cycle()) {
+                to.copy_from_slice(from);
+            }
+            anyhow::Ok([stored, begin.elapsed()].map(|time| BYTES as f64 / time.as_secs_f64()))
+        });
+        limits.join().map_err(|_| anyhow::anyhow!("the copying thread panicked"))?
+    })
+}
+
 /// The middle of some figures; 0 when there are none.
 pub fn median(figures: &mut [f64]) -> f64 {
     figures.sort_by(f64::total_cmp);

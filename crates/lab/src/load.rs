@@ -1,6 +1,6 @@
 //! A load: what is asked of a disk, drawn from a seed, kept at a queue depth, and measured.
 //!
-//! Owns the choice of requests and the clock around them. Never sleeps while it measures: one thread polls.
+//! Owns the choice of requests and the clock around them. One thread polls while it measures, or sleeps if it is told to.
 //! Invariant: a request counts once, when it has completed, with the time from before it was built until it
 //! was seen completed.
 
@@ -325,12 +325,28 @@ fn overlap(a: Ask, b: Ask) -> bool {
     a_from < b_to && b_from < a_to
 }
 
+/// What a load does while nothing has completed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    Poll,
+    Sleep,
+}
+
 /// How often a loop that waits looks at the clock for the deadline.
 const SPINS_PER_LOOK: u32 = 4096;
 
 impl Driver {
-    /// Runs a load and measures it. What it reads is not looked at.
+    /// Runs a load and measures it, polling while it waits. What it reads is not looked at.
     pub fn run(&mut self, load: &Load) -> Result<Measured> {
+        self.run_unchecked(load, Wait::Poll)
+    }
+
+    /// The same by a client that sleeps while it waits: the disk must tell it of completions, as it must a guest.
+    pub fn run_asleep(&mut self, load: &Load) -> Result<Measured> {
+        self.run_unchecked(load, Wait::Sleep)
+    }
+
+    fn run_unchecked(&mut self, load: &Load, wait: Wait) -> Result<Measured> {
         let mut rng = Rng::new(load.seed ^ 0xc0);
         let buffers: Vec<_> = (0..load.depth.min(self.depth())).map_while(|_| self.take()).collect();
         for &buffer in &buffers {
@@ -341,27 +357,28 @@ impl Driver {
         buffers.into_iter().rev().for_each(|b| self.give(b));
         load.check(self)?;
         let mut draw = Draw::new(*load);
-        self.run_with(load.depth, load.end, || draw.draw(), Cheap { sequence: 0 })
+        self.run_with(load.depth, load.end, wait, || draw.draw(), Cheap { sequence: 0 })
     }
 
     /// Runs a load and checks every byte that it reads against an oracle. Requests in flight never overlap.
     pub fn run_checked(&mut self, load: &Load, oracle: &mut Oracle) -> Result<Measured> {
         load.check(self)?;
         let mut draw = Draw::new(*load);
-        self.run_with(load.depth, load.end, || draw.draw(), oracle)
+        self.run_with(load.depth, load.end, Wait::Poll, || draw.draw(), oracle)
     }
 
     /// Runs a mixed load and checks every byte that it reads. Requests in flight never overlap.
     pub fn run_mixed(&mut self, mixed: &Mixed, oracle: &mut Oracle) -> Result<Measured> {
         mixed.check(self)?;
         let mut rng = Rng::new(mixed.seed);
-        self.run_with(mixed.depth, mixed.end, || mixed.draw(&mut rng), oracle)
+        self.run_with(mixed.depth, mixed.end, Wait::Poll, || mixed.draw(&mut rng), oracle)
     }
 
     fn run_with(
         &mut self,
         depth: usize,
         end: End,
+        wait: Wait,
         mut draw: impl FnMut() -> Ask,
         mut content: impl Content,
     ) -> Result<Measured> {
@@ -378,7 +395,7 @@ impl Driver {
         let mut spins = 0u32;
         let mut last = Instant::now();
 
-        self.polling(true);
+        self.polling(wait == Wait::Poll);
         let begin = Instant::now();
         let mut now = begin;
         let mut open = true;
@@ -402,6 +419,9 @@ impl Driver {
                 self.kick()?;
             }
             open = open && submitted < most;
+            if wait == Wait::Sleep && self.in_flight() > 0 {
+                self.sleep()?;
+            }
             while self.in_flight() > 0 && !self.ready() {
                 std::hint::spin_loop();
                 spins += 1;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: the mapping lives exactly as long as the value.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -45,6 +45,13 @@ impl SharedMemory {
     /// Gives its pages up while everyone still has it mapped. Whoever touches it afterwards faults.
     pub(crate) fn truncate(&self) -> Result<()> {
         ftruncate(&self.fd, 0).context("cannot shrink the request memory")
+    }
+
+    /// Writes to its file, past the mapping.
+    pub(crate) fn store(&mut self, at: u64, from: &[u8]) -> Result<()> {
+        let n = rustix::io::pwrite(&self.fd, from, at).context("cannot write to shared memory")?;
+        ensure!(n == from.len(), "only {n} of {} bytes were written to shared memory", from.len());
+        Ok(())
     }
 
     /// A part of it. The caller sees to it that no request in flight uses these bytes.

@@ -6,16 +6,19 @@
 use super::{DIRTY, RamTier};
 use crate::io::Io;
 use crate::meta::Meta;
-use crate::slots::UNIT_SLOTS;
+use crate::slots::{SlotSet, UNIT_SLOTS};
+use crate::stretch::SHORTEST_STRETCH;
 use crate::units::Slot;
 
 /// Slots that one step gives back to the host at most, and those that it looks at.
 const STEP_SLOTS: usize = 256;
-/// Slots that are made ready ahead of writes at most (32 MiB), those of one step, and for how long after the last
-/// such write.
+/// Slots that are made ready ahead of writes at most (32 MiB), and for how long after the last such write: guests write
+/// their caches back every five seconds.
 pub(super) const AHEAD_SLOTS: u32 = 8 * 1024;
+const AHEAD_NS: u64 = 10_000_000_000;
+/// Those of one step while writes come, and while none does: the next one may wait for it.
 const AHEAD_STEP: u32 = 128;
-const AHEAD_NS: u64 = 1_000_000_000;
+const IDLE_STEP: u32 = 32;
 
 impl RamTier {
     /// Takes up to `most` adjacent free slots without memory, or a unit of them, for ones that have it: the first
@@ -42,6 +45,45 @@ impl RamTier {
         Some((first, n))
     }
 
+    /// The lowest free slots that have memory, if enough of them are adjacent.
+    pub(super) fn backed_run(&self, most: u32) -> Option<(u32, u32)> {
+        let first = self.backed.first()?;
+        let n = self.adjacent(&self.backed, first, most);
+        (n >= SHORTEST_STRETCH).then_some((first, n))
+    }
+
+    /// Adjacent free slots without memory, if there are enough and so many more may hold some; they count as backed
+    /// then.
+    pub(super) fn unbacked_run(&mut self, most: u32, meta: &Meta) -> Option<(u32, u32)> {
+        if self.whole.len() == 0 {
+            let most = most.min(self.ceiling.saturating_sub(self.memory()));
+            let adjacent = match self.punched.first() {
+                // Its huge page has been split.
+                Some(first) if self.huge && !self.punched.holds_unit(first / UNIT_SLOTS) => 0,
+                Some(first) => self.adjacent(&self.punched, first, most),
+                None => most.min(self.total - self.fresh),
+            };
+            if adjacent < SHORTEST_STRETCH {
+                return None;
+            }
+            let (first, n) = self.extend(most, meta)?;
+            if self.whole.len() == 0 {
+                return (n >= SHORTEST_STRETCH).then_some((first, n));
+            }
+        }
+        let unit = self.whole.pop_first()?;
+        let first = unit * UNIT_SLOTS;
+        (first..first + UNIT_SLOTS).for_each(|slot| self.backed.insert(slot));
+        let n = most.min(UNIT_SLOTS);
+        (n >= SHORTEST_STRETCH).then_some((first, n))
+    }
+
+    /// How many slots from `first` on are in the set, of at most `most`.
+    fn adjacent(&self, set: &SlotSet, first: u32, most: u32) -> u32 {
+        let end = self.total.min(first.saturating_add(most));
+        (first..end).take_while(|&slot| set.contains(slot)).count() as u32
+    }
+
     /// These free slots have memory.
     fn add_spare(&mut self, first: u32, n: u32) {
         if self.huge && n == UNIT_SLOTS {
@@ -51,27 +93,34 @@ impl RamTier {
         }
     }
 
-    /// At the end of a turn, a step: while writes take slots without memory, the next ones are given it ahead of
-    /// need; once none has for a second, what was not used goes back.
-    pub fn populate<I: Io>(&mut self, io: &mut I, meta: &Meta, now_ns: u64) {
+    /// At the end of a turn, a step: the next slots are given memory ahead of need. While small writes take slots that had
+    /// none, a few more than they took; after any write that did, as many as may be ahead, while nothing else is to do
+    /// (`idle`). What was not used a while after the last such write goes back. True when there is more to make ready.
+    pub fn populate<I: Io>(&mut self, io: &mut I, meta: &Meta, now_ns: u64, idle: bool) -> bool {
         let taken = std::mem::take(&mut self.taken);
-        if taken > 0 {
+        if taken > 0 || std::mem::take(&mut self.filled) {
             self.taken_ns = now_ns;
-            let unit = if self.huge { UNIT_SLOTS } else { 1 };
-            let most = taken.saturating_mul(2).min(AHEAD_STEP).min(self.limit.saturating_sub(self.memory()));
-            let wanted =
-                self.spare() < AHEAD_SLOTS - AHEAD_STEP.max(unit) && (!self.huge || self.spare() < unit);
-            if most > 0
-                && wanted
-                && let Some((first, n)) = self.extend(most, meta)
-            {
-                io.populate_slots(Slot(first), n);
-                self.ahead += n;
-            }
-        } else if self.ahead > 0 && now_ns >= self.taken_ns + AHEAD_NS {
-            self.give_back = (self.give_back + self.ahead).min(self.spare());
-            self.ahead = 0;
+            self.expects_more = true;
         }
+        if now_ns >= self.taken_ns + AHEAD_NS {
+            self.give_back = (self.give_back + self.ahead).min(self.spare());
+            (self.ahead, self.expects_more) = (0, false);
+        }
+        let step = match (taken, idle && self.expects_more) {
+            (0, false) => return false,
+            (0, true) => IDLE_STEP,
+            _ => taken.saturating_mul(2).min(AHEAD_STEP),
+        };
+        let unit = if self.huge { UNIT_SLOTS } else { 1 };
+        let most = step.min(self.limit.saturating_sub(self.memory()));
+        let wanted = self.spare() < AHEAD_SLOTS - AHEAD_STEP.max(unit) && (!self.huge || self.spare() < unit);
+        if most == 0 || !wanted || self.give_back > 0 {
+            return false;
+        }
+        let Some((first, n)) = self.extend(most, meta) else { return false };
+        io.populate_slots(Slot(first), n);
+        self.ahead += n;
+        idle
     }
 
     /// When [`RamTier::populate`] must be called even if nothing happens.

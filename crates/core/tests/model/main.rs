@@ -814,12 +814,37 @@ fn memory_is_made_ready_ahead_of_writes() {
             run.write_block(block);
             run.turn();
         }
-        run.settle();
         assert!(run.sim.populated - populated <= 128);
+        // While nothing is asked, as many as may be ahead; once nobody wrote for long, none.
+        run.turn();
+        assert!(run.sim.populated - populated > 0 || huge_pages, "an idle turn makes some ready");
+        run.settle();
+        assert!(run.sim.populated - populated <= 8 * 1024);
         let unit = if huge_pages { 512 } else { 1 };
         assert_eq!(run.sim.held_slots, 20_000_u32.next_multiple_of(unit), "not given back");
         run.check();
     }
+}
+
+/// Long writes of whole blocks go to adjacent slots a stretch at a time; blocks of zeroes among them take none.
+#[test]
+fn long_writes_are_stored_in_stretches() {
+    let spec = DiskSpec { size_bytes: 64 << 20, ram_limit_bytes: 32 << 20, ..run::full_spec(Mode::Ram) };
+    let mut run = Run::on(spec, DataMemory { bytes: 64 << 20, huge_pages: false }, Rng(9));
+    run.write_blocks(0, 1000);
+    run.settle();
+    assert_eq!(run.sim.stretches, (1000, 1000), "blocks that are new");
+    run.write_blocks(200, 600);
+    run.settle();
+    assert_eq!(run.sim.stretches, (1600, 1000), "blocks that are there");
+    run.write_blocks_with_holes(1000, 1000);
+    run.settle();
+    let held = run.sim.held_slots;
+    let (stored, fresh) = run.sim.stretches;
+    assert!((2000..2600).contains(&stored) && fresh > 1200, "{stored} and {fresh}");
+    assert!(held < 2000, "{held} slots are held by 2,000 blocks, of which some are zeroes");
+    run.read_all();
+    run.check();
 }
 
 /// With huge pages memory comes and goes by 2 MiB; only a limit that has fallen splits them.

@@ -160,6 +160,7 @@ struct Sent {
     sector: u64,
     sectors: u64,
     version: oracle::Version,
+    holes: bool,
     /// The sectors that it changes.
     changes: std::ops::Range<u64>,
     /// What had landed in the file when it came.
@@ -331,11 +332,23 @@ impl Run {
         self.version += 1;
         let version = if self.rng.chance(10) { ZERO } else { self.version };
         let (sector, sectors) = if operation == Operation::Flush { (0, 0) } else { (sector, sectors) };
-        self.send(operation, sector, sectors, version);
+        let holes = self.rng.chance(5);
+        self.send_with(operation, sector, sectors, version, holes);
     }
 
-    /// Submits a request; a write gives its sectors this version.
     fn send(&mut self, operation: Operation, sector: u64, sectors: u64, version: oracle::Version) {
+        self.send_with(operation, sector, sectors, version, false);
+    }
+
+    /// Submits a request; a write gives its sectors this version, or with `holes` leaves some blocks all zeroes.
+    fn send_with(
+        &mut self,
+        operation: Operation,
+        sector: u64,
+        sectors: u64,
+        version: oracle::Version,
+        holes: bool,
+    ) {
         let disk_sectors = self.spec.size_bytes / SECTOR_BYTES;
         let id = self.next;
         self.next += 1;
@@ -345,9 +358,10 @@ impl Run {
             Operation::Read => data = vec![0xEE; (sectors * SECTOR_BYTES) as usize],
             Operation::Write { .. } => {
                 data = vec![0; (sectors * SECTOR_BYTES) as usize];
-                for (i, s) in data.chunks_exact_mut(SECTOR_BYTES as usize).enumerate() {
-                    oracle::fill(version, sector + i as u64, s);
-                    self.oracle.written(sector + i as u64, version, id);
+                for (s, sector) in data.chunks_exact_mut(SECTOR_BYTES as usize).zip(sector..) {
+                    let version = if holes && is_hole(version, sector) { ZERO } else { version };
+                    oracle::fill(version, sector, s);
+                    self.oracle.written(sector, version, id);
                 }
             }
             Operation::WriteZeroes { .. } => {
@@ -364,8 +378,10 @@ impl Run {
         }
         self.sim.clients.insert(id, Client { data, result: None });
         let landed = self.sim.landed;
-        self.sent
-            .insert(id, Sent { operation, sector, sectors, version, changes, landed, then: self.oracle.now });
+        self.sent.insert(
+            id,
+            Sent { operation, sector, sectors, version, holes, changes, landed, then: self.oracle.now },
+        );
         let request = Request { token: Token(id), operation, sector, sectors: sectors as u32 };
         let whole = matches!(operation, Operation::Write { .. })
             && sector.is_multiple_of(BLOCK_SECTORS)
@@ -521,6 +537,13 @@ impl Run {
     pub fn write_blocks(&mut self, block: u64, n: u64) {
         self.version += 1;
         self.send(Operation::Write { fua: false }, block * BLOCK_SECTORS, n * BLOCK_SECTORS, self.version);
+    }
+
+    /// The same with blocks of zeroes among them.
+    pub fn write_blocks_with_holes(&mut self, block: u64, n: u64) {
+        self.version += 1;
+        let (sector, sectors) = (block * BLOCK_SECTORS, n * BLOCK_SECTORS);
+        self.send_with(Operation::Write { fua: false }, sector, sectors, self.version, true);
     }
 
     /// Asks for what has completed to be stable.
@@ -718,8 +741,8 @@ impl Run {
 
     /// What was cut off is submitted again, in its order, as from an in-flight table.
     pub fn redo(&mut self) {
-        while let Some(Sent { operation, sector, sectors, version, .. }) = self.cut_off.pop_front() {
-            self.send(operation, sector, sectors, version);
+        while let Some(Sent { operation, sector, sectors, version, holes, .. }) = self.cut_off.pop_front() {
+            self.send_with(operation, sector, sectors, version, holes);
         }
     }
 
@@ -927,6 +950,7 @@ impl Run {
             sector: 0,
             sectors,
             version: ZERO,
+            holes: false,
             changes: 0..0,
             landed: 0,
             then: 0,
@@ -1041,4 +1065,9 @@ impl Run {
             }
         }
     }
+}
+
+/// Whether a write with holes leaves the block of this sector all zeroes.
+fn is_hole(version: oracle::Version, sector: u64) -> bool {
+    (sector / BLOCK_SECTORS + u64::from(version)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60 == 0
 }

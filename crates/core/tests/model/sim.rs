@@ -133,6 +133,8 @@ pub struct Sim {
     pub split: u32,
     /// Slots given memory ahead of their use, in all.
     pub populated: u64,
+    /// Blocks stored in adjacent slots at once, and those of them in slots without memory.
+    pub stretches: (u64, u64),
     /// Versions up to this one are of an earlier generation.
     pub forgotten: oracle::Version,
 }
@@ -196,6 +198,7 @@ impl Sim {
             held_slots: 0,
             huge_pages: data.huge_pages,
             populated: 0,
+            stretches: (0, 0),
             split: 0,
             forgotten: 0,
         }
@@ -563,6 +566,24 @@ impl Io for Sim {
         (self.store)();
         to[half..].copy_from_slice(&bytes[half..]);
         Ok(bytes.iter().all(|&b| b == 0))
+    }
+
+    fn guest_to_slots(
+        &mut self,
+        token: Token,
+        at: u32,
+        first: Slot,
+        blocks: u32,
+        fresh: bool,
+    ) -> Result<(), Errno> {
+        for i in 0..blocks {
+            let slot = Slot(first.0 + i);
+            assert!(!fresh || self.huge_pages || !self.held[slot.0 as usize], "{slot:?} has memory");
+            self.guest_to_slot(token, at + i * BLOCK_BYTES as u32, slot, 0, BLOCK_BYTES)?;
+        }
+        self.stretches.0 += u64::from(blocks);
+        self.stretches.1 += if fresh { u64::from(blocks) } else { 0 };
+        Ok(())
     }
 
     fn slot_to_guest(

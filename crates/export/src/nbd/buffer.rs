@@ -1,8 +1,8 @@
 //! Data buffers of requests, the pool that keeps some for the next, and the budget that all pools of a disk
 //! share. Never looks at content.
 //!
-//! Invariant: a buffer is as large as the power of two above its request; a pool keeps at most [`KEPT_BYTES`], all
-//! of a budget at most [`KEPT_BYTES_TOGETHER`]; what a pool has charged goes back to the budget with it.
+//! Invariant: a buffer is as large as the power of two above its request; all pools of a budget keep at most [`KEPT_BYTES`];
+//! what a pool has charged goes back to the budget with it.
 
 use super::protocol::{PIECE_BYTES, REQUEST_COST_BYTES, SHARED_BYTES, SHARED_BYTES_GATHERED, UNSENT_BYTES};
 use std::cell::Cell;
@@ -32,10 +32,11 @@ impl Buffer {
 const SMALLEST: usize = 512;
 const LARGEST: usize = PIECE_BYTES as usize;
 const CLASSES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
-/// What a pool keeps at most.
-const KEPT_BYTES: usize = 256 << 10;
-/// What all pools of a budget keep at most.
-const KEPT_BYTES_TOGETHER: usize = 1 << 20;
+/// What a pool keeps at most, and all pools of a budget together: what one connection may gather. Memory that was just given
+/// back to the host costs a page fault for every page when it is taken again, more than the copy of what goes there.
+const KEPT_BYTES: usize = SHARED_BYTES_GATHERED / 2 + UNSENT_BYTES;
+/// With as much in use and kept nothing more is kept.
+const HELD_TOGETHER_BYTES: usize = SHARED_BYTES + SHARED_BYTES_GATHERED + UNSENT_BYTES;
 
 /// The memory that all connections of a disk have for requests and replies. A clone is the same budget.
 #[derive(Clone)]
@@ -74,6 +75,10 @@ impl Budget {
     /// What is kept for the next requests.
     pub fn kept_bytes(&self) -> usize {
         self.0.kept.get()
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.used_bytes() + self.gathered_bytes() + self.kept_bytes()
     }
 }
 
@@ -131,6 +136,11 @@ impl Pool {
             self.keep_less(size);
             return Buffer { gathered, ..buffer };
         }
+        while self.budget.held_bytes() > HELD_TOGETHER_BYTES
+            && let Some(spare) = self.free.iter_mut().rev().find_map(Vec::pop)
+        {
+            self.keep_less(spare.bytes.len());
+        }
         Buffer { bytes: vec![0; size].into_boxed_slice(), gathered }
     }
 
@@ -142,7 +152,7 @@ impl Pool {
             self.uncharge(size);
         }
         let together = self.budget.kept_bytes() + size;
-        if self.kept + size <= KEPT_BYTES && together <= KEPT_BYTES_TOGETHER {
+        if together <= KEPT_BYTES && self.budget.held_bytes() + size <= HELD_TOGETHER_BYTES {
             self.kept += size;
             self.budget.0.kept.set(together);
             self.free[class(size)].push(buffer);
@@ -231,10 +241,15 @@ mod tests {
     #[test]
     fn the_pool_keeps_a_bounded_amount() {
         let mut pool = Pool::new(&Budget::new());
-        let out: Vec<_> = (0..10).map(|_| pool.take(LARGEST)).collect();
+        let out: Vec<_> = (0..30).map(|_| pool.take(LARGEST)).collect();
         out.into_iter().for_each(|buffer| pool.give(buffer));
         assert_eq!(pool.kept, KEPT_BYTES);
-        assert_eq!(pool.free[CLASSES - 1].len(), 1);
+        assert_eq!(pool.free[CLASSES - 1].len(), KEPT_BYTES / LARGEST);
+        // Other sizes take the room of what is kept.
+        let small: Vec<_> = (0..HELD_TOGETHER_BYTES / 4096).map(|_| pool.take(4096)).collect();
+        assert!(pool.budget.held_bytes() <= HELD_TOGETHER_BYTES + LARGEST, "{}", pool.budget.held_bytes());
+        small.into_iter().for_each(|buffer| pool.give(buffer));
+        assert_eq!(pool.kept, KEPT_BYTES);
         pool.clear();
         assert_eq!(pool.kept, 0);
     }
@@ -273,7 +288,7 @@ mod tests {
             given.charge(LARGEST);
             given.give(buffer);
         }
-        assert_eq!(budget.kept_bytes(), KEPT_BYTES_TOGETHER);
+        assert_eq!(budget.kept_bytes(), KEPT_BYTES);
         drop(pools);
         assert_eq!((budget.used_bytes(), budget.gathered_bytes(), budget.kept_bytes()), (0, 0, 0));
     }

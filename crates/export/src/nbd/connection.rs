@@ -14,7 +14,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno as SystemErrno;
 use rustix::net::{RecvFlags, recv, sockopt};
-use spillway_core::{Errno, GuestBuffers, Token, copy_past_caches};
+use spillway_core::{Errno, GuestBuffers, Token, copy_past_caches, is_zero};
 use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::time::Duration;
@@ -435,6 +435,11 @@ impl GuestBuffers for Connection {
         let from = self.data(token, at, to.len())?;
         // SAFETY: `from` is a slice of our own, as long as `to`.
         Ok(unsafe { copy_past_caches(from.as_ptr(), to) })
+    }
+
+    #[inline]
+    fn guest_is_zero(&mut self, token: Token, at: u32, len: u32) -> Result<bool, Errno> {
+        Ok(is_zero(self.data(token, at, len as usize)?))
     }
 
     #[inline]

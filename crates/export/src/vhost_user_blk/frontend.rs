@@ -15,7 +15,7 @@ use super::message::{VringState, code, reply};
 use super::queue::Queue;
 use super::sigbus::Guard;
 use super::{Change, Disconnect, MAX_QUEUES, TOKEN_TAG};
-use spillway_core::{Errno, GuestBuffers, Request, Token, copy_past_caches};
+use spillway_core::{Errno, GuestBuffers, Request, Token, copy_past_caches, is_zero_now};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -365,6 +365,18 @@ impl Frontend {
         queue.unfinished_head(token.0 as u16).ok_or(Errno::FAULT)
     }
 
+    /// Calls `each` for every piece of guest memory that `len` bytes of a request's data from `at` on lie in: where it
+    /// is mapped, and its length. It stays mapped until the request is completed.
+    pub fn pieces(
+        &self,
+        token: Token,
+        at: u32,
+        len: u32,
+        mut each: impl FnMut(*mut u8, usize),
+    ) -> Result<(), Errno> {
+        self.head(token)?.pieces(at, len as usize, |guest, range| each(guest, range.len()))
+    }
+
     #[inline(always)]
     fn unless_poisoned(&self) -> Result<(), Errno> {
         if self.poisoned() { Err(Errno::FAULT) } else { Ok(()) }
@@ -387,6 +399,16 @@ impl GuestBuffers for Frontend {
         self.head(token)?.pieces(at, to.len(), |guest, range| {
             // SAFETY: as above.
             zero &= unsafe { copy_past_caches(guest, &mut to[range]) };
+        })?;
+        self.unless_poisoned().map(|()| zero)
+    }
+
+    #[inline]
+    fn guest_is_zero(&mut self, token: Token, at: u32, len: u32) -> Result<bool, Errno> {
+        let mut zero = true;
+        self.head(token)?.pieces(at, len as usize, |guest, range| {
+            // SAFETY: as above.
+            zero = zero && unsafe { is_zero_now(guest, range.len()) };
         })?;
         self.unless_poisoned().map(|()| zero)
     }

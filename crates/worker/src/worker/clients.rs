@@ -86,6 +86,23 @@ impl Clients {
         self.vmms.iter().any(|v| v.dirty != 0) || self.nbd.iter().flatten().any(|c| c.touched)
     }
 
+    /// Calls `each` for every piece of memory that `len` bytes of a request's data from `at` on lie in: where it is, and
+    /// its length. It stays there until the request is completed.
+    pub fn pieces(
+        &mut self,
+        token: Token,
+        at: u32,
+        len: u32,
+        each: &mut dyn FnMut(*mut u8, usize),
+    ) -> Result<(), Errno> {
+        if is_vhost(token) {
+            return self.vmm(token).ok_or(Errno::FAULT)?.frontend.pieces(token, at, len, each);
+        }
+        let data = self.nbd_client(token).ok_or(Errno::FAULT)?.connection.data(token, at, len as usize)?;
+        each(data.as_mut_ptr(), data.len());
+        Ok(())
+    }
+
     #[inline]
     fn vmm(&mut self, token: Token) -> Option<&mut Vmm> {
         self.vmms.iter_mut().find(|v| v.session == token.0 >> 48)
@@ -125,6 +142,15 @@ impl GuestBuffers for Clients {
             self.vmm(token).ok_or(Errno::FAULT)?.frontend.store_from_guest(token, at, to)
         } else {
             self.nbd_client(token).ok_or(Errno::FAULT)?.connection.store_from_guest(token, at, to)
+        }
+    }
+
+    #[inline]
+    fn guest_is_zero(&mut self, token: Token, at: u32, len: u32) -> Result<bool, Errno> {
+        if is_vhost(token) {
+            self.vmm(token).ok_or(Errno::FAULT)?.frontend.guest_is_zero(token, at, len)
+        } else {
+            self.nbd_client(token).ok_or(Errno::FAULT)?.connection.guest_is_zero(token, at, len)
         }
     }
 

@@ -7,8 +7,8 @@ use super::calibrate::past_caches_is_faster;
 use super::clients::Clients;
 use super::engine::{Engine, File, Files, Operation, Tag};
 use super::events::state_of;
-use super::memory::Shared;
 use super::models::Models;
+use super::slots::Slots;
 use super::staging::{Buffer, Staging};
 use super::transfers::{Read, Write};
 use crate::base::{BaseImage, ExtentCache, ExtentKind, Finished, RawImage};
@@ -48,7 +48,7 @@ pub(super) struct Seen {
 pub struct Doer {
     pub engine: Engine,
     pub clients: Clients,
-    slots: Option<Shared>,
+    slots: Option<Slots>,
     /// Guest data goes into slots past the caches: that is faster on this processor.
     past_caches: bool,
     meta: OwnedFd,
@@ -87,7 +87,7 @@ pub struct Doer {
 /// What outlives the worker, as it is used here.
 pub struct Held {
     /// The RAM tier.
-    pub slots: Option<Shared>,
+    pub slots: Option<Slots>,
     pub meta: OwnedFd,
     /// The overflow or difference file, and how long it has to be.
     pub file: Option<OwnedFd>,
@@ -299,6 +299,11 @@ impl GuestBuffers for Doer {
     }
 
     #[inline]
+    fn guest_is_zero(&mut self, token: Token, at: u32, len: u32) -> Result<bool, Errno> {
+        self.clients.guest_is_zero(token, at, len)
+    }
+
+    #[inline]
     fn zero_guest(&mut self, token: Token, at: u32, len: u32) -> Result<(), Errno> {
         self.clients.zero_guest(token, at, len)
     }
@@ -313,13 +318,13 @@ impl Io for Doer {
     #[inline]
     fn slot(&mut self, slot: Slot) -> &mut [u8] {
         let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
-        slots.bytes(slot.offset_bytes() as usize, BLOCK_BYTES)
+        slots.bytes(slot)
     }
 
     #[inline]
     fn prefetch_slot(&self, slot: Slot) {
         if let Some(slots) = &self.slots {
-            slots.prefetch(slot.offset_bytes() as usize);
+            slots.prefetch(slot);
         }
     }
 
@@ -333,7 +338,7 @@ impl Io for Doer {
         len: usize,
     ) -> Result<bool, Errno> {
         let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
-        let to = &mut slots.bytes(slot.offset_bytes() as usize, BLOCK_BYTES)[slot_at..slot_at + len];
+        let to = &mut slots.bytes(slot)[slot_at..slot_at + len];
         let zero = if self.past_caches {
             self.clients.store_from_guest(token, at, to)?
         } else {
@@ -346,6 +351,33 @@ impl Io for Doer {
         Ok(zero)
     }
 
+    fn guest_to_slots(
+        &mut self,
+        token: Token,
+        at: u32,
+        first: Slot,
+        blocks: u32,
+        fresh: bool,
+    ) -> Result<(), Errno> {
+        let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
+        let (mut stored, len) = (0, blocks * BLOCK_BYTES as u32);
+        if fresh {
+            let clients = &mut self.clients;
+            // SAFETY: these are the request's own buffers, which it keeps until its completion.
+            stored = unsafe { slots.store(first, blocks, |each| clients.pieces(token, at, len, each)) }?;
+            if stored == len as usize {
+                return Ok(());
+            }
+            // A copy of our own says what is wrong: with the guest's memory to its connection, with the host's to us.
+        }
+        let to = &mut slots.run(first, blocks)[stored..];
+        if self.past_caches {
+            self.clients.store_from_guest(token, at + stored as u32, to).map(drop)
+        } else {
+            self.clients.copy_from_guest(token, at + stored as u32, to)
+        }
+    }
+
     #[inline]
     fn slot_to_guest(
         &mut self,
@@ -356,7 +388,7 @@ impl Io for Doer {
         len: usize,
     ) -> Result<(), Errno> {
         let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
-        let from = &slots.bytes(slot.offset_bytes() as usize, BLOCK_BYTES)[slot_at..slot_at + len];
+        let from = &slots.bytes(slot)[slot_at..slot_at + len];
         self.clients.copy_to_guest(token, at, from)
     }
 
@@ -376,7 +408,7 @@ impl Io for Doer {
     #[inline]
     fn slot_to_part(&mut self, slot: Slot, part: PartId, part_at: usize) {
         let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
-        let from = slots.bytes(slot.offset_bytes() as usize, BLOCK_BYTES);
+        let from = slots.bytes(slot);
         self.staging.part(part)[part_at..part_at + BLOCK_BYTES].copy_from_slice(from);
     }
 
@@ -386,15 +418,15 @@ impl Io for Doer {
     }
 
     fn populate_slots(&mut self, first: Slot, n: u32) {
-        if let Some(memory) = &self.slots {
-            memory.populate(first.offset_bytes() as usize, n as usize * BLOCK_BYTES);
+        if let Some(slots) = &mut self.slots {
+            slots.populate(first, n);
         }
     }
 
     fn release_slots(&mut self, slots: &[Slot]) {
         let memory = self.slots.as_ref().expect("the core uses slots only in modes with a RAM tier");
         for run in slots.chunk_by(|a, b| a.0 + 1 == b.0) {
-            memory.punch(run[0].offset_bytes(), (run.len() * BLOCK_BYTES) as u64);
+            memory.punch(run[0], run.len() as u32);
         }
     }
 

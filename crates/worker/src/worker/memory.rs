@@ -4,11 +4,12 @@
 //! Invariant: the supervisor has sealed both files against shrinking, so that no access here can fault; but for the live map of
 //! mode `persistent`, which lies in a file of the host's.
 
+use libc::iovec;
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Bytes of a huge page.
 const HUGE: usize = 2 << 20;
@@ -87,12 +88,48 @@ impl Shared {
         }
     }
 
-    /// Gives a range memory that is about to be written.
-    pub fn populate(&self, at: usize, len: usize) {
+    /// Asks the host for something ahead of need: that a range has memory, or that what it has is mapped.
+    pub fn advise(&self, at: usize, len: usize, advice: Advice) {
         if at.checked_add(len).is_some_and(|end| end <= self.len) {
-            // SAFETY: inside our own mapping (checked). What it could not do, the write itself does.
-            let _ = unsafe { madvise(self.base.add(at).cast(), len, Advice::LinuxPopulateWrite) };
+            // SAFETY: inside our own mapping (checked). What it could not do, the access itself does.
+            let _ = unsafe { madvise(self.base.add(at).cast(), len, advice) };
         }
+    }
+
+    /// Stores bytes from other memory, which others may write to meanwhile, from `at` on, and lets the host do the copy: a page
+    /// that is not there yet then needs no fault and is not filled with zeroes first. How many bytes arrived: less than all of
+    /// them where that memory is gone, or the host has none for this one.
+    ///
+    /// # Safety
+    /// The kernel checks the memory that `from` names; what may not be copied from it must not be named.
+    pub unsafe fn store(&self, at: usize, from: &mut [iovec]) -> usize {
+        let mut stored = 0;
+        let mut left = &mut from[..];
+        while !left.is_empty() {
+            let count = left.len().min(libc::UIO_MAXIOV as usize);
+            // SAFETY: the file is ours; it is never written beyond the mapping, as the caller stays in it.
+            let n = unsafe {
+                libc::pwritev(self.file.as_raw_fd(), left.as_ptr(), count as i32, (at + stored) as i64)
+            };
+            if n <= 0 {
+                if n < 0 && std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted {
+                    continue;
+                }
+                break;
+            }
+            stored += n as usize;
+            let mut n = n as usize;
+            while let Some(first) = left.first_mut() {
+                if n < first.iov_len {
+                    first.iov_base = first.iov_base.wrapping_byte_add(n);
+                    first.iov_len -= n;
+                    break;
+                }
+                n -= first.iov_len;
+                left = &mut left[1..];
+            }
+        }
+        stored
     }
 
     /// Gives the memory of a range back to the host; it reads as zeroes afterwards.
@@ -177,8 +214,8 @@ mod tests {
             assert_eq!((shared.base().align_offset(HUGE), shared.len_bytes()), (0, len));
             shared.bytes(len as usize - 4096, 4096).fill(7);
             assert_eq!(fstat(&shared.file).unwrap().st_blocks, 8);
-            shared.populate(0, 4096);
-            shared.populate(len as usize, 4096);
+            shared.advise(0, 4096, Advice::LinuxPopulateWrite);
+            shared.advise(len as usize, 4096, Advice::LinuxPopulateWrite);
             assert_eq!(fstat(&shared.file).unwrap().st_blocks, if len == 4096 { 8 } else { 16 });
         }
         assert!(Shared::map(sealed(4096), 8192, "test").is_err());
@@ -193,7 +230,7 @@ mod tests {
         println!("{pages} pages at once");
         shared.bytes(1 << 21, 1).fill(1);
         assert_eq!(held_pages(&shared), pages);
-        shared.populate(2 << 21, 1 << 21);
+        shared.advise(2 << 21, 1 << 21, Advice::LinuxPopulateWrite);
         assert_eq!(held_pages(&shared), pages + 512);
         shared.punch(1 << 21, 1 << 21);
         assert_eq!(held_pages(&shared), 512);

@@ -13,6 +13,7 @@ use super::io::{Answer, Doer, Held};
 use super::memory::Shared;
 use super::models::Models;
 use super::rate::{Limiter, Turn, from};
+use super::slots::Slots;
 use super::spin::Spin;
 use super::supervision::channel_nonblocking;
 use super::tap::Tap;
@@ -142,7 +143,15 @@ impl Reactor {
         let data_at = if spec.mode == Mode::Persistent { persistent_file::DATA_AT } else { 0 };
         let (file_bytes, predecessors) = (data_at + spec.file_bytes(), fds.predecessors);
         let models = Models::open(fds.base_model, fds.overflow_model, start.disk_id)?;
-        let held = Held { slots, meta: meta_file, file: fds.file, file_bytes, data_at, predecessors, models };
+        let held = Held {
+            slots: slots.map(|memory| Slots::new(memory, data.huge_pages)),
+            meta: meta_file,
+            file: fds.file,
+            file_bytes,
+            data_at,
+            predecessors,
+            models,
+        };
         let doer = Doer::new(engine, held, base)?;
         channel_nonblocking(&channel)?;
         let tap = Tap::new(start.size_bytes, disk.fill(), now_ns());

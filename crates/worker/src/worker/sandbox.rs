@@ -196,6 +196,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_lseek,
     libc::SYS_pread64,
     libc::SYS_preadv2,
+    libc::SYS_pwritev,
     // Sockets and eventfds that it was given.
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,

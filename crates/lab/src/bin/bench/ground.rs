@@ -59,7 +59,11 @@ impl Ground {
     pub fn prepare(options: &Options) -> Result<Ground> {
         let cores = two_cores(options)?;
         let cliff = if options.part.includes(Part::Cliff) { cliff::tmpfs_bytes(options) } else { 0 };
-        let peers = if options.part.includes(Part::Peers) { 3 << 30 } else { 0 };
+        let peers = if options.part.includes(Part::Peers) || options.part.includes(Part::FirstMinute) {
+            3 << 30
+        } else {
+            0
+        };
         let tmpfs_bytes = cliff.max(peers);
         room(&options.dir, 14 << 30)?;
         room(&options.tmpfs, tmpfs_bytes)?;

@@ -7,6 +7,8 @@ mod bound;
 mod checks;
 mod cliff;
 mod cliff_report;
+mod first_minute;
+mod first_minute_report;
 mod ground;
 mod overhead;
 mod peers;
@@ -32,9 +34,11 @@ enum Part {
     Cliff,
     /// Disks of 4 GiB to 4 TiB: what it takes to attach and to reset them, and how much memory they hold
     Scale,
+    /// A fresh disk, large requests, clients that sleep, a busy host, many disks at once
+    FirstMinute,
     /// What recording costs each request, and with --against what this program costs beside another, in pairs of new disks
     Overhead,
-    /// Scale, cliff, then peers
+    /// Scale, first-minute, cliff, then peers
     All,
 }
 
@@ -49,7 +53,7 @@ impl Part {
 #[derive(Parser)]
 #[command(
     name = "bench",
-    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'scale' about 2, 'overhead' about 4, with --against 12, 'all --quick' about 8.\n\
+    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'scale' about 2, 'first-minute' about 20, 'overhead' about 4, with --against 12, 'all --quick' about 8.\n\
         Nothing else may run meanwhile: both cores are used.\n\n\
         Examples:\n  \
         bench --quick                  each load on every disk\n  \
@@ -66,9 +70,12 @@ struct Options {
     /// Seconds a point in each round [default: 10, of the cliff 20, of overhead 0.2; quick 2, 1 and 0.1].
     #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
-    /// Rounds; the figures are medians over them [default: 3, of overhead 20; quick 2].
+    /// Rounds; the figures are medians over them [default: 3, of first-minute 5, of overhead 20; quick 2].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
+    /// Rows of the part 'first-minute' [default: all]: fresh-sequential, fresh-deep, fresh-random, fresh-many, nbd-64k, nbd-256k, nbd-1m, asleep, asleep-together, demo.
+    #[arg(long, value_delimiter = ',')]
+    rows: Vec<String>,
     /// Queue depths of the peers' part.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64])]
     depths: Vec<usize>,
@@ -90,10 +97,10 @@ struct Options {
     /// Without Spillway: to try the peers.
     #[arg(long, conflicts_with = "check")]
     peers_only: bool,
-    /// The directory for bench.json, cliff.json, cliff.svg, scale.json and overhead.json.
+    /// The directory for bench.json, cliff.json, cliff.svg, scale.json, first-minute.json and overhead.json.
     #[arg(long, default_value = "docs/benchmarks")]
     out: PathBuf,
-    /// Exit with 1 when a target of the parts 'peers', 'scale' and 'overhead' is missed, after a list of all that are.
+    /// Exit with 1 when a target of the parts 'peers', 'scale', 'first-minute' and 'overhead' is missed, after a list of all that are.
     #[arg(long)]
     check: bool,
 }
@@ -112,6 +119,14 @@ impl Options {
 
     fn rounds(&self) -> usize {
         self.rounds.map_or(if self.quick { 2 } else { 3 }, usize::from)
+    }
+
+    fn first_minute_rounds(&self) -> usize {
+        self.rounds.map_or(if self.quick { 2 } else { 5 }, usize::from)
+    }
+
+    fn takes_row(&self, key: &str) -> bool {
+        self.rows.is_empty() || self.rows.iter().any(|row| row == key)
     }
 
     /// How long a disk may take to settle before a point of that many seconds.
@@ -157,6 +172,12 @@ fn bench(options: &Options) -> Result<bool> {
         overhead::print(&found);
         keep_json(&found, &options.out.join("overhead.json"))?;
         checks.extend(found.checks);
+    }
+    if options.part.includes(Part::FirstMinute) {
+        let report = first_minute::measure(options, &ground)?;
+        report.print();
+        keep_json(&report, &options.out.join("first-minute.json"))?;
+        checks.extend(report.checks);
     }
     // One core drives from here on, another serves.
     ground.keep_to_core()?;

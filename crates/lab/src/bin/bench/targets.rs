@@ -1,7 +1,7 @@
 //! The disks that are measured side by side: Spillway as shipped, and its peers.
 //!
-//! Owns their files and their processes. Invariant: all serve from the same core, and each has been written over its
-//! whole span, in order, before anything is measured.
+//! Owns their files and their processes. Invariant: what [`Target::start`] gives serves from the same core as all others,
+//! and has been written over its whole span, in order, before anything is measured.
 
 use crate::ground::Ground;
 use anyhow::{Context, Result, bail};
@@ -28,6 +28,8 @@ pub enum Serving {
         /// Limit of the overflow.
         overflow_bytes: u64,
     },
+    /// Spillway in the mode `direct`.
+    Direct,
     /// QEMU's copy-on-write overlay on tmpfs.
     Qcow2Tmpfs,
     /// The same on disk, past the page cache.
@@ -107,7 +109,13 @@ impl Kind {
 
     /// Whether it is ours.
     pub fn is_spillway(self) -> bool {
-        matches!(self.serving(), Serving::Spillway { .. })
+        self.serving().is_spillway()
+    }
+}
+
+impl Serving {
+    fn is_spillway(self) -> bool {
+        matches!(self, Serving::Spillway { .. } | Serving::Direct)
     }
 }
 
@@ -118,21 +126,41 @@ pub struct Target {
     /// Its process.
     pub server: Server,
     control: Option<PathBuf>,
+    nbd: PathBuf,
     spillway: PathBuf,
     _files: tempfile::TempDir,
     _tmpfs: tempfile::TempDir,
 }
 
 impl Target {
-    /// Starts a server and writes its disk over once.
+    /// Starts a server on the core that serves, and writes its disk over once.
     pub fn start(serving: Serving, disk_bytes: u64, ground: &Ground) -> Result<Target> {
+        let shape = Shape { depth: DEEPEST, request_bytes: 128 << 10, ..Shape::default() };
+        let mut target = Target::fresh(serving, disk_bytes, ground, Some(ground.serving()), shape)?;
+        let server = &target.server;
+        target
+            .driver
+            .run(&Load::fill(disk_bytes, 128 << 10))
+            .with_context(|| format!("{}: writing the disk over\n{}", server.command, server.tail()))?;
+        Ok(target)
+    }
+
+    /// Starts a server whose disk nobody has written to; without `core` on any.
+    pub fn fresh(
+        serving: Serving,
+        disk_bytes: u64,
+        ground: &Ground,
+        core: Option<usize>,
+        shape: Shape,
+    ) -> Result<Target> {
         let files = tempfile::Builder::new().prefix("disk.").tempdir_in(ground.disk())?;
         let tmpfs = tempfile::Builder::new().prefix("disk.").tempdir_in(ground.tmpfs())?;
-        let [socket, control, base] = ["vhost", "control", "base.raw"].map(|name| files.path().join(name));
+        let [socket, nbd, control, base] =
+            ["vhost", "nbd", "control", "base.raw"].map(|name| files.path().join(name));
         std::fs::File::create(&base)?.set_len(disk_bytes)?;
         let daemon_program = Path::new("qemu-storage-daemon");
         let (program, nodes) = match serving {
-            Serving::Spillway { .. } => (ground.spillway.as_path(), vec![]),
+            Serving::Spillway { .. } | Serving::Direct => (ground.spillway.as_path(), vec![]),
             Serving::Qcow2Tmpfs => {
                 (daemon_program, qcow2(&base, &tmpfs.path().join("overlay.qcow2"), ",aio=threads")?)
             }
@@ -146,23 +174,20 @@ impl Target {
         };
         let arguments = match serving {
             Serving::Spillway { ram_bytes, overflow_bytes } => {
-                serve(&base, [ram_bytes, overflow_bytes], &socket, &control, files.path())
+                let limits = ["--ram".into(), mib(ram_bytes), "--overflow".into(), mib(overflow_bytes)];
+                serve(&base, limits.to_vec(), files.path())
             }
-            _ => daemon(&nodes, &socket),
+            Serving::Direct => serve(&base, vec!["--mode".into(), "direct".into()], files.path()),
+            _ => daemon(&nodes, &socket, &nbd),
         };
         let name = program.to_str().context("the program's path is not UTF-8")?;
-        let mut server =
-            Server::start(name, name, &arguments, Some(ground.serving()), &files.path().join("log"))?;
+        let mut server = Server::start(name, name, &arguments, core, &files.path().join("log"))?;
         server.wait_for(&socket, Duration::from_secs(30))?;
-        let shape = Shape { depth: DEEPEST, request_bytes: 128 << 10, ..Shape::default() };
-        let mut driver = Driver::connect_with(&socket, shape)
+        let driver = Driver::connect_with(&socket, shape)
             .with_context(|| format!("{}\n{}", server.command, server.tail()))?;
-        driver
-            .run(&Load::fill(disk_bytes, 128 << 10))
-            .with_context(|| format!("{}: writing the disk over\n{}", server.command, server.tail()))?;
-        let control = matches!(serving, Serving::Spillway { .. }).then_some(control);
+        let control = serving.is_spillway().then_some(control);
         let spillway = ground.spillway.clone();
-        Ok(Target { server, driver, control, spillway, _files: files, _tmpfs: tmpfs })
+        Ok(Target { server, driver, control, nbd, spillway, _files: files, _tmpfs: tmpfs })
     }
 
     /// What `spillway stats --json` says; `None` for a peer.
@@ -170,9 +195,20 @@ impl Target {
         self.control.as_ref().map(|control| spillway_lab::disk::stats(&self.spillway, control)).transpose()
     }
 
+    /// Where an NBD client connects; a peer's export is named `nbd`.
+    pub fn nbd(&self) -> &Path {
+        &self.nbd
+    }
+
     /// Runs a load.
     pub fn run(&mut self, load: &Load) -> Result<Measured> {
         let measured = self.driver.run(load);
+        measured.with_context(|| format!("{}\n{}", self.server.command, self.server.tail()))
+    }
+
+    /// Runs a load with a client that sleeps while it waits.
+    pub fn run_asleep(&mut self, load: &Load) -> Result<Measured> {
+        let measured = self.driver.run_asleep(load);
         measured.with_context(|| format!("{}\n{}", self.server.command, self.server.tail()))
     }
 
@@ -199,19 +235,19 @@ impl Target {
     }
 }
 
-fn serve(
-    base: &Path,
-    [ram_bytes, overflow_bytes]: [u64; 2],
-    socket: &Path,
-    control: &Path,
-    dir: &Path,
-) -> Vec<String> {
+fn mib(bytes: u64) -> String {
+    format!("{}M", bytes >> 20)
+}
+
+fn serve(base: &Path, mode: Vec<String>, dir: &Path) -> Vec<String> {
     let text = |p: &Path| p.display().to_string();
-    let mib = |bytes: u64| format!("{}M", bytes >> 20);
     let mut arguments = vec!["serve".to_string(), "--image".into(), text(base)];
-    arguments.extend(["--ram".into(), mib(ram_bytes), "--overflow".into(), mib(overflow_bytes)]);
+    arguments.extend(mode);
     arguments.extend(["--overflow-dir".into(), text(dir)]);
-    arguments.extend(["--vhost-user".into(), text(socket), "--control".into(), text(control)]);
+    for socket in ["vhost-user", "nbd", "control"] {
+        let name = if socket == "vhost-user" { "vhost" } else { socket };
+        arguments.extend([format!("--{socket}"), text(&dir.join(name))]);
+    }
     arguments
 }
 
@@ -232,7 +268,7 @@ fn qcow2(base: &Path, overlay: &Path, options: &str) -> Result<Vec<String>> {
 
 /// Served from its main loop: with an I/O thread of its own it took 24 us instead of 2.6 at QD1, and the same at
 /// greater depth.
-fn daemon(nodes: &[String], socket: &Path) -> Vec<String> {
+fn daemon(nodes: &[String], socket: &Path, nbd: &Path) -> Vec<String> {
     let mut arguments = Vec::new();
     for node in nodes {
         arguments.extend(["--blockdev".to_string(), node.clone()]);
@@ -243,6 +279,10 @@ fn daemon(nodes: &[String], socket: &Path) -> Vec<String> {
             "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={},writable=on",
             socket.display()
         ),
+        "--nbd-server".to_string(),
+        format!("addr.type=unix,addr.path={}", nbd.display()),
+        "--export".to_string(),
+        "type=nbd,id=nbd,node-name=disk,name=nbd,writable=on".to_string(),
     ]);
     arguments
 }
