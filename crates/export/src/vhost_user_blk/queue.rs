@@ -17,7 +17,9 @@ use super::message::VringAddr;
 use super::request::{Status, Submission};
 use super::ring::{MAX_QUEUE_SIZE, Ring};
 use super::signal::Signal;
-use spillway_core::{Errno, Request, Token};
+use rustix::io::ReadWriteFlags;
+use spillway_core::{Errno, Operation, Request, Token};
+use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
@@ -90,6 +92,8 @@ pub(super) struct Queue {
     /// An earlier process served this life of the queue: what its table says holds, whatever the base.
     pub resumed: bool,
     pub kick: Option<Kick>,
+    /// Kicks that came while nothing had ever been on the ring.
+    pub kicks: u64,
     pub call: Option<Signal>,
     pub error: Option<OwnedFd>,
 }
@@ -124,6 +128,7 @@ impl Queue {
             base: 0,
             resumed: false,
             kick: None,
+            kicks: 0,
             call: None,
             error: None,
         }
@@ -192,6 +197,7 @@ impl Queue {
         }
         self.started = false;
         self.stopping = false;
+        self.kicks = 0;
         self.live = false;
         self.resumed = false;
         self.ring = None;
@@ -208,6 +214,33 @@ impl Queue {
     /// life of a connection, the others before each start.
     pub(super) fn reset(&mut self) {
         *self = Queue { error: self.error.take(), ..Queue::new(self.token_base) };
+    }
+
+    /// The queue of another device, which has nothing of the last one's.
+    pub(super) fn renew(&mut self) {
+        *self = Queue::new(self.token_base);
+    }
+
+    /// Kicks since the start, while nothing was ever on the ring. A kick that cannot be counted counts as one.
+    #[cold]
+    pub(super) fn count_kicks(&mut self) -> u64 {
+        let mut count = [0; 8];
+        if let Some(Kick::Fd(fd)) = &self.kick {
+            // Never waits, whatever the VMM has done with it. An eventfd has no position.
+            let mut to = [IoSliceMut::new(&mut count)];
+            let more = match rustix::io::preadv2(fd, &mut to, u64::MAX, ReadWriteFlags::NOWAIT) {
+                Ok(8) => u64::from_ne_bytes(count),
+                Err(rustix::io::Errno::AGAIN) => 0,
+                _ => 1,
+            };
+            self.kicks = self.kicks.saturating_add(more);
+        }
+        self.kicks
+    }
+
+    /// Live, and nothing was ever on its ring.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.live && self.next_available == 0 && self.ring.as_ref().is_some_and(Ring::is_untouched)
     }
 
     /// Whether the driver, or an earlier process, left something that may be taken now.
@@ -256,7 +289,8 @@ impl Queue {
                     state.state = HeadState::Unfinished;
                     state.generation = memory.acquire();
                     self.unfinished += 1;
-                    budget.hold(&mut self.held_bytes, &state.several);
+                    let moves = matches!(operation, Operation::Read | Operation::Write { .. });
+                    budget.hold(&mut self.held_bytes, state, if moves { sectors } else { 0 });
                     let token = Token(self.token_base | u64::from(head));
                     return Some(Request { token, operation, sector, sectors });
                 }
@@ -349,7 +383,7 @@ impl Queue {
         };
         let (at, used_bytes, generation) = (state.status, state.used_bytes, state.generation);
         state.state = HeadState::Free;
-        budget.release(&mut self.held_bytes, &mut state.several);
+        budget.release(&mut self.held_bytes, state);
         self.unfinished -= 1;
         if !abandoned && !memory.guard().poisoned() {
             match result {
