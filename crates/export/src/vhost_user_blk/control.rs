@@ -8,7 +8,7 @@ use super::config::{FEATURES, PROTOCOL_FEATURES, WRITEBACK_AT, feature};
 use super::connection::{Answer, Packet};
 use super::frontend::{Frontend, Handled, Held};
 use super::inflight::{self, Table};
-use super::memory::{MAX_REGIONS, SHARE_MEMORY};
+use super::memory::MAX_REGIONS;
 use super::message::{
     self, ConfigRange, F_PROTOCOL_FEATURES, Header, MAX_CONFIG, Message, VringFd, VringState, protocol,
     reply as reply_to,
@@ -288,13 +288,6 @@ impl Frontend {
         let enabled = queue.enabled.unwrap_or(enabled_by_default);
         let live = queue.started && queue.ring.is_some() && enabled && !queue.stopping && !queue.broken;
         queue.live = live;
-    }
-
-    /// Says once, until memory comes, that the machine's memory is not shared with us.
-    pub(super) fn tell_not_shared(&mut self, sign: &str) {
-        if !std::mem::replace(&mut self.told_not_shared, true) {
-            self.notice.get_or_insert(format!("the VMM's memory is not shared: {sign}. {SHARE_MEMORY}"));
-        }
     }
 
     /// GET_CONFIG: up to 256 bytes at any offset; what lies beyond the structure is zero. A larger size is answered by an

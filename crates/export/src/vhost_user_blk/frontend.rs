@@ -241,23 +241,6 @@ impl Frontend {
         self.queues.get(usize::from(queue)).is_some_and(|queue| queue.live) && !self.poisoned()
     }
 
-    /// The kick eventfd of this queue was raised. True: there is a notice. QEMU raises it once itself; a driver that kicks
-    /// again, with nothing on the ring, writes to another ring than this one.
-    #[inline]
-    pub fn kicked(&mut self, queue: u16) -> bool {
-        let queue = self.queues.get_mut(usize::from(queue));
-        queue.is_some_and(|queue| queue.is_untouched() && queue.count_kicks() > 1) && self.note_empty_rings()
-    }
-
-    #[cold]
-    fn note_empty_rings(&mut self) -> bool {
-        if self.queues.iter().any(|queue| queue.started && !queue.is_untouched()) {
-            return false;
-        }
-        self.tell_not_shared("its driver has kicked, and the queue's memory that was handed over is empty");
-        true
-    }
-
     /// Takes the next request of a queue. Malformed and unsupported ones are answered on the way.
     #[inline]
     pub fn next(&mut self, queue: u16) -> Option<Request> {

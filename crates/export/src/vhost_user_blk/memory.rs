@@ -19,10 +19,6 @@ const MAX_GENERATIONS: usize = 64;
 /// Address space that a front end may take, with the regions that unfinished requests still hold: an eighth of
 /// what a process has.
 const MAX_MAPPED_BYTES: u64 = 16 << 40;
-/// What to do about memory that is not shared, for each VMM.
-pub(super) const SHARE_MEMORY: &str = "QEMU: -object memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem; \
-     libvirt: <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>; \
-     Cloud Hypervisor: --memory size=SIZE,shared=on; 'spillway attach' prints the rest";
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
 /// Most pieces that the data of a request may lie in: the longest table that is taken, and some of its buffers

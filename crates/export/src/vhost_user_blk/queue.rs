@@ -17,9 +17,7 @@ use super::message::VringAddr;
 use super::request::{Status, Submission};
 use super::ring::{MAX_QUEUE_SIZE, Ring};
 use super::signal::Signal;
-use rustix::io::ReadWriteFlags;
 use spillway_core::{Errno, Operation, Request, Token};
-use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
@@ -59,7 +57,7 @@ pub(super) struct Queue {
     event_idx: bool,
     pub indirect: bool,
     pub size: u16,
-    next_available: u16,
+    pub next_available: u16,
     /// The available index as last read; never behind `next_available`.
     seen_available: u16,
     next_used: u16,
@@ -219,28 +217,6 @@ impl Queue {
     /// The queue of another device, which has nothing of the last one's.
     pub(super) fn renew(&mut self) {
         *self = Queue::new(self.token_base);
-    }
-
-    /// Kicks since the start, while nothing was ever on the ring. A kick that cannot be counted counts as one.
-    #[cold]
-    pub(super) fn count_kicks(&mut self) -> u64 {
-        let mut count = [0; 8];
-        if let Some(Kick::Fd(fd)) = &self.kick {
-            // Never waits, whatever the VMM has done with it. An eventfd has no position.
-            let mut to = [IoSliceMut::new(&mut count)];
-            let more = match rustix::io::preadv2(fd, &mut to, u64::MAX, ReadWriteFlags::NOWAIT) {
-                Ok(8) => u64::from_ne_bytes(count),
-                Err(rustix::io::Errno::AGAIN) => 0,
-                _ => 1,
-            };
-            self.kicks = self.kicks.saturating_add(more);
-        }
-        self.kicks
-    }
-
-    /// Live, and nothing was ever on its ring.
-    pub(super) fn is_untouched(&self) -> bool {
-        self.live && self.next_available == 0 && self.ring.as_ref().is_some_and(Ring::is_untouched)
     }
 
     /// Whether the driver, or an earlier process, left something that may be taken now.
