@@ -207,7 +207,9 @@ pub fn vhost_messages(data: &[u8]) {
                 true
             }
             28 => {
-                rig.frontend.enable_notifications(u16::from(input.u8() % 5));
+                let queue = u16::from(input.u8() % 5);
+                rig.frontend.enable_notifications(queue);
+                rig.frontend.kicked(queue);
                 true
             }
             29 => {
@@ -339,6 +341,11 @@ pub fn virtqueue(data: &[u8]) {
                     _ => account.sound = false,
                 }
                 let sent = match what % 6 {
+                    // Another device, if the queue is stopped and the first one has come.
+                    _ if what >= 252 => {
+                        account.sound = false;
+                        rig.vmm.send(code::SET_OWNER, 1, &[], &[])
+                    }
                     0 => rig.vmm.send(code::GET_VRING_BASE, 1, &words32(&[0, 0]), &[]),
                     1 => vmm::start_queue(&rig.vmm, u32::from(available)),
                     2 => rig.vmm.send(code::REM_MEM_REG, 1, &vmm::half(upper), &[]),

@@ -21,6 +21,7 @@ const MAX_FDS: usize = 16;
 
 pub mod code {
     pub const SET_FEATURES: u32 = 2;
+    pub const SET_OWNER: u32 = 3;
     pub const SET_MEM_TABLE: u32 = 5;
     pub const SET_VRING_NUM: u32 = 8;
     pub const SET_VRING_ADDR: u32 = 9;

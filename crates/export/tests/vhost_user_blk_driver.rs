@@ -141,7 +141,7 @@ fn sees_the_disk_that_was_offered() {
         let config = client.transport.get_config().unwrap();
         assert_eq!(u64::from(config.capacity), DISK_BYTES / 512);
         assert_eq!(u32::from(config.blk_size), 512);
-        assert_eq!(u32::from(config.seg_max), 254);
+        assert_eq!(u32::from(config.seg_max), 126);
         assert_eq!(u16::from(config.num_queues), QUEUES);
         assert_eq!(config.write_zeroes_may_unmap, 1);
     });

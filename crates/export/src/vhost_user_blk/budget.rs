@@ -4,13 +4,17 @@
 //! Invariant: all that is held is held by unfinished requests. So a queue that is not read for want of room is read
 //! again when one of them ends, which every owner of a [`super::Frontend`] notices.
 
+use super::head::Head;
 use super::memory::Segment;
 
 /// What a request takes besides its segments: at the disk a row, its places on lists, an operation and a read.
 const REQUEST_BYTES: usize = 512;
+/// Sectors of data for which a request counts as one byte more. They take no memory, but time: with this weight a front
+/// end has at most 2 GiB of reads and writes under way, and each queue one more than is in its own part.
+const SECTORS_PER_BYTE: u32 = 2;
 /// What the queues may hold before each must keep to what is its own.
 const SHARED_BYTES: usize = 2 << 20;
-/// What is each queue's own: no queue keeps others from being read. Some 56 writes of 1 MiB in pages.
+/// What is each queue's own: no queue keeps others from being read. Some 46 writes of 1 MiB in pages.
 const OWN_BYTES: usize = 256 << 10;
 /// Segments that a spare list has room for: a request of 128 KiB in pages.
 const SPARE_SEGMENTS: usize = 32;
@@ -29,22 +33,26 @@ impl Budget {
         self.held_bytes < SHARED_BYTES || queue_bytes < OWN_BYTES
     }
 
-    /// A request with this list is taken, from a queue that holds so much.
+    /// The request of a head is taken, which reads or writes so many sectors, from a queue that holds so much.
     #[inline(always)]
-    pub(super) fn hold(&mut self, queue_bytes: &mut usize, list: &Vec<Segment>) {
-        let bytes = REQUEST_BYTES + list.capacity() * size_of::<Segment>();
+    pub(super) fn hold(&mut self, queue_bytes: &mut usize, head: &mut Head, data_sectors: u32) {
+        let bytes = REQUEST_BYTES
+            + head.several.capacity() * size_of::<Segment>()
+            + (data_sectors / SECTORS_PER_BYTE) as usize;
+        // At most 4 MiB for the data, and the longest list of segments.
+        head.held_bytes = bytes as u32;
         *queue_bytes += bytes;
         self.held_bytes += bytes;
     }
 
     /// It is over.
     #[inline(always)]
-    pub(super) fn release(&mut self, queue_bytes: &mut usize, list: &mut Vec<Segment>) {
-        let bytes = REQUEST_BYTES + list.capacity() * size_of::<Segment>();
+    pub(super) fn release(&mut self, queue_bytes: &mut usize, head: &mut Head) {
+        let bytes = head.held_bytes as usize;
         *queue_bytes -= bytes;
         self.held_bytes -= bytes;
-        if list.capacity() > 0 {
-            self.keep(std::mem::take(list));
+        if head.several.capacity() > 0 {
+            self.keep(std::mem::take(&mut head.several));
         }
     }
 

@@ -138,7 +138,9 @@ impl Scratch {
         }
         self.table.resize(table.len as usize, 0);
         if !copy_out(memory, &mut queue.hints.table, table.address, &mut self.table, &mut self.segments) {
-            return broken("the indirect table lies outside guest memory");
+            return broken(
+                "the indirect table lies outside guest memory: is all of the machine's memory shared?",
+            );
         }
         let mut index = 0u32;
         for _ in 0..entries {
@@ -191,7 +193,7 @@ impl Scratch {
         if last.len == 0 {
             self.buffers.pop();
         }
-        at.ok_or("the status byte lies outside guest memory")
+        at.ok_or("the status byte lies outside guest memory: is all of the machine's memory shared?")
     }
 
     /// Takes the first 16 readable bytes.

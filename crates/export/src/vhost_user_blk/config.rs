@@ -7,7 +7,6 @@ use super::message::{F_PROTOCOL_FEATURES, protocol};
 
 /// Feature bits, by the names of the virtio specification.
 pub(super) mod feature {
-    pub(in super::super) const SIZE_MAX: u64 = 1 << 1;
     pub(in super::super) const SEG_MAX: u64 = 1 << 2;
     pub(in super::super) const BLK_SIZE: u64 = 1 << 6;
     pub(in super::super) const FLUSH: u64 = 1 << 9;
@@ -21,9 +20,9 @@ pub(super) mod feature {
     pub(in super::super) const VERSION_1: u64 = 1 << 32;
 }
 
-/// Virtio features on offer. `VHOST_F_LOG_ALL` is not among them: without it a VMM refuses live migration.
-pub(super) const FEATURES: u64 = feature::SIZE_MAX
-    | feature::SEG_MAX
+/// Virtio features on offer. `VHOST_F_LOG_ALL` is not among them: without it a VMM refuses live migration. `SIZE_MAX` is
+/// not either: there is no limit to tell of, and FreeBSD refuses a disk whose limit is below 1 MiB.
+pub(super) const FEATURES: u64 = feature::SEG_MAX
     | feature::BLK_SIZE
     | feature::FLUSH
     | feature::TOPOLOGY
@@ -44,18 +43,18 @@ pub(super) const PROTOCOL_FEATURES: u64 = protocol::MQ
     | protocol::RESET_DEVICE
     | protocol::CONFIGURE_MEM_SLOTS;
 
-/// Data segments in a request.
-const SEG_MAX: u32 = 254;
-/// Bytes in a segment: `SEG_MAX` of them stay below [`MAX_DATA_BYTES`].
-const SIZE_MAX: u32 = 128 << 10;
-/// Most data in one request.
-pub(super) const MAX_DATA_BYTES: u64 = 32 << 20;
+/// Data segments that a driver may put into a request: with header and status they fit a queue of 128 descriptors, the
+/// smallest that a VMM makes unless it is told to. More of them are served as well.
+const SEG_MAX: u32 = 126;
+/// Most data in one request, in whole sectors: a chain has at most 2^32 bytes (virtio 2.7.5.2). No smaller limit may be
+/// enforced, as a driver that has not negotiated `SIZE_MAX` and `SEG_MAX` knows of none.
+pub(super) const MAX_DATA_BYTES: u64 = (1 << 32) - spillway_core::SECTOR_BYTES;
 /// Most sectors in one discard or write-zeroes: 4 GiB less a sector.
 pub(super) const MAX_RANGE_SECTORS: u32 = (1 << 23) - 1;
 /// Bytes of `struct virtio_blk_config` up to and with write zeroes.
 const CONFIG_BYTES: usize = 60;
 /// Offset of `writeback` in it, the one byte that a driver may write.
-pub(super) const WRITEBACK_AT: u32 = 32;
+pub(super) const WRITEBACK_AT: usize = 32;
 /// Bytes of a serial number (GET_ID).
 pub(super) const SERIAL_BYTES: usize = 20;
 
@@ -115,14 +114,13 @@ impl Device {
         let mut space = [0; CONFIG_BYTES];
         let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &self.capacity_sectors.to_le_bytes());
-        put(8, &SIZE_MAX.to_le_bytes());
         put(12, &SEG_MAX.to_le_bytes());
         put(20, &512u32.to_le_bytes());
         // Topology: 2^3 logical blocks of 512 bytes in a physical one, the first of them aligned; at least 8
         // of them in an I/O that is not to be completed from elsewhere.
         put(24, &[3, 0]);
         put(26, &8u16.to_le_bytes());
-        put(WRITEBACK_AT as usize, &[u8::from(self.writeback && !self.cannot_flush)]);
+        put(WRITEBACK_AT, &[u8::from(self.writeback && !self.cannot_flush)]);
         put(34, &self.queues.to_le_bytes());
         // Discard: most sectors, most ranges in a request, alignment that gives room back.
         put(36, &MAX_RANGE_SECTORS.to_le_bytes());
@@ -135,5 +133,3 @@ impl Device {
         space
     }
 }
-
-const _: () = assert!(SEG_MAX as u64 * SIZE_MAX as u64 <= MAX_DATA_BYTES);

@@ -18,9 +18,11 @@ use super::signal::Signal;
 use super::{Change, Disconnect};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// VHOST_SET_CONFIG_TYPE_FRONTEND and VHOST_SET_CONFIG_TYPE_MIGRATION.
-const BY_GUEST: u32 = 0;
-const BY_MIGRATION: u32 = 1;
+/// Highest flags of SET_CONFIG. 0 says that the guest has written a field and 1 that a live migration sets it; VMMs that
+/// use rust-vmm's `vhost` crate, such as Cloud Hypervisor, send 1 for what the guest has written.
+const MAX_CONFIG_FLAGS: u32 = 1;
+/// Where the configuration space of virtio-mmio begins. Cloud Hypervisor up to v50 adds it to every offset.
+const MMIO_CONFIG_AT: u32 = 0x100;
 
 /// How a message is answered.
 enum Reply {
@@ -81,8 +83,9 @@ impl Frontend {
         match message {
             Message::GetFeatures => return number(FEATURES),
             Message::SetFeatures(features) => self.set_features(features)?,
-            // RESET_OWNER: "it is recommended that back-ends ignore this message".
-            Message::SetOwner | Message::ResetOwner => {}
+            Message::SetOwner => self.begin_session()?,
+            // "It is recommended that back-ends ignore this message".
+            Message::ResetOwner => {}
             Message::GetProtocolFeatures => return number(PROTOCOL_FEATURES),
             Message::SetProtocolFeatures(features) => {
                 self.protocol = offered("protocol feature", features, PROTOCOL_FEATURES)?;
@@ -202,7 +205,26 @@ impl Frontend {
         Ok(())
     }
 
+    /// SET_OWNER, the "session start". The first one finds the state that [`Frontend::new`] made. With a later one
+    /// another device has taken the place of the last one on this connection, as when a disk is unplugged from a running QEMU
+    /// and plugged in again: nothing that the last one left may reach it. Protocol features stay, as QEMU sends
+    /// them first. A front end that still has queues to kick has not changed its device.
+    fn begin_session(&mut self) -> Result<(), String> {
+        let is_first = !std::mem::replace(&mut self.owned, true);
+        if is_first || self.queues.iter().any(|queue| queue.kick.is_some()) {
+            return Ok(());
+        }
+        self.memory.replace::<OwnedFd>(&[], &[])?;
+        self.queues.iter_mut().for_each(Queue::renew);
+        self.features = 0;
+        self.table = None;
+        self.device.writeback = true;
+        self.device.set_features(0);
+        Ok(())
+    }
+
     fn on_new_memory(&mut self) {
+        self.told_not_shared &= self.memory.is_empty();
         for index in 0..self.queue_count() {
             self.queues[usize::from(index)].move_ring(&self.memory);
             self.refresh(index);
@@ -229,8 +251,8 @@ impl Frontend {
         queue.resumed |= self.replaying && !queue.started;
         self.refresh(index);
         let queue = &mut self.queues[usize::from(index)];
-        if !queue.started && queue.notice.is_none() {
-            queue.notice = Some("has a kick, and lacks size, addresses or memory to start".into());
+        if queue.size == 0 || queue.addresses.is_none() {
+            queue.notice = Some("has a kick, and lacks its size or its addresses to start".into());
         }
         Ok(())
     }
@@ -255,23 +277,27 @@ impl Frontend {
             let lent = self.table.as_ref().and_then(|table| table.marks(index, queue.size));
             let marks = lent.or_else(|| self.own_table.marks(index, queue.size));
             let marks = marks.expect("our own table has room for every queue of every size");
-            if let Err(why) = queue.start(&self.memory, marks, event_idx, indirect) {
-                queue.notice = Some(why);
+            match queue.start(&self.memory, marks, event_idx, indirect) {
+                Ok(()) => {}
+                Err(_) if self.memory.is_empty() => self.tell_not_shared("it has handed over no memory"),
+                Err(why) => queue.notice = Some(why),
             }
         }
-        let enabled = queue.enabled.unwrap_or(!negotiated(F_PROTOCOL_FEATURES));
+        let enabled_by_default = self.features & F_PROTOCOL_FEATURES == 0;
+        let queue = &mut self.queues[usize::from(index)];
+        let enabled = queue.enabled.unwrap_or(enabled_by_default);
         let live = queue.started && queue.ring.is_some() && enabled && !queue.stopping && !queue.broken;
         queue.live = live;
     }
 
-    /// GET_CONFIG: any range within 256 bytes; what lies beyond the structure is zero. Otherwise an empty
-    /// payload, which the specification takes for an error.
+    /// GET_CONFIG: up to 256 bytes at any offset; what lies beyond the structure is zero. A larger size is answered by an
+    /// empty payload, which the specification takes for an error.
     fn config(&self, range: ConfigRange) -> Vec<u8> {
-        let (offset, size) = (range.offset as usize, range.size as usize);
-        if size > MAX_CONFIG || offset > MAX_CONFIG - size {
+        let (offset, size) = (config_offset(&range).min(MAX_CONFIG), range.size as usize);
+        if size > MAX_CONFIG {
             return Vec::new();
         }
-        let mut space = [0; MAX_CONFIG];
+        let mut space = [0; 2 * MAX_CONFIG];
         let structure = self.device.space();
         space[..structure.len()].copy_from_slice(&structure);
         let mut payload = Vec::with_capacity(12 + size);
@@ -282,14 +308,12 @@ impl Frontend {
         payload
     }
 
-    /// SET_CONFIG: only `writeback` may be written (5.2.4), and only by the guest.
+    /// SET_CONFIG: only `writeback` may be written (5.2.4).
     fn set_config(&mut self, range: ConfigRange, bytes: &[u8]) -> Result<(), String> {
-        match range.flags {
-            BY_GUEST => {}
-            BY_MIGRATION => return Err("SET_CONFIG for a live migration, which is not offered".into()),
-            flags => return Err(format!("SET_CONFIG with flags {flags:#x}, which do not exist")),
+        if range.flags > MAX_CONFIG_FLAGS {
+            return Err(format!("SET_CONFIG with flags {:#x}, which do not exist", range.flags));
         }
-        match (range.offset, bytes) {
+        match (config_offset(&range), bytes) {
             (WRITEBACK_AT, [byte @ (0 | 1)]) => {
                 self.device.writeback = *byte == 1;
                 self.device.set_features(self.features);
@@ -301,6 +325,11 @@ impl Frontend {
             )),
         }
     }
+}
+
+/// The offset of a configuration message in `struct virtio_blk_config`.
+fn config_offset(range: &ConfigRange) -> usize {
+    range.offset.checked_sub(MMIO_CONFIG_AT).unwrap_or(range.offset) as usize
 }
 
 fn queue_at(queues: &mut [Queue], index: u32) -> Result<&mut Queue, String> {

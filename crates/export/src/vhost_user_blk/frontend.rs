@@ -62,6 +62,10 @@ pub struct Frontend {
     gone: Option<Disconnect>,
     pub(super) notice: Option<String>,
     spoken: bool,
+    /// SET_OWNER has come.
+    pub(super) owned: bool,
+    /// It was said that the VMM's memory is not shared.
+    pub(super) told_not_shared: bool,
     /// Last, so that the guard of its mappings, and of the in-flight table's, goes after all of them.
     pub(super) memory: Memory,
 }
@@ -113,6 +117,8 @@ impl Frontend {
             gone: None,
             notice: None,
             spoken: false,
+            owned: false,
+            told_not_shared: false,
             memory,
         })
     }

@@ -31,6 +31,8 @@ pub(super) struct Head {
     pub generation: u32,
     /// What the used element says after success.
     pub used_bytes: u32,
+    /// What it counts for in the budget of its front end, while it is unfinished.
+    pub held_bytes: u32,
     /// Where its status byte goes.
     pub status: *mut u8,
     /// The first segment of the data, which mostly is the only one.
@@ -45,6 +47,7 @@ impl Head {
             state: HeadState::Free,
             generation: 0,
             used_bytes: 0,
+            held_bytes: 0,
             status: std::ptr::null_mut(),
             first: NO_SEGMENT,
             several: Vec::new(),

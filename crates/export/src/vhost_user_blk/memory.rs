@@ -142,6 +142,11 @@ impl Memory {
         &self.guard
     }
 
+    /// Whether there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
     /// ADD_MEM_REG.
     pub(super) fn add(&mut self, region: &MemoryRegion, fd: impl AsFd) -> Result<(), String> {
         if self.regions.len() >= MAX_REGIONS {

@@ -43,6 +43,7 @@ mod head;
 mod inflight;
 mod memory;
 mod message;
+mod not_shared;
 mod queue;
 mod record;
 mod request;

@@ -17,7 +17,7 @@ use super::message::VringAddr;
 use super::request::{Status, Submission};
 use super::ring::{MAX_QUEUE_SIZE, Ring};
 use super::signal::Signal;
-use spillway_core::{Errno, Request, Token};
+use spillway_core::{Errno, Operation, Request, Token};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
@@ -57,7 +57,7 @@ pub(super) struct Queue {
     event_idx: bool,
     pub indirect: bool,
     pub size: u16,
-    next_available: u16,
+    pub next_available: u16,
     /// The available index as last read; never behind `next_available`.
     seen_available: u16,
     next_used: u16,
@@ -90,6 +90,8 @@ pub(super) struct Queue {
     /// An earlier process served this life of the queue: what its table says holds, whatever the base.
     pub resumed: bool,
     pub kick: Option<Kick>,
+    /// Kicks that came while nothing had ever been on the ring.
+    pub kicks: u64,
     pub call: Option<Signal>,
     pub error: Option<OwnedFd>,
 }
@@ -124,6 +126,7 @@ impl Queue {
             base: 0,
             resumed: false,
             kick: None,
+            kicks: 0,
             call: None,
             error: None,
         }
@@ -192,6 +195,7 @@ impl Queue {
         }
         self.started = false;
         self.stopping = false;
+        self.kicks = 0;
         self.live = false;
         self.resumed = false;
         self.ring = None;
@@ -208,6 +212,11 @@ impl Queue {
     /// life of a connection, the others before each start.
     pub(super) fn reset(&mut self) {
         *self = Queue { error: self.error.take(), ..Queue::new(self.token_base) };
+    }
+
+    /// The queue of another device, which has nothing of the last one's.
+    pub(super) fn renew(&mut self) {
+        *self = Queue::new(self.token_base);
     }
 
     /// Whether the driver, or an earlier process, left something that may be taken now.
@@ -256,7 +265,8 @@ impl Queue {
                     state.state = HeadState::Unfinished;
                     state.generation = memory.acquire();
                     self.unfinished += 1;
-                    budget.hold(&mut self.held_bytes, &state.several);
+                    let moves = matches!(operation, Operation::Read | Operation::Write { .. });
+                    budget.hold(&mut self.held_bytes, state, if moves { sectors } else { 0 });
                     let token = Token(self.token_base | u64::from(head));
                     return Some(Request { token, operation, sector, sectors });
                 }
@@ -349,7 +359,7 @@ impl Queue {
         };
         let (at, used_bytes, generation) = (state.status, state.used_bytes, state.generation);
         state.state = HeadState::Free;
-        budget.release(&mut self.held_bytes, &mut state.several);
+        budget.release(&mut self.held_bytes, state);
         self.unfinished -= 1;
         if !abandoned && !memory.guard().poisoned() {
             match result {

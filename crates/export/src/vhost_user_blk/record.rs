@@ -13,6 +13,7 @@ use std::os::fd::OwnedFd;
 /// kick, when all else is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
+    Owner,
     ProtocolFeatures,
     Features,
     Config,
@@ -55,6 +56,14 @@ impl Record {
                 }
                 Key::Features
             }
+            Message::SetOwner => {
+                // Another device on the same connection, by the rule of `Frontend::begin_session`.
+                let kicks = self.kept.keys().any(|key| matches!(key, Key::Queue(_, Part::Kick)));
+                if self.kept.contains_key(&Key::Owner) && !kicks {
+                    self.kept.retain(|key, _| *key == Key::ProtocolFeatures);
+                }
+                Key::Owner
+            }
             // Of the configuration space one byte can be written.
             Message::SetConfig(..) => Key::Config,
             Message::SetInflightFd(_) => Key::Inflight,
@@ -96,12 +105,11 @@ impl Record {
                 self.kept.retain(|key, _| match key {
                     Key::Features | Key::Inflight => false,
                     Key::Queue(_, part) => *part == Part::Error,
-                    Key::ProtocolFeatures | Key::Config | Key::Region(_) => true,
+                    Key::Owner | Key::ProtocolFeatures | Key::Config | Key::Region(_) => true,
                 });
                 return;
             }
             Message::GetFeatures
-            | Message::SetOwner
             | Message::ResetOwner
             | Message::GetProtocolFeatures
             | Message::GetQueueNum

@@ -64,7 +64,9 @@ impl Ring {
             Some(_) => {
                 Err(format!("the {what} at {address:#x} is not aligned to {align} bytes (virtio 2.7)"))
             }
-            None => Err(format!("the {what} of {len} bytes at {address:#x} lies in no memory region")),
+            None => Err(format!(
+                "the {what} of {len} bytes at {address:#x} lies in no memory region: is all of the machine's memory shared?"
+            )),
         };
         Ok(Ring {
             descriptors: area("descriptor table", addresses.descriptor, entries * 16, 16)?.cast(),
@@ -72,6 +74,13 @@ impl Ring {
             used: area("used ring", addresses.used, entries * 8 + 6, 4)?.cast(),
             mask: size - 1,
         })
+    }
+
+    /// Whether neither side has written anything: the first descriptor, the index and the first element are zero.
+    pub(super) fn is_untouched(&self) -> bool {
+        let first = self.descriptor(0);
+        let used = (1..6).all(|index| self.used_field(index).load(Ordering::Relaxed) == 0);
+        used && first.len == 0 && first.address == 0 && self.available_index() == 0
     }
 
     #[inline(always)]

@@ -119,7 +119,9 @@ fn bounds_and_lengths_5_2_6_2() {
         (0, 511),
         (0, 513),
         (0, 1),
-        (0, 33 << 20),
+        (0, DISK_BYTES as u32 + 512),
+        (0, u32::MAX),
+        (0, u32::MAX - 511),
     ] {
         assert_eq!(rig.simple(IN, sector, Some((DATA, len, true))), Some((IOERR, 0)), "{sector} {len}");
         assert_eq!(rig.simple(OUT, sector, Some((DATA, len, false))), Some((IOERR, 1)), "{sector} {len}");
@@ -417,7 +419,7 @@ fn indirect_2_7_5_3_only_if_negotiated_and_after_other_descriptors() {
 
 #[test]
 fn more_segments_in_a_table_than_the_queue_is_long() {
-    // What Linux does with seg_max 254 on a queue of 8.
+    // What Linux does on a queue of 8 that has indirect descriptors.
     let mut rig = Rig::new(8, ALL_FEATURES);
     rig.memory.write(SCRATCH, &Rig::header(IN, 0));
     let mut buffers = vec![(SCRATCH, 16, false)];

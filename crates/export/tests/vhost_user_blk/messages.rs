@@ -31,11 +31,11 @@ fn some_memory() -> OwnedFd {
 fn offers_what_the_drivers_need() {
     let mut rig = Rig::unconnected(8, ALL_FEATURES);
     let features = u64_of(&rig.ask(1, &[]));
-    for bit in [1, 2, 6, 9, 10, 11, 12, 13, 14, 28, 29, 30, 32] {
+    for bit in [2, 6, 9, 10, 11, 12, 13, 14, 28, 29, 30, 32] {
         assert!(features & 1 << bit != 0, "feature {bit}");
     }
-    // RO, SCSI, LOG_ALL (live migration), packed rings.
-    for bit in [5, 7, 26, 34] {
+    // SIZE_MAX, with which FreeBSD refuses a disk, RO, SCSI, LOG_ALL (live migration), packed rings.
+    for bit in [1, 5, 7, 26, 34] {
         assert!(features & 1 << bit == 0, "feature {bit}");
     }
     let protocol = u64_of(&rig.ask(15, &[]));
@@ -57,7 +57,8 @@ fn config_space_5_2_4_at_odd_offsets_and_sizes() {
     let whole = get(0, 60, true);
     assert_eq!(whole.len(), 72);
     assert_eq!(whole[12..20], (DISK_BYTES / 512).to_le_bytes());
-    assert_eq!(whole[12 + 12..12 + 16], 254u32.to_le_bytes(), "seg_max");
+    assert_eq!(whole[12 + 8..12 + 12], [0; 4], "size_max, of which nothing is said");
+    assert_eq!(whole[12 + 12..12 + 16], 126u32.to_le_bytes(), "seg_max");
     assert_eq!(whole[12 + 20..12 + 24], 512u32.to_le_bytes(), "blk_size");
     assert_eq!(whole[12 + 24], 3, "physical_block_exp");
     assert_eq!(whole[12 + 32], 1, "writeback");
@@ -73,8 +74,18 @@ fn config_space_5_2_4_at_odd_offsets_and_sizes() {
             }
         }
     }
-    for (offset, size) in [(0, 257), (256, 1), (u32::MAX, 2), (1, u32::MAX)] {
+    for (offset, size) in [(0, 257), (1, u32::MAX)] {
         assert_eq!(get(offset, size, false), [], "{offset} {size} is an error");
+    }
+    // As Cloud Hypervisor up to v50 asks: from where virtio-mmio has the configuration.
+    for (offset, size) in [(0x100, 60), (0x100, 256), (0x103, 7), (0x120, 1)] {
+        let part = get(offset, size, true);
+        assert_eq!(part[..8], [offset, size].map(u32::to_ne_bytes).concat(), "what was asked for");
+        let same = get(offset - 0x100, size, true);
+        assert!(part[12..] == same[12..], "{offset:#x} {size}");
+    }
+    for offset in [61, 255, 0x13c, 0x1ff, 0x200, 0x1000, u32::MAX - 1, u32::MAX] {
+        assert!(get(offset, 16, true)[12..] == [0; 16], "{offset:#x}");
     }
 }
 
@@ -105,9 +116,13 @@ fn writeback_5_2_6_2_decides_whether_writes_are_forced() {
     assert!(!set(&mut rig, 32, &[2]));
     assert!(!set(&mut rig, 0, &[0]));
     assert!(!set(&mut rig, 32, &[0, 0]));
-    // And it not by a live migration, which is not offered, nor for a reason that does not exist.
-    assert!(!set_as(&mut rig, 32, &[0], 1));
+    // Nor for a reason that does not exist.
     assert!(!set_as(&mut rig, 32, &[0], 2));
+    assert_eq!(write(&mut rig), Operation::Write { fua: false });
+    // Cloud Hypervisor says 1 for what its guest has written, and in its time counted from 0x100.
+    assert!(set_as(&mut rig, 32, &[0], 1));
+    assert_eq!(write(&mut rig), Operation::Write { fua: true });
+    assert!(set_as(&mut rig, 0x120, &[1], 1));
     assert_eq!(write(&mut rig), Operation::Write { fua: false });
 
     let mut rig = Rig::new(64, ALL_FEATURES & !FLUSH & !CONFIG_WCE);
@@ -205,9 +220,71 @@ fn memory_that_comes_last_starts_the_queue() {
     rig.negotiate();
     rig.start_queue(0);
     assert!(!rig.frontend.is_live(0));
-    assert!(rig.frontend.take_notice().unwrap().contains("no memory region"));
+    assert!(rig.frontend.take_notice().unwrap().contains("memory is not shared"));
     rig.add_memory();
     assert!(rig.frontend.is_live(0));
+}
+
+#[test]
+fn memory_that_is_not_shared_is_told_as_such_once() {
+    let says = |notice: &str| {
+        ["not shared", "share=on", "<access mode='shared'/>", "shared=on"].iter().all(|w| notice.contains(w))
+    };
+    // QEMU without a memory backend: it hands over nothing.
+    let mut rig = Rig::unconnected(8, ALL_FEATURES);
+    rig.negotiate();
+    for queue in 0..4 {
+        rig.start_queue_as(queue, 0);
+    }
+    let notice = rig.frontend.take_notice().unwrap();
+    assert!(says(&notice) && notice.contains("no memory"), "{notice}");
+    assert_eq!(rig.frontend.take_notice(), None, "once for all queues");
+
+    // With share=off: it hands over a file of which it has a private copy, so that the rings stay empty for us. QEMU
+    // raises a kick itself when it starts a queue.
+    let mut rig = Rig::new(8, ALL_FEATURES);
+    rig.driver.kick();
+    assert!(!rig.frontend.kicked(0) && rig.process().is_empty());
+    rig.driver.kick();
+    assert!(rig.frontend.kicked(0));
+    let notice = rig.frontend.take_notice().unwrap();
+    assert!(says(&notice) && notice.contains("empty"), "{notice}");
+    rig.driver.kick();
+    rig.driver.kick();
+    assert!(rig.frontend.kicked(0), "it stays so");
+    assert_eq!(rig.frontend.take_notice(), None, "once");
+
+    // Some of it is shared: where the rings are is not.
+    let mut rig = Rig::unconnected(8, ALL_FEATURES);
+    rig.negotiate();
+    rig.driver.user_offset = rig.driver.user_offset.wrapping_add(MEMORY_BYTES);
+    rig.add_memory();
+    rig.start_queue(0);
+    let notice = rig.frontend.take_notice().unwrap();
+    assert!(notice.contains("memory region") && notice.contains("shared?"), "{notice}");
+}
+
+#[test]
+fn kicks_of_a_ring_that_is_in_use_say_nothing_of_memory() {
+    for first_kick_waits in [false, true] {
+        let mut rig = Rig::new(8, ALL_FEATURES);
+        for _ in 0..5 {
+            rig.driver.kick();
+        }
+        if first_kick_waits {
+            rig.offer(0);
+        } else {
+            assert_eq!(rig.simple(4, 0, None), Some((0, 1)));
+        }
+        assert!(!rig.frontend.kicked(0), "its first request is there");
+        // Another queue that the VMM has kicked by itself.
+        rig.driver = Driver::new(8, RING_AT + 0x4000, true);
+        rig.start_queue_as(1, 0);
+        rig.driver.kick();
+        rig.driver.kick();
+        assert!(!rig.frontend.kicked(1) && !rig.frontend.kicked(99));
+        assert_eq!(rig.frontend.take_notice(), None);
+    }
 }
 
 #[test]

@@ -121,7 +121,7 @@ fn regions_that_went_and_a_device_that_was_reset_stay_so() {
     rig.tell(34, &[], &[]);
     rig.die();
     assert!(!rig.frontend.is_live(0));
-    assert_eq!(records(&rig), 2, "protocol features and memory outlive the reset of the device");
+    assert_eq!(records(&rig), 3, "its owner, protocol features and memory outlive the reset of the device");
 }
 
 #[test]

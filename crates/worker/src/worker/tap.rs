@@ -2,12 +2,13 @@
 //! there is one.
 //!
 //! Owns both; changes nothing of a request. Invariant: each request is told once, in the order in which the disk took
-//! them; one with blocks of all zeroes, which take no slot, in pieces: these are told as zeroes.
+//! them; one with blocks of all zeroes, which take no slot, in pieces: these are told as zeroes. One that is longer than a
+//! trace's events may be is told in pieces too.
 
 use crate::trace_ring::Writer;
 use spillway_advisor::curve::{Curve, DEFAULT_GOAL};
 use spillway_advisor::shards::{Sample, Shards};
-use spillway_advisor::{BLOCK_BYTES, Event, Operation};
+use spillway_advisor::{BLOCK_BYTES, Event, MAX_REQUEST_BYTES, Operation};
 use spillway_core::{self as core, Request, SECTOR_BYTES};
 use std::os::fd::OwnedFd;
 
@@ -87,9 +88,24 @@ impl Tap {
 
     #[inline]
     fn tell(&mut self, event: &Event) {
+        let moves = matches!(event.operation, Operation::Read | Operation::Write);
+        if moves && event.len_bytes > MAX_REQUEST_BYTES {
+            return self.tell_in_parts(event);
+        }
         self.curve.event(event);
         if let Some(ring) = &mut self.ring {
             ring.push(event);
+        }
+    }
+
+    #[cold]
+    fn tell_in_parts(&mut self, event: &Event) {
+        let end = event.offset_bytes + event.len_bytes;
+        let mut at = event.offset_bytes;
+        while at < end {
+            let len_bytes = (end - at).min(MAX_REQUEST_BYTES);
+            self.tell(&Event { offset_bytes: at, len_bytes, ..*event });
+            at += len_bytes;
         }
     }
 
@@ -162,6 +178,14 @@ mod tests {
                 (8, Operation::Reset, 0, 0),
             ]
         );
+        // Longer than an event may be.
+        let long = Request { operation: core::Operation::Read, ..write(8, (1 << 22) + 8) };
+        tap.request(&long, &mut Vec::new(), 8_500);
+        tap.publish();
+        assert_eq!(reader.read(&mut events), 0);
+        let long = events.drain(told.len()..).map(|e| (e.operation, e.offset_bytes, e.len_bytes));
+        let expected = [(4096, 1 << 30), (4096 + (1 << 30), 1 << 30), (4096 + (2 << 30), 4096)];
+        assert!(long.eq(expected.map(|(at, len)| (Operation::Read, at, len))));
         // Nobody records any more; the curve goes on.
         tap.record(None).unwrap();
         tap.request(&write(0, 8), &mut Vec::new(), 9_000);

@@ -85,7 +85,11 @@ impl Reactor {
             }
             Target::Kick(id, queue) => {
                 // The queue is looked at in this turn, as every live one is. A watch that ended is renewed.
-                let Some(vmm) = self.doer.clients.vmms.iter_mut().find(|v| v.id == id) else { return Ok(()) };
+                let Some(i) = self.doer.clients.vmms.iter().position(|v| v.id == id) else { return Ok(()) };
+                if self.doer.clients.vmms[i].frontend.kicked(queue) {
+                    self.tell_notices(i);
+                }
+                let vmm = &mut self.doer.clients.vmms[i];
                 let kick = &mut vmm.kicks[usize::from(queue)];
                 if !done.more
                     && let Some((_, fd)) = kick.take_if(|(watch, _)| *watch == serial)
@@ -95,7 +99,6 @@ impl Reactor {
                         vmm.polled |= 1 << queue;
                     } else {
                         let watch = self.watch(fd, POLLIN, true, Target::Kick(id, queue));
-                        let i = self.doer.clients.vmms.iter().position(|v| v.id == id).expect("found above");
                         self.doer.clients.vmms[i].kicks[usize::from(queue)] = Some((watch, fd));
                     }
                 }
