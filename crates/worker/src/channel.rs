@@ -21,7 +21,7 @@ pub const MOST_DEAD: usize = 3;
 pub const MAX_FDS: usize = 8 + MOST_DEAD;
 
 /// Version of the messages: supervisor and worker must have the same.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// Format of a base image, said explicitly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -209,7 +209,10 @@ pub enum ToWorker {
         goal: Option<f64>,
     },
     /// Complete what was accepted, leave what waits for room unanswered, and exit with 0.
-    Stop,
+    Stop {
+        /// Another worker goes on with the disk. Without one the files are free when the worker has ended.
+        disk_goes_on: bool,
+    },
 }
 
 /// From the worker.

@@ -19,7 +19,7 @@ mod source;
 pub use aligned::dio_align;
 pub use error::{ImageError, ImageErrorKind};
 pub use extents::{Extent, ExtentCache, ExtentKind};
-pub(crate) use lock::is_locked_by_qemu;
+pub(crate) use lock::{is_locked_by_qemu, release as release_lock};
 pub use open::{OpenedImage, open_image};
 pub use raw::RawImage;
 pub use reader::{BaseReader, Finished, MAX_JOB_BYTES};

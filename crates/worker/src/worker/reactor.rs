@@ -58,6 +58,8 @@ pub struct Reactor {
     /// Clients are let go; then the disk forgets.
     pub(super) resetting: bool,
     pub(super) stopping: bool,
+    /// Set when the worker stops for an upgrade: another one has the same files.
+    pub(super) disk_goes_on: bool,
     /// The supervisor has gone: serve on until the last client leaves.
     pub(super) orphaned: bool,
     /// By whether many reads are under way.
@@ -161,6 +163,7 @@ impl Reactor {
             changes: Vec::new(),
             resetting: false,
             stopping: false,
+            disk_goes_on: false,
             orphaned: false,
             spins: [Spin::new(SPIN_NS), Spin::new(SPIN_READS_NS)],
             last_work_ns: 0,
@@ -187,8 +190,16 @@ impl Reactor {
         Ok(reactor)
     }
 
-    /// Serves until told to stop.
+    /// Serves until told to stop. Unless the disk goes on, no file of it is in use any more when this process has ended.
     pub fn run(&mut self) -> Result<(), String> {
+        self.serve()?;
+        if !self.disk_goes_on {
+            self.doer.engine.release_files();
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self) -> Result<(), String> {
         self.take_messages()?;
         loop {
             let begin = now_ns();

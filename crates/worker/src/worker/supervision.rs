@@ -99,8 +99,8 @@ impl Reactor {
                 let curve = self.tap.curve(goal, self.disk.fill(), self.doer.now_ns);
                 self.send(&FromWorker::Curve { curve }, &[]);
             }
-            ToWorker::Stop => {
-                self.stopping = true;
+            ToWorker::Stop { disk_goes_on } => {
+                (self.stopping, self.disk_goes_on) = (true, disk_goes_on);
                 self.disk.wind_down();
             }
             ToWorker::Start(_) => self.tell("a second `start` was ignored"),
