@@ -85,6 +85,8 @@ pub struct Start {
     pub base_model: bool,
     /// The store of the overflow or difference file is.
     pub overflow_model: bool,
+    /// NBD clients may come, who ask which parts of the disk are zero.
+    pub nbd: bool,
     /// Request queues offered on vhost-user.
     pub queues: u16,
     /// Serial number that the guest sees; at most 20 bytes of ASCII.

@@ -128,6 +128,7 @@ impl Disk {
             base_cache: options.base_cache,
             base_model: base_model.is_some(),
             overflow_model: overflow_model.is_some(),
+            nbd: options.nbd.is_some(),
             queues: options.queues,
             serial: serial(&options.identity),
             writeback: true,
