@@ -172,11 +172,7 @@ fn parts_that_were_joined_are_one_trace() {
         assert_eq!(events, [(0, Read, 0, 4096); 2], "{names}");
         assert_eq!(beside, [(Passed::Heading, 2)], "{names}");
         // What only looks like names is no heading.
-        for bad in [
-            "traces/\0\0\0ustar  \0root\0root\01538323200,12910952,128,0,1063",
-            "Timestamp,Offset",
-            "a,1,2,3,4",
-        ] {
+        for bad in ["traces/\0\0\0ustar  \0root\0root,12910952,128,0,1063", "Timestamp,Offset", "a,1,2,3,4"] {
             let text = format!("{bad}\n{line}\n");
             let first = Import::new(text.as_bytes(), format, Options::default()).next();
             assert!(first.is_some_and(|e| e.is_err()), "{names}: {bad}");

@@ -58,7 +58,7 @@ fn what_is_good_is_said_to_be_plain() {
         let bytes = image(dir.path());
         let mut reader = start(dir.path(), cache);
         let plain = |finished: &Finished| {
-            let of = |e: &spillway_worker::base::Extent| {
+            let of = |e: &Extent| {
                 let plain = e.kind == ExtentKind::Raw { file_offset: e.offset };
                 assert!(plain || e.kind == ExtentKind::Zero);
                 (e.offset as usize, e.len as usize, plain)

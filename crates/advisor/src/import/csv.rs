@@ -30,7 +30,7 @@ pub(super) fn is_names(text: &str, format: Format) -> bool {
         let rest = |byte: u8| byte.is_ascii_alphanumeric() || b" _-()/".contains(&byte);
         field.starts_with(|first: char| first.is_ascii_alphabetic()) && field.bytes().all(rest)
     };
-    names.is_ok_and(|names| names.iter().all(|field| is_name(&field)))
+    names.is_ok_and(|names| names.iter().all(is_name))
 }
 
 /// A request, when its time is known: what it does by the words for reads and writes, and from where and how far in some unit.

@@ -12,8 +12,10 @@ mod passed;
 mod untar;
 
 pub use blkparse::BlockAction;
+pub use gunzip::Gunzip;
 pub use packed::unpack;
 pub use passed::Passed;
+pub use untar::Untar;
 
 use crate::event::{Event, Operation};
 use std::io::{self, BufRead, Read};

@@ -235,7 +235,7 @@ mod tests {
         assert!(content(&archive(&[])).unwrap_err().to_string().contains("no file"));
         assert!(content(&archive(&[member("s", b'S', b"")])).unwrap_err().to_string().contains("sparse"));
         for at in 0..BLOCK {
-            let mut damaged = archive(&[one.clone()]);
+            let mut damaged = archive(std::slice::from_ref(&one));
             damaged[at] ^= 1;
             assert!(content(&damaged).is_err() || CHECKSUM.contains(&at), "byte {at}");
         }
