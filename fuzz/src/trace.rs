@@ -5,7 +5,7 @@
 
 use spillway_advisor::curve::{Curve, DEFAULT_GOAL, Point};
 use spillway_advisor::estimate::{Bursts, collector_rewrites};
-use spillway_advisor::import::{Format, Gunzip, Import, Options};
+use spillway_advisor::import::{Format, Gunzip, Import, Options, Untar};
 use spillway_advisor::lru::Lru;
 use spillway_advisor::policy::Policy;
 use spillway_advisor::shards::{Sample, Shards};
@@ -31,6 +31,8 @@ pub fn trace_file(data: &[u8]) {
             let mut out = Vec::new();
             // A thousand times what was packed is the most that can come out.
             let _unpacked = Gunzip::new(bytes).take(1 << 24).read_to_end(&mut out);
+            out.clear();
+            let _unpacked = Untar::new(bytes).take(1 << 24).read_to_end(&mut out);
         }
         None => {
             let Ok(mut reader) = TraceReader::new(bytes) else { return };

@@ -2,7 +2,7 @@
 
 mod common;
 
-use spillway_advisor::import::{BlockAction, Format, Import, ImportError, Options};
+use spillway_advisor::import::{BlockAction, Format, Import, ImportError, Options, Passed};
 use spillway_advisor::{Event, Operation};
 
 type Short = (u64, Operation, u64, u64);
@@ -13,6 +13,23 @@ fn short(event: Event) -> Short {
 
 fn import(format: Format, text: &str, options: Options) -> Vec<Short> {
     Import::new(text.as_bytes(), format, options).map(|e| short(e.expect("a good line"))).collect()
+}
+
+fn passed<R: std::io::BufRead>(import: &Import<R>) -> Vec<(Passed, u64)> {
+    import.passed().collect()
+}
+
+/// The events, and what was passed over; all lines must be good.
+fn all(format: Format, text: &str, options: Options) -> (Vec<Short>, Vec<(Passed, u64)>) {
+    let mut import = Import::new(text.as_bytes(), format, options);
+    let events = import.by_ref().map(|e| short(e.expect("a good line"))).collect();
+    (events, passed(&import))
+}
+
+fn error(format: Format, text: &str) -> String {
+    let options = Options { skip_bad: true, ..Options::default() };
+    let end = Import::new(text.as_bytes(), format, options).last().expect("an end");
+    end.expect_err("all of the file is wrong").to_string()
 }
 
 fn of(device: &str) -> Options {
@@ -47,6 +64,7 @@ fn blkparse_by_queue_issue_or_completion() {
         (1000, Read, 4096 * 512, 131_072),
         (2000, Discard, 8192 * 512, 1024 * 512),
         (3000, Flush, 0, 0),
+        (3500, Flush, 0, 0),
         (3500, Write, 64 * 512, 4096),
         (4000, WriteZeroes, 16 * 512, 4096),
     ];
@@ -55,6 +73,117 @@ fn blkparse_by_queue_issue_or_completion() {
     assert_eq!(by(BlockAction::Issue), [(0, Write, 2048 * 512, 8192)]);
     assert_eq!(by(BlockAction::Complete), [(0, Write, 2048 * 512, 8192)]);
     assert_eq!(import(Format::Blkparse, BLKPARSE, of("8,32")), [(0, Read, 0, 4096)]);
+}
+
+/// As blktrace of a guest on a disk of this program has recorded it, and blkparse has written it: a flush, a passthrough
+/// command, a merge, followed through (`-t`), and all that stands before and behind.
+const RECORDED: &str = "Input file vda.blktrace.0 added
+Input file vda.blktrace.1 added
+254,32   0        1     0.000000000   247  Q FWS [mkfs.ext4]
+254,32   0        2     0.000094333   247  G FWS [mkfs.ext4]
+254,32   0        3     0.000235596    38  D  FN [kworker/0:1H]
+254,32   0        4     0.000427585     0  C  FN 0 [0]
+254,32   0        5     0.000451301     0  C  WS 0 [0]
+254,32   0        8     0.001115061   247  P   N [mkfs.ext4]
+254,32   0        9     0.001135161   247 UT   N [mkfs.ext4] 1
+254,32   0       10     0.001160319   247  A  RA 0 + 32 <- (254,33) 8
+254,32   0       11     0.001160500   247  Q  RA 0 + 32 [mkfs.ext4]
+254,32   0       12     0.001203154   247  D  RA 0 + 32 (    1203) [mkfs.ext4]
+254,32   0       13     0.001330986     0  C  RA 0 + 32 (  127832) [0]
+254,32   1       14     0.002000000   300  Q   R 36 (12 00 00 00 24 00) [sg_inq]
+254,32   1       15     0.002000100   300  D   R 36 (12 00 00 00 24 00) [sg_inq]
+254,32   1       16     0.002000200   300  C   R (12 00 00 00 24 00) [0]
+254,32   1       17     0.002000300   300  C   N [0]
+254,32   0       18     0.003000000   247  X  WS 64 / 96 [mkfs.ext4]
+254,32   0       19     0.004000000   247  Q FWFSM 64 + 8 [jbd2]
+254,32   0       20     0.004000000   247  R WFSM 64 + 8 [0]
+254,32   0       21     0.004000000   247  D WFSM 64 + 8 [jbd2]
+254,32   0       22     0.004000000   247  C WFSM 64 + 8 (    1234) [0]
+254,32   0        0     0.004100000     0  m   N cfq workload slice:100
+
+mkfs.ext4 (247, ...)
+ Reads Queued:           1,       16KiB	 Writes Queued:           1,        4KiB
+ PC Reads Queued:        1,        0KiB	 PC Writes Queued:        0,        0KiB
+CPU0 (254,32):
+ Reads Queued:           1,       16KiB	 Writes Queued:           1,        4KiB
+ Read depth:             1        	 Write depth:             1
+ IO unplugs:             1        	 Timer unplugs:           0
+
+Total (254,32):
+ Reads Completed:        1,       16KiB	 Writes Completed:        1,        4KiB
+
+Throughput (R/W): 4,000KiB/s / 1,000KiB/s
+Events (254,32): 22 entries
+Skips: 0 forward (0 -   0.0%)
+";
+
+#[test]
+fn a_whole_recording_of_blktrace_is_imported_by_each_event() {
+    let by = |block_action| all(Format::Blkparse, RECORDED, Options { block_action, ..Options::default() });
+    let headings = (Passed::Heading, 14);
+    let (queued, beside) = by(BlockAction::Queue);
+    assert_eq!(
+        queued,
+        [(0, Flush, 0, 0), (1160, Read, 0, 16_384), (4000, Flush, 0, 0), (4000, Write, 32_768, 4096)]
+    );
+    assert_eq!(beside, [(Passed::OtherEvent, 17), (Passed::Command, 1), headings]);
+    let (issued, beside) = by(BlockAction::Issue);
+    assert_eq!(issued, [(0, Flush, 0, 0), (968, Read, 0, 16_384), (3765, Write, 32_768, 4096)]);
+    assert_eq!(beside, [(Passed::OtherEvent, 17), (Passed::Command, 1), headings]);
+    let (completed, beside) = by(BlockAction::Complete);
+    assert_eq!(completed, [(0, Flush, 0, 0), (903, Read, 0, 16_384), (3573, Write, 32_768, 4096)]);
+    assert_eq!(beside, [(Passed::OtherEvent, 15), (Passed::NoData, 1), (Passed::Command, 2), headings]);
+
+    let twice = error(Format::Blkparse, &RECORDED.repeat(2));
+    assert!(twice.contains("two recordings") && twice.contains("each by itself"), "{twice}");
+}
+
+#[test]
+fn parts_that_were_joined_are_one_trace() {
+    let part = |hour: u64| {
+        format!(
+            "Timestamp,Response,IOType,LUN,Offset,Size\n{0}.013118000,0.001,W,0,4096,4096\n{0}.113118000,,,0,0,0\n\
+             {0}.213118000,0.001,R,0,8192,0\n{0}.313118000,0.001,R,1,8192,4096\n",
+            1_456_135_200 + 3600 * hour
+        )
+    };
+    let (events, beside) = all(Format::Systor17, &[part(0), part(1)].concat(), of("0"));
+    assert_eq!(events, [(0, Write, 4096, 4096), (3_600_000_000, Write, 4096, 4096)]);
+    let expected =
+        [(Passed::OtherDevice, 2), (Passed::NoOperation, 2), (Passed::Empty, 2), (Passed::Heading, 2)];
+    assert_eq!(beside, expected);
+    // In the wrong order nothing is lost but the times, and that is told.
+    let text = [part(1), part(0)].concat();
+    let mut wrong = Import::new(text.as_bytes(), Format::Systor17, of("0"));
+    let times: Vec<_> = wrong.by_ref().map(|e| e.expect("good").time_us).collect();
+    assert_eq!((times, wrong.went_back()), (vec![0, 0], (1, 3_600_000_000)));
+
+    for (format, names, line) in [
+        (
+            Format::Msr,
+            "Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime",
+            "128166372003061629,hm,0,Read,0,4096,413",
+        ),
+        (Format::Alibaba, "device_id,opcode,offset,length,timestamp", "0,R,0,4096,1577808000000626"),
+        (Format::Tencent, "Timestamp,Offset,Size,IOType,VolumeID", "1538323200,0,8,0,0"),
+    ] {
+        let text = [names, line, names, line, ""].join("\r\n");
+        let (events, beside) = all(format, &text, Options::default());
+        assert_eq!(events, [(0, Read, 0, 4096); 2], "{names}");
+        assert_eq!(beside, [(Passed::Heading, 2)], "{names}");
+        // What only looks like names is no heading.
+        for bad in ["traces/\0\0\0ustar  \0root\0root,12910952,128,0,1063", "Timestamp,Offset", "a,1,2,3,4"] {
+            let text = format!("{bad}\n{line}\n");
+            let first = Import::new(text.as_bytes(), format, Options::default()).next();
+            assert!(first.is_some_and(|e| e.is_err()), "{names}: {bad}");
+        }
+    }
+    for version in [2, 3] {
+        let log = format!("fio version {version} iolog\n");
+        let format = if version == 2 { Format::FioV2 } else { Format::FioV3 };
+        let twice = error(format, &log.repeat(2));
+        assert!(twice.contains("line 2: another log begins here"), "{twice}");
+    }
 }
 
 #[test]
@@ -76,7 +205,10 @@ fn fio_logs_of_both_versions() {
         .next()
         .expect("an end")
         .expect_err("the other version");
-    assert_eq!(error.to_string(), "line 1: it does not begin with 'fio version 3 iolog'");
+    assert_eq!(
+        error.to_string(),
+        "line 1: it does not begin with 'fio version 3 iolog': is --format the other version's?"
+    );
 }
 
 #[test]
@@ -87,7 +219,10 @@ fn the_public_csv_traces() {
     assert_eq!(import(Format::Msr, msr, of("hm.1")), wanted);
     let mut begun = Import::new(msr.as_bytes(), Format::Msr, of("hm.1"));
     assert_eq!(begun.by_ref().count(), 2);
-    assert_eq!((begun.begin_unix_us(), begun.other_devices()), (Some(1_172_163_600_306_162), 1));
+    assert_eq!(
+        (begun.begin_unix_us(), passed(&begun)),
+        (Some(1_172_163_600_306_162), vec![(Passed::OtherDevice, 1)])
+    );
 
     let systor = "Timestamp,Response,IOType,LUN,Offset,Size\n1456135200.013118000,0.0012,W,3,8192,4096\n\
                   1456135200.013119999,,,3,0,0\n1456135201.5,0.1,R,3,512,512\n";

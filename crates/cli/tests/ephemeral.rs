@@ -119,3 +119,56 @@ fn what_is_no_copy_of_its_own_is_refused_and_left_alone() {
         refuses(command.arg("--nbd").arg(world.path("n")), 73, &["tmpfs", "memory"]);
     }
 }
+
+/// What is shorter than a block, or ends in the middle of one, is a disk like any other, whatever its mode.
+#[test]
+fn images_of_a_few_sectors_are_served_in_every_mode() {
+    let world = World::new();
+    for sectors in [1, 2, 3, 7, 8, 9, 15, 17] {
+        let size = sectors * 512;
+        let content: Vec<u8> = (1..=sectors).flat_map(|sector| vec![sector as u8; 512]).collect();
+        for mode in ["ram", "ram+overflow", "overflow", "direct", "persistent", "ephemeral"] {
+            for cache in ["host", "none"] {
+                if mode == "ephemeral" && cache == "none" {
+                    continue;
+                }
+                let what = format!("{mode}, {cache}, {sectors} sectors");
+                std::fs::write(world.path("small.raw"), &content).unwrap();
+                let mut serve = spillway();
+                serve.args(["serve", "--mode", mode, "--nbd"]).arg(world.path("nbd"));
+                match mode {
+                    "ephemeral" => {
+                        std::fs::copy(world.path("small.raw"), world.path("copy")).unwrap();
+                        serve.arg("--disk").arg(world.path("copy"));
+                    }
+                    "persistent" => {
+                        serve.arg("--disk").arg(world.path("own"));
+                    }
+                    "ram" => {}
+                    _ => {
+                        serve.arg("--overflow-dir").arg(world.dir.path());
+                    }
+                }
+                if mode != "ephemeral" {
+                    serve.args(["--base-cache", cache, "--image"]).arg(world.path("small.raw"));
+                }
+                let server = Server::start(&mut serve);
+                assert_eq!(server.report["size_bytes"], size, "{what}");
+                let last = size - 512;
+                let as_it_was = (0..sectors).map(|n| format!("read -P {} {} 512", n + 1, n * 512));
+                let mut commands: Vec<_> = as_it_was.collect();
+                commands.push(format!("write -P 99 {last} 512"));
+                commands.push(format!("read -P 99 {last} 512"));
+                commands.extend((0..sectors - 1).map(|n| format!("read -P {} {} 512", n + 1, n * 512)));
+                commands.extend([format!("discard 0 {size}"), format!("write -z 0 {size}"), "flush".into()]);
+                commands.push(format!("read -P 0 0 {size}"));
+                qemu_io(&world, &commands.iter().map(String::as_str).collect::<Vec<_>>());
+                let (code, text) = server.end(Signal::TERM);
+                assert_eq!(code, 0, "{what}: {text}");
+                assert_eq!(std::fs::read(world.path("small.raw")).unwrap(), content, "{what}");
+                // It is told by its time from the next one.
+                let _ = std::fs::remove_file(world.path("own"));
+            }
+        }
+    }
+}

@@ -60,6 +60,7 @@ pub use error::{DiskError, Errno};
 pub use histogram::Histogram;
 pub use io::{Event, GuestBuffers, Io, OpId, PARTS, PartId};
 pub use level::{Level, Thresholds};
+pub use map::ExtentSource;
 pub use meta::{LAYOUT_VERSION, Layout, Meta, RegionState, prefetch};
 pub use persist::RESET_MARK;
 pub use ram::DataMemory;

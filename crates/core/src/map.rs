@@ -14,6 +14,17 @@ use crate::units::{BLOCK_BYTES, Block, Location, REGION_BLOCKS, REGION_BYTES};
 use crate::written::WORDS_PER_PAGE;
 use std::ops::{Range, RangeInclusive};
 
+/// Where the content of a stretch of a disk comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtentSource {
+    /// The base image.
+    Base,
+    /// Nowhere: it reads as zeroes.
+    Zero,
+    /// The RAM tier, or a file of the disk's own.
+    Written,
+}
+
 /// What one step of [`Disk::forget`] may cost, in regions looked at: well below a millisecond.
 const FORGET_COST: u32 = 8 * 1024;
 /// What a page given back costs, and a call that gives some.
@@ -100,12 +111,16 @@ impl Disk {
         }
     }
 
-    /// What the disk holds from byte `offset` on: how many bytes, at most up to `end`, and whether they are
-    /// known to be zero. Looks at 512 map entries or as many regions at most.
-    pub fn extent(&self, offset: u64, end: u64) -> (u64, bool) {
+    /// Where the content of the disk comes from, from byte `offset` on: for how many bytes, at most up to `end`. Looks
+    /// at 512 map entries or as many regions at most.
+    pub fn extent(&self, offset: u64, end: u64) -> (u64, ExtentSource) {
         let end = end.min(self.spec.size_bytes);
-        let zero = |at: u64| self.place(Block((at / BLOCK_BYTES as u64) as u32)) == Place::Zero;
-        let first = zero(offset);
+        let source = |at: u64| match self.place(Block((at / BLOCK_BYTES as u64) as u32)) {
+            Place::Base => ExtentSource::Base,
+            Place::Zero => ExtentSource::Zero,
+            Place::Ram(_) | Place::Overflow(..) => ExtentSource::Written,
+        };
+        let first = source(offset);
         let mut at = offset;
         for _ in 0..REGION_BLOCKS {
             let region = (at / REGION_BYTES) as usize;
@@ -120,7 +135,7 @@ impl Disk {
             };
             let unit = if uniform { REGION_BYTES } else { BLOCK_BYTES as u64 };
             at = (at / unit + 1) * unit;
-            if at >= end || zero(at) != first {
+            if at >= end || source(at) != first {
                 break;
             }
         }

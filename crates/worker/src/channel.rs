@@ -21,7 +21,7 @@ pub const MOST_DEAD: usize = 3;
 pub const MAX_FDS: usize = 8 + MOST_DEAD;
 
 /// Version of the messages: supervisor and worker must have the same.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// Format of a base image, said explicitly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +85,8 @@ pub struct Start {
     pub base_model: bool,
     /// The store of the overflow or difference file is.
     pub overflow_model: bool,
+    /// NBD clients may come, who ask which parts of the disk are zero.
+    pub nbd: bool,
     /// Request queues offered on vhost-user.
     pub queues: u16,
     /// Serial number that the guest sees; at most 20 bytes of ASCII.
@@ -209,7 +211,10 @@ pub enum ToWorker {
         goal: Option<f64>,
     },
     /// Complete what was accepted, leave what waits for room unanswered, and exit with 0.
-    Stop,
+    Stop {
+        /// Another worker goes on with the disk. Without one the files are free when the worker has ended.
+        disk_goes_on: bool,
+    },
 }
 
 /// From the worker.

@@ -5,7 +5,7 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_worker::base::{
-    BaseImage, BaseReader, ExtentCache, ExtentKind, Finished, ImageErrorKind, RawImage, open_image,
+    BaseImage, BaseReader, Extent, ExtentCache, ExtentKind, Finished, ImageErrorKind, RawImage, open_image,
 };
 use spillway_worker::channel::{BaseCache, ImageFormat};
 use std::collections::HashMap;
@@ -425,7 +425,7 @@ fn past_the_page_cache_nothing_is_at_hand_and_alignment_is_told() {
     let image = RawImage::new(opened.file, opened.virtual_size_bytes, true);
     assert!(image.dio_align() >= 512 && image.dio_align().is_power_of_two());
     assert!(image.read_now(&mut [0; 4096], 0).is_none());
-    assert_eq!(BaseImage::Raw(image).size_bytes(), bytes.len() as u64);
+    assert_eq!(BaseImage::Raw { image, holes: None }.size_bytes(), bytes.len() as u64);
 }
 
 // ---- Counting what reaches the store --------------------------------------------------------------------------
@@ -942,4 +942,78 @@ fn qemu_cannot_write_to_an_image_in_use_and_an_image_being_written_is_refused() 
     drop(writer.stdin.take());
     writer.wait().unwrap();
     assert!(open_image(&path, None, BaseCache::Host).is_ok());
+}
+
+// ---- Holes of raw images --------------------------------------------------------------------------------------
+
+/// All extents of a raw image, as those who ask for them get them.
+fn holes(path: &Path, cache: BaseCache) -> Vec<Extent> {
+    let opened = open_image(path, Some(ImageFormat::Raw), cache).unwrap();
+    let size = opened.virtual_size_bytes;
+    let mut reader = BaseReader::holes(opened.file, size, cache == BaseCache::None).unwrap();
+    let mut extents: Vec<Extent> = Vec::new();
+    let mut at = 0;
+    while at < size {
+        reader.submit_map(1, at, size - at);
+        let done = wait(&mut reader);
+        assert!((1..=64).contains(&done.extents.len()) && done.store_reads.is_empty());
+        for extent in done.extents {
+            assert_eq!(extent.offset, at, "they follow one another");
+            assert!(extent.len > 0 && extent.len % 512 == 0);
+            at = extent.end();
+            extents.push(extent);
+        }
+    }
+    assert_eq!(at, size);
+    extents
+}
+
+#[test]
+fn holes_of_a_raw_image_are_zero_and_nothing_else_is() {
+    let dir = dir();
+    let mut random = Random::new(0x5eed_0022);
+    let path = dir.path().join("sparse.raw");
+    let size = (32 << 20) + 512;
+    let file = File::create(&path).unwrap();
+    file.set_len(size).unwrap();
+    for _ in 0..300 {
+        let at = random.below(size / 512) * 512;
+        let bytes = vec![random.below(255) as u8 + 1; (random.below(40) + 1) as usize * 512];
+        file.write_all_at(&bytes[..bytes.len().min((size - at) as usize)], at).unwrap();
+    }
+    let content = fs::read(&path).unwrap();
+    for cache in [BaseCache::Host, BaseCache::None] {
+        let extents = holes(&path, cache);
+        let (mut zero, mut plain) = (0, 0);
+        for extent in &extents {
+            let bytes = &content[extent.offset as usize..extent.end() as usize];
+            match extent.kind {
+                ExtentKind::Zero => {
+                    assert!(bytes.iter().all(|byte| *byte == 0), "{extent:?}");
+                    zero += extent.len;
+                }
+                ExtentKind::Raw { file_offset } => {
+                    assert_eq!(file_offset, extent.offset);
+                    plain += extent.len;
+                }
+                ExtentKind::Compressed => panic!("{extent:?}"),
+            }
+        }
+        assert!(zero > size / 2 && plain > 1 << 20 && extents.len() > 64, "{zero} {plain} {}", extents.len());
+    }
+}
+
+/// A file that has become shorter has no hole where it ended: reads there fail.
+#[test]
+fn what_the_file_has_lost_is_no_hole() {
+    let dir = dir();
+    let path = dir.path().join("cut.raw");
+    File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    let opened = open_image(&path, Some(ImageFormat::Raw), BaseCache::Host).unwrap();
+    let mut reader = BaseReader::holes(opened.file, 1 << 20, false).unwrap();
+    OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    reader.submit_map(1, 0, 1 << 20);
+    let extents = wait(&mut reader).extents;
+    assert!(extents.iter().all(|extent| extent.kind != ExtentKind::Zero), "{extents:?}");
+    assert_eq!(extents.last().map(Extent::end), Some(1 << 20));
 }

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use spillway_worker::base::digests::{CHUNK_BYTES, list_bytes, of_chunk};
-use spillway_worker::base::{BaseReader, ExtentKind, Finished, open_image};
+use spillway_worker::base::digests::{CHUNK_BYTES, OF_ZEROES, list_bytes, of_chunk};
+use spillway_worker::base::{BaseReader, Extent, ExtentKind, Finished, open_image};
 use spillway_worker::channel::{BaseCache, ImageFormat};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -33,6 +33,10 @@ fn start(dir: &Path, cache: BaseCache) -> BaseReader {
 
 fn read(reader: &mut BaseReader, offset: usize, len: usize) -> Finished {
     reader.submit(1, offset as u64, len as u32, Vec::new());
+    wait(reader)
+}
+
+fn wait(reader: &mut BaseReader) -> Finished {
     let begun = Instant::now();
     loop {
         match reader.finished() {
@@ -54,18 +58,21 @@ fn what_is_good_is_said_to_be_plain() {
         let bytes = image(dir.path());
         let mut reader = start(dir.path(), cache);
         let plain = |finished: &Finished| {
-            let of = |e: &spillway_worker::base::Extent| {
-                assert_eq!(e.kind, ExtentKind::Raw { file_offset: e.offset });
-                (e.offset as usize, e.len as usize)
+            let of = |e: &Extent| {
+                let plain = e.kind == ExtentKind::Raw { file_offset: e.offset };
+                assert!(plain || e.kind == ExtentKind::Zero);
+                (e.offset as usize, e.len as usize, plain)
             };
             finished.extents.iter().map(of).collect::<Vec<_>>()
         };
+        let (zeroes, rest) = ((CHUNK, CHUNK, false), (2 * CHUNK, CHUNK + 512, true));
         // The end, then two chunks at once; what is asked for lies in the middle of them.
         for (offset, len, good) in [
-            (3 * CHUNK, 512, vec![(3 * CHUNK, 512)]),
-            (2 * CHUNK - 4096, 8192, vec![(CHUNK, 2 * CHUNK + 512)]),
-            (CHUNK + 512, 512, vec![(CHUNK, 2 * CHUNK + 512)]),
-            (10 * 512, 65536, vec![(0, SIZE)]),
+            (3 * CHUNK, 512, vec![(3 * CHUNK, 512, true)]),
+            (CHUNK + 512, 512, vec![zeroes]),
+            (2 * CHUNK - 4096, 8192, vec![zeroes, rest]),
+            (CHUNK + 512, 512, vec![zeroes, rest]),
+            (10 * 512, 65536, vec![(0, CHUNK, true), zeroes, rest]),
         ] {
             let finished = read(&mut reader, offset, len);
             assert_eq!(finished.result, Ok(()), "{cache:?} {offset}");
@@ -79,7 +86,7 @@ fn what_is_good_is_said_to_be_plain() {
 
 #[test]
 fn what_differs_is_handed_out_to_nobody_and_told_once() {
-    for (at, change) in [(0, 1), (2 * CHUNK - 1, 128), (SIZE - 1, 4)] {
+    for (at, change) in [(0, 1), (3 * CHUNK - 1, 128), (SIZE - 1, 4)] {
         let dir = dir();
         let bytes = image(dir.path());
         let file = File::options().write(true).open(dir.path().join("image.raw")).unwrap();
@@ -115,6 +122,24 @@ fn a_file_that_has_become_shorter_is_an_error() {
     let mut reader = start(dir.path(), BaseCache::Host);
     File::options().write(true).open(dir.path().join("image.raw")).unwrap().set_len(CHUNK as u64).unwrap();
     assert_eq!(read(&mut reader, 0, 512).result, Ok(()));
-    assert_eq!(read(&mut reader, CHUNK, 512).result, Err(libc::EIO));
+    assert_eq!(read(&mut reader, 2 * CHUNK, 512).result, Err(libc::EIO));
     assert_eq!(read(&mut reader, 3 * CHUNK, 512).result, Err(libc::EIO));
+}
+
+/// The store is not asked for what the digests say is zero, so that it cannot damage it either; what else is there it
+/// is not known to be.
+#[test]
+fn chunks_of_zeroes_are_known_by_their_digest() {
+    assert_eq!(of_chunk(&vec![0; CHUNK]), OF_ZEROES);
+    let dir = dir();
+    image(dir.path());
+    let file = File::options().write(true).open(dir.path().join("image.raw")).unwrap();
+    file.write_all_at(&[1; 512], CHUNK as u64).unwrap();
+    let mut reader = start(dir.path(), BaseCache::Host);
+    reader.submit_map(2, 0, SIZE as u64);
+    let finished = wait(&mut reader);
+    let zeroes = Extent { offset: CHUNK_BYTES, len: CHUNK_BYTES, kind: ExtentKind::Zero };
+    assert_eq!((finished.job, finished.extents), (2, vec![zeroes]));
+    let finished = read(&mut reader, CHUNK, 4096);
+    assert!(finished.result == Ok(()) && finished.buffer == [0; 4096] && finished.store_reads.is_empty());
 }

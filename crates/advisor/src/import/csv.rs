@@ -1,6 +1,6 @@
 //! The public traces that are CSV: which field is what, and in which unit. No field of theirs is ever quoted.
 
-use super::{Device, Said, microseconds, number, sectors, shown};
+use super::{Device, Format, Passed, Said, microseconds, number, sectors, shown};
 use crate::event::Operation;
 
 /// Microseconds from 1601, where Windows begins to count, to 1970.
@@ -18,6 +18,21 @@ fn fields<const N: usize>(text: &str) -> Result<[&str; N], String> {
     if n == N { Ok(fields) } else { Err(format!("{n} fields, and there should be {N}")) }
 }
 
+/// Whether a line names the fields: of files that were joined there is one before each. A line of a trace begins with a
+/// number.
+pub(super) fn is_names(text: &str, format: Format) -> bool {
+    let names = match format {
+        Format::Msr => fields::<7>(text).map(Vec::from),
+        Format::Systor17 => fields::<6>(text).map(Vec::from),
+        _ => fields::<5>(text).map(Vec::from),
+    };
+    let is_name = |field: &&str| {
+        let rest = |byte: u8| byte.is_ascii_alphanumeric() || b" _-()/".contains(&byte);
+        field.starts_with(|first: char| first.is_ascii_alphabetic()) && field.bytes().all(rest)
+    };
+    names.is_ok_and(|names| names.iter().all(is_name))
+}
+
 /// A request, when its time is known: what it does by the words for reads and writes, and from where and how far in some unit.
 fn request<'a>(
     device: Device<'a>,
@@ -33,7 +48,8 @@ fn request<'a>(
     } else {
         return Err(format!("operation '{}' is neither {read} nor {write}", shown(kind)));
     };
-    Ok(Said::Request { device, time_us, operation, offset: unit(offset, "offset")?, len: unit(len, "size")? })
+    let (offset, len) = (unit(offset, "offset")?, unit(len, "size")?);
+    Ok(Said::Request { device, time_us, operation, offset, len, flush_first: false })
 }
 
 /// Time in 100 ns since 1601, host, disk, Read or Write, offset and size in bytes, response time.
@@ -50,7 +66,7 @@ pub(super) fn systor17(text: &str) -> Result<Said<'_>, String> {
     let [time, _response, kind, lun, offset, size] = fields(text)?;
     if kind.is_empty() {
         // Neither a read nor a write: the traces have such lines.
-        return Ok(Said::Nothing);
+        return Ok(Said::Passed(Passed::NoOperation));
     }
     request(Device(lun, None), microseconds(time, "time")?, (kind, ["R", "W"]), (offset, size), number)
 }

@@ -3,6 +3,7 @@
 //! Invariants: each member's checksum and length are compared at its end; a file that is cut off is an error, never
 //! a short file.
 
+use super::packed::cut_off;
 use miniz_oxide::inflate::stream::{InflateState, inflate};
 use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
 use std::io::{self, BufRead, Read};
@@ -91,6 +92,12 @@ impl<R: BufRead> Gunzip<R> {
 
 impl<R: BufRead> Read for Gunzip<R> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        self.unpack(to).map_err(|e| cut_off("gzip", e))
+    }
+}
+
+impl<R: BufRead> Gunzip<R> {
+    fn unpack(&mut self, to: &mut [u8]) -> io::Result<usize> {
         if to.is_empty() {
             return Ok(0);
         }

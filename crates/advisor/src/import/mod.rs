@@ -7,9 +7,15 @@ mod blkparse;
 mod csv;
 mod fio;
 mod gunzip;
+mod packed;
+mod passed;
+mod untar;
 
 pub use blkparse::BlockAction;
 pub use gunzip::Gunzip;
+pub use packed::unpack;
+pub use passed::Passed;
+pub use untar::Untar;
 
 use crate::event::{Event, Operation};
 use std::io::{self, BufRead, Read};
@@ -113,11 +119,17 @@ pub enum ImportError {
 /// What a line says.
 enum Said<'a> {
     /// A request of a device, at a time in microseconds: since 1970, or since the begin where the format has no date.
-    Request { device: Device<'a>, time_us: u64, operation: Operation, offset: u64, len: u64 },
-    /// Nothing that concerns blocks.
-    Nothing,
-    /// Nothing more will come.
-    End,
+    Request {
+        device: Device<'a>,
+        time_us: u64,
+        operation: Operation,
+        offset: u64,
+        len: u64,
+        /// Before it comes a flush, at the same time.
+        flush_first: bool,
+    },
+    /// No request.
+    Passed(Passed),
 }
 
 /// A device's name: of one part, or of two with a dot between them.
@@ -145,7 +157,15 @@ pub struct Import<R: BufRead> {
     line: Vec<u8>,
     lines: u64,
     skipped: u64,
-    other_devices: u64,
+    passed: passed::Counts,
+    /// Events that were given, and the one that is to be given next.
+    given: u64,
+    pending: Option<Event>,
+    /// Of blkparse: the events have ended.
+    in_summary: bool,
+    /// Requests that came before the one before them, and by how much at most.
+    back: u64,
+    most_back_us: u64,
     begin_us: Option<u64>,
     last_us: u64,
     /// fio 2 says only how much later.
@@ -180,7 +200,12 @@ impl<R: BufRead> Import<R> {
             line: Vec::new(),
             lines: 0,
             skipped: 0,
-            other_devices: 0,
+            passed: passed::Counts::default(),
+            given: 0,
+            pending: None,
+            in_summary: false,
+            back: 0,
+            most_back_us: 0,
             begin_us: None,
             last_us: 0,
             waited_us: 0,
@@ -199,9 +224,20 @@ impl<R: BufRead> Import<R> {
         self.skipped
     }
 
-    /// Requests of other devices.
-    pub fn other_devices(&self) -> u64 {
-        self.other_devices
+    /// Events that came of it.
+    pub fn events(&self) -> u64 {
+        self.given
+    }
+
+    /// What was passed over as it is no request of the device, and how much of it; bad lines are not among it.
+    pub fn passed(&self) -> impl Iterator<Item = (Passed, u64)> + '_ {
+        self.passed.iter()
+    }
+
+    /// Requests whose time is before that of an earlier one, and by how many microseconds at most. They count as if they
+    /// had come at that one's time.
+    pub fn went_back(&self) -> (u64, u64) {
+        (self.back, self.most_back_us)
     }
 
     /// The first event's time in microseconds since 1970, where the format says it: the begin that events count from.
@@ -229,29 +265,59 @@ impl<R: BufRead> Import<R> {
 
     /// The event of the line that was read, if it is one of the device that is wanted.
     fn parse(&mut self) -> Result<Option<Event>, Bad> {
-        let text = std::str::from_utf8(&self.line).map_err(|_| "it is no UTF-8".to_string())?.trim();
-        let first = self.lines == 1;
-        if first && let Some(head) = fio::head(self.format) {
-            let wrong = || Bad::File(format!("it does not begin with '{head}'"));
-            return if text == head { Ok(None) } else { Err(wrong()) };
+        let line = std::mem::take(&mut self.line);
+        let parsed = match std::str::from_utf8(&line) {
+            Ok(text) => self.parse_text(text.trim()),
+            Err(_) => Err("it is no UTF-8".to_string().into()),
+        };
+        self.line = line;
+        parsed
+    }
+
+    fn parse_text(&mut self, text: &str) -> Result<Option<Event>, Bad> {
+        if let Some(head) = fio::head(self.format) {
+            match (self.lines == 1, fio::is_head(text)) {
+                (true, _) if text == head => return self.pass(Passed::Heading),
+                (true, _) => {
+                    let other = if fio::is_head(text) { ": is --format the other version's?" } else { "" };
+                    return Err(Bad::File(format!("it does not begin with '{head}'{other}")));
+                }
+                (false, true) => {
+                    let what = "another log begins here, whose times begin anew: import each by itself";
+                    return Err(Bad::File(what.into()));
+                }
+                (false, false) => {}
+            }
         }
         if text.is_empty() {
             return Ok(None);
+        }
+        if self.format == Format::Blkparse {
+            let place = blkparse::place(text);
+            self.in_summary |= place == Some(blkparse::Place::Summary);
+            if place.is_some() || self.in_summary && blkparse::is_summary(text) {
+                return self.pass(Passed::Heading);
+            }
+            if self.in_summary && blkparse::is_event(text) {
+                let what = "events behind a summary: these are two recordings, whose times begin anew: import each by itself";
+                return Err(Bad::File(what.into()));
+            }
         }
         let said = match self.format {
             Format::Blkparse => blkparse::parse(text, self.options.block_action)?,
             Format::FioV2 => fio::parse_v2(text, &mut self.waited_us)?,
             Format::FioV3 => fio::parse_v3(text)?,
-            // A line of names.
-            _ if first && text.starts_with(|c: char| c.is_ascii_alphabetic()) => Said::Nothing,
+            _ if csv::is_names(text, self.format) => Said::Passed(Passed::Heading),
             Format::Msr => csv::msr(text)?,
             Format::Systor17 => csv::systor17(text)?,
             Format::Alibaba => csv::alibaba(text)?,
             Format::Tencent => csv::tencent(text)?,
         };
-        let Said::Request { device, time_us, operation, offset, len } = said else {
-            self.ended |= matches!(said, Said::End);
-            return Ok(None);
+        let (device, time_us, operation, offset, len, flush_first) = match said {
+            Said::Passed(what) => return self.pass(what),
+            Said::Request { device, time_us, operation, offset, len, flush_first } => {
+                (device, time_us, operation, offset, len, flush_first)
+            }
         };
         match &self.options.device {
             Some(wanted) if !device.is(wanted) => {
@@ -261,22 +327,34 @@ impl<R: BufRead> Import<R> {
                         "devices '{first}' and '{other}': say which one is wanted"
                     )));
                 }
-                self.other_devices += 1;
-                return Ok(None);
+                return self.pass(Passed::OtherDevice);
             }
             _ => {}
         }
         if operation.has_range() && len == 0 {
-            return Ok(None);
+            return self.pass(Passed::Empty);
         }
         let mut event = Event { time_us: 0, operation, offset_bytes: offset, len_bytes: len };
         event.check(self.options.disk_bytes)?;
         // A good line: the first one says what the others are compared with.
         self.options.device.get_or_insert_with(|| device.name());
         let begin_us = *self.begin_us.get_or_insert(time_us);
+        let back_us = (begin_us + self.last_us).saturating_sub(time_us);
+        self.back += u64::from(back_us > 0);
+        self.most_back_us = self.most_back_us.max(back_us);
         event.time_us = time_us.saturating_sub(begin_us).max(self.last_us);
         self.last_us = event.time_us;
+        if flush_first {
+            self.pending = Some(event);
+            event = Event { operation: Operation::Flush, offset_bytes: 0, len_bytes: 0, ..event };
+        }
         Ok(Some(event))
+    }
+
+    /// The line is none of the device's requests.
+    fn pass(&mut self, what: Passed) -> Result<Option<Event>, Bad> {
+        self.passed.add(what);
+        Ok(None)
     }
 }
 
@@ -284,6 +362,10 @@ impl<R: BufRead> Iterator for Import<R> {
     type Item = Result<Event, ImportError>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        if let Some(event) = self.pending.take() {
+            self.given += 1;
+            return Some(Ok(event));
+        }
         while !self.ended {
             match self.next_line() {
                 Ok(true) => {}
@@ -294,7 +376,10 @@ impl<R: BufRead> Iterator for Import<R> {
                 }
             }
             match self.parse() {
-                Ok(Some(event)) => return Some(Ok(event)),
+                Ok(Some(event)) => {
+                    self.given += 1;
+                    return Some(Ok(event));
+                }
                 Ok(None) => {}
                 Err(Bad::Line(_)) if self.options.skip_bad => self.skipped += 1,
                 Err(Bad::Line(what) | Bad::File(what)) => {

@@ -53,7 +53,7 @@ is recommended, and more where a sample asks for them. What the collector would 
 /// Options of `advise`.
 #[derive(Debug, clap::Args)]
 pub struct Advise {
-    /// Traces, of a disk each; - for standard input; packed by gzip if they end in .gz
+    /// Traces, of a disk each; - for standard input; packed by gzip if they end in .gz, by tar if in .tar or .tgz
     #[arg(value_name = "TRACE", required_unless_present = "live")]
     traces: Vec<PathBuf>,
     /// Of the machines of this catalog, by the curves that go along with their disks, instead

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Options of `trace import`.
 #[derive(Debug, clap::Args)]
 pub struct Import {
-    /// What the other program has written; - for standard input; packed by gzip if it ends in .gz
+    /// What the other program has written; - for standard input; packed by gzip if it ends in .gz, the one file of a tar archive if in .tar, .tar.gz or .tgz
     #[arg(value_name = "FILE")]
     file: PathBuf,
     #[command(flatten)]

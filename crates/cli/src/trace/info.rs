@@ -14,7 +14,7 @@ use std::path::PathBuf;
 /// Options of `trace info`.
 #[derive(Debug, clap::Args)]
 pub struct Info {
-    /// The trace; - for standard input; packed by gzip if it ends in .gz
+    /// The trace; - for standard input; packed by gzip if it ends in .gz, by tar if in .tar or .tgz
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     #[command(flatten)]

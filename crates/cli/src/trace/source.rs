@@ -1,6 +1,6 @@
 //! A trace to be read, whoever wrote it: as events, one after the other.
 //!
-//! Invariant: what a file is, is said and never guessed; only that it is packed by gzip its name may say.
+//! Invariant: what a file is, is said and never guessed; only what it is packed in its name may say.
 
 use super::unreadable;
 use crate::error::Failure;
@@ -8,10 +8,10 @@ use crate::output;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use spillway_advisor::Event;
-use spillway_advisor::import::{self, BlockAction, Gunzip, Import, ImportError};
+use spillway_advisor::import::{self, BlockAction, Import, ImportError};
 use spillway_advisor::trace::{End, Head, TraceError, TraceReader};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead};
 use std::path::{Path, PathBuf};
 
 /// Who wrote a file, and what of it is wanted.
@@ -49,6 +49,9 @@ fn format() -> impl TypedValueParser<Value = import::Format> {
     PossibleValuesParser::new(import::Format::ALL.map(import::Format::name))
         .map(|word| word.parse().expect("one of the words above"))
 }
+
+/// Recorders give requests of several processors out of order by less than that.
+const WORTH_TELLING_US: u64 = 1_000_000;
 
 /// A trace that is being read.
 pub struct Source {
@@ -123,9 +126,28 @@ impl Source {
                 }
             }
             From::Other(import, _) => {
-                if import.skipped() > 0 {
-                    let (bad, all) = (import.skipped(), import.lines());
-                    output::complain("warning", &format!("{path}: {bad} of {all} lines were skipped"));
+                let (lines, bad) = (import.lines(), import.skipped());
+                if bad > 0 {
+                    output::complain("warning", &format!("{path}: {bad} of {lines} lines were skipped"));
+                }
+                let (back, most_us) = import.went_back();
+                if most_us >= WORTH_TELLING_US {
+                    let text = format!(
+                        "{path}: in {back} lines the time goes back, by {} s at most: they count as of the time before. Join \
+                         parts in the order of their time, of one device",
+                        most_us / 1_000_000
+                    );
+                    output::complain("warning", &text);
+                }
+                let passed: Vec<_> =
+                    import.passed().map(|(what, n)| format!("{n} {}", what.in_words())).collect();
+                if !passed.is_empty() {
+                    let events = import.events();
+                    let text = format!(
+                        "{path}: {events} requests in {lines} lines; beside them {}",
+                        passed.join(", ")
+                    );
+                    output::complain("notice", &text);
                 }
             }
         }
@@ -156,13 +178,8 @@ fn said(error: &TraceError) -> String {
 }
 
 fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
-    let file: Box<dyn Read> = match path == Path::new("-") {
-        true => Box::new(io::stdin()),
-        false => Box::new(File::open(path)?),
-    };
-    let file = BufReader::with_capacity(256 << 10, file);
-    Ok(match path.extension().is_some_and(|extension| extension == "gz") {
-        true => Box::new(BufReader::with_capacity(256 << 10, Gunzip::new(file))),
-        false => Box::new(file),
-    })
+    match path == Path::new("-") {
+        true => import::unpack(path, io::stdin()),
+        false => import::unpack(path, File::open(path)?),
+    }
 }

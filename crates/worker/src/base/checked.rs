@@ -2,10 +2,10 @@
 //! so, that these are read without it from then on.
 //!
 //! Invariant: no byte of a chunk is handed out before all of it was found to be what its digest says. What the store
-//! gives for the same bytes later is not looked at again.
+//! gives for the same bytes later is not looked at again. Of a chunk whose digest is that of zeroes the store is never asked.
 
-use super::digests::{CHUNK_BYTES, ChunkDigest, list_bytes, of_chunk};
-use super::extents::{Extent, ExtentKind};
+use super::digests::{CHUNK_BYTES, ChunkDigest, OF_ZEROES, list_bytes, of_chunk};
+use super::extents::{Extent, ExtentKind, MOST_EXTENTS};
 use super::reader::Contents;
 use super::source::{Source, StoreRead};
 use rustix::io::Errno;
@@ -31,6 +31,8 @@ struct Chunk {
 enum State {
     /// Not read yet.
     Unknown,
+    /// All zeroes, as its digest says.
+    Zero,
     Good,
     /// It was not what it should be, which was told.
     Damaged,
@@ -44,7 +46,10 @@ impl Checked {
         list.read_exact_at(&mut digests, 0)
             .map_err(|e| format!("cannot read the base image's digests: {e}"))?;
         let (digests, _) = digests.as_chunks();
-        let chunk = |digest: &ChunkDigest| Chunk { digest: *digest, state: State::Unknown };
+        let chunk = |digest: &ChunkDigest| {
+            let state = if *digest == OF_ZEROES { State::Zero } else { State::Unknown };
+            Chunk { digest: *digest, state }
+        };
         Ok(Checked {
             source,
             size_bytes,
@@ -72,6 +77,32 @@ impl Checked {
     }
 }
 
+impl Checked {
+    /// What is known of the chunks of a range, to the first that is not, or, if `on`, beyond.
+    fn known(&self, offset: u64, len: u64, on: bool) -> Vec<Extent> {
+        let mut extents: Vec<Extent> = Vec::new();
+        let end = offset.saturating_add(len);
+        let from = (offset / CHUNK_BYTES) as usize;
+        let chunks = self.chunks.iter().zip((0..).step_by(CHUNK_BYTES as usize)).skip(from);
+        for (chunk, at) in chunks.take_while(|(_, at)| *at < end) {
+            let kind = match chunk.state {
+                State::Good => ExtentKind::Raw { file_offset: at },
+                State::Zero => ExtentKind::Zero,
+                State::Unknown | State::Damaged if on => continue,
+                State::Unknown | State::Damaged => break,
+            };
+            let next = Extent { offset: at, len: (self.size_bytes - at).min(CHUNK_BYTES), kind };
+            let full = extents.len() == MOST_EXTENTS;
+            match extents.last_mut() {
+                Some(last) if last.joins(&next) => last.len += next.len,
+                _ if full => break,
+                _ => extents.push(next),
+            }
+        }
+        extents
+    }
+}
+
 impl Contents for Checked {
     fn read(&mut self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         if offset.checked_add(out.len() as u64).is_none_or(|end| end > self.size_bytes) {
@@ -83,26 +114,27 @@ impl Contents for Checked {
             let (index, inside) = ((at / CHUNK_BYTES) as usize, (at % CHUNK_BYTES) as usize);
             let len = (out.len() - done).min(CHUNK_BYTES as usize - inside);
             let to = &mut out[done..done + len];
-            if self.chunks[index].state == State::Good {
-                self.source.read_exact(to, at)?;
-            } else {
-                self.check(index)?;
-                to.copy_from_slice(&self.buffer[inside..inside + len]);
+            match self.chunks[index].state {
+                State::Good => self.source.read_exact(to, at)?,
+                State::Zero => to.fill(0),
+                State::Unknown | State::Damaged => {
+                    self.check(index)?;
+                    to.copy_from_slice(&self.buffer[inside..inside + len]);
+                }
             }
             done += len;
         }
         Ok(())
     }
 
-    /// The good chunks from that of `offset` on, as one.
+    /// From the chunk of `offset` on, up to the first that was not read yet.
     fn extents(&mut self, offset: u64) -> Vec<Extent> {
-        let from = (offset / CHUNK_BYTES) as usize;
-        let good = self.chunks[from.min(self.chunks.len())..].iter().take_while(|c| c.state == State::Good);
-        let offset = from as u64 * CHUNK_BYTES;
-        let end = (offset + good.count() as u64 * CHUNK_BYTES).min(self.size_bytes);
-        let kind = ExtentKind::Raw { file_offset: offset };
-        let good = end.checked_sub(offset).filter(|len| *len > 0);
-        good.map(|len| Extent { offset, len, kind }).into_iter().collect()
+        self.known(offset, u64::MAX, false)
+    }
+
+    /// What is known in the range, which may be nothing of its first chunks.
+    fn map(&mut self, offset: u64, len: u64) -> Vec<Extent> {
+        self.known(offset, len, true)
     }
 
     fn take_traffic(&mut self) -> Vec<StoreRead> {

@@ -6,6 +6,9 @@
 
 use std::collections::BTreeMap;
 
+/// Most extents that are said at a time.
+pub(super) const MOST_EXTENTS: usize = 64;
+
 /// What a stretch of the image is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {

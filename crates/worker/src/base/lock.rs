@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 const USES_READ: i64 = 100;
 const USES_WRITE: i64 = 101;
@@ -29,6 +29,14 @@ pub(super) fn share_with_readers(file: &File) -> bool {
     })
 }
 
+/// Gives a reader's locks up, for every process that holds the opened file.
+pub(crate) fn release(file: &OwnedFd) {
+    for byte in [USES_READ, KEEPS_WRITE_AWAY, KEEPS_RESIZE_AWAY] {
+        // Where there are no locks there is nothing to give up.
+        let _unsupported = lock(file, libc::F_OFD_SETLK, libc::F_UNLCK, byte);
+    }
+}
+
 /// Whether a program of QEMU's, or a disk whose base image it is, uses the file: it is open there, to read or to write.
 pub fn is_locked_by_qemu(file: &File) -> bool {
     (USES_READ..=KEEPS_RESIZE_AWAY).any(|byte| {
@@ -37,7 +45,7 @@ pub fn is_locked_by_qemu(file: &File) -> bool {
 }
 
 /// One lock command on one byte; the answer is the lock type that the kernel left in the request.
-fn lock(file: &File, command: libc::c_int, kind: libc::c_int, byte: i64) -> io::Result<libc::c_int> {
+fn lock(file: &impl AsRawFd, command: libc::c_int, kind: libc::c_int, byte: i64) -> io::Result<libc::c_int> {
     // SAFETY: plain integers, for which zero is a value; OFD commands require `l_pid` to be zero.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
     request.l_type = kind as libc::c_short;

@@ -10,6 +10,7 @@
 
 use super::checked::Checked;
 use super::extents::Extent;
+use super::holes::Holes;
 use super::qcow2::Image;
 use super::raw::RawImage;
 use super::source::StoreRead;
@@ -31,6 +32,11 @@ pub(super) trait Contents: Send {
     fn read(&mut self, offset: u64, out: &mut [u8]) -> io::Result<()>;
     /// Where the image lies from there on, as far as that is known: at most 64.
     fn extents(&mut self, offset: u64) -> Vec<Extent>;
+    /// The same, as far as it can be found out with little work: for who asks for `len` bytes of it, not for one cluster.
+    /// What lies between two of them, or before the first, is not known to be zero.
+    fn map(&mut self, offset: u64, _len: u64) -> Vec<Extent> {
+        self.extents(offset)
+    }
     /// Reads of the store since the last call.
     fn take_traffic(&mut self) -> Vec<StoreRead>;
     /// What the last read has found out to be not what it should be, if that is new: the first byte.
@@ -43,7 +49,7 @@ pub(super) trait Contents: Send {
 pub struct Finished {
     /// The caller's number of it.
     pub job: u64,
-    /// The buffer, as long as the job asked; its content means something only with `Ok`.
+    /// The buffer, as long as the job asked, empty if it asked for extents; its content means something only with `Ok`.
     pub buffer: Vec<u8>,
     /// An errno if it failed: EIO for a damaged image, EINVAL for a range outside it.
     pub result: Result<(), i32>,
@@ -58,8 +64,14 @@ pub struct Finished {
 struct Job {
     job: u64,
     offset: u64,
-    len: u32,
-    buffer: Vec<u8>,
+    asks: Asks,
+}
+
+enum Asks {
+    /// For the content, into a buffer that is brought to so many bytes.
+    Content(u32, Vec<u8>),
+    /// For the extents of so many bytes.
+    Map(u64),
 }
 
 /// What both sides see.
@@ -112,6 +124,13 @@ impl BaseReader {
         BaseReader::start(file, size_bytes, direct, Box::new(image))
     }
 
+    /// The thread of a raw image that is read without it: it says where the file has holes.
+    pub fn holes(file: OwnedFd, size_bytes: u64, direct: bool) -> Result<BaseReader, String> {
+        let file = File::from(file);
+        let image = Holes::new(share(&file)?, size_bytes, direct)?;
+        BaseReader::start(file, size_bytes, direct, Box::new(image))
+    }
+
     fn start(
         mut file: File,
         virtual_size: u64,
@@ -153,9 +172,18 @@ impl BaseReader {
     /// Asks for `len` bytes, at most [`MAX_JOB_BYTES`], from `offset` on. Never blocks. The caller bounds the
     /// number of unfinished jobs. `buffer` is brought to `len` bytes.
     pub fn submit(&mut self, job: u64, offset: u64, len: u32, buffer: Vec<u8>) {
+        self.ask(Job { job, offset, asks: Asks::Content(len, buffer) });
+    }
+
+    /// Asks for the extents of `len` bytes from `offset` on, or of the first of them. Never blocks.
+    pub fn submit_map(&mut self, job: u64, offset: u64, len: u64) {
+        self.ask(Job { job, offset, asks: Asks::Map(len) });
+    }
+
+    fn ask(&mut self, job: Job) {
         self.unfinished += 1;
         // The thread ends only after `stop`, which is set by dropping this side.
-        self.jobs.send(Job { job, offset, len, buffer }).expect("the thread lives as long as its reader");
+        self.jobs.send(job).expect("the thread lives as long as its reader");
     }
 
     /// An eventfd that is readable when something is finished. Only [`Self::finished`] reads it.
@@ -208,14 +236,17 @@ fn serve(mut image: Box<dyn Contents>, jobs: &Receiver<Job>, done: &Sender<Finis
 }
 
 fn read(image: &mut dyn Contents, job: Job) -> Finished {
-    let Job { job, offset, len, mut buffer } = job;
-    let result = if len > MAX_JOB_BYTES {
-        Err(libc::EINVAL)
-    } else {
-        buffer.resize(len as usize, 0);
-        image.read(offset, &mut buffer).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))
+    let Job { job, offset, asks } = job;
+    let (buffer, result, extents) = match asks {
+        Asks::Map(len) => (Vec::new(), Ok(()), image.map(offset, len)),
+        Asks::Content(len, buffer) if len > MAX_JOB_BYTES => (buffer, Err(libc::EINVAL), Vec::new()),
+        Asks::Content(len, mut buffer) => {
+            buffer.resize(len as usize, 0);
+            let read = image.read(offset, &mut buffer);
+            let extents = if read.is_ok() { image.extents(offset) } else { Vec::new() };
+            (buffer, read.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO)), extents)
+        }
     };
-    let extents = if result.is_ok() { image.extents(offset) } else { Vec::new() };
     let store_reads = image.take_traffic();
     let damaged_at = image.take_damage();
     Finished { job, buffer, result, store_reads, extents, damaged_at }

@@ -7,7 +7,7 @@ use super::error::{ErrorKind, SupervisorError};
 use super::overflow::{self, Direct, OverflowFile};
 use super::persistent::{self, PersistentFile};
 use super::{Log, bytes, ephemeral, memory, model};
-use crate::base::{ImageError, ImageErrorKind, OpenedImage, open_image};
+use crate::base::{ImageError, ImageErrorKind, OpenedImage, open_image, release_lock};
 use crate::channel::{BaseCache, ImageFormat, Limits, Rate, Start, ToWorker};
 use crate::persistent_file;
 use spillway_core::{BLOCK_BYTES, DiskSpec, FullPolicy, Layout, LogShape, MAX_DISK_BYTES, Mode};
@@ -128,6 +128,7 @@ impl Disk {
             base_cache: options.base_cache,
             base_model: base_model.is_some(),
             overflow_model: overflow_model.is_some(),
+            nbd: options.nbd.is_some(),
             queues: options.queues,
             serial: serial(&options.identity),
             writeback: true,
@@ -283,6 +284,11 @@ impl Disk {
         let file = self.overflow.as_ref().filter(|_| self.spec.mode == Mode::Ephemeral)?;
         let found = rustix::fs::fstat(&file.fd).ok()?;
         u64::try_from(found.st_blocks).ok().map(|blocks| blocks * 512)
+    }
+
+    /// Gives up the image's locks. A worker that was killed has ended before its io_uring lets go of the image.
+    pub fn release_image(&self) {
+        release_lock(&self.image);
     }
 
     /// The serial number that the guest sees.

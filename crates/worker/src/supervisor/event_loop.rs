@@ -162,6 +162,9 @@ impl Supervisor {
         (self.upgrade, self.change) = (None, None);
         let stopped = self.stop_worker(hurry);
         self.clients.clear();
+        if self.life.all_have_ended() {
+            self.disk.release_image();
+        }
         match (stopped?, self.disk.spec.mode) {
             (true, Mode::Persistent) => (self.log)(PUT_AWAY),
             (false, Mode::Persistent) => {

@@ -140,6 +140,11 @@ impl Life {
         self.serving && !self.stopping && self.dead.len() < MOST_DEAD
     }
 
+    /// Whether no process of a worker is left.
+    pub fn all_have_ended(&mut self) -> bool {
+        self.dead.is_empty() && self.worker.as_mut().is_none_or(|worker| worker.ended().is_some())
+    }
+
     /// Whether the worker serves.
     pub fn serving(&self) -> bool {
         self.serving
@@ -412,7 +417,7 @@ impl Supervisor {
             // It died before: what it would have completed goes with the disk.
             return Ok(false);
         }
-        self.tell(ToWorker::Stop, Vec::new());
+        self.tell(ToWorker::Stop { disk_goes_on: false }, Vec::new());
         let deadline = Instant::now() + STOP_DEADLINE;
         loop {
             let hurried = self.relay_once(hurry, deadline)?;

@@ -9,6 +9,7 @@ use rustix::fs::{FileType, FlockOperation, OFlags, StatFs};
 use rustix::io::Errno;
 use spillway_core::Mode;
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -145,12 +146,27 @@ pub(super) fn past_the_cache(file: File, path: &Path, mode: Mode) -> Result<File
     };
     rustix::fs::fcntl_setfl(&file, OFlags::DIRECT).map_err(|_| missing())?;
     let mut block = overflow::Block::zeroed();
-    match file.read_exact_at(block.bytes(), 0).and_then(|()| file.write_all_at(block.bytes(), 0)) {
+    // A file that is shorter than a block is a block long afterwards, as it must be to be served.
+    match read_start(&file, block.bytes()).and_then(|()| file.write_all_at(block.bytes(), 0)) {
         Ok(()) => Ok(file),
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Err(missing()),
         Err(e) => {
             let advice = "see that there is room, or name another with --disk";
             Err(SupervisorError::on_path(ErrorKind::Create, "cannot write disk", path, e, advice))
+        }
+    }
+}
+
+/// Fills the block with the file's first bytes, as many as there are.
+fn read_start(file: &File, block: &mut [u8]) -> io::Result<()> {
+    loop {
+        match file.read_at(block, 0) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            // Of a file that goes on O_DIRECT gives all of a block.
+            Ok(n) if n < block.len() && file.metadata()?.len() >= block.len() as u64 => {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            result => return result.map(drop),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::{Log, bytes, named};
 use crate::persistent_file::{
     DATA_AT, DURABLE_AT, HEADER_BYTES, HEADERS_AT, Header, HeaderFault, LIVE_AT, MAX_IDENTITY_BYTES,
 };
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, IFlags, Mode, OFlags};
 use rustix::io::Errno;
 use spillway_core::{BLOCK_BYTES, DiskSpec, RESET_MARK, find_bad_state, state_map_bytes};
 use std::fs::File;
@@ -95,6 +95,7 @@ impl PersistentFile {
                     made => made.map_err(|e| cannot("make", path, e))?,
                 };
                 named::lock(&made, path)?;
+                never_copy_on_write(&made);
                 Ok(PersistentFile { file: made.into(), header: None })
             }
         }
@@ -166,15 +167,6 @@ impl PersistentFile {
         if file.metadata().map_err(said)?.len() < len {
             file.set_len(len).map_err(said)?;
         }
-        // A store into a hole of the map would be a deadly signal on a full file system.
-        match rustix::fs::fallocate(&file, FallocateFlags::empty(), LIVE_AT, map_bytes) {
-            Ok(()) => {}
-            Err(Errno::OPNOTSUPP) => log(&format!(
-                "the file system of {} cannot reserve room for the disk's map: keep some free",
-                path.display()
-            )),
-            Err(e) => return Err(cannot("reserve room in", path, e)),
-        }
         let boot_id = boot_id();
         if boot_id.is_none() {
             log("this host has no boot id: after the death of all processes what was not flushed is lost");
@@ -192,6 +184,7 @@ impl PersistentFile {
                 copy_map(&file, path, old_map)?;
             }
         }
+        reserve(&file, path, map_bytes, log)?;
         check_map(&file, path, map_bytes)?;
         file.sync_all().map_err(said)?;
         let header = Header {
@@ -271,11 +264,52 @@ pub(super) fn boot_id() -> Option<[u8; 16]> {
     (digits.len() == 32).then(|| u128::from_str_radix(&digits, 16).ok())?.map(u128::to_be_bytes)
 }
 
+/// On btrfs a block that is written again would be written elsewhere, so that reserved room is none: a new file is made
+/// one of which no block is. Other file systems have no such flag, and need none.
+fn never_copy_on_write(file: &OwnedFd) {
+    if let Ok(flags) = rustix::fs::ioctl_getflags(file) {
+        let _not_btrfs = rustix::fs::ioctl_setflags(file, flags | IFlags::NOCOW);
+    }
+}
+
+/// Headers and maps have all of their room from here on. A store into a hole of the live map would be a deadly signal on a
+/// full file system, and no FLUSH would ever end without room for the durable one.
+fn reserve(file: &File, path: &Path, map_bytes: u64, log: &mut Log) -> Result<(), SupervisorError> {
+    for (at, len) in [(0, HEADERS_AT[1] + BLOCK), (LIVE_AT, map_bytes), (DURABLE_AT, BLOCK + map_bytes)] {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), at, len) {
+            Ok(()) => {}
+            Err(Errno::OPNOTSUPP) => {
+                log(&format!(
+                    "the file system of {} cannot reserve room for the disk's map: keep some free",
+                    path.display()
+                ));
+                break;
+            }
+            // XFS asks for new room before it looks whether it is needed.
+            Err(Errno::NOSPC) => {
+                write_again(file, at, len).map_err(|e| cannot("reserve room in", path, e))?
+            }
+            Err(e) => return Err(cannot("reserve room in", path, e)),
+        }
+    }
+    Ok(())
+}
+
+/// Writes what is there: where the range has no room it gets some, or there is an error.
+fn write_again(file: &File, at: u64, len: u64) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK];
+    chunks(at, len).try_for_each(|(at, n)| {
+        file.read_exact_at(&mut buffer[..n], at)?;
+        file.write_all_at(&buffer[..n], at)
+    })
+}
+
 /// A range is all zeroes afterwards.
 fn zero(file: &File, at: u64, len: u64) -> io::Result<()> {
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     match rustix::fs::fallocate(file, flags, at, len) {
-        Err(Errno::OPNOTSUPP) => {
+        // XFS lets the old room go before it takes new room.
+        Err(Errno::OPNOTSUPP | Errno::NOSPC) => {
             let zeroes = vec![0; CHUNK];
             chunks(at, len).try_for_each(|(at, n)| file.write_all_at(&zeroes[..n], at))
         }

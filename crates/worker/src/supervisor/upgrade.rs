@@ -127,7 +127,7 @@ impl Supervisor {
             // The old one has died meanwhile.
             return self.adopt_newcomer().map(drop);
         }
-        self.tell(ToWorker::Stop, Vec::new());
+        self.tell(ToWorker::Stop { disk_goes_on: true }, Vec::new());
         Ok(())
     }
 

@@ -212,6 +212,15 @@ impl Engine {
         }
     }
 
+    /// Lets go of the files of [`Engine::start`] before the process ends. No operation may follow.
+    pub fn release_files(&mut self) {
+        match self {
+            Engine::Uring(ring) => ring.release_files(),
+            // Its threads use fds of this process, which the kernel closes before it tells of the end.
+            Engine::Threads(_) => {}
+        }
+    }
+
     /// Which it is.
     pub fn kind(&self) -> Kind {
         match self {

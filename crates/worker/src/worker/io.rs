@@ -3,6 +3,7 @@
 //! Owns the slots, the staging buffers, the files and the table of I/O under way. Invariant: each operation of
 //! the core is answered exactly once, and never from inside the call that starts it.
 
+use super::block_status::MAP_JOB;
 use super::calibrate::past_caches_is_faster;
 use super::clients::Clients;
 use super::engine::{Engine, File, Files, Operation, Tag};
@@ -11,7 +12,7 @@ use super::models::Models;
 use super::slots::Slots;
 use super::staging::{Buffer, Staging};
 use super::transfers::{Read, Write};
-use crate::base::{BaseImage, ExtentCache, ExtentKind, Finished, RawImage};
+use crate::base::{BaseImage, BaseReader, Extent, ExtentCache, ExtentKind, Finished, RawImage};
 use crate::persistent_file;
 use spillway_core::{
     BLOCK_BYTES, Disk, Errno, Event, GuestBuffers, Io, OpId, PartId, Slot, Token, add, is_zero,
@@ -54,7 +55,9 @@ pub struct Doer {
     meta: OwnedFd,
     pub(super) staging: Staging,
     pub base: BaseImage,
-    extents: ExtentCache,
+    pub(super) extents: ExtentCache,
+    /// What the base image's thread has found out for the question that was asked.
+    pub(super) mapped: Option<Vec<Extent>>,
     /// The overflow or difference file; the engine's operations are on it.
     _file: Option<OwnedFd>,
     data_at: u64,
@@ -103,10 +106,7 @@ pub struct Held {
 impl Doer {
     pub fn new(mut engine: Engine, held: Held, base: BaseImage) -> Result<Doer, String> {
         let Held { slots, meta, file, file_bytes, data_at, predecessors, models } = held;
-        let image = match &base {
-            BaseImage::Raw(image) => image,
-            BaseImage::Read(reader) => reader.file(),
-        };
+        let image = base.file();
         let overflow = file.as_ref().map(AsRawFd::as_raw_fd);
         engine.start(Files { base: image.fd().as_raw_fd(), overflow })?;
         let spare_block_at = match &file {
@@ -127,6 +127,7 @@ impl Doer {
             staging: Staging::new()?,
             base,
             extents: ExtentCache::new(),
+            mapped: None,
             _file: file,
             data_at,
             spare_block_at,
@@ -185,14 +186,19 @@ impl Doer {
     /// What the base image's thread has finished, and is not held.
     pub fn base_finished(&mut self) -> Option<Answer> {
         loop {
-            let BaseImage::Read(reader) = &mut self.base else { return None };
+            let reader = self.base.reader_mut()?;
             let Finished { job, buffer, result, store_reads, extents, damaged_at } = reader.finished()?;
             self.damaged.extend(damaged_at);
-            for extent in extents {
-                self.extents.insert(extent);
+            for extent in &extents {
+                self.extents.insert(*extent);
             }
             self.seen.store_reads += store_reads.len() as u64;
             self.seen.store_read_bytes += store_reads.iter().map(|read| read.len).sum::<u64>();
+            if job == MAP_JOB {
+                self.mapped = Some(extents);
+                self.next_base_job();
+                continue;
+            }
             let (op, came) = (OpId(job as u32), result.map(|()| buffer).map_err(Errno));
             let came = match &mut self.models {
                 Some(models) => models.job_done(op, self.now_ns, &store_reads, came),
@@ -213,7 +219,7 @@ impl Doer {
     }
 
     fn submit_base_job(&mut self, op: OpId, offset: u64, len: u32) {
-        let BaseImage::Read(reader) = &mut self.base else { unreachable!("a raw image is always plain") };
+        let reader = self.base.reader_mut().expect("what is not plain has a thread to read it");
         if let Some(models) = &mut self.models {
             models.job(op, self.now_ns);
         }
@@ -224,10 +230,7 @@ impl Doer {
     /// Jobs of the base image's thread that are not answered.
     fn base_jobs(&self) -> usize {
         let held = self.models.as_ref().map_or(0, |models| models.jobs());
-        match &self.base {
-            BaseImage::Read(reader) => reader.unfinished().max(held),
-            BaseImage::Raw(_) => 0,
-        }
+        self.base.reader().map_or(0, BaseReader::unfinished).max(held)
     }
 
     /// I/O under way or waiting for a buffer.
@@ -262,7 +265,7 @@ impl Doer {
     }
 
     /// Where a range of such an image lies in one plain piece of its file, or that it is zero; if that is known.
-    fn plain(extents: &ExtentCache, offset: u64, len: u64) -> Option<ExtentKind> {
+    pub(super) fn plain(extents: &ExtentCache, offset: u64, len: u64) -> Option<ExtentKind> {
         let extent = extents.lookup(offset)?;
         if extent.end() < offset + len {
             return None;
@@ -439,7 +442,10 @@ impl Io for Doer {
 
     fn base_to_guest(&mut self, token: Token, at: u32, offset: u64, len: u32) -> Option<Result<(), Errno>> {
         let read = match &self.base {
-            BaseImage::Raw(image) => resident(image, &mut self.bounce, offset, len)?,
+            BaseImage::Raw { image, .. } => match self.known_hole(offset, len) {
+                true => return Some(self.clients.zero_guest(token, at, len)),
+                false => resident(image, &mut self.bounce, offset, len)?,
+            },
             BaseImage::Read(reader) => match Doer::plain(&self.extents, offset, u64::from(len))? {
                 ExtentKind::Raw { file_offset } => {
                     resident(reader.file(), &mut self.bounce, file_offset, len)?
@@ -453,7 +459,7 @@ impl Io for Doer {
 
     fn read_base(&mut self, op: OpId, offset: u64, len: u32) {
         let file = match &self.base {
-            BaseImage::Raw(image) => Some((image, offset)),
+            BaseImage::Raw { image, .. } => Some((image, offset)),
             BaseImage::Read(reader) => match Doer::plain(&self.extents, offset, u64::from(len)) {
                 Some(ExtentKind::Raw { file_offset }) => Some((reader.file(), file_offset)),
                 _ => None,

@@ -2,8 +2,9 @@
 //!
 //! `engine` does I/O without waiting, by `uring` or by `threads`; `staging` owns the buffers that asynchronous I/O uses, the only memory it ever
 //! targets; `memory` maps what the supervisor made; `io` does what the core asks, with files by `transfers`, held back by `models`; `clients` holds the
-//! connections; `sandbox` gives up what is not needed; `reactor` is the loop, `watches` what wakes it, `supervision` its talk with the supervisor.
+//! connections; `block_status` tells NBD clients what is zero; `sandbox` gives up what is not needed; `reactor` is the loop, `watches` what wakes it, `supervision` its talk with the supervisor.
 
+mod block_status;
 mod calibrate;
 mod clients;
 mod engine;

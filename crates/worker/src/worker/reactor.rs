@@ -6,6 +6,7 @@
 //! longer while the store owes it many reads; then it asks for kicks, looks once more, and sleeps in the ring.
 //! Invariant: before it sleeps, every source that could have work has been looked at after its notification was armed.
 
+use super::block_status::{Question, Questions};
 use super::clients::NbdClient;
 use super::engine::{Done, Engine, Tag};
 use super::events::{Pace, States};
@@ -19,8 +20,8 @@ use super::supervision::channel_nonblocking;
 use super::tap::Tap;
 use super::watches::{POLLIN, Target, nbd_ended};
 use super::{Fds, now_ns};
-use crate::base::{BaseImage, BaseReader, RawImage};
-use crate::channel::{BaseCache, ImageFormat, Start};
+use crate::base::BaseImage;
+use crate::channel::{BaseCache, Start};
 use crate::persistent_file;
 use spillway_core::{
     DataMemory, Disk, DiskSpec, Errno, Layout, LogShape, Meta, Mode, Request, StateMap, Thresholds, Token,
@@ -59,6 +60,8 @@ pub struct Reactor {
     /// Clients are let go; then the disk forgets.
     pub(super) resetting: bool,
     pub(super) stopping: bool,
+    /// Set when the worker stops for an upgrade: another one has the same files.
+    pub(super) disk_goes_on: bool,
     /// The supervisor has gone: serve on until the last client leaves.
     pub(super) orphaned: bool,
     /// By whether many reads are under way.
@@ -79,6 +82,8 @@ pub struct Reactor {
     /// Since when the rate limit lets nothing begin.
     pub(super) throttled_since: Option<u64>,
     pub(super) tap: Tap,
+    /// What NBD clients want to know of the base image, and wait for.
+    pub(super) questions: Questions,
 }
 
 impl Reactor {
@@ -123,17 +128,9 @@ impl Reactor {
         disk.set_thresholds(thresholds).map_err(|e| e.to_string())?;
         let direct = start.base_cache == BaseCache::None;
         let (file, size_bytes) = (fds.base, start.base_bytes);
-        let base = match (start.format, fds.digests) {
-            (ImageFormat::Raw, None) => BaseImage::Raw(RawImage::new(file, size_bytes, direct)),
-            (ImageFormat::Raw, Some(digests)) => {
-                BaseImage::Read(BaseReader::checked(file, size_bytes, direct, digests)?)
-            }
-            (ImageFormat::Qcow2, _) => BaseImage::Read(BaseReader::qcow2(file, size_bytes, direct)?),
-        };
-        let image = match &base {
-            BaseImage::Raw(image) => image,
-            BaseImage::Read(reader) => reader.file(),
-        };
+        let holes = start.nbd;
+        let base = BaseImage::open(file, start.format, size_bytes, direct, fds.digests, holes)?;
+        let image = base.file();
         if image.dio_align() as usize > spillway_core::BLOCK_BYTES {
             return Err(format!(
                 "the base image's store wants O_DIRECT reads aligned to {} bytes, more than a block: use --base-cache host",
@@ -170,6 +167,7 @@ impl Reactor {
             changes: Vec::new(),
             resetting: false,
             stopping: false,
+            disk_goes_on: false,
             orphaned: false,
             spins: [Spin::new(SPIN_NS), Spin::new(SPIN_READS_NS)],
             last_work_ns: 0,
@@ -183,27 +181,37 @@ impl Reactor {
             turn: Turn::default(),
             throttled_since: None,
             tap,
+            questions: Questions::default(),
         };
         reactor.watch(reactor.channel.as_raw_fd(), POLLIN, true, Target::Channel);
         let predecessors: Vec<_> = reactor.doer.predecessors.iter().map(AsRawFd::as_raw_fd).collect();
         for fd in predecessors {
             reactor.watch(fd, POLLIN, false, Target::Predecessor(fd));
         }
-        if let BaseImage::Read(reader) = &reactor.doer.base {
+        if let Some(reader) = reactor.doer.base.reader() {
             let fd = reader.wake_fd().as_raw_fd();
             reactor.watch(fd, POLLIN, true, Target::BaseReader);
         }
         Ok(reactor)
     }
 
-    /// Serves until told to stop.
+    /// Serves until told to stop. Unless the disk goes on, no file of it is in use any more when this process has ended.
     pub fn run(&mut self) -> Result<(), String> {
+        self.serve()?;
+        if !self.disk_goes_on {
+            self.doer.engine.release_files();
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self) -> Result<(), String> {
         self.take_messages()?;
         loop {
             let begin = now_ns();
             self.doer.now_ns = begin;
             self.disk.begin_turn(begin);
             let mut worked = self.take_completions()?;
+            worked |= self.answer_block_status();
             worked |= self.take_requests();
             let end = if worked { now_ns() } else { begin };
             // What is done is told, and what is asked of the disk begins, before eviction takes its step.
@@ -420,10 +428,7 @@ impl Reactor {
                     self.submit(request);
                 }
                 Some(nbd::Work::BlockStatus { id, offset, len, one }) => {
-                    let most = if one { 1 } else { (*extents_left).max(1) };
-                    let extents = block_status(&self.disk, offset, len, most);
-                    *extents_left = extents_left.saturating_sub(extents.len());
-                    client.connection.answer_block_status(id, extents.into_iter());
+                    self.take_block_status(Question::new(n, id, offset, len, one), extents_left);
                     // The client stays active; its next request has the next turn.
                     return true;
                 }
@@ -495,15 +500,4 @@ fn map_live(file: &OwnedFd, spec: &DiskSpec) -> Result<Shared, String> {
         state_map_bytes(spec.blocks()),
         "the disk's map in its file",
     )
-}
-
-fn block_status(disk: &Disk, offset: u64, len: u64, most: usize) -> Vec<(u64, nbd::ExtentKind)> {
-    let (mut at, end) = (offset, offset + len);
-    let mut extents = Vec::new();
-    while at < end && extents.len() < most {
-        let (n, zero) = disk.extent(at, end);
-        extents.push((n, if zero { nbd::ExtentKind::Zero } else { nbd::ExtentKind::Data }));
-        at += n;
-    }
-    extents
 }

@@ -5,6 +5,7 @@
 //! inherit that; the filter of system calls takes hold of all there are.
 
 use super::engine::Kind;
+use super::uring::UNREGISTER_FILES;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetStatus, Scope,
 };
@@ -108,7 +109,7 @@ fn programs(engine: Kind) -> Result<[BpfProgram; 2], String> {
     };
     let said = |e: seccompiler::BackendError| e.to_string();
     let refused: Rules = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
-    let mut allowed = conditional().map_err(said)?;
+    let mut allowed = conditional(engine).map_err(said)?;
     let of_engine = match engine {
         Kind::IoUring => OF_IO_URING,
         Kind::Threads => OF_THREADS,
@@ -127,7 +128,7 @@ type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 const PR_GET_AUXV: u64 = 0x4155_5856;
 
 /// Calls of which only some uses are allowed: one of the values for the argument, compared under a mask.
-fn conditional() -> Result<Rules, seccompiler::BackendError> {
+fn conditional(engine: Kind) -> Result<Rules, seccompiler::BackendError> {
     let whole = u64::from(u32::MAX);
     let executable = libc::PROT_EXEC as u64;
     let this_process = u64::from(std::process::id());
@@ -140,7 +141,7 @@ fn conditional() -> Result<Rules, seccompiler::BackendError> {
         libc::F_ADD_SEALS,
         libc::F_GET_SEALS,
     ];
-    let uses: [(c_long, u8, u64, Vec<u64>); 6] = [
+    let mut uses: Vec<(c_long, u8, u64, Vec<u64>)> = vec![
         // No memory that can be executed.
         (libc::SYS_mmap, 2, executable, vec![0]),
         (libc::SYS_mprotect, 2, executable, vec![0]),
@@ -151,6 +152,10 @@ fn conditional() -> Result<Rules, seccompiler::BackendError> {
         // A thread's name, by the thread; where the kernel's clock is to be read, by rustix.
         (libc::SYS_prctl, 0, whole, vec![libc::PR_SET_NAME as u64, PR_GET_AUXV]),
     ];
+    if engine == Kind::IoUring {
+        // The end: the ring's files are released before the process ends.
+        uses.push((libc::SYS_io_uring_register, 1, whole, vec![u64::from(UNREGISTER_FILES)]));
+    }
     let mut rules = Rules::new();
     for (call, argument, mask, values) in uses {
         let rule = |value| {

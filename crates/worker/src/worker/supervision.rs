@@ -99,8 +99,8 @@ impl Reactor {
                 let curve = self.tap.curve(goal, self.disk.fill(), self.doer.now_ns);
                 self.send(&FromWorker::Curve { curve }, &[]);
             }
-            ToWorker::Stop => {
-                self.stopping = true;
+            ToWorker::Stop { disk_goes_on } => {
+                (self.stopping, self.disk_goes_on) = (true, disk_goes_on);
                 self.disk.wind_down();
             }
             ToWorker::Start(_) => self.tell("a second `start` was ignored"),
@@ -304,6 +304,7 @@ impl Reactor {
             self.disk.cancel(&mut self.doer, Errno::CANCELED, |t| {
                 nbd_token(t) && usize::from(nbd::token_connection(t)) == n
             });
+            self.give_up_questions(n);
             let client = self.doer.clients.nbd[n].as_ref().expect("looked at above");
             if client.connection.unfinished() == 0 {
                 let client = self.doer.clients.nbd[n].take().expect("looked at above");
@@ -350,7 +351,7 @@ impl Reactor {
         if !self.stopping {
             return if self.orphaned && self.doer.clients.count() == 0 { self.put_away() } else { Ok(false) };
         }
-        if !self.disk.only_waits_for_room() || self.doer.is_busy() {
+        if !self.disk.only_waits_for_room() || self.doer.is_busy() || !self.questions.is_empty() {
             return Ok(false);
         }
         self.disk.cancel(&mut self.doer, Errno::CANCELED, |_| true);

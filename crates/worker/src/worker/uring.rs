@@ -29,13 +29,18 @@ const BASE: types::Fixed = types::Fixed(0);
 const OVERFLOW: types::Fixed = types::Fixed(1);
 const POLLS: types::Fixed = types::Fixed(2);
 /// All that the worker asks of its ring.
-const OPERATIONS: [u8; 5] = [
+const OPERATIONS: [u8; 6] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
     opcode::Fallocate::CODE,
     opcode::Fsync::CODE,
     opcode::PollAdd::CODE,
+    opcode::PollRemove::CODE,
 ];
+/// linux/io_uring.h: the one registration that the ring allows once it is enabled.
+pub const UNREGISTER_FILES: u8 = 3;
+/// How long the ring's poll may take to end.
+const POLL_END_NS: u64 = 100_000_000;
 
 impl Uring {
     /// A ring for this thread alone, not yet enabled. Kernels before 6.0 get one without the newer flags; those before 5.13,
@@ -69,6 +74,7 @@ impl Uring {
         // Files of its table and no others, and no other flag.
         allowed.push(Restriction::sqe_flags_allowed(Flags::FIXED_FILE.bits()));
         allowed.push(Restriction::sqe_flags_required(Flags::FIXED_FILE.bits()));
+        allowed.push(Restriction::register_op(UNREGISTER_FILES));
         submitter.register_restrictions(&mut allowed).map_err(said)?;
         submitter.register_enable_rings().map_err(said)?;
         self.watch_polls();
@@ -114,6 +120,33 @@ impl Uring {
         let entry = opcode::PollAdd::new(POLLS, libc::POLLIN as u32).multi(true).build();
         // SAFETY: a poll touches no memory of ours.
         unsafe { self.push_entry(entry, Tag::Polls) };
+    }
+
+    /// Empties the ring's table of files. The kernel takes a ring apart some 30 ms after its process has ended, and
+    /// what is in the table then is in use until that: locks are held, space is taken, file systems are busy.
+    pub fn release_files(&mut self) {
+        // Kernels before 6.13 wait here for whatever uses a file of the table, as the poll does.
+        let entry = opcode::PollRemove::new(Tag::Polls.pack()).build().flags(Flags::FIXED_FILE);
+        // SAFETY: it touches no memory of ours.
+        unsafe { self.push_entry(entry, Tag::Ignore) };
+        // Should anything fail, the files are released with the ring.
+        while let Ok(false) = self.poll_has_ended() {
+            let ts = types::Timespec::new().nsec(POLL_END_NS as u32);
+            let args = types::SubmitArgs::new().timespec(&ts);
+            match self.ring.submitter().submit_with_args(1, &args) {
+                Err(e) if e.raw_os_error() != Some(libc::EINTR) => return,
+                _ => {}
+            }
+        }
+        let _in_use_still = self.ring.submitter().unregister_files();
+    }
+
+    /// Takes completions that nobody waits for any more, and sees whether that of the ring's poll is the last.
+    fn poll_has_ended(&mut self) -> Result<bool, String> {
+        self.submit()?;
+        let of_poll = |cqe: &io_uring::cqueue::Entry| Tag::unpack(cqe.user_data()) == Tag::Polls;
+        let mut polls = self.ring.completion().filter(of_poll);
+        Ok(polls.any(|cqe| !io_uring::cqueue::more(cqe.flags())))
     }
 
     /// Queues an entry.
@@ -256,6 +289,21 @@ mod tests {
         ring.reap(&mut done).unwrap();
         let left: Vec<_> = done.iter().map(|d| (d.tag, d.result, d.more)).collect();
         assert_eq!(left, [(Tag::Watch(200), -libc::EPERM, false)], "what cannot be watched says so");
+    }
+
+    /// Also while a poll is on one of them. Another process sees that a file is not open any more.
+    #[test]
+    fn released_files_are_closed_though_the_ring_lives() {
+        let (ours, mut there) = std::os::unix::net::UnixStream::pair().unwrap();
+        there.set_nonblocking(true).unwrap();
+        let mut ring = Uring::new().unwrap();
+        ring.start(Files { base: ours.as_raw_fd(), overflow: None }).unwrap();
+        ring.submit().unwrap();
+        drop(ours);
+        let mut closed = || io::Read::read(&mut there, &mut [0]);
+        assert_eq!(closed().unwrap_err().kind(), io::ErrorKind::WouldBlock, "the ring has it open");
+        ring.release_files();
+        assert_eq!(closed().unwrap(), 0);
     }
 
     #[test]

@@ -7,7 +7,6 @@
 use super::clients::NbdClient;
 use super::engine::{Done, Tag};
 use super::reactor::Reactor;
-use crate::base::BaseImage;
 use spillway_core::Errno;
 use spillway_export::nbd;
 use spillway_export::vhost_user_blk::{Change, Disconnect, Frontend};
@@ -65,7 +64,7 @@ impl Reactor {
             }
             Target::BaseReader => {
                 if !done.more
-                    && let BaseImage::Read(reader) = &self.doer.base
+                    && let Some(reader) = self.doer.base.reader()
                 {
                     let fd = reader.wake_fd().as_raw_fd();
                     self.watch(fd, POLLIN, true, Target::BaseReader);

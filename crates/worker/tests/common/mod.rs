@@ -112,6 +112,7 @@ impl Memory {
             base_cache: BaseCache::Host,
             base_model: false,
             overflow_model: false,
+            nbd: true,
             queues: 1,
             serial: "attach".into(),
             writeback: true,

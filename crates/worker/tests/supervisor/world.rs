@@ -135,8 +135,8 @@ fn pretend(role: &str, channel: OwnedFd) {
                 }
                 say(FromWorker::ResetDone { result });
             }
-            ToWorker::Stop if role == "hangs" => {}
-            ToWorker::Stop => {
+            ToWorker::Stop { .. } if role == "hangs" => {}
+            ToWorker::Stop { .. } => {
                 if role == "lingers" {
                     say(FromWorker::Event { kind: "notice".into(), text: "it lingers".into() });
                     std::thread::sleep(LATE);

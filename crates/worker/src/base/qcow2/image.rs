@@ -7,7 +7,8 @@
 
 use super::header::{Compression, HEADER_BYTES, Header};
 use super::recent::Recent;
-use crate::base::extents::{Extent, ExtentKind};
+use crate::base::extents::{Extent, ExtentKind, MOST_EXTENTS};
+use crate::base::holes::FileHoles;
 use crate::base::reader::Contents;
 use crate::base::source::{Source, StoreRead};
 use miniz_oxide::inflate::TINFLStatus;
@@ -27,8 +28,6 @@ const CLUSTER_CACHE_BYTES: u64 = 4 << 20;
 const MOST_CLUSTERS: u64 = 256;
 /// A buffer for compressed bytes that is larger than this is given back at once.
 const LARGE_INPUT_BYTES: usize = 256 * 1024;
-/// Most extents that are said at a time.
-const MOST_EXTENTS: usize = 64;
 
 const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
 const COPIED: u64 = 1 << 63;
@@ -38,6 +37,7 @@ const ZERO: u64 = 1;
 /// An open image.
 pub struct Image {
     header: Header,
+    holes: FileHoles,
     tables: Tables,
     clusters: Recent,
     inflate: Inflate,
@@ -73,6 +73,7 @@ fn corrupt() -> io::Error {
 impl Image {
     /// Reads the header of an image that the supervisor has accepted. The error says what is wrong.
     pub fn open(file: File, direct: bool) -> Result<Image, String> {
+        let again = file.try_clone().map_err(|e| format!("cannot duplicate an fd: {e}"))?;
         let mut source =
             Source::new(file, direct).map_err(|e| format!("cannot measure the base image: {e}"))?;
         let mut start = [0; HEADER_BYTES];
@@ -89,6 +90,7 @@ impl Image {
             }
         };
         Ok(Image {
+            holes: FileHoles::new(again, source.bytes()),
             tables: Tables { source, pages: Recent::new(PAGE_BYTES as usize, PAGES) },
             clusters: Recent::new(header.cluster_bytes() as usize, kept as usize),
             inflate: Inflate { deflate: Box::default(), zstd, input: Vec::new() },
@@ -195,18 +197,21 @@ impl Contents for Image {
             };
             let next = Extent { offset: at, len, kind };
             at += len;
-            // The reactor reads these by itself, so the file must hold them.
-            if let ExtentKind::Raw { file_offset } = kind {
-                let held = self.tables.source.bytes();
-                if file_offset.checked_add(len).is_none_or(|end| end > held) {
-                    continue;
+            let whole = match kind {
+                // The reactor reads these by itself, so the file must hold them.
+                ExtentKind::Raw { file_offset } => {
+                    let held = self.tables.source.bytes();
+                    if file_offset.checked_add(len).is_some_and(|end| end <= held) {
+                        // Clusters that were reserved and never written are holes.
+                        self.holes.split(next, file_offset).all(|piece| push(&mut extents, piece))
+                    } else {
+                        true
+                    }
                 }
-            }
-            let full = extents.len() == MOST_EXTENTS;
-            match extents.last_mut() {
-                Some(last) if last.joins(&next) => last.len += len,
-                _ if full => break,
-                _ => extents.push(next),
+                _ => push(&mut extents, next),
+            };
+            if !whole {
+                break;
             }
         }
         extents
@@ -215,6 +220,17 @@ impl Contents for Image {
     fn take_traffic(&mut self) -> Vec<StoreRead> {
         self.tables.source.take_traffic()
     }
+}
+
+/// Adds an extent. False: there are as many as are said at a time.
+fn push(extents: &mut Vec<Extent>, next: Extent) -> bool {
+    let full = extents.len() == MOST_EXTENTS;
+    match extents.last_mut() {
+        Some(last) if last.joins(&next) => last.len += next.len,
+        _ if full => return false,
+        _ => extents.push(next),
+    }
+    true
 }
 
 impl Tables {
