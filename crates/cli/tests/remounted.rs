@@ -58,7 +58,7 @@ impl Volume {
 
     fn mount(&self) -> bool {
         // XFS would not mount a copy beside its original.
-        let options = ["loop,nouuid", "loop"];
+        let options = ["loop", "loop,nouuid"];
         options
             .iter()
             .any(|options| runs(Command::new("mount").args(["-o", options]).arg(&self.image).arg(&self.at)))

@@ -253,6 +253,8 @@ struct Cache {
     inode: u32,
 }
 
+type Naming = fn(Cache) -> [u32; 4];
+
 struct Machine {
     spec: DiskSpec,
     disk: Option<Disk>,
@@ -261,7 +263,7 @@ struct Machine {
     meta: Vec<u64>,
     cache: Cache,
     /// How a page cache is named.
-    named: fn(Cache) -> [u32; 4],
+    named: Naming,
     /// What the file's header says.
     recorded: Option<CacheId>,
     /// The last request before the kernel lost a page of the live map, unless a FLUSH has ended well that came after it.
@@ -620,11 +622,11 @@ fn an_fdatasync_beside_a_write_that_was_told_of_a_lost_page_is_not_believed() {
     };
     let write = machine.send(Operation::Write { fua: false }, 1, 7);
     finish(&mut machine, write);
+    machine.host.loses_one_in = 1;
     let flush = machine.send(Operation::Flush, 0, 0);
     for block in [STATE_PAGE_BLOCKS, STATE_PAGE_BLOCKS + 1] {
         // Of the flush's two fdatasyncs each leaves the page out.
         machine.host.loses_one_in = 1;
-        machine.host.write_back(0);
         while !machine.host.lost && machine.sent.contains_key(&flush) {
             machine.end_one();
             machine.turn();
@@ -647,7 +649,7 @@ fn an_fdatasync_beside_a_write_that_was_told_of_a_lost_page_is_not_believed() {
 /// A page cache that is named by less than all that tells it from another: the model sees what that costs.
 #[test]
 fn what_names_a_page_cache_is_all_needed() {
-    let names: [(After, fn(Cache) -> [u32; 4]); 4] = [
+    let names: [(After, Naming); 4] = [
         (After::Power, |cache| [0, 0, cache.inode, 0]),
         (After::Mount, |cache| [cache.boot, 0, cache.inode, 0]),
         (After::Snapshot, |cache| [cache.boot, 0, cache.inode, 0]),
