@@ -32,7 +32,7 @@ impl Disk {
         Disk::attach_with(meta, existing, spec, data, None)
     }
 
-    /// The same in mode `persistent`: the disk is what its live map says, which outlives `meta`.
+    /// The same in mode `persistent`: new `meta` becomes what the live map says, which outlives it.
     ///
     /// # Errors
     /// The memory is another disk's, or it or the map is damaged.
@@ -54,7 +54,7 @@ impl Disk {
         existing: bool,
         spec: DiskSpec,
         data: DataMemory,
-        live: Option<StateMap>,
+        mut live: Option<StateMap>,
     ) -> Result<Disk, DiskError> {
         crate::room::check_data(&spec, data)?;
         let data = if spec.mode.has_ram() { data } else { DataMemory { bytes: 0, huge_pages: false } };
@@ -116,11 +116,14 @@ impl Disk {
             slots_scratch: Vec::new(),
         };
         add(&disk.counters().restarts, u64::from(existing));
-        if let Some(live) = live {
+        if let Some(live) = &mut live {
             disk.load_states(live)?;
         }
         // A new disk too: memory whose header alone is zero must not pass for one that is zero everywhere.
         disk.adopt()?;
+        if let Some(live) = live {
+            disk.adopt_states(live);
+        }
         disk.begin_draining(existing);
         let peak = get(&disk.counters().ram_peak_bytes) / BLOCK_BYTES as u64;
         disk.ram.remember_peak(peak);

@@ -307,6 +307,9 @@ impl Disk {
             Err(errno) => {
                 add(&self.counters().lost_blocks, u64::from(n));
                 self.overflow_write_failed(io, errno);
+                if self.is_fua(id) {
+                    self.stable_write_failed(errno);
+                }
             }
         }
         self.direct_page_done(part);

@@ -80,6 +80,8 @@ struct Header {
     disk_id: AtomicU64,
     /// In mode `persistent`: not 0 while the mark of a reset may be on the medium.
     marked: AtomicU64,
+    /// In mode `persistent`: not 0 once the map has all that the file's live map said when the disk was started.
+    has_states: AtomicU64,
 }
 
 /// A store to a word of the header.
@@ -310,6 +312,16 @@ impl Meta {
     /// Said before it is written, and after it has gone.
     pub(crate) fn set_marked(&self, marked: bool) {
         put(&self.header().marked, marked.into(), Ordering::SeqCst);
+    }
+
+    /// Whether the map was filled from the file's live map, by this process or an earlier one.
+    pub(crate) fn has_states(&self) -> bool {
+        self.header().has_states.load(Ordering::Acquire) != 0
+    }
+
+    /// Said once it is.
+    pub(crate) fn set_has_states(&self) {
+        put(&self.header().has_states, 1, Ordering::Release);
     }
 
     /// Ends such a generation.

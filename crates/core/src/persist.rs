@@ -1,9 +1,11 @@
 //! Mode `persistent`: where each block is, so that it is known after everything else has died. The *live* map is shared
 //! memory that outlives the processes; the *durable* map is what the medium has of it, and FLUSH brings it up to date.
 //!
-//! Owns the order: data, fdatasync, changed pages of the durable map, fdatasync, replies. Invariant: a page of the durable
+//! Owns the order: data, fdatasync, changed pages of the durable map, fdatasync, replies. Invariants: a page of the durable
 //! map is written as it was before an fdatasync began that has ended well, so that it never says that content is in the file
-//! which is not on the medium. Why: `docs/design/031-persistent.md`.
+//! which is not on the medium. Once a FLUSH has ended well, the live map on the medium is at least as new as the durable one:
+//! a page of it that may have been lost in a write that failed is stored again before the next fdatasync. Why:
+//! `docs/design/031-persistent.md`.
 
 use crate::counters::add;
 use crate::disk::Disk;
@@ -96,8 +98,12 @@ impl Persistent {
     fn new(live: StateMap) -> Persistent {
         let pages = live.pages();
         let mut changed = Pages::none(pages);
-        // What an earlier process had brought to the medium is not known: to write a page again is harmless.
-        (0..pages).filter(|&page| !live.is_clear(page)).for_each(|page| changed.insert(page));
+        // What an earlier process had brought to the medium is not known, of either map: to write a page again is harmless.
+        let used = |&page: &u32| !live.is_clear(page) || !live.is_shared_clear(page);
+        for page in (0..pages).filter(used) {
+            changed.insert(page);
+            live.store_page(page);
+        }
         Persistent { live, changed, waiters: Vec::new(), round: None, put_away: None, mark: Mark::Unwritten }
     }
 
@@ -118,9 +124,18 @@ impl Persistent {
     /// Whether the medium says of these blocks what the live map does.
     fn is_stable(&self, blocks: Range<u32>) -> bool {
         let mut pages = blocks.start / STATE_PAGE_BLOCKS..blocks.end.div_ceil(STATE_PAGE_BLOCKS);
-        !pages.any(|page| {
-            self.changed.contains(page) || self.round.as_ref().is_some_and(|r| r.members.contains(page))
-        })
+        !pages.any(|page| self.changed.contains(page) || self.round_has(page))
+    }
+
+    /// The kernel may have failed to write pages of the live map to the file, and has said so: it takes such a page for
+    /// written, evicts it, and reads an earlier one. So what changed since the last FLUSH is stored again.
+    fn store_live_again(&self) {
+        let changed = |&page: &u32| self.changed.contains(page) || self.round_has(page);
+        (0..self.live.pages()).filter(changed).for_each(|page| self.live.store_page(page));
+    }
+
+    fn round_has(&self, page: u32) -> bool {
+        self.round.as_ref().is_some_and(|round| round.members.contains(page))
     }
 
     /// A round is under way.
@@ -144,16 +159,15 @@ impl Persistent {
 }
 
 impl Disk {
-    /// Takes the live map for what the disk is, whatever `meta` has of it: it may be new, or a process may have died
-    /// between the two.
-    pub(crate) fn load_states(&mut self, live: StateMap) -> Result<(), DiskError> {
+    /// A new `meta` becomes what the live map says. One that an earlier process has left is the newer of the two.
+    pub(crate) fn load_states(&mut self, live: &mut StateMap) -> Result<(), DiskError> {
         if live.pages() != self.spec.blocks().div_ceil(STATE_PAGE_BLOCKS) {
             return Err(DiskError::Damaged("the file's map is of another size".into()));
         }
-        if self.meta.is_ending() {
-            live.clear();
-            self.meta.finish_reset();
+        if self.meta.has_states() {
+            return Ok(());
         }
+        live.load();
         for region in 0..self.meta.regions() {
             let first = (region * REGION_BLOCKS) as u32;
             let blocks = first..(first + REGION_BLOCKS as u32).min(self.spec.blocks());
@@ -184,13 +198,46 @@ impl Disk {
                 }
             }
         }
+        self.meta.set_has_states();
+        Ok(())
+    }
+
+    /// Makes the map what the adopted `meta` says, in shared memory too: a process may have died between the two, or the page
+    /// cache may have fallen back to what the file has.
+    pub(crate) fn adopt_states(&mut self, mut live: StateMap) {
+        for region in 0..self.meta.regions() {
+            let first = (region * REGION_BLOCKS) as u32;
+            let blocks = first..(first + REGION_BLOCKS as u32).min(self.spec.blocks());
+            let state = self.meta.region(region);
+            for block in blocks.map(Block).filter(|_| state != RegionState::Untouched) {
+                let place = match state {
+                    RegionState::Zero => Place::Zero,
+                    _ => self.meta.entry(block).place(),
+                };
+                match place {
+                    Place::Base => {}
+                    Place::Zero => live.set_unshared(block, BlockState::Zero),
+                    Place::Ram(_) | Place::Overflow(..) => live.set_unshared(block, BlockState::File),
+                }
+            }
+        }
         let mut persistent = Persistent::new(live);
         if self.meta.is_marked() {
             // What the medium has of the map is of no use: all of it is written before the mark goes.
             (0..persistent.live.pages()).for_each(|page| persistent.changed.insert(page));
         }
         self.persistent = Some(Box::new(persistent));
-        Ok(())
+    }
+
+    /// A write that was to be on the medium when it ended has failed: see [`Persistent::store_live_again`]. The kernel says
+    /// once that a page was lost: an fdatasync that is under way may end well, and have left that page out.
+    pub(crate) fn stable_write_failed(&mut self, errno: Errno) {
+        if let Some(p) = &mut self.persistent {
+            p.store_live_again();
+            if let Some(round) = &mut p.round {
+                round.errno.get_or_insert(errno);
+            }
+        }
     }
 
     /// One of the request's operations: it ends when all that has completed so far is on the medium.
@@ -271,6 +318,7 @@ impl Disk {
     pub(crate) fn round_synced<I: Io>(&mut self, io: &mut I, result: Result<(), Errno>) {
         let round = self.persistent().round();
         let (staged, unmark) = (round.staged, round.unmark);
+        let result = round.errno.map_or(result, Err);
         match (result, staged) {
             (Err(errno), _) => self.fail_round(io, errno),
             (Ok(()), Some((part, n))) => self.write_pages(io, part, n),
@@ -324,6 +372,7 @@ impl Disk {
 
     /// What it was to bring to the medium may be there or not: all of it is to be written again.
     fn fail_round<I: Io>(&mut self, io: &mut I, errno: Errno) {
+        self.stable_write_failed(errno);
         let p = self.persistent();
         let round = p.round.as_mut().expect("it fails once");
         round.pages.iter().for_each(|&page| p.changed.insert(page));
@@ -378,6 +427,9 @@ impl Disk {
         match (set, result) {
             // One that was not written, as far as is known, is tried again.
             (true, _) => {
+                if let Err(errno) = result {
+                    self.stable_write_failed(errno);
+                }
                 self.persistent().mark = if result.is_ok() { Mark::Written } else { Mark::Unwritten };
             }
             (false, Ok(())) => {

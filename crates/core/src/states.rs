@@ -1,8 +1,10 @@
 //! The map of a disk that outlives its processes, in two bits a block: is it the base image's, in the file, or zero.
 //! Owns the packing and its check; what is in memory here, and what of it is on the medium, is for `persist` to say.
 //!
-//! A page of it covers 64 MiB of disk. Invariant: each block's two bits change by one store, so that whoever looks,
-//! at any instant and at whatever became of a page that was being written, finds the old state or the new one.
+//! A page of it covers 64 MiB of disk. Invariants: each block's two bits change by one store, so that whoever looks,
+//! at any instant and at whatever became of a page that was being written, finds the old state or the new one. Once the disk
+//! is attached nothing is read from the shared memory: it is the page cache of a file, which can fall back to an earlier
+//! state when the kernel could not write it and has evicted it.
 
 use crate::crash_points;
 use crate::units::{BLOCK_BYTES, Block};
@@ -13,6 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const WORD_BLOCKS: u32 = 32;
 /// Blocks that a page of the map tells of.
 pub const STATE_PAGE_BLOCKS: u32 = BLOCK_BYTES as u32 * 4;
+/// Words of a page of the map.
+const PAGE_WORDS: usize = BLOCK_BYTES / 8;
 /// The low bit of each block.
 const LOW: u64 = 0x5555_5555_5555_5555;
 
@@ -42,23 +46,39 @@ pub fn find_bad_state(bytes: &[u8]) -> Option<u64> {
     })
 }
 
-/// A map in memory that outlives the process: written by the one thread that owns the disk.
+/// The map, in memory of the process, and its copy in shared memory that outlives the process. One thread, which owns the
+/// disk, writes both.
 pub struct StateMap {
+    /// The shared memory: little-endian words.
     base: *mut u8,
     pages: u32,
+    /// What counts while the disk is attached.
+    words: Vec<u64>,
 }
 
 // SAFETY: the pointer is to memory that the creator promised for the lifetime of the value; there is one owner.
 unsafe impl Send for StateMap {}
 
 impl StateMap {
-    /// Takes the map of a disk of so many blocks.
+    /// Takes the shared memory for the map of a disk of so many blocks. The map itself is clear.
     ///
     /// # Safety
-    /// `base` is page-aligned, readable and writable for [`state_map_bytes`] bytes for as long as the value lives, and
-    /// nobody else writes to it.
+    /// `base` is page-aligned, readable and writable for [`state_map_bytes`] bytes for as long as the value lives. Others may
+    /// write to it, by whole words.
     pub unsafe fn new(base: *mut u8, blocks: u32) -> StateMap {
-        StateMap { base, pages: blocks.div_ceil(STATE_PAGE_BLOCKS) }
+        let pages = blocks.div_ceil(STATE_PAGE_BLOCKS);
+        StateMap { base, pages, words: vec![0; pages as usize * PAGE_WORDS] }
+    }
+
+    /// Makes the map what the shared memory says.
+    pub(crate) fn load(&mut self) {
+        for index in 0..self.words.len() {
+            let word = u64::from_le(self.shared(index).load(Ordering::Acquire));
+            // Most are zero: the memory of those is never made.
+            if word != self.words[index] {
+                self.words[index] = word;
+            }
+        }
     }
 
     /// How many pages it has.
@@ -66,16 +86,17 @@ impl StateMap {
         self.pages
     }
 
+    /// A word of the shared memory.
     #[inline]
-    fn word(&self, index: u32) -> &AtomicU64 {
-        assert!(index / (STATE_PAGE_BLOCKS / WORD_BLOCKS) < self.pages);
-        // SAFETY: inside the promised memory (checked), aligned to a page.
-        unsafe { &*self.base.cast::<AtomicU64>().add(index as usize) }
+    fn shared(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.words.len());
+        // SAFETY: inside the promised memory (checked: as many words as that has), aligned to a page.
+        unsafe { &*self.base.cast::<AtomicU64>().add(index) }
     }
 
     /// A block's state; `None` for bits that are none.
     pub(crate) fn get(&self, block: Block) -> Option<BlockState> {
-        let word = u64::from_le(self.word(block.0 / WORD_BLOCKS).load(Ordering::Acquire));
+        let word = self.words[(block.0 / WORD_BLOCKS) as usize];
         match word >> (block.0 % WORD_BLOCKS * 2) & 3 {
             0 => Some(BlockState::Base),
             1 => Some(BlockState::File),
@@ -86,19 +107,19 @@ impl StateMap {
 
     /// Gives these blocks a state. Whether that changed anything.
     #[cfg_attr(feature = "crash-points", track_caller)]
-    pub(crate) fn set(&self, blocks: Range<u32>, state: BlockState) -> bool {
+    pub(crate) fn set(&mut self, blocks: Range<u32>, state: BlockState) -> bool {
         let (mut at, mut changed) = (blocks.start, false);
         while at < blocks.end {
             let index = at / WORD_BLOCKS;
             let end = blocks.end.min((index + 1) * WORD_BLOCKS);
             let ones = u64::MAX >> (64 - 2 * (end - at));
             let mask = ones << (at % WORD_BLOCKS * 2);
-            let word = self.word(index);
-            let old = u64::from_le(word.load(Ordering::Relaxed));
+            let old = self.words[index as usize];
             let new = old & !mask | (LOW * state as u64) & mask;
             if new != old {
+                self.words[index as usize] = new;
                 crash_points::store();
-                word.store(new.to_le(), Ordering::Release);
+                self.shared(index as usize).store(new.to_le(), Ordering::Release);
                 changed = true;
             }
             at = end;
@@ -106,32 +127,55 @@ impl StateMap {
         changed
     }
 
+    /// Gives a block a state in the map alone: the shared memory gets it by [`StateMap::store_page`].
+    pub(crate) fn set_unshared(&mut self, block: Block, state: BlockState) {
+        let shift = block.0 % WORD_BLOCKS * 2;
+        let word = &mut self.words[(block.0 / WORD_BLOCKS) as usize];
+        *word = *word & !(3 << shift) | (state as u64) << shift;
+    }
+
     /// Every block is the base image's.
     #[cfg_attr(feature = "crash-points", track_caller)]
-    pub(crate) fn clear(&self) {
-        for index in 0..self.pages * (STATE_PAGE_BLOCKS / WORD_BLOCKS) {
-            let word = self.word(index);
-            if word.load(Ordering::Relaxed) != 0 {
+    pub(crate) fn clear(&mut self) {
+        for index in 0..self.words.len() {
+            if self.words[index] != 0 {
+                self.words[index] = 0;
                 crash_points::store();
-                word.store(0, Ordering::Release);
+                self.shared(index).store(0, Ordering::Release);
             }
         }
     }
 
-    fn words_of(&self, page: u32) -> impl Iterator<Item = u64> {
-        let words = STATE_PAGE_BLOCKS / WORD_BLOCKS;
-        (page * words..(page + 1) * words).map(|index| self.word(index).load(Ordering::Acquire))
+    fn page_words(page: u32) -> Range<usize> {
+        page as usize * PAGE_WORDS..(page as usize + 1) * PAGE_WORDS
     }
 
-    /// Whether every block that a page tells of is the base image's.
+    /// Whether every block that a page tells of is the base image's, in the map.
     pub(crate) fn is_clear(&self, page: u32) -> bool {
-        self.words_of(page).all(|word| word == 0)
+        self.words[Self::page_words(page)].iter().all(|&word| word == 0)
     }
 
-    /// A page as it is now.
+    /// The same of the page in shared memory.
+    pub(crate) fn is_shared_clear(&self, page: u32) -> bool {
+        Self::page_words(page).all(|index| self.shared(index).load(Ordering::Relaxed) == 0)
+    }
+
+    /// Stores all of a page to shared memory, also what is there already: the kernel writes it to the file again.
+    #[cfg_attr(feature = "crash-points", track_caller)]
+    pub(crate) fn store_page(&self, page: u32) {
+        for index in Self::page_words(page) {
+            let (word, shared) = (self.words[index].to_le(), self.shared(index));
+            if shared.load(Ordering::Relaxed) != word {
+                crash_points::store();
+            }
+            shared.store(word, Ordering::Release);
+        }
+    }
+
+    /// A page of the map as it is now, as the file has it.
     pub(crate) fn copy_page(&self, page: u32, to: &mut [u8]) {
-        for (to, word) in to.chunks_exact_mut(8).zip(self.words_of(page)) {
-            to.copy_from_slice(&word.to_ne_bytes());
+        for (to, word) in to.chunks_exact_mut(8).zip(&self.words[Self::page_words(page)]) {
+            to.copy_from_slice(&word.to_le_bytes());
         }
     }
 }
@@ -150,7 +194,7 @@ mod tests {
     fn each_block_has_its_state_and_no_other() {
         let blocks = STATE_PAGE_BLOCKS + 100;
         let mut memory = vec![0; 1024];
-        let map = map(&mut memory, blocks);
+        let mut map = map(&mut memory, blocks);
         let mut known = vec![BlockState::Base; blocks as usize];
         let mut seed = 7u64;
         let mut below = |n: u32| {
@@ -175,7 +219,26 @@ mod tests {
         assert_eq!(page[..16], packed.to_le_bytes(), "four blocks a byte, the first lowest");
         assert_eq!(find_bad_state(&page), None);
         map.clear();
-        assert!(map.is_clear(0) && map.is_clear(1));
+        assert!(map.is_clear(0) && map.is_clear(1) && map.is_shared_clear(0) && map.is_shared_clear(1));
+    }
+
+    /// The page cache may fall back to what the file has: then the map is still what it was, and makes it so again.
+    #[test]
+    fn what_becomes_of_the_shared_memory_changes_nothing() {
+        let mut memory = vec![0; 512];
+        let shared = memory.as_mut_ptr();
+        let mut map = map(&mut memory, 1000);
+        map.set(0..40, BlockState::File);
+        // SAFETY: the memory is there as long as `memory`, and this thread alone uses it.
+        unsafe { shared.write_volatile(0) };
+        assert_eq!(map.get(Block(3)), Some(BlockState::File));
+        let mut page = vec![0; BLOCK_BYTES];
+        map.copy_page(0, &mut page);
+        assert_eq!(page[..11], [0x55, 0x55, 0x55, 0x55, 0x55, 0x55, 0x55, 0x55, 0x55, 0x55, 0], "of the map");
+        assert!(map.set(41..42, BlockState::Zero) && !map.set(0..8, BlockState::File));
+        map.store_page(0);
+        // SAFETY: the same.
+        assert_eq!(unsafe { shared.read_volatile() }.to_le(), u64::from_le_bytes([0x55; 8]));
     }
 
     #[test]
@@ -186,6 +249,8 @@ mod tests {
         assert_eq!(find_bad_state(&page), Some(4002));
         let mut memory = vec![0; 512];
         memory[3] = 3 << 10;
-        assert_eq!(map(&mut memory, 1000).get(Block(3 * 32 + 5)), None);
+        let mut map = map(&mut memory, 1000);
+        map.load();
+        assert_eq!(map.get(Block(3 * 32 + 5)), None);
     }
 }

@@ -3,6 +3,7 @@
 //! | at | what |
 //! | --- | --- |
 //! | 0, 4096 | the header, twice: that with the right checksum and the higher sequence counts |
+//! | [`SEAL_AT`] | a page that is reserved and never written: it ends when another program writes a copy over the file |
 //! | [`LIVE_AT`] | the live map: two bits a block, shared memory of whoever serves |
 //! | [`DURABLE_AT`] | a page for the mark of a reset, then the durable map, of the same shape |
 //! | [`DATA_AT`] | the blocks, each in its place, and behind them one that is never used |
@@ -11,8 +12,10 @@
 //! each block's bits are old or new whatever becomes of a page, and both are true. Invariant: a header that is decoded is one
 //! that this program could have encoded; whatever else the bytes are is an error in words.
 
-use spillway_core::{MAX_DISK_BYTES, SECTOR_BYTES};
+use spillway_core::{CacheId, MAX_DISK_BYTES, SECTOR_BYTES};
 
+/// Where the seal is.
+pub const SEAL_AT: u64 = 1 << 20;
 /// Where the live map begins.
 pub const LIVE_AT: u64 = 2 << 20;
 /// Where the page of the mark is, and behind it the durable map.
@@ -40,8 +43,8 @@ pub struct Header {
     pub size_bytes: u64,
     /// Virtual size of the base image.
     pub base_bytes: u64,
-    /// The kernel in whose page cache the live map is; zero for none.
-    pub boot_id: [u8; 16],
+    /// The page cache that the live map is in; none where that has no name. All zero on the medium.
+    pub cache: Option<CacheId>,
     /// Which image it was made from.
     pub identity: String,
 }
@@ -66,7 +69,7 @@ impl Header {
         bytes[24..32].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.size_bytes.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.base_bytes.to_le_bytes());
-        bytes[48..64].copy_from_slice(&self.boot_id);
+        bytes[48..64].copy_from_slice(&self.cache.map_or([0; 16], |cache| cache.0));
         let identity = self.identity.as_bytes();
         bytes[64..72].copy_from_slice(&(identity.len() as u64).to_le_bytes());
         bytes[IDENTITY_AT..][..identity.len()].copy_from_slice(identity);
@@ -100,9 +103,9 @@ impl Header {
         let identity = len.and_then(|len| std::str::from_utf8(&bytes[IDENTITY_AT..IDENTITY_AT + len]).ok());
         let identity = identity.filter(|text| !text.contains(char::is_control));
         let identity = identity.ok_or(HeaderFault::Damaged("what names its image is no text"))?.to_owned();
-        let mut boot_id = [0; 16];
-        boot_id.copy_from_slice(&bytes[48..64]);
-        Ok(Header { sequence: u64_at(bytes, 24), size_bytes, base_bytes, boot_id, identity })
+        let cache = bytes[48..64].try_into().expect("sixteen bytes");
+        let cache = (cache != [0; 16]).then_some(CacheId(cache));
+        Ok(Header { sequence: u64_at(bytes, 24), size_bytes, base_bytes, cache, identity })
     }
 
     /// That of the two which counts.
@@ -144,7 +147,7 @@ mod tests {
             sequence: 7,
             size_bytes: 10 << 30,
             base_bytes: 5 << 30,
-            boot_id: *b"0123456789abcdef",
+            cache: Some(CacheId(*b"0123456789abcdef")),
             identity: "id=desk-7".into(),
         }
     }
@@ -152,14 +155,17 @@ mod tests {
     #[test]
     fn the_largest_disk_has_its_room() {
         let map = state_map_bytes((MAX_DISK_BYTES / BLOCK_BYTES as u64) as u32);
-        assert!(HEADERS_AT[1] + BLOCK_BYTES as u64 <= LIVE_AT && LIVE_AT + map <= DURABLE_AT);
-        assert!(DURABLE_AT + BLOCK_BYTES as u64 + map <= DATA_AT);
+        let page = BLOCK_BYTES as u64;
+        assert!(HEADERS_AT[1] + page <= SEAL_AT && SEAL_AT + page <= LIVE_AT && LIVE_AT + map <= DURABLE_AT);
+        assert!(DURABLE_AT + page + map <= DATA_AT);
     }
 
     #[test]
     fn what_was_encoded_is_decoded_and_one_bit_makes_it_another() {
         let bytes = header().encode();
         assert_eq!(Header::decode(&bytes), Ok(header()));
+        let unnamed = Header { cache: None, ..header() };
+        assert_eq!(Header::decode(&unnamed.encode()), Ok(unnamed));
         for bit in 0..HEADER_BYTES * 8 {
             let mut changed = bytes;
             changed[bit / 8] ^= 1 << (bit % 8);

@@ -103,7 +103,7 @@ mod tests {
             sequence: 1,
             size_bytes,
             base_bytes: content.len() as u64,
-            boot_id: [0; 16],
+            cache: None,
             identity: "id=golden:1".into(),
         };
         let file = File::create(&disk).unwrap();

@@ -7,7 +7,7 @@ use super::error::{ErrorKind, SupervisorError};
 use super::persistent::{self, BLOCK, PersistentFile};
 use crate::persistent_file::{DATA_AT, DURABLE_AT, LIVE_AT};
 use rustix::fs::{FlockOperation, flock};
-use spillway_core::state_map_bytes;
+use spillway_core::{FileMap, state_map_bytes};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -56,12 +56,12 @@ impl DiskAtRest {
             return Err(SupervisorError::new(ErrorKind::Image, message));
         };
         found.check_image(path, image_bytes, &persistent::said_identity(image_id)?)?;
-        let is_live = found.is_of_this_boot();
+        let map = found.map_to_start_from();
         let file = found.into_file();
-        let map_at = match (persistent::has_mark(&file, path)?, is_live) {
+        let map_at = match (persistent::has_mark(&file, path)?, map) {
             (true, _) => None,
-            (false, true) => Some(LIVE_AT),
-            (false, false) => Some(DURABLE_AT + BLOCK),
+            (false, FileMap::Live) => Some(LIVE_AT),
+            (false, FileMap::Durable) => Some(DURABLE_AT + BLOCK),
         };
         Ok(DiskAtRest { file, path: path.to_owned(), size_bytes, map_at })
     }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use crate::persistent_file::{HEADER_BYTES, HEADERS_AT, Header};
     use crate::supervisor::Log;
-    use spillway_core::{BLOCK_BYTES, DiskSpec, FullPolicy, LogShape, Mode, RESET_MARK};
+    use spillway_core::{BLOCK_BYTES, CacheId, DiskSpec, FullPolicy, LogShape, Mode, RESET_MARK};
 
     /// A disk of 300 blocks and a sector, on an image of 200 blocks.
     fn made(path: &Path) -> File {
@@ -180,11 +180,11 @@ mod tests {
             (300, 512, own(300)),
         ];
         assert_eq!(parts(&path), expected);
-        // Another boot: what is durable counts, and that is the image.
+        // Another page cache: what is durable counts, and that is the image.
         let mut slots = [[0; HEADER_BYTES]; 2];
         slots.iter_mut().zip(HEADERS_AT).for_each(|(slot, at)| file.read_exact_at(slot, at).unwrap());
         let header = Header::choose(&slots).unwrap();
-        let other = Header { boot_id: [7; 16], sequence: header.sequence + 1, ..header.clone() };
+        let other = Header { cache: Some(CacheId([7; 16])), sequence: header.sequence + 1, ..header.clone() };
         file.write_all_at(&other.encode(), other.slot_at()).unwrap();
         file.write_all_at(&[2], DURABLE_AT + BLOCK).unwrap();
         assert_eq!(parts(&path)[..2], [(0, BLOCK, Content::Zero), (1, 299 * BLOCK + 512, Content::Image)]);

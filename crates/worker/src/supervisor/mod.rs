@@ -21,6 +21,7 @@ mod memory;
 mod model;
 mod named;
 mod overflow;
+mod page_cache;
 mod persistent;
 mod process;
 mod session;

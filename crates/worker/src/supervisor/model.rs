@@ -3,7 +3,7 @@
 //! Invariant: what is returned is a regular file that holds a model, whose time is that of this start of the host.
 
 use super::error::{ErrorKind, SupervisorError};
-use super::{overflow, persistent};
+use super::{overflow, page_cache};
 use crate::storage_model::Model;
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
@@ -31,7 +31,7 @@ pub(super) fn open(path: &Path) -> Result<OwnedFd, SupervisorError> {
     let fd = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map_err(cannot)?;
     check_kind(rustix::fs::fstat(&fd).map_err(cannot)?.st_mode)?;
     let model = Model::open(&fd).map_err(|e| refuse(path, &e.to_string()))?;
-    model.begin_boot(persistent::boot_id());
+    model.begin_boot(page_cache::boot_id());
     Ok(fd)
 }
 

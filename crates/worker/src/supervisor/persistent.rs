@@ -1,17 +1,18 @@
 //! The file of mode `persistent`, as the supervisor sees it: made, locked, checked, and made ready for a worker.
 //!
-//! Owns what happens to it while nobody serves it: growth, a reset that was cut off, and after a power loss the live map
-//! from the durable one. Invariant: whatever ends this in the middle, the next one finds the disk as it was.
+//! Owns what happens to it while nobody serves it: growth, a reset that was cut off, and the live map from the durable one
+//! unless this is the page cache in which the live one was written. Invariant: whatever ends this in the middle, the next one
+//! finds the disk as it was.
 
 use super::error::{ErrorKind, SupervisorError};
 use super::overflow::OverflowFile;
-use super::{Log, bytes, named};
+use super::{Log, bytes, named, page_cache};
 use crate::persistent_file::{
-    DATA_AT, DURABLE_AT, HEADER_BYTES, HEADERS_AT, Header, HeaderFault, LIVE_AT, MAX_IDENTITY_BYTES,
+    DATA_AT, DURABLE_AT, HEADER_BYTES, HEADERS_AT, Header, HeaderFault, LIVE_AT, MAX_IDENTITY_BYTES, SEAL_AT,
 };
 use rustix::fs::{AtFlags, FallocateFlags, IFlags, Mode, OFlags};
 use rustix::io::Errno;
-use spillway_core::{BLOCK_BYTES, DiskSpec, RESET_MARK, find_bad_state, state_map_bytes};
+use spillway_core::{BLOCK_BYTES, DiskSpec, FileMap, RESET_MARK, find_bad_state, state_map_bytes};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -106,9 +107,10 @@ impl PersistentFile {
         self.header.as_ref().map(|header| header.size_bytes)
     }
 
-    /// Whether the kernel runs in whose page cache the live map is.
-    pub fn is_of_this_boot(&self) -> bool {
-        self.header.as_ref().is_some_and(|header| boot_id().is_some_and(|boot| boot == header.boot_id))
+    /// Which of its maps tells where each block is.
+    pub fn map_to_start_from(&self) -> FileMap {
+        let recorded = self.header.as_ref().and_then(|header| header.cache);
+        FileMap::to_start_from(recorded, page_cache::cache_id(&self.file, SEAL_AT))
     }
 
     /// The file, still locked.
@@ -160,18 +162,23 @@ impl PersistentFile {
         identity: &str,
         log: &mut Log,
     ) -> Result<OverflowFile, SupervisorError> {
-        let PersistentFile { file, header } = self;
         let said = |e: io::Error| cannot("write", path, e);
         let map_bytes = state_map_bytes(spec.blocks());
         let len = DATA_AT + spec.file_bytes();
-        if file.metadata().map_err(said)?.len() < len {
-            file.set_len(len).map_err(said)?;
+        if self.file.metadata().map_err(said)?.len() < len {
+            self.file.set_len(len).map_err(said)?;
         }
-        let boot_id = boot_id();
-        if boot_id.is_none() {
-            log("this host has no boot id: after the death of all processes what was not flushed is lost");
+        let map = self.map_to_start_from();
+        let PersistentFile { file, header } = self;
+        page_cache::seal(&file, SEAL_AT);
+        let cache = page_cache::cache_id(&file, SEAL_AT);
+        if cache.is_none() {
+            log(&format!(
+                "disk {}: it cannot be told whether its file system is mounted anew (it can on ext4, XFS and btrfs, with \
+                 sysfs at /sys): if all processes die, what was not flushed is lost",
+                path.display()
+            ));
         }
-        let boot_id = boot_id.unwrap_or_default();
         if let Some(header) = &header {
             let old_map = state_map_bytes(blocks(header.size_bytes));
             if finish_reset(&file, path, old_map)? {
@@ -180,7 +187,7 @@ impl PersistentFile {
                     path.display()
                 ));
             }
-            if boot_id == [0; 16] || header.boot_id != boot_id {
+            if map == FileMap::Durable {
                 copy_map(&file, path, old_map)?;
             }
         }
@@ -191,7 +198,7 @@ impl PersistentFile {
             sequence: header.as_ref().map_or(0, |h| h.sequence) + 1,
             size_bytes: spec.size_bytes,
             base_bytes: spec.base_bytes,
-            boot_id,
+            cache,
             identity: identity.to_owned(),
         };
         let is_new = header.sequence == 1;
@@ -255,13 +262,6 @@ fn read_header(file: &File, path: &Path) -> Result<Header, SupervisorError> {
         ),
         HeaderFault::Damaged(what) => damaged(path, &format!("its header is damaged, {what}")),
     })
-}
-
-/// The running kernel's number: the page cache has not been lost since it is that.
-pub(super) fn boot_id() -> Option<[u8; 16]> {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let digits: String = text.trim().chars().filter(|&c| c != '-').collect();
-    (digits.len() == 32).then(|| u128::from_str_radix(&digits, 16).ok())?.map(u128::to_be_bytes)
 }
 
 /// On btrfs a block that is written again would be written elsewhere, so that reserved room is none: a new file is made
@@ -350,7 +350,7 @@ fn finish_reset(file: &File, path: &Path, map_bytes: u64) -> Result<bool, Superv
     Ok(true)
 }
 
-/// Power was lost: what is on the medium counts.
+/// Not in the page cache of the live map: that may tell of content that is not on the medium, and what was flushed counts.
 fn copy_map(file: &File, path: &Path, map_bytes: u64) -> Result<(), SupervisorError> {
     let said = |e: io::Error| cannot("read the map of", path, e);
     zero(file, LIVE_AT, map_bytes).map_err(said)?;
