@@ -35,19 +35,22 @@ use crate::images::Images;
 use crate::resources::budget::Budget;
 use crate::resources::memory::Squeeze;
 use crate::scopes::Scopes;
-use crate::store::{Object, Objects, Revision};
+use crate::store::{Object, Objects, RecordKind, Revision};
 use crate::stores::Stores;
+use belongings::Belongings;
 use blocking::{blocking, last_words, look};
 pub use disk::word;
 pub use figures::curves::CurvesOf;
 use host::Rooms;
+use host_start::HostStart;
 use jiff::Timestamp;
+use leftovers::Left;
 use run::{DiskKind, Folder, Run};
 use spillway_api::{
     ErrorCode, Hypervisor, Machine, MachineDetails, MachineStatus, Name, Phase, Selector, StoreDetails,
 };
 use spillway_worker::kvm::{self, Accelerator};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -58,10 +61,24 @@ use tasks::Kept;
 use tokio::sync::{Notify, OnceCell, Semaphore};
 use wanted::{Claimed, Wanted};
 
+/// What is recorded here.
+pub(crate) const RECORDS: [RecordKind; 4] = [
+    RecordKind::of::<Wanted>(),
+    RecordKind::of::<Belongings>(),
+    RecordKind::of::<Left>(),
+    RecordKind::of::<HostStart>(),
+];
+
 /// Disks or VMMs that are started at a time.
 const STARTS: usize = 4;
 /// Private copies that are made at a time: more would only wait for the same disks.
 const COPIES: usize = 2;
+
+/// What a run's record looks like: it is stored too.
+#[cfg(test)]
+pub(crate) fn run_schema() -> crate::store::RecordSchema {
+    crate::store::schema::<Run>()
+}
 
 /// The machines of a host. A clone is the same.
 #[derive(Clone)]
@@ -179,7 +196,14 @@ impl Machines {
     }
 
     fn views(&self, selector: &Selector) -> Result<Vec<View>, HostError> {
-        let machines = self.select(selector)?;
+        let mut machines = self.select(selector)?;
+        // Nothing is done about a machine when it cannot be read what is wanted of it; who names it is told.
+        let unreadable: HashSet<String> =
+            self.shared.objects.unreadable_names::<Wanted>().into_iter().collect();
+        for name in selector.names.iter().filter(|name| unreadable.contains(name.as_str())) {
+            self.shared.objects.get::<Wanted>(name.as_str())?;
+        }
+        machines.retain(|machine| !unreadable.contains(machine.name.as_str()));
         let wanted = self.shared.objects.list::<Wanted>()?;
         let wanted: HashMap<&str, &Object<Wanted>> = wanted.iter().map(|w| (w.name.as_str(), w)).collect();
         let kept = self.shared.kept();
