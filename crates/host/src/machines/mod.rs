@@ -168,11 +168,19 @@ impl Machines {
         let runs = shared.runs()?;
         // What runs has its memory, before anything else is promised some.
         runs.iter().for_each(|(name, run)| shared.budget().note(name, run.need()));
+        // Nobody knows what a run names whose record cannot be read: its machine's name says enough.
+        let unread = shared.unread_runs()?;
+        let may_be_of_one = |path: &Path| {
+            let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            unread
+                .iter()
+                .any(|name| file.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-')))
+        };
         let scratch = |path: &Path| runs.iter().any(|(_, run)| run.scratch.as_deref() == Some(path));
-        shared.sweep(belongings::SCRATCH, scratch)?;
+        shared.sweep(belongings::SCRATCH, |path| scratch(path) || may_be_of_one(path))?;
         let copy =
             |path: &Path| runs.iter().any(|(_, run)| run.copy.as_ref().is_some_and(|copy| copy.path == path));
-        shared.sweep(placing::FOLDER, copy)?;
+        shared.sweep(placing::FOLDER, |path| copy(path) || may_be_of_one(path))?;
         // What changes from here on is not missed.
         let changes = shared.objects.watch();
         shared.begin_with(&runs)?;
@@ -358,6 +366,12 @@ impl Shared {
             run.map(|run| (name, run))
         };
         Ok(self.folders()?.into_iter().filter_map(run).collect())
+    }
+
+    /// The names of machines of which something may run, and that cannot be read.
+    fn unread_runs(&self) -> Result<Vec<Name>, HostError> {
+        let is_unread = |name: &Name| Folder::of(&self.parts.folder, name).load().is_err();
+        Ok(self.folders()?.into_iter().filter(is_unread).collect())
     }
 
     fn budget(&self) -> MutexGuard<'_, Budget> {
