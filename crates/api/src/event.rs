@@ -2,13 +2,81 @@
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use std::fmt;
+use std::str::FromStr;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
+
+/// Names an event: the history that it is of, and its number there. In text `HISTORY-NUMBER`, such as `9f3c00a1-17`.
+///
+/// Numbers rise, over restarts of the daemon too. A host has another history when the earlier one was lost; then an id of the
+/// earlier one is not taken for one of this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct EventId {
+    /// Which history: made at random when it began.
+    pub history: u32,
+    /// Which event, from 1 on. 0 is before the first.
+    pub number: u64,
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}-{}", self.history, self.number)
+    }
+}
+
+impl FromStr for EventId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<EventId, String> {
+        let plain = |part: &str, digits: fn(&u8) -> bool| part.as_bytes().iter().all(digits);
+        let (history, number) = text.split_once('-').unwrap_or_default();
+        let is_right =
+            history.len() == 8 && plain(history, u8::is_ascii_hexdigit) && plain(number, u8::is_ascii_digit);
+        let id = is_right.then(|| {
+            Some(EventId { history: u32::from_str_radix(history, 16).ok()?, number: number.parse().ok()? })
+        });
+        let wrong = || format!("'{}' is no id of an event: that is like 9f3c00a1-17", text.escape_debug());
+        id.flatten().ok_or_else(wrong)
+    }
+}
+
+impl TryFrom<String> for EventId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<EventId, String> {
+        text.parse()
+    }
+}
+
+impl From<EventId> for String {
+    fn from(id: EventId) -> String {
+        id.to_string()
+    }
+}
+
+impl PartialSchema for EventId {
+    fn schema() -> RefOr<Schema> {
+        let description = "The id of an event: its history (8 hexadecimal digits) and its number there, which rises, over \
+                           restarts of the daemon too.";
+        let pattern = "^[0-9a-f]{8}-[0-9]{1,20}$";
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .description(Some(description))
+            .pattern(Some(pattern))
+            .into()
+    }
+}
+
+impl ToSchema for EventId {}
 
 /// Something that has happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Which one since the daemon began, from 1 on.
-    pub number: u64,
+    /// Which one: who asks for what came after it names this.
+    pub id: EventId,
     /// When.
     #[schema(value_type = String, format = DateTime)]
     pub time: Timestamp,
@@ -48,11 +116,13 @@ pub enum EventKind {
     Space,
     /// The host is short of memory, or has enough again.
     Memory,
+    /// Events before this one are not known, or may be missing: look at the state of what you follow.
+    Lost,
 }
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [EventKind; 12] = [
+    pub const ALL: [EventKind; 13] = [
         EventKind::Started,
         EventKind::Ready,
         EventKind::Stopped,
@@ -65,6 +135,7 @@ impl EventKind {
         EventKind::RolledOut,
         EventKind::Space,
         EventKind::Memory,
+        EventKind::Lost,
     ];
 }
 
@@ -72,6 +143,24 @@ impl EventKind {
 mod tests {
     use super::*;
     use utoipa::PartialSchema;
+
+    #[test]
+    fn an_id_is_text() {
+        let id = EventId { history: 0x9f3c_00a1, number: 17 };
+        assert_eq!((id.to_string().as_str(), "9f3c00a1-17".parse()), ("9f3c00a1-17", Ok(id)));
+        for wrong in [
+            "",
+            "17",
+            "-",
+            "9f3c00a1-",
+            "9f3c00a-17",
+            "9f3c00a1-+7",
+            "+f3c00a1-7",
+            "9f3c00a1-99999999999999999999",
+        ] {
+            assert!(wrong.parse::<EventId>().is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn all_are_all() {

@@ -15,6 +15,21 @@ pub struct HostDetails {
     pub hypervisor: Hypervisor,
     /// The daemon's version.
     pub version: String,
+    /// Records that this daemon cannot read. Nothing is done about what they are of, and their names stay taken.
+    pub unreadable: Vec<UnreadableRecord>,
+}
+
+/// A record that a daemon cannot read: another version has written it, or it is damaged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UnreadableRecord {
+    /// Where it is among the records: its kind and its name, such as `machines/desk-001`.
+    pub key: String,
+    /// The version of the records that wrote it.
+    pub version: u32,
+    /// Why it cannot be read.
+    pub why: String,
+    /// What to do about it.
+    pub advice: String,
 }
 
 /// Asks the host to do something.

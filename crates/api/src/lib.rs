@@ -30,12 +30,12 @@ pub use catalog::{
 pub use check::{Finding, FindingKind, ImageCheck, Volume, VolumeContent, VolumeRole};
 pub use curve::{CURVE_LIMITS, CurveFigures, CurvePoint, CurveTotals, DiskCurve, Fill};
 pub use error::{ErrorBody, ErrorCode};
-pub use event::{Event, EventKind};
+pub use event::{Event, EventId, EventKind};
 pub use figures::{
     CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, MachineCounts, MachineFigures, PlaneCounters,
     StoreFigures,
 };
-pub use host::{HostAction, HostDetails, NewHostAction};
+pub use host::{HostAction, HostDetails, NewHostAction, UnreadableRecord};
 pub use image::{
     Image, ImageCommit, ImageDetails, ImageImport, ImageRef, ImageVersion, Origin, SourceFormat,
     VersionChoice, VersionState,

@@ -7,16 +7,18 @@ use crate::access::Peer;
 use crate::access::audit::Audit;
 use crate::access::tls::{Door, Remote};
 use crate::api::{self, Answered, App};
+use crate::backup::StateStore;
 use crate::catalogs::Catalogs;
 use crate::confined;
 use crate::events::{Events, say};
 use crate::images::Images;
 use crate::machines::{Machines, Parts};
 use crate::operations::Operations;
+use crate::records;
 use crate::resources::budget::host_bytes;
 use crate::resources::memory::has_swap;
 use crate::scopes::Scopes;
-use crate::store::{Objects, SqliteStore};
+use crate::store::{Objects, Reserve, SqliteStore, Store};
 use crate::stores::Stores;
 use crate::systemd::Manager;
 use anyhow::{Context, Result, bail};
@@ -26,7 +28,7 @@ use hyper_util::service::TowerToHyperService;
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use spillway_api::Hypervisor;
+use spillway_api::{EventKind, Hypervisor};
 use std::fs::{self, File};
 use std::future::pending;
 use std::net::SocketAddr;
@@ -53,7 +55,11 @@ const RUN: &str = "run";
 /// The system's libvirt.
 pub const LIBVIRT_URI_DEFAULT: &str = "qemu:///system";
 /// A folder that has it is a daemon's.
-const LOCK_FILE: &str = "lock";
+pub(crate) const LOCK_FILE: &str = "lock";
+/// The records.
+pub(crate) const DATABASE: &str = "state.db";
+/// How often it is looked whether what frees room has room itself.
+const RESERVE_EACH: Duration = Duration::from_secs(10);
 /// How long the lock and the socket of a daemon that has just ended may stay.
 const LOCK: Duration = Duration::from_secs(2);
 
@@ -102,12 +108,17 @@ pub async fn run(
             "this kernel has no Landlock: qemu-img and debugfs are kept from sockets, devices and rights, not from files",
         );
     }
-    let store = SqliteStore::open(&state.join("state.db"))?;
-    let objects = Objects::new(Arc::new(store));
+    let store = Arc::new(SqliteStore::open(&state.join(DATABASE))?);
+    let objects = Objects::new(Arc::clone(&store) as Arc<dyn Store>);
+    let events = Events::open(&state.join("events"), &mut complain);
+    for record in objects.look_at_all(&records::kinds())? {
+        let text = format!("the record {} is set aside: {}. {}", record.key, record.why, record.advice());
+        events.raise(EventKind::Failed, "host", text);
+    }
     let operations = Operations::default();
     let stores = Stores::open(objects.clone(), &state.join("store"))?;
     let images = Images::open(objects.clone(), operations.clone(), stores.clone(), &mut complain)?;
-    let catalogs = Catalogs::open(objects.clone(), stores.clone())?;
+    let catalogs = Catalogs::open(objects.clone(), stores.clone(), &mut complain)?;
     if !settings.program.is_file() {
         let program = settings.program.display();
         complain(&format!(
@@ -134,13 +145,22 @@ pub async fn run(
         Some(listener) => listener,
         None => listen(&settings)?,
     };
-    let events = Events::default();
     let machines =
         Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;
     let audit = Audit::new(&state.join("audit.log"));
     let answered = Answered::default();
-    let app =
-        App { audit, answered, catalogs, events, images, machines: machines.clone(), operations, stores };
+    let app = App {
+        audit,
+        answered,
+        catalogs,
+        events: events.clone(),
+        images,
+        machines: machines.clone(),
+        operations,
+        state: StateStore { folder: state.clone(), store: Arc::clone(&store) },
+        stores,
+    };
+    tokio::spawn(keep_reserve(store, events.clone()));
 
     let door = match &settings.remote {
         Some(remote) => Some(Door::open(remote).await?),
@@ -162,10 +182,31 @@ pub async fn run(
         _ = interrupt.recv() => {}
     }
     manager.say("STOPPING=1");
+    events.close();
     if !is_kept {
         let _ = fs::remove_file(&settings.socket);
     }
     Ok(())
+}
+
+/// Keeps room for what frees room. Told once when there is none, and when there is again.
+async fn keep_reserve(store: Arc<SqliteStore>, events: Events) {
+    let mut before = Reserve::Whole;
+    loop {
+        let filled = Arc::clone(&store);
+        let Ok(now) = tokio::task::spawn_blocking(move || filled.fill_reserve()).await else { return };
+        let text = match now {
+            Reserve::Short => {
+                "the state's file system is full: nothing new can be recorded until there is room again"
+            }
+            Reserve::Whole => "the state's file system has room again",
+        };
+        if now != before {
+            events.raise(EventKind::Space, "host", text);
+        }
+        before = now;
+        tokio::time::sleep(RESERVE_EACH).await;
+    }
 }
 
 /// Lets clients in for as long as it is asked.
@@ -230,7 +271,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, peer
 }
 
 /// Refuses a folder that holds something else: it is about to be closed to everybody.
-fn is_ours(state: &Path) -> Result<()> {
+pub(crate) fn is_ours(state: &Path) -> Result<()> {
     if state.join(LOCK_FILE).exists() {
         return Ok(());
     }
@@ -271,7 +312,7 @@ fn close(state: &Path, hypervisor: Hypervisor) -> std::io::Result<()> {
 }
 
 /// Held for as long as the daemon lives.
-fn lock(path: &Path) -> Result<File> {
+pub(crate) fn lock(path: &Path) -> Result<File> {
     let file = File::options().create(true).truncate(false).write(true).open(path);
     let file = file.with_context(|| format!("{}: cannot be made", path.display()))?;
     let until = Instant::now() + LOCK;

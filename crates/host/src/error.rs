@@ -44,6 +44,8 @@ impl From<StoreError> for HostError {
     fn from(error: StoreError) -> HostError {
         let code = match &error {
             StoreError::Conflict(_) => ErrorCode::Conflict,
+            StoreError::Full => ErrorCode::Exhausted,
+            StoreError::Unreadable { .. } => ErrorCode::Damaged,
             _ => ErrorCode::Internal,
         };
         HostError::new(code, error.to_string())

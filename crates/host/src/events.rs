@@ -1,18 +1,26 @@
-//! What happens on the host, for those who listen. Owns the last events, in memory; each also goes to standard error,
-//! where a journal keeps it.
+//! What happens on the host, for those who listen. Owns the events: the last ones in memory, those of a week in files. Each
+//! also goes to standard error, where a journal keeps it.
 //!
-//! Invariant: numbers rise by one; who asks for what came after a number gets all that is still known, in order.
+//! Invariant: numbers rise, over restarts too; who asks for what came after an event gets all of it, in order, or is told
+//! that some of it was lost.
+
+mod log;
 
 use jiff::Timestamp;
-use spillway_api::{Event, EventKind};
+use log::EventLog;
+use spillway_api::{Event, EventId, EventKind};
 use std::collections::VecDeque;
 use std::io::Write;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use tokio::sync::watch;
 
-/// Events that are known still.
-const REMEMBERED: usize = 4096;
+/// Events that are told at a time, and that are in memory.
+const MOST_AT_ONCE: usize = 4096;
+/// Of an event's text so much is kept: parts of it may be a guest's.
+const MOST_TEXT_BYTES: usize = 16 << 10;
 
 /// A line for whoever reads standard error. What runs does not end because nobody can.
 pub fn say(line: &str) {
@@ -21,35 +29,93 @@ pub fn say(line: &str) {
 }
 
 /// The events of a host. A clone is the same.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Events(Arc<Inner>);
 
-#[derive(Default)]
 struct Inner {
-    known: Mutex<VecDeque<Event>>,
-    /// How many there were, in the order of [`EventKind::ALL`].
+    known: Mutex<Known>,
+    /// How many there were since the daemon began, in the order of [`EventKind::ALL`].
     counts: [AtomicU64; EventKind::ALL.len()],
     last: watch::Sender<u64>,
+    /// Wakes the thread that makes what was written durable.
+    written: SyncSender<()>,
+}
+
+struct Known {
+    history: u32,
+    /// The number of the next one.
+    next: u64,
+    /// The last ones.
+    recent: VecDeque<Event>,
+    /// The files; none where they cannot be written.
+    log: Option<EventLog>,
+}
+
+impl Default for Events {
+    /// In memory alone.
+    fn default() -> Events {
+        Events::with(Known { history: log::new_history(), next: 1, recent: VecDeque::new(), log: None })
+    }
 }
 
 impl Events {
+    /// Those that are kept in this folder, which is made if it is not there. Where that cannot be they are in memory, and
+    /// `complain` is told.
+    pub fn open(folder: &Path, complain: &mut dyn FnMut(&str)) -> Events {
+        let (log, found) = match EventLog::open(folder) {
+            Ok(opened) => opened,
+            Err(e) => {
+                complain(&format!("{}: events are kept in memory alone: {e}", folder.display()));
+                return Events::default();
+            }
+        };
+        let recent = log.read(found.next.saturating_sub(MOST_AT_ONCE as u64), MOST_AT_ONCE);
+        let known = Known { history: log.history(), next: found.next, recent: recent.into(), log: Some(log) };
+        let events = Events::with(known);
+        if found.may_lack_some {
+            let text = "the host has ended before the last events were safe: some may be missing here";
+            events.raise(EventKind::Lost, "host", text);
+        }
+        events
+    }
+
+    fn with(known: Known) -> Events {
+        let (written, wakes) = sync_channel(1);
+        let last = watch::Sender::new(known.next.saturating_sub(1));
+        let inner = Inner { known: Mutex::new(known), counts: Default::default(), last, written };
+        let inner = Arc::new(inner);
+        let known = Arc::downgrade(&inner);
+        // Without it the kernel writes when it thinks fit.
+        let _ = std::thread::Builder::new().name("events".into()).spawn(move || make_durable(&known, &wakes));
+        Events(inner)
+    }
+
     /// Something happens to an object, such as `machine/desk-001`.
     pub fn raise(&self, kind: EventKind, object: &str, text: impl Into<String>) {
-        let mut known = self.known();
-        let number = known.back().map_or(1, |event| event.number + 1);
-        let event = Event { number, time: Timestamp::now(), kind, object: object.into(), text: text.into() };
-        let line = format!("{object}: {}", event.text);
-        if known.len() == REMEMBERED {
-            known.pop_front();
+        let mut text: String = text.into();
+        if text.len() > MOST_TEXT_BYTES {
+            text = String::from_utf8_lossy(&text.as_bytes()[..MOST_TEXT_BYTES]).into_owned();
         }
-        known.push_back(event);
+        let line = format!("{object}: {text}");
+        let mut known = self.known();
+        let number = known.next;
+        known.next += 1;
+        let id = EventId { history: known.history, number };
+        let event = Event { id, time: Timestamp::now(), kind, object: object.into(), text };
+        known.write(&event);
+        if known.recent.len() == MOST_AT_ONCE {
+            known.recent.pop_front();
+        }
+        known.recent.push_back(event);
         self.counted(kind).fetch_add(1, Ordering::Relaxed);
         self.0.last.send_replace(number);
         drop(known);
+        // One that waits already comes after this.
+        let _ = self.0.written.try_send(());
         say(&line);
     }
 
-    /// How many of a kind there were.
+    /// How many of a kind there were since the daemon began.
     pub fn count(&self, kind: EventKind) -> u64 {
         self.counted(kind).load(Ordering::Relaxed)
     }
@@ -59,13 +125,27 @@ impl Events {
         &self.0.counts[at.expect("ALL has every kind")]
     }
 
-    /// What came after this number and is known still. A number that no event has yet is one of an earlier daemon's: all
-    /// came after it.
-    pub fn after(&self, number: u64) -> Vec<Event> {
+    /// What came after an event, the oldest first, so many at a time; the last ones, if none is named. If some of it is not
+    /// known any more, or there is no such event, the first of them says so.
+    pub fn after(&self, after: Option<EventId>) -> Vec<Event> {
         let known = self.known();
-        let is_ours = known.back().is_some_and(|last| number <= last.number);
-        let number = if is_ours { number } else { 0 };
-        known.iter().filter(|event| event.number > number).cloned().collect()
+        let Some(after) = after else { return known.recent.iter().cloned().collect() };
+        let oldest = known.oldest();
+        let is_ours = after.history == known.history && after.number < known.next;
+        if is_ours && after.number + 1 >= oldest {
+            return known.from(after.number + 1);
+        }
+        let what = match after.history == known.history {
+            true => "are not kept any more",
+            false => "are of another history of this host, which was lost",
+        };
+        let id = EventId { history: known.history, number: oldest - 1 };
+        let text = format!("events were lost: those after {after} {what}; what is known begins here");
+        let lost = Event { id, time: Timestamp::now(), kind: EventKind::Lost, object: "host".into(), text };
+        let mut told = known.from(oldest);
+        told.truncate(MOST_AT_ONCE - 1);
+        told.insert(0, lost);
+        told
     }
 
     /// The number of the last one, as it rises.
@@ -73,8 +153,53 @@ impl Events {
         self.0.last.subscribe()
     }
 
-    fn known(&self) -> MutexGuard<'_, VecDeque<Event>> {
+    /// The daemon ends: all that was told is safe.
+    pub fn close(&self) {
+        let mut known = self.known();
+        if let Some(Err(e)) = known.log.as_mut().map(EventLog::close) {
+            say(&format!("warning: the last events may be lost: {e}"));
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
         self.0.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Known {
+    fn write(&mut self, event: &Event) {
+        let Some(log) = &mut self.log else { return };
+        if let Err(e) = log.append(event) {
+            say(&format!("warning: events are in memory alone until the daemon starts again: {e}"));
+            self.log = None;
+        }
+    }
+
+    /// The number of the oldest that is known, or of the next one.
+    fn oldest(&self) -> u64 {
+        let in_memory = self.recent.front().map_or(self.next, |event| event.id.number);
+        self.log.as_ref().and_then(EventLog::oldest).map_or(in_memory, |oldest| oldest.min(in_memory))
+    }
+
+    /// Those from this number on.
+    fn from(&self, number: u64) -> Vec<Event> {
+        if self.recent.front().is_none_or(|first| first.id.number <= number) {
+            return self.recent.iter().filter(|event| event.id.number >= number).cloned().collect();
+        }
+        self.log.as_ref().map_or_else(Vec::new, |log| log.read(number, MOST_AT_ONCE))
+    }
+}
+
+/// Makes durable what was written, again and again. It ends with the events.
+fn make_durable(inner: &Weak<Inner>, wakes: &Receiver<()>) {
+    while wakes.recv().is_ok() {
+        let Some(inner) = inner.upgrade() else { return };
+        let known = inner.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let file = known.log.as_ref().map(EventLog::file);
+        drop(known);
+        drop(inner);
+        // What cannot be is told when it is written.
+        file.into_iter().for_each(|file| _ = file.sync_data());
     }
 }
 
@@ -82,16 +207,109 @@ impl Events {
 mod tests {
     use super::*;
 
+    fn open(dir: &Path) -> Events {
+        Events::open(dir, &mut |line| panic!("{line}"))
+    }
+
+    fn numbers(events: &Events, after: Option<EventId>) -> Vec<u64> {
+        events.after(after).iter().map(|event| event.id.number).collect()
+    }
+
+    fn raise(events: &Events, count: usize) {
+        (0..count).for_each(|n| events.raise(EventKind::Memory, "host", format!("{n}")));
+    }
+
     #[test]
     fn who_comes_again_gets_what_it_has_not_seen() {
         let events = Events::default();
-        let numbers = |after| events.after(after).iter().map(|event| event.number).collect::<Vec<_>>();
-        assert!(numbers(7).is_empty());
-        (0..3).for_each(|_| events.raise(EventKind::Memory, "host", "text"));
-        assert_eq!((numbers(0), numbers(2), numbers(3)), (vec![1, 2, 3], vec![3], vec![]));
-        // It was told of more by a daemon that is no more.
-        assert_eq!(numbers(4), [1, 2, 3]);
-        (0..REMEMBERED).for_each(|_| events.raise(EventKind::Memory, "host", "text"));
-        assert_eq!((numbers(0).len(), numbers(0)[0]), (REMEMBERED, 4));
+        assert!(numbers(&events, None).is_empty());
+        raise(&events, 3);
+        let id = |number| Some(EventId { history: events.after(None)[0].id.history, number });
+        assert_eq!(numbers(&events, None), [1, 2, 3]);
+        assert_eq!((numbers(&events, id(0)), numbers(&events, id(2))), (vec![1, 2, 3], vec![3]));
+        assert!(numbers(&events, id(3)).is_empty());
+        raise(&events, MOST_AT_ONCE);
+        assert_eq!((numbers(&events, None).len(), numbers(&events, None)[0]), (MOST_AT_ONCE, 4));
+        // In memory alone no more are kept.
+        let told = events.after(id(2));
+        assert_eq!((told[0].kind, told[0].id.number, told[1].id.number), (EventKind::Lost, 3, 4));
+    }
+
+    /// A consumer that was told of some goes on over restarts of the daemon, however it ended.
+    #[test]
+    fn a_restart_loses_nothing_and_numbers_go_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let events = open(dir.path());
+        raise(&events, 3);
+        let last = events.after(None)[1].id;
+        for closes in [true, false] {
+            let events = open(dir.path());
+            raise(&events, 2);
+            if closes {
+                events.close();
+            }
+        }
+        let events = open(dir.path());
+        assert_eq!(numbers(&events, Some(last)), [3, 4, 5, 6, 7]);
+        assert_eq!(numbers(&events, None), [1, 2, 3, 4, 5, 6, 7]);
+        let texts: Vec<String> = events.after(Some(last)).into_iter().map(|event| event.text).collect();
+        assert_eq!(texts, ["2", "0", "1", "0", "1"]);
+        // More than is in memory comes from the files, part by part.
+        raise(&events, MOST_AT_ONCE + 10);
+        let (mut after, mut heard) = (last, Vec::new());
+        loop {
+            let told = events.after(Some(after));
+            let Some(newest) = told.last() else { break };
+            after = newest.id;
+            heard.extend(told.into_iter().map(|event| event.id.number));
+        }
+        assert!(heard == (3..=17 + MOST_AT_ONCE as u64).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_was_lost_is_told_in_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let events = open(dir.path());
+        raise(&events, 3);
+        let last = events.after(None)[2].id;
+        // The folder is another one: a backup without events, a disk that was replaced.
+        std::fs::remove_dir_all(dir.path()).unwrap();
+        let events = open(dir.path());
+        raise(&events, 5);
+        let told = events.after(Some(last));
+        assert_eq!((told.len(), told[0].kind, told[0].id.number), (6, EventKind::Lost, 0));
+        assert!(
+            told[0].text.contains(&last.to_string()) && told[0].text.contains("lost"),
+            "{}",
+            told[0].text
+        );
+        assert_eq!(numbers(&events, Some(told[0].id)), [1, 2, 3, 4, 5], "it is told once");
+        // One that nobody was ever told of.
+        let never = EventId { number: 100, ..told[1].id };
+        assert_eq!(events.after(Some(never))[0].kind, EventKind::Lost);
+    }
+
+    #[test]
+    fn a_host_that_lost_its_power_may_have_lost_events() {
+        let dir = tempfile::tempdir().unwrap();
+        let events = open(dir.path());
+        raise(&events, 3);
+        let ids: Vec<EventId> = events.after(None).iter().map(|event| event.id).collect();
+        drop(events);
+        // As another start of the host finds it, with the last event not on the medium.
+        log::tests::is_of_another_boot(dir.path());
+        log::tests::lose_last(dir.path());
+        let events = open(dir.path());
+        raise(&events, 1);
+        for seen in [ids[1], ids[2]] {
+            let told = events.after(Some(seen));
+            assert_eq!((told.len(), told[0].kind), (2, EventKind::Lost), "{told:?}");
+            assert!(told[0].id.number > ids[2].number, "no number is given twice");
+        }
+        // In order nothing is lost.
+        events.close();
+        let before = numbers(&events, None).len();
+        log::tests::is_of_another_boot(dir.path());
+        assert_eq!(numbers(&open(dir.path()), None).len(), before);
     }
 }

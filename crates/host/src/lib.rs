@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod api;
+pub mod backup;
 pub mod catalogs;
 mod confined;
 mod copying;
@@ -14,6 +15,7 @@ mod json_lines;
 pub mod machines;
 pub mod operations;
 mod processes;
+pub mod records;
 pub mod resources;
 mod scopes;
 pub mod seed;

@@ -2,10 +2,11 @@
 
 use anyhow::{Context, Result};
 use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser};
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, Parser, Subcommand};
 use spillway_api::Hypervisor;
 use spillway_api::client::Address;
 use spillway_host::access::tls::Remote;
+use spillway_host::backup;
 use spillway_host::daemon::{self, LIBVIRT_URI_DEFAULT, Settings};
 use spillway_host::systemd::Manager;
 use std::ffi::OsString;
@@ -30,6 +31,7 @@ background; the package's service is spillwayd.service.
 
 Files:
   DIR/audit.log           who has asked for which change
+  DIR/events              what has happened, for a week
   DIR/run/machines/NAME   a machine that runs: sockets, what it says
   DIR/state.db            what is recorded
   DIR/store               the first store of images and disks
@@ -37,15 +39,28 @@ Files:
 
 See also: spillway(1), and docs/operate.md in /usr/share/doc/spillway.";
 
+/// Below the options of `backup` and `restore`.
+const BACKUP: &str = "\
+In a backup are all records (DIR/state.db): images and their versions, catalogs,
+machines with their identities and SSH host keys, what is wanted of them, claims,
+stores, what deleted machines have left. It is secret: mode 0600.
+Not in it, and to be saved by other means: the files of stores (images, disks of
+dedicated machines, data disks), tokens and certificates, /etc/default/spillwayd.
+Not in it, and not needed: DIR/run, DIR/events, DIR/audit.log.
+
+Examples:
+  spillwayd backup /backup/spillway.db
+  spillwayd restore /backup/spillway.db --state /var/lib/spillway";
+
 /// Keeps the images, catalogs and machines of a host, and runs the machines
 #[derive(Parser)]
 #[command(name = "spillwayd", version, about, after_help = MORE)]
 struct Arguments {
     /// Folder for everything that is kept: records, images, disks
-    #[arg(long, value_name = "DIR", default_value = "/var/lib/spillway")]
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/spillway", global = true)]
     state: PathBuf,
     /// Socket to listen on
-    #[arg(long, value_name = "SOCK", env = spillway_api::SOCKET_VARIABLE, default_value = spillway_api::DEFAULT_SOCKET, value_parser = socket())]
+    #[arg(long, value_name = "SOCK", env = spillway_api::SOCKET_VARIABLE, default_value = spillway_api::DEFAULT_SOCKET, value_parser = socket(), global = true)]
     socket: PathBuf,
     /// Rights of the socket
     #[arg(long, value_name = "MODE", default_value = "0600", value_parser = octal)]
@@ -87,6 +102,25 @@ struct Arguments {
     /// Print the manual page (roff) and end
     #[arg(long)]
     print_man: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// What else there is to do with a state's folder
+#[derive(Subcommand)]
+enum Command {
+    /// Copy the records of a host into a file, while spillwayd runs or not
+    #[command(after_help = BACKUP)]
+    Backup {
+        /// The file; one that is there is replaced
+        file: PathBuf,
+    },
+    /// Put the records of a backup into a folder in which there are none, while no spillwayd has it
+    #[command(after_help = BACKUP)]
+    Restore {
+        /// What 'spillwayd backup' has made
+        file: PathBuf,
+    },
 }
 
 /// A path: those who ask may have the address of another host in the same variable.
@@ -136,6 +170,19 @@ fn main() -> Result<()> {
     if arguments.print_man {
         let page = clap_mangen::Man::new(Arguments::command()).section("8").manual("System administration");
         return page.render(&mut io::stdout()).context("standard output");
+    }
+    match &arguments.command {
+        Some(Command::Backup { file }) => {
+            let done = backup::backup(&arguments.state, &arguments.socket, file)?;
+            println!("{} records of {} are in {}", done.records, arguments.state.display(), file.display());
+            return Ok(());
+        }
+        Some(Command::Restore { file }) => {
+            let done = backup::restore(&arguments.state, file)?;
+            println!("{} records are in {} again: start spillwayd", done.records, arguments.state.display());
+            return Ok(());
+        }
+        None => {}
     }
     let program = arguments.spillway.map_or_else(beside, Ok)?;
     let remote = match (arguments.listen, arguments.tls_cert, arguments.tls_key, arguments.tokens) {

@@ -63,6 +63,7 @@ pub fn start(folder: &Path, name: &str, mut command: Command) -> Result<Process,
     let cannot = |what: &str, e: io::Error| {
         let code = match e.kind() {
             io::ErrorKind::NotFound => ErrorCode::Unavailable,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::Exhausted,
             _ => ErrorCode::Internal,
         };
         HostError::new(code, format!("{name} in {}: {program} {what}: {e}", folder.display()))

@@ -18,6 +18,7 @@ use ssh_key::private::{Ed25519Keypair, KeypairData};
 use ssh_key::{LineEnding, PrivateKey};
 use std::fmt;
 use std::io::{self, Cursor, Write};
+use utoipa::ToSchema;
 
 /// Of the disk.
 pub const SEED_BYTES: usize = 1 << 20;
@@ -59,7 +60,7 @@ pub enum SeedNetwork {
 }
 
 /// An SSH host key (Ed25519). Made once for a machine, and kept with it.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostKey {
     /// As OpenSSH keeps it in a file. A secret.
     pub private: String,

@@ -4,7 +4,7 @@
 //! file system that is not mounted) is not used.
 
 use crate::error::HostError;
-use crate::store::{Kind, Objects};
+use crate::store::{Kind, Objects, RecordKind};
 use serde::{Deserialize, Serialize};
 use spillway_api::{ErrorCode, Name, StoreClass, StoreFolder};
 use std::fs::{DirBuilder, File};
@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use utoipa::ToSchema;
 
 /// The file that says which store a folder is.
 const MARK: &str = ".spillway-store";
@@ -19,7 +20,7 @@ const MARK: &str = ".spillway-store";
 const NEW_MARK: &str = ".spillway-store.new";
 
 /// What is kept of a store.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 struct Kept {
     folder: StoreFolder,
     /// The content of its mark.
@@ -30,6 +31,9 @@ impl Kind for Kept {
     const PREFIX: &'static str = "stores/";
     const WORD: &'static str = "store";
 }
+
+/// What is recorded here.
+pub(crate) const RECORDS: [RecordKind; 1] = [RecordKind::of::<Kept>()];
 
 /// The stores of a host. A clone is the same.
 #[derive(Clone)]
@@ -43,7 +47,7 @@ impl Stores {
     /// Those that the records name, and at first one: `default`, in this folder.
     pub fn open(objects: Objects, default: &Path) -> Result<Stores, HostError> {
         let stores = Stores { objects, adding: Arc::default() };
-        if stores.list()?.is_empty() {
+        if stores.list()?.is_empty() && stores.objects.unreadable_names::<Kept>().is_empty() {
             let name: Name = "default".parse().expect("it is a name");
             stores.add(StoreFolder { name, path: default.to_owned(), class: StoreClass::Local })?;
         }

@@ -149,13 +149,13 @@ fn the_client_asks_and_follows_events_over_tcp() {
     let refused = common::refused(client(&world, "nobody").get::<List<Event>>("/v1/events"));
     assert!(refused.code == ErrorCode::Unauthenticated && refused.message.contains("localhost"), "{refused}");
     assert_eq!(
-        common::refused(client(&world, "nobody").follow(0).map(drop)).code,
+        common::refused(client(&world, "nobody").follow(None).map(drop)).code,
         ErrorCode::Unauthenticated
     );
 
     // There is no program that could serve its disk.
     let reader = client(&world, "read");
-    let mut following = reader.follow(0).unwrap();
+    let mut following = reader.follow(None).unwrap();
     let start = serde_json::json!({ "action": "start", "select": { "names": ["desk-001"] } });
     client(&world, "operate").post::<_, Value>("/v1/machine-actions", &start).unwrap();
     let reset = serde_json::json!({ "action": "reset", "select": { "all": true }, "discard_data": true });
@@ -172,7 +172,7 @@ fn the_client_asks_and_follows_events_over_tcp() {
     let (first, second) = (next(), next());
     assert_eq!((first.kind, first.object.as_str()), (EventKind::Failed, "machine/desk-001"));
     assert_eq!((second.kind, second.object.as_str()), (EventKind::Failed, "machine/desk-001"));
-    assert!(first.number < second.number);
+    assert!(first.id.number < second.id.number);
 }
 
 #[test]

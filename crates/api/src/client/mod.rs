@@ -14,7 +14,7 @@ pub use error::ClientError;
 pub use follow::Following;
 pub use token::{Token, TokenError};
 
-use crate::{ErrorBody, ErrorCode};
+use crate::{ErrorBody, ErrorCode, EventId};
 use follow::Lines;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -23,7 +23,7 @@ use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 use way::{Remote, Way};
@@ -109,9 +109,11 @@ impl Client {
         self.ask::<(), T>(Method::DELETE, path, None, None)
     }
 
-    /// What has happened since the event with this number and is known still, then what happens.
-    pub fn follow(&self, after: u64) -> Result<Following<'_>, ClientError> {
-        let path = format!("/v1/event-stream?after={after}");
+    /// What has happened since this event, or lately, then what happens. What is not known any more is told by an event of
+    /// kind `lost`.
+    pub fn follow(&self, after: Option<EventId>) -> Result<Following<'_>, ClientError> {
+        let after = query(after.map(|id| ("after", id.to_string())));
+        let path = format!("/v1/event-stream{after}");
         let question = Question { method: Method::GET, path: &path, body: Vec::new(), revision: None };
         let (sender, answer) = self.in_time(async {
             let (sender, answer) = self.send(question).await?;
@@ -121,6 +123,32 @@ impl Client {
             }
         })?;
         Ok(Following { client: self, _sender: sender, body: answer.into_body(), lines: Lines::default() })
+    }
+
+    /// Asks for something that may be large, and writes it as it comes. What its answer says in this header.
+    pub fn copy(&self, path: &str, header: &str, to: &mut dyn Write) -> Result<Option<Vec<u8>>, ClientError> {
+        let question = Question { method: Method::POST, path, body: Vec::new(), revision: None };
+        let (_sender, answer) = self.in_time(async {
+            let (sender, answer) = self.send(question).await?;
+            match answer.status() {
+                status if status.is_success() => Ok((sender, answer)),
+                status => Err(self.refusal(status, &self.whole(answer.into_body()).await?)),
+            }
+        })?;
+        let said = answer.headers().get(header).map(|value| value.as_bytes().to_vec());
+        let mut body = answer.into_body();
+        loop {
+            let frame = self.runtime.block_on(async { tokio::time::timeout(PATIENCE, body.frame()).await });
+            let frame = match frame {
+                Err(_) => return Err(self.broken(format!("it is silent for {} s", PATIENCE.as_secs()))),
+                Ok(None) => return Ok(said),
+                Ok(Some(frame)) => frame.map_err(|e| self.broken(e.to_string()))?,
+            };
+            if let Ok(bytes) = frame.into_data() {
+                to.write_all(&bytes)
+                    .map_err(|e| self.broken(format!("its answer cannot be written: {e}")))?;
+            }
+        }
     }
 
     fn ask<B: Serialize, T: DeserializeOwned>(

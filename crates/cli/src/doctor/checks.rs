@@ -7,7 +7,7 @@ use crate::error::Failure;
 use crate::host::Daemon;
 use rustix::process::{Resource, getrlimit};
 use spillway_api::client::{Client, ClientError};
-use spillway_api::{Figures, List, StoreDetails};
+use spillway_api::{Figures, HostDetails, List, StoreDetails};
 use spillway_worker::kvm::{self, Accelerator};
 use spillway_worker::supervisor::bytes;
 use spillway_worker::worker;
@@ -65,6 +65,16 @@ pub fn all(daemon: &Daemon) -> Result<Vec<Finding>, Failure> {
             .collect(),
     };
     found.extend(folders.iter().map(|folder| space(folder)));
+    let host = client.as_ref().and_then(|client| client.get::<HostDetails>("/v1/host").ok());
+    if let Some(records) = host.filter(|host| !host.unreadable.is_empty()).map(|host| host.unreadable) {
+        let keys: Vec<&str> = records.iter().map(|record| record.key.as_str()).collect();
+        let text = format!("cannot be read, and nothing is done about what they are of: {}", keys.join(", "));
+        found.push(Finding::problem(
+            "records",
+            text,
+            "see 'spillway host show' for each: why, and what to do",
+        ));
+    }
     if let Some(figures) = client.and_then(|client| client.get::<Figures>("/v1/figures").ok()) {
         found.push(machines(&figures));
     }

@@ -1,7 +1,7 @@
 //! `spillway event`: what has happened on the host, and what happens. Owns how an event is told, and what becomes of those who
 //! listen when the daemon goes.
 //!
-//! Invariant: an event is told once, and none that is known still is left out, whatever daemon it was told by.
+//! Invariant: an event is told once, and none is left out without a word, whatever daemon it was told by.
 
 use super::{Daemon, table, word};
 use crate::error::{Exit, Failure};
@@ -9,7 +9,7 @@ use crate::output;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use spillway_api::client::Client;
-use spillway_api::{Event, EventKind, List};
+use spillway_api::{Event, EventId, EventKind, List};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ pub fn event(daemon: &Daemon, args: &Events) -> Result<(), Failure> {
     if !output::print(&text)? || !args.follow {
         return Ok(());
     }
-    let last = known.items.last().cloned();
+    let last = known.items.last().map(|event| event.id);
     let mut listener = Listener { args, json: daemon.json, last, is_waiting: false };
     while listener.listens(&client)? {
         sleep(RETRY);
@@ -68,6 +68,11 @@ impl Events {
         (self.kind.is_empty() || self.kind.contains(&event.kind))
             && (self.object.is_empty() || self.object.contains(&event.object))
     }
+
+    /// Of what is told as it happens: that something was lost concerns everybody.
+    fn hear(&self, event: &Event) -> bool {
+        self.choose(event) || event.kind == EventKind::Lost
+    }
 }
 
 /// Who listens.
@@ -75,7 +80,7 @@ struct Listener<'a> {
     args: &'a Events,
     json: bool,
     /// What was heard last, chosen or not.
-    last: Option<Event>,
+    last: Option<EventId>,
     /// The daemon was gone, which was said.
     is_waiting: bool,
 }
@@ -96,27 +101,18 @@ impl Listener<'_> {
     }
 
     fn hear(&mut self, client: &Client) -> Result<(), Failure> {
-        let mut following = client.follow(self.after(client)?)?;
+        let mut following = client.follow(self.last)?;
         if self.is_waiting {
             output::complain("notice", "spillwayd answers again");
             self.is_waiting = false;
         }
         while let Some(event) = following.next_event()? {
-            if self.args.choose(&event) && !output::print(&line(&event, self.json))? {
+            if self.args.hear(&event) && !output::print(&line(&event, self.json))? {
                 return Ok(());
             }
-            self.last = Some(event);
+            self.last = Some(event.id);
         }
         Err(Failure::new(Exit::Unavailable, "spillwayd has ended"))
-    }
-
-    /// What was heard last. A daemon that does not know it has forgotten it, or is another one, which counts anew: then
-    /// all that it knows is news.
-    fn after(&self, client: &Client) -> Result<u64, Failure> {
-        let Some(last) = &self.last else { return Ok(0) };
-        let known: List<Event> =
-            client.get(&format!("/v1/events?after={}", last.number.saturating_sub(1)))?;
-        Ok(if known.items.first() == Some(last) { last.number } else { 0 })
     }
 }
 
@@ -145,7 +141,7 @@ mod tests {
 
     fn event(text: &str) -> Event {
         let value = serde_json::json!({
-            "number": 7, "time": "2026-01-02T03:04:05.6Z", "kind": "rolled-out", "object": "catalog/desk", "text": text,
+            "id": "9f3c00a1-7", "time": "2026-01-02T03:04:05.6Z", "kind": "rolled-out", "object": "catalog/desk", "text": text,
         });
         serde_json::from_value(value).unwrap()
     }

@@ -6,7 +6,7 @@ use super::words::word;
 use crate::error::{Exit, Failure};
 use clap::Subcommand;
 use spillway_api::client::Client;
-use spillway_api::{HostAction, HostDetails, List, MachineDetails, NewHostAction};
+use spillway_api::{HostAction, HostDetails, List, MachineDetails, NewHostAction, UnreadableRecord};
 use std::time::{Duration, Instant};
 
 /// Between two looks whether something runs still.
@@ -54,8 +54,17 @@ pub fn host(daemon: &Daemon, command: HostCommand) -> Result<(), Failure> {
     daemon.show(&details, |details| {
         let state = if details.closed { "closed: no machine starts" } else { "open" };
         let (by, busy, version) = (word(&details.hypervisor), details.busy, &details.version);
-        format!("{state}\n{busy} machines run, start or stop\nthey are run by {by}\nspillwayd {version}\n")
+        let unreadable: String = details.unreadable.iter().map(unreadable).collect();
+        format!(
+            "{state}\n{busy} machines run, start or stop\nthey are run by {by}\nspillwayd {version}\n{unreadable}"
+        )
     })
+}
+
+/// A record that the daemon cannot read, for people.
+fn unreadable(record: &UnreadableRecord) -> String {
+    let UnreadableRecord { key, why, advice, .. } = record;
+    format!("set aside: {key} cannot be read ({why}). {advice}\n")
 }
 
 /// Waits until nothing runs, those of deleted machines too. What cannot be stopped is tried again and again, and told of in

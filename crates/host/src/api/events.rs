@@ -1,14 +1,15 @@
 //! Routes of events.
 
-use super::App;
 use super::extract::Query;
+use super::{App, ask};
+use crate::error::HostError;
 use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::sse::{self, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
 use serde::Deserialize;
-use spillway_api::{Event, List};
+use spillway_api::{Event, EventId, List};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use utoipa::IntoParams;
@@ -28,41 +29,53 @@ pub fn stream_routes() -> OpenApiRouter<App> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Since {
-    /// Those after the one with this number; all, if there is none yet with it: then an earlier daemon counted.
+    /// Those after the event with this id, the oldest 4,096 of them; the last 4,096, if nothing is said
     #[serde(default)]
-    after: u64,
+    #[param(value_type = Option<String>)]
+    after: Option<EventId>,
 }
 
-/// What has happened lately.
+/// What has happened on the host, oldest first. Events are kept for a week, over restarts of the daemon too, as long as all of
+/// them take at most 64 MiB. If some of those that were asked for are not known any more, the first item is an event of kind
+/// `lost`, which says so. Who asks again after the last one that was told, until nothing comes, misses none.
 #[utoipa::path(get, path = "", params(Since), responses((status = 200, body = List<Event>), super::Failure))]
-async fn list_events(State(app): State<App>, Query(since): Query<Since>) -> Json<List<Event>> {
-    Json(List { items: app.events.after(since.after) })
+async fn list_events(
+    State(app): State<App>,
+    Query(since): Query<Since>,
+) -> Result<Json<List<Event>>, HostError> {
+    ask(move || Ok(List { items: app.events.after(since.after) })).await
 }
 
-/// What has happened lately, then what happens, as server-sent events: `id` is an event's number, `data` the event. Who
-/// connects again says which one was the last (`Last-Event-ID`, or `after`).
+/// What has happened, then what happens, as server-sent events: `id` is an event's id, `data` the event. Who connects again says
+/// which one was the last (`Last-Event-ID`, or `after`), and gets all that came after it, also from before a restart of the
+/// daemon. If some of that is not known any more, the first event is of kind `lost`, and says so.
 #[utoipa::path(get, path = "", params(Since), responses((status = 200, content_type = "text/event-stream", body = String), super::Failure))]
 async fn follow_events(
     State(app): State<App>,
     Query(since): Query<Since>,
     headers: HeaderMap,
 ) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
-    let resumed = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok());
-    let after = resumed.unwrap_or(since.after);
+    let resumed = headers.get("last-event-id").map(|id| {
+        // What is no id of ours is none that is known.
+        id.to_str().ok().and_then(|id| id.parse().ok()).unwrap_or(EventId { history: 0, number: 0 })
+    });
+    let after = resumed.or(since.after);
     let state = (app.events.last(), app.events, after, VecDeque::new());
     let events = stream::unfold(state, |(mut last, events, mut after, mut waiting)| async move {
         while waiting.is_empty() {
             // Looked at before the list is: what comes in between wakes us again.
             last.borrow_and_update();
-            waiting.extend(events.after(after));
+            let (events, after) = (events.clone(), after);
+            // It may have to be read.
+            waiting.extend(tokio::task::spawn_blocking(move || events.after(after)).await.ok()?);
             if waiting.is_empty() {
                 last.changed().await.ok()?;
             }
         }
         let event: Event = waiting.pop_front()?;
-        after = event.number;
+        after = Some(event.id);
         let text = serde_json::to_string(&event).ok()?;
-        let said = sse::Event::default().id(event.number.to_string()).data(text);
+        let said = sse::Event::default().id(event.id.to_string()).data(text);
         Some((Ok(said), (last, events, after, waiting)))
     });
     Sse::new(events).keep_alive(KeepAlive::default())

@@ -2,21 +2,40 @@
 
 use super::extract::Body;
 use super::{App, Failure, ask};
+use crate::backup::STATE_HEADER;
 use crate::error::HostError;
 use axum::Json;
 use axum::extract::State;
-use spillway_api::{HostDetails, NewHostAction};
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use spillway_api::{ErrorCode, HostDetails, NewHostAction};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(show_host, act_on_host))
+    OpenApiRouter::new().routes(routes!(show_host, act_on_host)).routes(routes!(back_up))
 }
 
 /// The host.
 #[utoipa::path(get, path = "", responses((status = 200, body = HostDetails), Failure))]
 async fn show_host(State(app): State<App>) -> Result<Json<HostDetails>, HostError> {
     ask(move || app.machines.host()).await
+}
+
+/// Copies the records of the host as they are now: a SQLite database, for `spillwayd restore`. It has secrets: the SSH host keys
+/// of machines, and what guests are told. The folder that it is of comes in the header `Spillway-State`.
+#[utoipa::path(post, path = "/backup", responses(
+    (status = 200, content_type = "application/vnd.sqlite3", body = Vec<u8>), Failure
+))]
+async fn back_up(State(app): State<App>) -> Result<Response, HostError> {
+    let state = app.state;
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("application/vnd.sqlite3")),
+        (HeaderName::from_static(STATE_HEADER), state.header()),
+    ];
+    let copied = tokio::task::spawn_blocking(move || state.store.copy()).await;
+    let broken = |e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon: {e}"));
+    Ok((headers, copied.map_err(broken)??).into_response())
 }
 
 /// Closes the host, which stops its machines, or opens it. It is done after the answer.

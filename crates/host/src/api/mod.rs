@@ -20,6 +20,7 @@ pub use metrics::Answered;
 
 use crate::access;
 use crate::access::audit::Audit;
+use crate::backup::StateStore;
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::events::Events;
@@ -57,6 +58,8 @@ pub struct App {
     pub machines: Machines,
     /// What goes on.
     pub operations: Operations,
+    /// The records, to be copied.
+    pub state: StateStore,
     /// Folders.
     pub stores: Stores,
 }

@@ -15,7 +15,7 @@ pub use spec::serial_pattern;
 pub(crate) use update::follow;
 
 use crate::error::HostError;
-use crate::store::{Changes, Kind, Objects, Revision};
+use crate::store::{Changes, Kind, Objects, RecordKind, Revision};
 use crate::stores::Stores;
 use jiff::Timestamp;
 use records::Removal;
@@ -39,6 +39,10 @@ impl Kind for Machine {
     const WORD: &'static str = "machine";
 }
 
+/// What is recorded here.
+pub(crate) const RECORDS: [RecordKind; 3] =
+    [RecordKind::of::<Catalog>(), RecordKind::of::<Machine>(), RecordKind::of::<Removal>()];
+
 /// The catalogs of a host. A clone is the same.
 #[derive(Clone)]
 pub struct Catalogs {
@@ -49,17 +53,26 @@ pub struct Catalogs {
 }
 
 impl Catalogs {
-    /// Those that the records name, each with as many machines as it wants.
-    pub fn open(objects: Objects, stores: Stores) -> Result<Catalogs, HostError> {
+    /// Those that the records name, each with as many machines as it wants. Where that cannot be, since a record cannot be read
+    /// or there is no room for more, it is tried again at the next start, and `complain` is told.
+    pub fn open(
+        objects: Objects,
+        stores: Stores,
+        complain: &mut dyn FnMut(&str),
+    ) -> Result<Catalogs, HostError> {
         let catalogs = Catalogs { objects, stores, counting: Arc::default() };
         let counting = catalogs.counting();
         // Those of removals that were broken off; of a catalog that there still is, with its count.
         for removal in catalogs.objects.list::<Removal>()? {
             if let Ok(name) = removal.name.parse() {
-                catalogs.finish_removal(&counting, &name)?;
+                let finished = catalogs.finish_removal(&counting, &name);
+                finished.unwrap_or_else(|e| complain(&format!("catalog {name} is not removed: {e}")));
             }
         }
-        catalogs.list()?.iter().try_for_each(|catalog| catalogs.count(&counting, catalog))?;
+        for catalog in catalogs.list()? {
+            let counted = catalogs.count(&counting, &catalog);
+            counted.unwrap_or_else(|e| complain(&format!("catalog {}: {e}", catalog.name)));
+        }
         drop(counting);
         Ok(catalogs)
     }

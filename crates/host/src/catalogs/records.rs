@@ -2,6 +2,7 @@
 //!
 //! Invariant: a name is of one machine of the host; an identity is given once.
 
+use super::naming::Naming;
 use super::{Catalogs, spec};
 use crate::error::HostError;
 use crate::machines::leftovers;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use spillway_api::{Catalog, CatalogSpec, ErrorCode, Identity, Machine, Name};
 use std::collections::{HashMap, HashSet};
 use std::sync::MutexGuard;
+use utoipa::ToSchema;
 
 /// Records written in one transaction.
 const BATCH: usize = 256;
@@ -41,7 +43,7 @@ impl Catalogs {
         let (own, others): (Vec<Machine>, Vec<Machine>) =
             self.machines(None)?.into_iter().partition(|machine| machine.catalog == *name);
         let owners: HashMap<&str, &Name> = others.iter().map(|m| (m.name.as_str(), &m.catalog)).collect();
-        for number in differ(own, spec.count).missing {
+        for number in differ(own, &self.unreadable_numbers(&naming, spec.count), spec.count).missing {
             let machine = naming.name(number)?;
             if let Some(owner) = owners.get(machine.as_str()) {
                 let message =
@@ -56,7 +58,9 @@ impl Catalogs {
     pub(super) fn count(&self, counting: &MutexGuard<()>, catalog: &Catalog) -> Result<(), HostError> {
         self.names_are_free(&catalog.name, &catalog.spec)?;
         let naming = spec::naming(&catalog.name, &catalog.spec)?;
-        let Difference { surplus, missing } = differ(self.machines(Some(&catalog.name))?, catalog.spec.count);
+        let count = catalog.spec.count;
+        let unreadable = self.unreadable_numbers(&naming, count);
+        let Difference { surplus, missing } = differ(self.machines(Some(&catalog.name))?, &unreadable, count);
         self.remove(counting, &catalog.name, &surplus)?;
         for numbers in missing.chunks(BATCH) {
             self.objects.change(|changes| {
@@ -99,7 +103,21 @@ impl Catalogs {
 
     /// The machines that there are too many, with this count.
     pub(super) fn surplus(&self, catalog: &Name, count: u32) -> Result<Vec<Machine>, HostError> {
-        Ok(differ(self.machines(Some(catalog))?, count).surplus)
+        let machines = self.machines(Some(catalog))?;
+        let unreadable = match self.objects.get::<Catalog>(catalog.as_str())? {
+            Some(found) => self.unreadable_numbers(&spec::naming(catalog, &found.value.spec)?, count),
+            None => HashSet::new(),
+        };
+        Ok(differ(machines, &unreadable, count).surplus)
+    }
+
+    /// The numbers of machines whose records cannot be read, of those that have names of this pattern: they count as there,
+    /// since something of them may be.
+    fn unreadable_numbers(&self, naming: &Naming, count: u32) -> HashSet<u32> {
+        let names: HashSet<String> = self.objects.unreadable_names::<Machine>().into_iter().collect();
+        let most = count.saturating_add(u32::try_from(names.len()).unwrap_or(u32::MAX));
+        let is_one = |number: &u32| naming.name(*number).is_ok_and(|name| names.contains(name.as_str()));
+        if names.is_empty() { HashSet::new() } else { (1..=most).filter(is_one).collect() }
     }
 
     /// Removes the records of machines of a catalog and what was wanted of them. The files that they keep stay unless the
@@ -146,7 +164,7 @@ impl Catalogs {
 
 /// Machines of a catalog are being removed. Written with the change that makes them too many, and gone when they are: so
 /// one that was broken off goes on as it was meant.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub(super) struct Removal {
     /// What they keep goes too.
     pub with_data: bool,
@@ -188,10 +206,11 @@ struct Difference {
     missing: Vec<u32>,
 }
 
-fn differ(mut machines: Vec<Machine>, count: u32) -> Difference {
+fn differ(mut machines: Vec<Machine>, unreadable: &HashSet<u32>, count: u32) -> Difference {
     machines.sort_by_key(|machine| machine.number);
-    let (has, count) = (machines.len(), count as usize);
-    let known: HashSet<u32> = machines.iter().map(|machine| machine.number).collect();
+    let (has, count) = (machines.len(), (count as usize).saturating_sub(unreadable.len()));
+    let known: HashSet<u32> =
+        machines.iter().map(|machine| machine.number).chain(unreadable.iter().copied()).collect();
     let missing = (1..).filter(|number| !known.contains(number)).take(count.saturating_sub(has)).collect();
     Difference { surplus: machines.split_off(count.min(has)), missing }
 }
@@ -258,7 +277,7 @@ mod tests {
             let image = "debian".parse().unwrap();
             let is_busy = objects.change(none_is_removed).unwrap_err();
             assert_eq!(is_busy.code, ErrorCode::Conflict);
-            let catalogs = Catalogs::open(objects.clone(), stores).unwrap();
+            let catalogs = Catalogs::open(objects.clone(), stores, &mut |line| panic!("{line}")).unwrap();
             assert_eq!(catalogs.machines(None).unwrap(), []);
             assert!(objects.list::<Belongings>().unwrap().is_empty());
             objects.change(none_is_removed).unwrap();

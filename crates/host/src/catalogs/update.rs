@@ -106,7 +106,7 @@ impl Catalogs {
 
 /// Moves the catalogs that follow an image to the version that is being published.
 pub(crate) fn follow(changes: &mut Changes, image: &Name, version: u32) -> Result<(), HostError> {
-    for catalog in changes.list_below::<Catalog>("")? {
+    for catalog in changes.list_readable_below::<Catalog>("")? {
         let mut catalog = catalog.value;
         let follows = catalog.spec.image.name == *image && catalog.spec.image.version.is_none();
         if follows && catalog.version != version {

@@ -114,6 +114,14 @@ impl VersionFiles {
     }
 }
 
+/// The highest number of a version that has something in a store, whether it is recorded or not; 0 if there is none. After
+/// a restore of older records there may be more than these know.
+pub fn highest(store: &Path, image: &Name) -> u32 {
+    let versions = folders(&store.join("images").join(image.as_str())).unwrap_or_default();
+    let number = |path: &PathBuf| path.file_stem().and_then(|name| name.to_str()?.parse().ok());
+    versions.iter().filter_map(number).max().unwrap_or(0)
+}
+
 /// Removes what was being made or removed when a daemon ended, and the folders of images that have no version. What
 /// is whole stays, whoever made it.
 pub fn sweep(store: &Path) -> io::Result<()> {

@@ -6,7 +6,7 @@
 
 use super::convert::Source;
 use super::digest::{self, ChunkDigest};
-use super::files::VersionFiles;
+use super::files::{VersionFiles, highest};
 use super::merged::Merged;
 use super::{Images, key};
 use crate::error::HostError;
@@ -15,17 +15,19 @@ use crate::store::{Changes, Kind};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
-    ErrorCode, Image, ImageCommit, ImageImport, ImageRef, ImageVersion, Name, Operation, Origin, VersionState,
+    ErrorCode, Image, ImageCommit, ImageImport, ImageRef, ImageVersion, Name, Operation, Origin, StoreFolder,
+    VersionState,
 };
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::num::NonZeroU32;
 use std::path::Path;
+use utoipa::ToSchema;
 
 /// The last number that a version of an image had. It outlives the image.
-#[derive(Serialize, Deserialize)]
-struct LastVersion {
+#[derive(Serialize, Deserialize, ToSchema)]
+pub(super) struct LastVersion {
     version: u32,
 }
 
@@ -42,8 +44,7 @@ impl Images {
         self.stores.check(&store)?;
         let size_bytes = source.look()?;
         let origin = Origin::Import { path: import.path.clone(), format: import.format };
-        let version =
-            self.objects.change(|changes| record(changes, name, &origin, &store.name, size_bytes))?;
+        let version = self.objects.change(|changes| record(changes, name, &origin, &store, size_bytes))?;
         let what = format!("import {name}:{} from {}", version.version, import.path);
         self.begin(what, version, false, move |files, _, progress| {
             source.convert(&files.partial_disk(), size_bytes, progress)
@@ -77,7 +78,7 @@ impl Images {
             // Written as it was: who deletes the version meanwhile must see that it is read.
             let written_over = self.image(changes, image)?.value;
             changes.put(image.as_str(), &written_over);
-            record(changes, name, &origin, &store.name, size_bytes)
+            record(changes, name, &origin, &store, size_bytes)
         })?;
         let what = format!("commit {machine} as {name}:{}", version.version);
         self.begin(what, version, commit.publish, move |files, to, progress| merged.fill(files, to, progress))
@@ -152,13 +153,13 @@ fn record(
     changes: &mut Changes,
     name: &Name,
     origin: &Origin,
-    store: &Name,
+    store: &StoreFolder,
     size_bytes: u64,
 ) -> Result<ImageVersion, HostError> {
     let image = changes.get::<Image>(name.as_str())?.map(|image| image.value);
     // Numbers are not given twice, whatever was deleted or failed.
     let last = changes.get::<LastVersion>(name.as_str())?.map_or(0, |last| last.value.version);
-    let number = last + 1;
+    let number = last.max(highest(&store.path, name)) + 1;
     let mut image = image.unwrap_or_else(|| Image {
         name: name.clone(),
         published: None,
@@ -172,7 +173,7 @@ fn record(
         version: number,
         state: VersionState::Importing,
         origin: origin.clone(),
-        store: store.clone(),
+        store: store.name.clone(),
         size_bytes,
         stored_bytes: 0,
         digest: None,
@@ -186,7 +187,8 @@ fn record(
 
 /// What is being made from machines' disks: the version, the machine, what its disk is of.
 fn commits(changes: &mut Changes) -> Result<Vec<(ImageVersion, Name, ImageRef)>, HostError> {
-    let all = changes.list_below::<ImageVersion>("")?.into_iter().map(|version| version.value);
+    // One that cannot be read was not begun by this daemon, and none goes on that it did not begin.
+    let all = changes.list_readable_below::<ImageVersion>("")?.into_iter().map(|version| version.value);
     let under_way = all.filter(|version| version.state == VersionState::Importing);
     let commit = |version: ImageVersion| match version.origin.clone() {
         Origin::Commit { machine, from } => Some((version, machine, from)),

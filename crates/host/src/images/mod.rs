@@ -18,9 +18,10 @@ use crate::catalogs;
 use crate::error::HostError;
 use crate::machines::leftovers;
 use crate::operations::Operations;
-use crate::store::{Changes, Kind, Object, Objects};
+use crate::store::{Changes, Kind, Object, Objects, RecordKind};
 use crate::stores::Stores;
 use digest::ChunkDigest;
+use making::LastVersion;
 use spillway_api::{
     Catalog, ErrorCode, HistoryEntry, Image, ImageCheck, ImageDetails, ImageVersion, Name, Operation, Origin,
     VersionState,
@@ -43,6 +44,10 @@ impl Kind for ImageVersion {
     const PREFIX: &'static str = "versions/";
     const WORD: &'static str = "version";
 }
+
+/// What is recorded here.
+pub(crate) const RECORDS: [RecordKind; 3] =
+    [RecordKind::of::<Image>(), RecordKind::of::<ImageVersion>(), RecordKind::of::<LastVersion>()];
 
 /// The images of a host. A clone is the same.
 #[derive(Clone)]

@@ -35,6 +35,10 @@ impl Machines {
             (false, None) => catalogs.get(&machine.catalog).map_or(0, |catalog| catalog.spec.grace_seconds),
         };
         let asked = |machine: &Machine, is: &Wanted| {
+            if !catalogs.contains_key(&machine.catalog) {
+                // An error if it cannot be read: then nobody knows what the machine keeps.
+                self.shared.objects.get::<Catalog>(machine.catalog.as_str())?;
+            }
             let keeps = catalogs.get(&machine.catalog).is_some_and(|c| c.spec.keeps_writes());
             if action.action == Action::Reset && keeps && !action.discard_data {
                 let message = format!(
@@ -46,7 +50,12 @@ impl Machines {
             ask(&machine.name, is, action.action, grace(machine))
         };
         // What is refused of one is refused of all, before anything is recorded.
-        let views = self.views(select)?;
+        let mut views = self.views(select)?;
+        if select.names.is_empty() {
+            // Nor does one whose catalog cannot be read keep anything from all others.
+            let unreadable = self.shared.objects.unreadable_names::<Catalog>();
+            views.retain(|view| !unreadable.iter().any(|name| name == view.machine.catalog.as_str()));
+        }
         views.iter().try_for_each(|view| asked(&view.machine, &view.wanted).map(drop))?;
         for batch in views.chunks(BATCH) {
             self.shared.objects.change(|changes| {

@@ -16,6 +16,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use utoipa::ToSchema;
 
 /// The seed disk's file in a machine's folder.
 pub const SEED: &str = "seed.img";
@@ -25,22 +26,24 @@ const DISKS: &str = "disks";
 pub(super) const SCRATCH: &str = "scratch";
 
 /// What a machine has.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Belongings {
     /// Of the machine's identity.
     pub uuid: String,
     /// Made once.
     pub host_key: HostKey,
     /// The file of its data disk.
+    #[schema(value_type = Option<String>)]
     pub data: Option<PathBuf>,
     /// Its disk, in mode `persistent`.
     pub disk: Option<KeptDisk>,
 }
 
 /// A disk of mode `persistent`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KeptDisk {
     /// Its file.
+    #[schema(value_type = String)]
     pub path: PathBuf,
     /// Whether it has been served: then the file must be there.
     pub made: bool,

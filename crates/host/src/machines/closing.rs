@@ -10,17 +10,27 @@ use super::run::Folder;
 use super::tasks::Kept;
 use super::wanted::{Wanted, boot_id};
 use crate::error::HostError;
-use crate::store::{Changes, Revision};
+use crate::store::{Changes, Object, Revision, StoreError, Unreadable};
 use spillway_api::{ErrorCode, HostAction, HostDetails, Name, Phase, Power, Selector};
 use std::collections::HashMap;
 
 /// The start of the host in which it was closed.
 const NAME: &str = "closed";
 
+/// What a guest has to shut down whose catalog cannot be read.
+const GRACE_SECONDS: u32 = 60;
+
 /// Whether the host is closed. That it is as it is becomes a condition of the change.
 pub(super) fn is_closed(changes: &mut Changes) -> Result<bool, HostError> {
-    let closed = changes.get::<HostStart>(NAME)?;
-    Ok(closed.is_some_and(|closed| closed.value.boot == boot_id()))
+    is_of_this_start(changes.get::<HostStart>(NAME))
+}
+
+/// A mark that cannot be read closes the host, until somebody opens it.
+fn is_of_this_start(closed: Result<Option<Object<HostStart>>, StoreError>) -> Result<bool, HostError> {
+    match closed {
+        Err(StoreError::Unreadable { .. }) => Ok(true),
+        closed => Ok(closed?.is_some_and(|closed| closed.value.boot == boot_id())),
+    }
 }
 
 /// Refuses while the host is closed.
@@ -42,13 +52,19 @@ impl Machines {
             hypervisor: self.shared.parts.hypervisor,
             version: env!("CARGO_PKG_VERSION").into(),
             busy: self.busy()?,
+            unreadable: self
+                .shared
+                .objects
+                .set_aside_below("")
+                .into_iter()
+                .map(Unreadable::describe)
+                .collect(),
         })
     }
 
     /// Whether the host is closed.
     pub(super) fn host_is_closed(&self) -> Result<bool, HostError> {
-        let closed = self.shared.objects.get::<HostStart>(NAME)?;
-        Ok(closed.is_some_and(|closed| closed.value.boot == boot_id()))
+        is_of_this_start(self.shared.objects.get::<HostStart>(NAME))
     }
 
     /// Machines of which something runs or is being started or ended, those too that are deleted. Of one that has failed
@@ -95,7 +111,8 @@ impl Machines {
                     return Ok::<_, HostError>(false);
                 }
                 for view in batch {
-                    let grace_seconds = graces.get(&view.machine.catalog).copied().unwrap_or(0);
+                    // Of one whose catalog cannot be read nobody knows better.
+                    let grace_seconds = graces.get(&view.machine.catalog).copied().unwrap_or(GRACE_SECONDS);
                     self.change_wanted(changes, view, |wanted| {
                         (wanted.power, wanted.grace_seconds) = (Power::Off, grace_seconds);
                     })?;

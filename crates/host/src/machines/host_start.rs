@@ -5,12 +5,13 @@
 
 use super::wanted::{Wanted, boot_id};
 use crate::error::HostError;
-use crate::store::{Kind, Objects};
+use crate::store::{Kind, Objects, StoreError};
 use serde::{Deserialize, Serialize};
 use spillway_api::{Catalog, Machine, Power};
+use utoipa::ToSchema;
 
 /// Something that holds for one start of the host.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, ToSchema)]
 pub(super) struct HostStart {
     pub boot: String,
 }
@@ -25,6 +26,7 @@ impl HostStart {
 impl Kind for HostStart {
     const PREFIX: &'static str = "host/";
     const WORD: &'static str = "host";
+    const IS_A_MARK: bool = true;
 }
 
 /// The start that was seen last.
@@ -37,20 +39,29 @@ pub fn look(objects: &Objects) -> Result<(), HostError> {
 
 fn look_at(objects: &Objects, boot: &str) -> Result<(), HostError> {
     objects.change(|changes| {
-        let seen = changes.get::<HostStart>(NAME)?;
-        if seen.as_ref().is_some_and(|seen| seen.value.boot == boot) {
+        let seen = match changes.get::<HostStart>(NAME) {
+            // It is not known which start was seen: then this one was not.
+            Err(StoreError::Unreadable { .. }) => Some(None),
+            seen => seen?.map(|seen| Some(seen.value.boot)),
+        };
+        if seen.as_ref().is_some_and(|seen| seen.as_deref() == Some(boot)) {
             return Ok(());
         }
         changes.put(NAME, &HostStart { boot: boot.into() });
         if seen.is_none() {
             return Ok(());
         }
-        for machine in changes.list_below::<Machine>("")? {
-            let starts = changes
-                .get::<Catalog>(machine.value.catalog.as_str())?
-                .is_some_and(|catalog| catalog.value.spec.autostart);
+        for machine in changes.list_readable_below::<Machine>("")? {
+            let catalog = changes.get::<Catalog>(machine.value.catalog.as_str());
+            let wanted = changes.get::<Wanted>(&machine.name);
+            // Nothing is done about a machine one of whose records cannot be read.
+            let (catalog, wanted) = match (catalog, wanted) {
+                (Err(StoreError::Unreadable { .. }), _) | (_, Err(StoreError::Unreadable { .. })) => continue,
+                (catalog, wanted) => (catalog?, wanted?),
+            };
+            let starts = catalog.is_some_and(|catalog| catalog.value.spec.autostart);
             // One of which nothing was ever wanted is looked after like a new one.
-            if let Some(wanted) = changes.get::<Wanted>(&machine.name)? {
+            if let Some(wanted) = wanted {
                 let power = if starts && !wanted.value.drained { Power::On } else { Power::Off };
                 changes.put(&machine.name, &Wanted { power, claim: None, ..wanted.value });
             }

@@ -12,16 +12,19 @@ use serde::{Deserialize, Serialize};
 use spillway_api::{ErrorCode, LeftDisk, Leftover, Machine, Name};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use utoipa::ToSchema;
 
 /// Sectors, as the kernel counts what a file takes.
 const SECTOR_BYTES: u64 = 512;
 
 /// What a machine has left that is no more.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Left {
     /// It was this one.
     machine: Machine,
+    #[schema(value_type = String, format = DateTime)]
     deleted: Timestamp,
+    #[schema(value_type = Option<String>)]
     data: Option<PathBuf>,
     disk: Option<KeptDisk>,
     /// It is to go.

@@ -35,19 +35,22 @@ use crate::images::Images;
 use crate::resources::budget::Budget;
 use crate::resources::memory::Squeeze;
 use crate::scopes::Scopes;
-use crate::store::{Object, Objects, Revision};
+use crate::store::{Object, Objects, RecordKind, Revision};
 use crate::stores::Stores;
+use belongings::Belongings;
 use blocking::{blocking, last_words, look};
 pub use disk::word;
 pub use figures::curves::CurvesOf;
 use host::Rooms;
+use host_start::HostStart;
 use jiff::Timestamp;
+use leftovers::Left;
 use run::{DiskKind, Folder, Run};
 use spillway_api::{
     ErrorCode, Hypervisor, Machine, MachineDetails, MachineStatus, Name, Phase, Selector, StoreDetails,
 };
 use spillway_worker::kvm::{self, Accelerator};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -58,10 +61,24 @@ use tasks::Kept;
 use tokio::sync::{Notify, OnceCell, Semaphore};
 use wanted::{Claimed, Wanted};
 
+/// What is recorded here.
+pub(crate) const RECORDS: [RecordKind; 4] = [
+    RecordKind::of::<Wanted>(),
+    RecordKind::of::<Belongings>(),
+    RecordKind::of::<Left>(),
+    RecordKind::of::<HostStart>(),
+];
+
 /// Disks or VMMs that are started at a time.
 const STARTS: usize = 4;
 /// Private copies that are made at a time: more would only wait for the same disks.
 const COPIES: usize = 2;
+
+/// What a run's record looks like: it is stored too.
+#[cfg(test)]
+pub(crate) fn run_schema() -> crate::store::RecordSchema {
+    crate::store::schema::<Run>()
+}
 
 /// The machines of a host. A clone is the same.
 #[derive(Clone)]
@@ -151,11 +168,19 @@ impl Machines {
         let runs = shared.runs()?;
         // What runs has its memory, before anything else is promised some.
         runs.iter().for_each(|(name, run)| shared.budget().note(name, run.need()));
+        // Nobody knows what a run names whose record cannot be read: its machine's name says enough.
+        let unread = shared.unread_runs()?;
+        let may_be_of_one = |path: &Path| {
+            let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            unread
+                .iter()
+                .any(|name| file.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-')))
+        };
         let scratch = |path: &Path| runs.iter().any(|(_, run)| run.scratch.as_deref() == Some(path));
-        shared.sweep(belongings::SCRATCH, scratch)?;
+        shared.sweep(belongings::SCRATCH, |path| scratch(path) || may_be_of_one(path))?;
         let copy =
             |path: &Path| runs.iter().any(|(_, run)| run.copy.as_ref().is_some_and(|copy| copy.path == path));
-        shared.sweep(placing::FOLDER, copy)?;
+        shared.sweep(placing::FOLDER, |path| copy(path) || may_be_of_one(path))?;
         // What changes from here on is not missed.
         let changes = shared.objects.watch();
         shared.begin_with(&runs)?;
@@ -179,7 +204,14 @@ impl Machines {
     }
 
     fn views(&self, selector: &Selector) -> Result<Vec<View>, HostError> {
-        let machines = self.select(selector)?;
+        let mut machines = self.select(selector)?;
+        // Nothing is done about a machine when it cannot be read what is wanted of it; who names it is told.
+        let unreadable: HashSet<String> =
+            self.shared.objects.unreadable_names::<Wanted>().into_iter().collect();
+        for name in selector.names.iter().filter(|name| unreadable.contains(name.as_str())) {
+            self.shared.objects.get::<Wanted>(name.as_str())?;
+        }
+        machines.retain(|machine| !unreadable.contains(machine.name.as_str()));
         let wanted = self.shared.objects.list::<Wanted>()?;
         let wanted: HashMap<&str, &Object<Wanted>> = wanted.iter().map(|w| (w.name.as_str(), w)).collect();
         let kept = self.shared.kept();
@@ -334,6 +366,12 @@ impl Shared {
             run.map(|run| (name, run))
         };
         Ok(self.folders()?.into_iter().filter_map(run).collect())
+    }
+
+    /// The names of machines of which something may run, and that cannot be read.
+    fn unread_runs(&self) -> Result<Vec<Name>, HostError> {
+        let is_unread = |name: &Name| Folder::of(&self.parts.folder, name).load().is_err();
+        Ok(self.folders()?.into_iter().filter(is_unread).collect())
     }
 
     fn budget(&self) -> MutexGuard<'_, Budget> {

@@ -1,28 +1,37 @@
 //! What a machine was started with: `run.json` in its folder below `run/machines`. Owns the file and the folder's names.
 //!
 //! Invariant: the file is written whole before anything that it speaks of is started, and goes first when nothing of that
-//! runs any more. It is of one start of the host: what a power loss makes of it is of no matter.
+//! runs any more; once it is there it can be written again on a file system that is full. It is of one start of the host: what
+//! a power loss makes of it is of no matter.
 
 use super::wanted::boot_id;
 use super::{belongings, blocking};
 use crate::error::HostError;
 use crate::resources::budget::Need;
 use crate::resources::memory::Squeeze;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
     Catalog, CatalogSpec, Difference, DiskMode, ErrorCode, Hypervisor, Name, Rate, differences,
 };
 use spillway_worker::supervisor::Wish;
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
+use utoipa::ToSchema;
 
 const FILE: &str = "run.json";
-const NEW: &str = "run.json.new";
+/// What the file was before, and will be written into next: it has its room already.
+const SPARE: &str = "run.json.new";
+/// Room for what is learnt of a run while it goes on: its address, why it ends.
+const SLACK_BYTES: usize = 1024;
+/// What a file system gives at a time.
+const BLOCK_BYTES: usize = 4096;
 
 /// A run: from a disk as its image is to the end of that disk.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Run {
     /// Of the machine's identity: another machine may have its name by now.
     pub uuid: String,
@@ -50,12 +59,15 @@ pub struct Run {
     /// Queues that its disk's server offers a VMM.
     pub queues: u32,
     /// The file of its disk, in mode `persistent`.
+    #[schema(value_type = Option<String>)]
     pub kept: Option<PathBuf>,
     /// Its private copy of the image, in mode `ephemeral`.
     pub copy: Option<Copied>,
     /// Its data disk.
+    #[schema(value_type = Option<String>)]
     pub data: Option<PathBuf>,
     /// Its scratch disk, which is empty after each reset.
+    #[schema(value_type = Option<String>)]
     pub scratch: Option<PathBuf>,
     /// Why its VMM has ended or is being ended, if it said so.
     pub ending: Option<Ending>,
@@ -203,9 +215,10 @@ impl Run {
 }
 
 /// A private copy of an image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Copied {
     /// Its file, until its disk's server has taken it.
+    #[schema(value_type = String)]
     pub path: PathBuf,
     /// How large the disk is.
     pub size_bytes: u64,
@@ -214,7 +227,7 @@ pub struct Copied {
 }
 
 /// Why a VMM ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ending {
     /// The guest has shut down.
@@ -265,10 +278,20 @@ impl Folder {
 
     /// Writes what the run is.
     pub fn save(&self, run: &Run) -> Result<(), HostError> {
-        let text = serde_json::to_vec_pretty(run).expect("a run is plain data");
-        let write = || {
-            fs::write(self.0.join(NEW), text)?;
-            fs::rename(self.0.join(NEW), self.0.join(FILE))
+        let mut text = serde_json::to_vec_pretty(run).expect("a run is plain data");
+        let (file, spare) = (self.0.join(FILE), self.0.join(SPARE));
+        let mut write = || {
+            let of = |path: &Path| fs::metadata(path).map_or(0, |found| found.len() as usize);
+            // Spaces are nothing in JSON. It never becomes shorter, so that the next one fits.
+            text.resize((text.len() + SLACK_BYTES).next_multiple_of(BLOCK_BYTES).max(of(&file)), b' ');
+            overwrite(&spare, &text)?;
+            match renameat_with(CWD, &spare, CWD, &file, RenameFlags::EXCHANGE) {
+                Ok(()) => return Ok(()),
+                // There is none yet; or the file system cannot, and the spare one is made each time.
+                Err(Errno::NOENT | Errno::INVAL | Errno::NOSYS) => fs::rename(&spare, &file)?,
+                Err(e) => return Err(e.into()),
+            }
+            overwrite(&spare, &text)
         };
         write().map_err(|e| self.failed("cannot be written", e))
     }
@@ -312,6 +335,13 @@ impl Folder {
         };
         HostError::new(code, format!("{} {what}: {error}", self.0.display()))
     }
+}
+
+/// Writes a file in its place: where it is long enough, no room is taken.
+fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
+    let file = File::options().create(true).truncate(false).write(true).open(path)?;
+    file.write_all_at(text, 0)?;
+    file.set_len(text.len() as u64)
 }
 
 #[cfg(test)]

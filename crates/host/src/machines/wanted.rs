@@ -9,10 +9,11 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use spillway_api::{CatalogSpec, Claim, Power};
 use std::time::Duration;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// What is wanted of a machine. One without a record is to be off.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Wanted {
     /// Whether it is to run.
     pub power: Power,
@@ -29,11 +30,12 @@ pub struct Wanted {
 }
 
 /// A claim. It is counted by a clock that nobody sets: the host's since its start.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Claimed {
     /// Which one, of all that there ever were.
     pub id: String,
     /// When it was made, for people.
+    #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,
     /// How long it lasts.
     pub ttl_seconds: Option<u32>,
@@ -44,7 +46,7 @@ pub struct Claimed {
 }
 
 /// Seconds since a start of the host's.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 struct Instant {
     boot: String,
     seconds: u64,

@@ -4,14 +4,44 @@
 //! a transaction happens whole or not at all, and its revision is higher than that of every one before it; when
 //! `commit` returns, it survives power loss.
 
+mod reserve;
 mod sqlite;
 mod typed;
 
+pub use reserve::Reserve;
 pub use sqlite::SqliteStore;
-pub use typed::{Changes, Kind, Object, Objects};
+pub use typed::{Changes, Kind, Object, Objects, RecordKind, RecordSchema, Unreadable, schema};
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::broadcast;
+
+/// The version of the records: all kinds together, with every field of each. It moves with every change to a type that is
+/// stored (`records.rs` has the test that says so). A store that a later version has written is not opened.
+pub const RECORDS_VERSION: u32 = 2;
+
+/// Who writes records: kept in the store, so that an older program can say what it cannot read.
+#[derive(Clone, Copy, Debug)]
+pub struct Writer {
+    /// The version of the records that it reads and writes.
+    pub records: u32,
+    /// The version of the program.
+    pub program: &'static str,
+}
+
+/// This program.
+pub const THIS_WRITER: Writer = Writer { records: RECORDS_VERSION, program: env!("CARGO_PKG_VERSION") };
+
+/// What a copy has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// How many records.
+    pub records: u64,
+    /// The last transaction.
+    pub revision: Revision,
+    /// The program that wrote the newest of them.
+    pub writer: String,
+}
 
 /// Counts transactions. 0 is before the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,6 +56,8 @@ pub struct Entry {
     pub value: Vec<u8>,
     /// The transaction that wrote it.
     pub revision: Revision,
+    /// The version of the records that wrote it.
+    pub version: u32,
 }
 
 /// What must be so for a transaction to happen.
@@ -52,27 +84,75 @@ pub enum StoreError {
     /// Somebody was faster: look again and decide anew.
     #[error("{0} was changed by somebody else meanwhile")]
     Conflict(String),
-    /// What is stored is not what this program writes.
-    #[error("{key}: what is stored cannot be read: {source}")]
-    Damaged {
+    /// A record is not what this program writes: it is set aside, and nothing changes it.
+    #[error(
+        "the record {key} cannot be read ({why}): it is left as it is, and so is what it is of. {advice}"
+    )]
+    Unreadable {
         /// Where.
         key: String,
         /// Why.
-        source: serde_json::Error,
+        why: String,
+        /// What to do.
+        advice: String,
     },
-    /// Another version of this program has written it.
+    /// A later version of this program has written the store.
     #[error(
-        "the state store has layout {found}, and this program knows {known}: start the version that made it"
+        "the records in {path} were written by spillwayd {writer} (version {found} of the records), and this is spillwayd \
+         {program}, which reads them up to version {known}: start spillwayd {writer} or a later one, or restore a backup that \
+         spillwayd {program} has made ('spillwayd restore')"
     )]
-    Version {
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// The program that wrote it last.
+        writer: String,
+        /// The version of its records.
+        found: i64,
+        /// This program.
+        program: &'static str,
+        /// The version of the records that it reads.
+        known: u32,
+    },
+    /// A later version of this program has made the file with other tables.
+    #[error(
+        "{path} has tables of version {found}, and this is spillwayd {program}, which knows version {known}: start the version \
+         of spillwayd that made it, or restore a backup ('spillwayd restore')"
+    )]
+    Tables {
+        /// The file.
+        path: PathBuf,
         /// What the file says.
         found: i64,
-        /// What is understood.
+        /// This program.
+        program: &'static str,
+        /// What it knows.
         known: i64,
     },
+    /// A file is no copy of a store, or not a whole one.
+    #[error("this is not a whole backup of the records: {why}")]
+    Copy {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The medium has no room. Room for what frees some is kept in reserve, and this is none of it, or that is used up.
+    #[error(
+        "the file system of the state has no room for another record: make room there. Machines can be stopped and reset, and \
+         images, machines and what they have left ('spillway leftover list') deleted"
+    )]
+    Full,
     /// The medium.
     #[error("the state store failed: {0}")]
-    Failed(#[from] rusqlite::Error),
+    Failed(rusqlite::Error),
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> StoreError {
+        match error.sqlite_error_code() {
+            Some(rusqlite::ErrorCode::DiskFull) => StoreError::Full,
+            _ => StoreError::Failed(error),
+        }
+    }
 }
 
 /// Says which keys a transaction has changed or deleted.

@@ -1,83 +1,128 @@
-//! The embedded store: one SQLite file. Owns the file's schema; knows no kind of object.
+//! The embedded store: one SQLite file. Owns the file's tables; knows no kind of object.
 //!
-//! Invariant: watchers hear of a transaction after it is durable, in the order of the revisions.
+//! Invariant: watchers hear of a transaction after it is durable, in the order of the revisions. A file that a later version
+//! has written is left as it is.
 
-use super::{Changed, Entry, Expect, Revision, Store, StoreError, Transaction};
-use rusqlite::{Connection, OptionalExtension, params};
-use std::path::Path;
+use super::reserve::{self, Reserve};
+use super::{Changed, Entry, Expect, Revision, Store, StoreError, Summary, THIS_WRITER, Transaction, Writer};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 
 /// Transactions that a slow watcher may lie behind.
 const BACKLOG: usize = 4096;
-/// Of the tables.
-const SCHEMA_VERSION: i64 = 1;
+/// The version of the tables.
+const TABLES_VERSION: i64 = 2;
+/// While the reserve is short a transaction may add so many bytes for each record that it changes: what stops, resets or
+/// deletes something adds less, and what makes something adds more.
+const SMALL_BYTES: i64 = 128;
 
 /// The store in one file.
 pub struct SqliteStore {
-    connection: Mutex<Connection>,
+    path: PathBuf,
+    writer: Writer,
+    inner: Mutex<Inner>,
     changes: broadcast::Sender<Changed>,
+}
+
+struct Inner {
+    connection: Connection,
+    reserve: Reserve,
 }
 
 impl SqliteStore {
     /// Opens the file, which is made if there is none. It belongs to this process alone from then on.
     pub fn open(path: &Path) -> Result<SqliteStore, StoreError> {
+        SqliteStore::open_as(path, THIS_WRITER)
+    }
+
+    /// The same for a program of this version.
+    pub fn open_as(path: &Path, writer: Writer) -> Result<SqliteStore, StoreError> {
         let connection = Connection::open(path)?;
         connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         // In WAL mode only this makes a commit durable when it returns.
         connection.pragma_update(None, "synchronous", "FULL")?;
-        let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
-        if version == 0 {
-            connection.execute_batch(&format!(
-                "BEGIN IMMEDIATE;
-                 CREATE TABLE objects (key TEXT PRIMARY KEY, value BLOB NOT NULL, revision INTEGER NOT NULL) WITHOUT ROWID;
-                 CREATE TABLE head (revision INTEGER NOT NULL);
-                 INSERT INTO head VALUES (0);
-                 PRAGMA user_version = {SCHEMA_VERSION};
-                 COMMIT;"
-            ))?;
-        } else if version != SCHEMA_VERSION {
-            return Err(StoreError::Version { found: version, known: SCHEMA_VERSION });
+        connection.pragma_update(None, "journal_size_limit", -1)?;
+        make_tables(&connection, path, writer)?;
+        claim(&connection, path, writer)?;
+        reserve::keep_log(&connection)?;
+        // A program that was killed may have left it in use.
+        let has_left: i64 = connection.query_row("SELECT COUNT(*) FROM reserve", [], |row| row.get(0))?;
+        if has_left > 0 {
+            reserve::empty(&connection)?;
         }
-        Ok(SqliteStore { connection: Mutex::new(connection), changes: broadcast::channel(BACKLOG).0 })
+        let reserve = reserve::fill_up(&connection, path);
+        let inner = Mutex::new(Inner { connection, reserve });
+        Ok(SqliteStore { path: path.to_owned(), writer, inner, changes: broadcast::channel(BACKLOG).0 })
     }
 
-    fn connection(&self) -> MutexGuard<'_, Connection> {
+    /// Fills up what is kept for actions that free room, if it is no longer whole.
+    pub fn fill_reserve(&self) -> Reserve {
+        let mut inner = self.inner();
+        inner.reserve = reserve::fill_up(&inner.connection, &self.path);
+        inner.reserve
+    }
+
+    /// All of a file that no program has open. It stays as it is: what is read by a later program is not claimed by it.
+    pub fn copy_of(path: &Path) -> Result<Vec<u8>, StoreError> {
+        let mut connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+        // Before anything is read: the log keeps its room.
+        connection.query_row("SELECT COUNT(*) FROM sqlite_schema", [], |_| Ok(()))?;
+        reserve::keep_log(&connection)?;
+        Ok(connection.serialize("main")?.to_vec())
+    }
+
+    /// Makes a copy that was written to a file one that needs no other file, and looks whether it is whole and whether this
+    /// program can read it. `of` is what it is a copy of, for people.
+    pub fn finish_copy(path: &Path, of: &Path) -> Result<Summary, StoreError> {
+        let damaged = |why: String| StoreError::Copy { why };
+        let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        let unread = |e: rusqlite::Error| match e.sqlite_error_code() {
+            Some(rusqlite::ErrorCode::NotADatabase | rusqlite::ErrorCode::DatabaseCorrupt) => {
+                damaged(e.to_string())
+            }
+            _ => e.into(),
+        };
+        connection.pragma_update(None, "journal_mode", "DELETE").map_err(unread)?;
+        let checked: String =
+            connection.query_row("PRAGMA integrity_check", [], |row| row.get(0)).map_err(unread)?;
+        if checked != "ok" {
+            return Err(damaged(checked));
+        }
+        let tables: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        if tables == 0 {
+            return Err(damaged("it has no records".into()));
+        }
+        let writer = match tables {
+            // Who wrote records was not kept then.
+            1 => String::new(),
+            _ => check_writer(&connection, of, THIS_WRITER, tables)?
+                .map_or_else(String::new, |(_, program)| program),
+        };
+        let records = connection.query_row("SELECT COUNT(*) FROM objects", [], |row| row.get::<_, i64>(0))?;
+        let revision = head(&connection)?;
+        connection.close().map_err(|(_, e)| e)?;
+        Ok(Summary { records: u64::try_from(records).unwrap_or(0), revision, writer })
+    }
+
+    /// All of it, as it is between two transactions: the bytes of a database file.
+    pub fn copy(&self) -> Result<Vec<u8>, StoreError> {
+        let mut inner = self.inner();
+        Ok(inner.connection.serialize("main")?.to_vec())
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
         // A panic in the middle of a transaction has rolled it back.
-        self.connection.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
-impl Store for SqliteStore {
-    fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
-        let connection = self.connection();
-        let mut statement =
-            connection.prepare_cached("SELECT value, revision FROM objects WHERE key = ?1")?;
-        let entry = statement.query_row([key], |row| {
-            Ok(Entry { key: key.to_owned(), value: row.get(0)?, revision: revision(row.get(1)?) })
-        });
-        Ok(entry.optional()?)
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn list(&self, prefix: &str) -> Result<(Vec<Entry>, Revision), StoreError> {
-        let mut connection = self.connection();
-        let transaction = connection.transaction()?;
-        let head = head(&transaction)?;
-        let mut statement = transaction.prepare_cached(
-            "SELECT key, value, revision FROM objects WHERE key >= ?1 AND (?2 IS NULL OR key < ?2) ORDER BY key",
-        )?;
-        let rows = statement.query_map(params![prefix, end_of(prefix)], |row| {
-            Ok(Entry { key: row.get(0)?, value: row.get(1)?, revision: revision(row.get(2)?) })
-        })?;
-        let entries = rows.collect::<Result<_, _>>()?;
-        Ok((entries, head))
-    }
-
-    fn commit(&self, transaction: &Transaction) -> Result<Revision, StoreError> {
-        let mut connection = self.connection();
-        let sql = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-        for (key, expect) in &transaction.expects {
+    /// Carries it out, durably.
+    fn carry_out(&self, connection: &mut Connection, wanted: &Transaction) -> Result<Revision, StoreError> {
+        let sql = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        for (key, expect) in &wanted.expects {
             let mut statement = sql.prepare_cached("SELECT revision FROM objects WHERE key = ?1")?;
             let found: Option<i64> = statement.query_row([key], |row| row.get(0)).optional()?;
             let holds = match (expect, found) {
@@ -90,27 +135,155 @@ impl Store for SqliteStore {
             }
         }
         let next = Revision(head(&sql)?.0 + 1);
-        for (key, value) in &transaction.changes {
+        for (key, value) in &wanted.changes {
             match value {
                 Some(value) => {
                     let mut statement =
-                        sql.prepare_cached("INSERT OR REPLACE INTO objects VALUES (?1, ?2, ?3)")?;
-                    statement.execute(params![key, value, next.0 as i64])?;
+                        sql.prepare_cached("INSERT OR REPLACE INTO objects VALUES (?1, ?2, ?3, ?4)")?;
+                    statement.execute(params![key, value, next.0 as i64, self.writer.records])?;
                 }
                 None => _ = sql.prepare_cached("DELETE FROM objects WHERE key = ?1")?.execute([key])?,
             }
         }
         sql.execute("UPDATE head SET revision = ?1", [next.0 as i64])?;
         sql.commit()?;
+        Ok(next)
+    }
+}
+
+impl Store for SqliteStore {
+    fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+        let inner = self.inner();
+        let mut statement = inner
+            .connection
+            .prepare_cached("SELECT key, value, revision, version FROM objects WHERE key = ?1")?;
+        Ok(statement.query_row([key], entry).optional()?)
+    }
+
+    fn list(&self, prefix: &str) -> Result<(Vec<Entry>, Revision), StoreError> {
+        let mut inner = self.inner();
+        let transaction = inner.connection.transaction()?;
+        let head = head(&transaction)?;
+        let mut statement = transaction.prepare_cached(
+            "SELECT key, value, revision, version FROM objects WHERE key >= ?1 AND (?2 IS NULL OR key < ?2) ORDER BY key",
+        )?;
+        let rows = statement.query_map(params![prefix, end_of(prefix)], entry)?;
+        let entries = rows.collect::<Result<_, _>>()?;
+        Ok((entries, head))
+    }
+
+    fn commit(&self, transaction: &Transaction) -> Result<Revision, StoreError> {
+        let mut inner = self.inner();
+        let Inner { connection, reserve } = &mut *inner;
+        if *reserve == Reserve::Short {
+            *reserve = reserve::fill_up(connection, &self.path);
+            if *reserve == Reserve::Short && adds_much(connection, transaction)? {
+                return Err(StoreError::Full);
+            }
+        }
+        let next = match self.carry_out(connection, transaction) {
+            // The log is full of what is not in its place yet.
+            Err(StoreError::Full) if reserve::move_log(connection).is_ok() => {
+                self.carry_out(connection, transaction)?
+            }
+            done => done?,
+        };
         // Still under the lock, so that nobody hears of a later one first. That nobody listens is no error.
         let keys = transaction.changes.iter().map(|(key, _)| key.clone()).collect();
         let _ = self.changes.send(Changed { revision: next, keys });
+        *reserve = reserve::fill_up(connection, &self.path);
         Ok(next)
     }
 
     fn watch(&self) -> broadcast::Receiver<Changed> {
         self.changes.subscribe()
     }
+}
+
+/// The tables of a new file; of an earlier one those that it has not.
+fn make_tables(connection: &Connection, path: &Path, writer: Writer) -> Result<(), StoreError> {
+    let found: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    let new = "CREATE TABLE objects (key TEXT PRIMARY KEY, value BLOB NOT NULL, revision INTEGER NOT NULL,
+                                     version INTEGER NOT NULL) WITHOUT ROWID;
+               CREATE TABLE head (revision INTEGER NOT NULL);
+               INSERT INTO head VALUES (0);";
+    // Records had no version of their own yet.
+    let earlier = "ALTER TABLE objects ADD COLUMN version INTEGER NOT NULL DEFAULT 1;";
+    let tables = match found {
+        TABLES_VERSION => return Ok(()),
+        0 => new,
+        1 => earlier,
+        found => return Err(other_tables(path, found, writer)),
+    };
+    connection.execute_batch(&format!(
+        "BEGIN IMMEDIATE;
+         {tables}
+         CREATE TABLE writers (version INTEGER PRIMARY KEY, program TEXT NOT NULL);
+         CREATE TABLE reserve (room BLOB NOT NULL);
+         PRAGMA user_version = {TABLES_VERSION};
+         COMMIT;"
+    ))?;
+    Ok(())
+}
+
+/// Writes down which version of the records is the newest in the file, and who writes it. Refuses one that is newer than
+/// what this program reads.
+fn claim(connection: &Connection, path: &Path, writer: Writer) -> Result<(), StoreError> {
+    match check_writer(connection, path, writer, TABLES_VERSION)? {
+        Some((found, program)) if found == i64::from(writer.records) && program == writer.program => Ok(()),
+        _ => {
+            let write = "INSERT OR REPLACE INTO writers VALUES (?1, ?2)";
+            connection.execute(write, params![writer.records, writer.program])?;
+            Ok(())
+        }
+    }
+}
+
+/// Who wrote the newest records in a file, and their version. Refuses those that are newer than what this program reads.
+fn check_writer(
+    connection: &Connection,
+    path: &Path,
+    writer: Writer,
+    tables: i64,
+) -> Result<Option<(i64, String)>, StoreError> {
+    if tables != TABLES_VERSION {
+        return Err(other_tables(path, tables, writer));
+    }
+    let newest = "SELECT version, program FROM writers ORDER BY version DESC LIMIT 1";
+    let newest: Option<(i64, String)> =
+        connection.query_row(newest, [], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    match newest {
+        Some((found, program)) if found > i64::from(writer.records) => Err(StoreError::Newer {
+            path: path.to_owned(),
+            writer: program,
+            found,
+            program: writer.program,
+            known: writer.records,
+        }),
+        newest => Ok(newest),
+    }
+}
+
+fn other_tables(path: &Path, found: i64, writer: Writer) -> StoreError {
+    StoreError::Tables { path: path.to_owned(), found, program: writer.program, known: TABLES_VERSION }
+}
+
+/// Whether a transaction makes the store larger by more than what frees something does.
+fn adds_much(connection: &Connection, transaction: &Transaction) -> Result<bool, StoreError> {
+    let mut statement =
+        connection.prepare_cached("SELECT length(key) + length(value) FROM objects WHERE key = ?1")?;
+    let mut added = 0;
+    for (key, value) in &transaction.changes {
+        let before: i64 = statement.query_row([key], |row| row.get(0)).optional()?.unwrap_or(0);
+        let after = value.as_ref().map_or(0, |value| key.len() + value.len());
+        added += i64::try_from(after).unwrap_or(i64::MAX).saturating_sub(before);
+    }
+    Ok(added > SMALL_BYTES.saturating_mul(transaction.changes.len() as i64))
+}
+
+fn entry(row: &rusqlite::Row<'_>) -> rusqlite::Result<Entry> {
+    let (key, value, version) = (row.get(0)?, row.get(1)?, row.get(3)?);
+    Ok(Entry { key, value, revision: revision(row.get(2)?), version })
 }
 
 fn head(connection: &Connection) -> Result<Revision, StoreError> {

@@ -1,12 +1,18 @@
 //! Objects in the store: each kind under a prefix of its own, as JSON. Owns no object and decides nothing.
 //!
-//! Invariant: what is changed was looked at, and has not been changed since; else the change is decided anew.
+//! Invariant: what is changed was looked at, and has not been changed since; else the change is decided anew. A record
+//! that cannot be read is neither changed nor replaced nor deleted.
 
-use super::{Changed, Entry, Expect, Revision, Store, StoreError, Transaction};
+use super::{Changed, Entry, Expect, RECORDS_VERSION, Revision, Store, StoreError, Transaction};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::sync::{Arc, PoisonError, RwLock};
+use spillway_api::UnreadableRecord;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use tokio::sync::broadcast;
+use utoipa::ToSchema;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
 
 /// A kind of object.
 pub trait Kind: Serialize + DeserializeOwned {
@@ -14,6 +20,8 @@ pub trait Kind: Serialize + DeserializeOwned {
     const PREFIX: &'static str;
     /// What it is called when people are told of it.
     const WORD: &'static str;
+    /// Whether one that cannot be read may be written anew: it is a mark that says nothing once it is lost.
+    const IS_A_MARK: bool = false;
 
     /// Tells an object that was read what wrote it: for those that show it.
     fn written_by(&mut self, _revision: Revision) {}
@@ -30,6 +38,74 @@ pub struct Object<T> {
     pub revision: Revision,
 }
 
+/// A kind as those know it who look at all of them.
+pub struct RecordKind {
+    /// What its keys begin with.
+    pub prefix: &'static str,
+    /// What it is called when people are told of it.
+    pub word: &'static str,
+    /// Whether a value can be read.
+    check: fn(&[u8]) -> Result<(), serde_json::Error>,
+    /// What a value looks like.
+    pub schema: fn() -> RecordSchema,
+}
+
+/// What a stored type looks like, and all that it refers to by name.
+pub type RecordSchema = (RefOr<Schema>, Vec<(String, RefOr<Schema>)>);
+
+impl RecordKind {
+    /// Of this type.
+    pub const fn of<T: Kind + ToSchema>() -> RecordKind {
+        RecordKind { prefix: T::PREFIX, word: T::WORD, check: check::<T>, schema: schema::<T> }
+    }
+}
+
+fn check<T: Kind>(value: &[u8]) -> Result<(), serde_json::Error> {
+    serde_json::from_slice::<T>(value).map(drop)
+}
+
+/// Of this type.
+pub fn schema<T: ToSchema>() -> RecordSchema {
+    let mut named = Vec::new();
+    T::schemas(&mut named);
+    (T::schema(), named)
+}
+
+/// A record that cannot be read. It is set aside: nothing is done about what it is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// Where it is.
+    pub key: String,
+    /// The version of the records that wrote it.
+    pub version: u32,
+    /// Why.
+    pub why: String,
+}
+
+impl Unreadable {
+    fn error(&self) -> StoreError {
+        StoreError::Unreadable { key: self.key.clone(), why: self.why.clone(), advice: self.advice() }
+    }
+
+    /// As others see it.
+    pub fn describe(self) -> UnreadableRecord {
+        let advice = self.advice();
+        UnreadableRecord { key: self.key, version: self.version, why: self.why, advice }
+    }
+
+    /// What to do.
+    pub fn advice(&self) -> String {
+        match self.version > RECORDS_VERSION {
+            true => format!(
+                "Version {} of the records wrote it, and this spillwayd reads them up to version {RECORDS_VERSION}: start the \
+                 spillwayd that wrote it",
+                self.version
+            ),
+            false => "It is damaged: restore a backup ('spillwayd restore')".into(),
+        }
+    }
+}
+
 /// How often a change is decided beside others.
 const TRIES_BESIDE_OTHERS: u32 = 8;
 /// How often it is decided alone: then only another process can be faster.
@@ -42,12 +118,63 @@ pub struct Objects {
     /// Shared by those who change, held alone by one who others were faster than again and again: what takes long to
     /// decide would else never be done beside what is quick.
     turn: Arc<RwLock<()>>,
+    /// Records that could not be read, by key.
+    unreadable: Arc<Mutex<BTreeMap<String, Unreadable>>>,
 }
 
 impl Objects {
     /// Those of a store.
     pub fn new(store: Arc<dyn Store>) -> Objects {
-        Objects { store, turn: Arc::default() }
+        Objects { store, turn: Arc::default(), unreadable: Arc::default() }
+    }
+
+    /// Looks at all records once: those that cannot be read, or are of no kind that is known, are set aside.
+    pub fn look_at_all(&self, kinds: &[RecordKind]) -> Result<Vec<Unreadable>, StoreError> {
+        let (entries, _) = self.store.list("")?;
+        for entry in entries {
+            let kind = kinds.iter().find(|kind| entry.key.starts_with(kind.prefix));
+            let why = match kind.map(|kind| (kind.check)(&entry.value)) {
+                Some(Ok(())) => continue,
+                Some(Err(why)) => why.to_string(),
+                None => "it is of no kind that is known here".into(),
+            };
+            self.set_aside(&entry, why);
+        }
+        Ok(self.set_aside_below(""))
+    }
+
+    /// Records that could not be read, whose keys begin so.
+    pub fn set_aside_below(&self, prefix: &str) -> Vec<Unreadable> {
+        let unreadable = self.unreadable();
+        unreadable.values().filter(|record| record.key.starts_with(prefix)).cloned().collect()
+    }
+
+    /// The names of those of a kind that could not be read.
+    pub fn unreadable_names<T: Kind>(&self) -> Vec<String> {
+        let names = self.set_aside_below(T::PREFIX).into_iter();
+        names.map(|record| record.key[T::PREFIX.len()..].to_owned()).collect()
+    }
+
+    fn set_aside(&self, entry: &Entry, why: String) -> StoreError {
+        let record = Unreadable { key: entry.key.clone(), version: entry.version, why };
+        let error = record.error();
+        self.unreadable().insert(entry.key.clone(), record);
+        error
+    }
+
+    fn unreadable(&self) -> MutexGuard<'_, BTreeMap<String, Unreadable>> {
+        self.unreadable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read<T: Kind>(&self, entry: Entry) -> Result<Object<T>, StoreError> {
+        let name = entry.key[T::PREFIX.len()..].to_owned();
+        match serde_json::from_slice::<T>(&entry.value) {
+            Ok(mut value) => {
+                value.written_by(entry.revision);
+                Ok(Object { name, value, revision: entry.revision })
+            }
+            Err(why) => Err(self.set_aside(&entry, why.to_string())),
+        }
     }
 
     /// Every transaction from now on.
@@ -55,20 +182,20 @@ impl Objects {
         self.store.watch()
     }
 
-    /// One, if there is.
+    /// One, if there is. An error if it cannot be read.
     pub fn get<T: Kind>(&self, name: &str) -> Result<Option<Object<T>>, StoreError> {
-        self.store.get(&key::<T>(name))?.map(read).transpose()
+        self.store.get(&key::<T>(name))?.map(|entry| self.read(entry)).transpose()
     }
 
-    /// All of a kind in the order of their names.
+    /// All of a kind that can be read, in the order of their names.
     pub fn list<T: Kind>(&self) -> Result<Vec<Object<T>>, StoreError> {
         self.list_below("")
     }
 
-    /// All of a kind whose name begins so.
+    /// All of a kind that can be read and whose name begins so.
     pub fn list_below<T: Kind>(&self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
         let (entries, _) = self.store.list(&key::<T>(prefix))?;
-        entries.into_iter().map(read).collect()
+        Ok(entries.into_iter().filter_map(|entry| self.read(entry).ok()).collect())
     }
 
     /// Decides on changes by what is stored and makes them together. Decided anew, from the start, whenever somebody
@@ -99,11 +226,13 @@ impl Objects {
 pub struct Changes<'a> {
     objects: &'a Objects,
     transaction: Transaction,
+    /// A record that would be changed, and cannot be read.
+    refused: Option<Unreadable>,
 }
 
 impl Changes<'_> {
     fn new(objects: &Objects) -> Changes<'_> {
-        Changes { objects, transaction: Transaction::default() }
+        Changes { objects, transaction: Transaction::default(), refused: None }
     }
 
     /// One, if there is. That it is as it is becomes a condition.
@@ -114,9 +243,19 @@ impl Changes<'_> {
         Ok(object)
     }
 
-    /// All whose name begins so. That each of them is as it is becomes a condition; that no other is added does not. Who
-    /// must know that reads before this list an object that whoever adds one writes.
+    /// All whose name begins so; an error if one of them cannot be read: it might be what decides. That each of them is as it
+    /// is becomes a condition; that no other is added does not. Who must know that reads before this list an object that
+    /// whoever adds one writes.
     pub fn list_below<T: Kind>(&mut self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
+        let found = self.list_readable_below(prefix)?;
+        match self.objects.set_aside_below(&key::<T>(prefix)).first() {
+            None => Ok(found),
+            Some(record) => Err(record.error()),
+        }
+    }
+
+    /// The same of those that can be read, where others decide nothing.
+    pub fn list_readable_below<T: Kind>(&mut self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
         let objects: Vec<Object<T>> = self.objects.list_below(prefix)?;
         let expects = objects.iter().map(|o| (key::<T>(&o.name), Expect::Unchanged(o.revision)));
         self.transaction.expects.extend(expects);
@@ -126,22 +265,37 @@ impl Changes<'_> {
     /// Writes one, whether there is one or not.
     pub fn put<T: Kind>(&mut self, name: &str, value: &T) {
         let value = serde_json::to_vec(value).expect("objects are plain data");
-        self.transaction.changes.push((key::<T>(name), Some(value)));
+        self.change::<T>(name, Some(value));
     }
 
     /// There is to be none.
     pub fn delete<T: Kind>(&mut self, name: &str) {
-        self.transaction.changes.push((key::<T>(name), None));
+        self.change::<T>(name, None);
+    }
+
+    fn change<T: Kind>(&mut self, name: &str, value: Option<Vec<u8>>) {
+        let key = key::<T>(name);
+        let mut unreadable = self.objects.unreadable();
+        match T::IS_A_MARK {
+            true => _ = unreadable.remove(&key),
+            false => self.refused = self.refused.take().or(unreadable.get(&key).cloned()),
+        }
+        drop(unreadable);
+        self.transaction.changes.push((key, value));
     }
 
     /// Nothing is to be written after all.
     pub fn forget(&mut self) {
         self.transaction.changes.clear();
+        self.refused = None;
     }
 
     fn commit(self) -> Result<(), StoreError> {
         if self.transaction.changes.is_empty() {
             return Ok(());
+        }
+        if let Some(record) = self.refused {
+            return Err(record.error());
         }
         self.objects.store.commit(&self.transaction).map(drop)
     }
@@ -149,15 +303,4 @@ impl Changes<'_> {
 
 fn key<T: Kind>(name: &str) -> String {
     format!("{}{name}", T::PREFIX)
-}
-
-fn read<T: Kind>(entry: Entry) -> Result<Object<T>, StoreError> {
-    let name = entry.key[T::PREFIX.len()..].to_owned();
-    match serde_json::from_slice::<T>(&entry.value) {
-        Ok(mut value) => {
-            value.written_by(entry.revision);
-            Ok(Object { name, value, revision: entry.revision })
-        }
-        Err(source) => Err(StoreError::Damaged { key: entry.key, source }),
-    }
 }

@@ -1,0 +1,161 @@
+//! Copies of the records, for the day on which the state is lost: `spillwayd backup` and `spillwayd restore`. Owns the file of a
+//! backup: a SQLite database with all records, and nothing else of the state's folder.
+//!
+//! Invariant: a backup is the state as it was between two changes, and has its name only once it is whole; a restore writes
+//! over nothing.
+
+use crate::daemon::{DATABASE, LOCK_FILE, is_ours};
+use crate::store::{SqliteStore, Summary};
+use anyhow::{Context, Result, bail};
+use axum::http::HeaderValue;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use spillway_api::client::Client;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Of an answer with a backup: the folder that it is of.
+pub const STATE_HEADER: &str = "spillway-state";
+
+/// The records of a daemon that runs.
+#[derive(Clone)]
+pub struct StateStore {
+    /// The state's folder.
+    pub folder: PathBuf,
+    /// What is in it.
+    pub store: Arc<SqliteStore>,
+}
+
+impl StateStore {
+    /// The folder, for a header.
+    pub fn header(&self) -> HeaderValue {
+        let value = HeaderValue::from_bytes(self.folder.as_os_str().as_bytes());
+        value.unwrap_or(HeaderValue::from_static(""))
+    }
+}
+
+/// Copies the records of a state's folder into a file, which may be there and is replaced. A daemon that runs there is asked
+/// for them.
+pub fn backup(state: &Path, socket: &Path, file: &Path) -> Result<Summary> {
+    let state = std::path::absolute(state).context("--state")?;
+    let database = state.join(DATABASE);
+    if !database.exists() {
+        bail!("{}: is not there: say which folder is the daemon's with --state", database.display());
+    }
+    let mut name = file.file_name().with_context(|| format!("{}: is no file", file.display()))?.to_owned();
+    name.push(".partial");
+    let partial = file.with_file_name(name);
+    let made = copy_to(&state, socket, &partial).and_then(|summary| {
+        fs::rename(&partial, file).with_context(|| format!("{}: cannot be made", file.display()))?;
+        sync_folder_of(file)?;
+        Ok(summary)
+    });
+    if made.is_err() {
+        let _ = fs::remove_file(&partial);
+    }
+    made
+}
+
+fn copy_to(state: &Path, socket: &Path, to: &Path) -> Result<Summary> {
+    let cannot = || format!("{}: cannot be written", to.display());
+    let mut out = private(to).with_context(cannot)?;
+    match try_lock(state)? {
+        Some(_lock) => out.write_all(&SqliteStore::copy_of(&state.join(DATABASE))?).with_context(cannot)?,
+        None => {
+            let client = Client::new(socket)?;
+            let of = client.copy("/v1/host/backup", STATE_HEADER, &mut out)?;
+            if of.as_deref() != Some(state.as_os_str().as_bytes()) {
+                let of = of.map(|of| String::from_utf8_lossy(&of).into_owned()).unwrap_or_default();
+                bail!(
+                    "the daemon on {} keeps its state in '{of}', not in {}: say the right --state and --socket",
+                    socket.display(),
+                    state.display()
+                );
+            }
+        }
+    }
+    let of = state.join(DATABASE);
+    let summary =
+        SqliteStore::finish_copy(to, &of).with_context(|| format!("{} is not copied", of.display()))?;
+    out.sync_all().with_context(cannot)?;
+    Ok(summary)
+}
+
+/// Puts the records of a backup into a state's folder in which there are none.
+pub fn restore(state: &Path, file: &Path) -> Result<Summary> {
+    let state = std::path::absolute(state).context("--state")?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&state)
+        .with_context(|| format!("{}: cannot be made", state.display()))?;
+    is_ours(&state)?;
+    let Some(_lock) = try_lock(&state)? else {
+        bail!("{}: a spillwayd has this folder: stop it first", state.display());
+    };
+    let database = state.join(DATABASE);
+    if database.exists() {
+        bail!(
+            "{}: is there, and a restore writes over nothing: move it and {DATABASE}-wal away first, or give another --state",
+            database.display()
+        );
+    }
+    let partial = state.join("restored.partial");
+    let put = || -> Result<Summary> {
+        let mut from = File::open(file).with_context(|| format!("{}: cannot be read", file.display()))?;
+        let mut to = private(&partial).with_context(|| format!("{}: cannot be made", partial.display()))?;
+        io::copy(&mut from, &mut to).with_context(|| format!("{}: cannot be copied", file.display()))?;
+        let summary = SqliteStore::finish_copy(&partial, file)
+            .with_context(|| format!("{} is not restored", file.display()))?;
+        to.sync_all()?;
+        // What is there of a database that is gone belongs to that.
+        for rest in ["-wal", "-shm", "-journal"] {
+            match fs::remove_file(state.join(format!("{DATABASE}{rest}"))) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
+                _ => {}
+            }
+        }
+        fs::rename(&partial, &database).with_context(|| format!("{}: cannot be made", database.display()))?;
+        sync_folder_of(&database)?;
+        Ok(summary)
+    };
+    let done = put();
+    if done.is_err() {
+        let _ = fs::remove_file(&partial);
+    }
+    done
+}
+
+/// A new file that only its owner can read: there are secrets in it.
+fn private(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    File::options().create_new(true).write(true).mode(0o600).open(path)
+}
+
+fn sync_folder_of(path: &Path) -> Result<()> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    File::open(folder).and_then(|folder| folder.sync_all()).with_context(|| folder.display().to_string())
+}
+
+/// Takes a state's folder, as a daemon does, unless one has it.
+fn try_lock(state: &Path) -> Result<Option<File>> {
+    let path = state.join(LOCK_FILE);
+    let at = || path.display().to_string();
+    let file =
+        File::options().create(true).truncate(false).write(true).mode(0o600).open(&path).with_context(at)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(e) => Err(e).with_context(at),
+    }
+}

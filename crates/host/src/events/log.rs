@@ -1,0 +1,402 @@
+//! Events in files: a line of JSON each, in segments that have their room before they are written. Owns the folder.
+//!
+//! On a file system that is full the newest events are written all the same: into the segment that is kept spare, then into
+//! the oldest one. Invariant: a file's name says which event it begins with; a line is read only if all before it can be.
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use spillway_api::Event;
+use std::collections::VecDeque;
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Size of a segment.
+const SEGMENT_BYTES: u64 = 1 << 20;
+/// All of them have 64 MiB, with the spare one: some 300,000 events.
+const MOST_SEGMENTS: usize = 63;
+/// Older ones are not kept.
+const AGE: SignedDuration = SignedDuration::from_hours(7 * 24);
+/// What is known of the whole.
+const STATE: &str = "state";
+/// A segment in which nothing is yet.
+const SPARE: &str = "spare";
+/// The state is written in its place: one sector.
+const STATE_BYTES: usize = 512;
+/// After a host's sudden end so many numbers are not given: some of them may have been.
+const JUMP: u64 = 1 << 20;
+
+/// What is known of the whole.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct State {
+    history: u32,
+    /// The start of the host in which it was written last.
+    boot: String,
+    /// All that was told is on the medium.
+    closed: bool,
+}
+
+/// A file of events.
+#[derive(Clone, Debug)]
+struct Segment {
+    /// The number of its first event.
+    first: u64,
+    path: PathBuf,
+}
+
+/// The log.
+pub struct EventLog {
+    folder: PathBuf,
+    state: State,
+    /// The oldest first; the last one is written.
+    segments: VecDeque<Segment>,
+    file: Arc<File>,
+    /// Where the next line goes.
+    at: u64,
+}
+
+/// What was there when it was opened.
+pub struct Opened {
+    /// The number of the next event.
+    pub next: u64,
+    /// The host has ended, and the daemon before it not in order.
+    pub may_lack_some: bool,
+}
+
+impl EventLog {
+    /// That of this folder, which is made if it is not there.
+    pub fn open(folder: &Path) -> io::Result<(EventLog, Opened)> {
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let boot = String::from_utf8_lossy(&crate::processes::boot_id()?).trim().to_owned();
+        let before = fs::read(folder.join(STATE)).ok();
+        let before: Option<State> = before.and_then(|text| serde_json::from_slice(&text).ok());
+        let may_lack_some = before.as_ref().is_some_and(|state| !state.closed && state.boot != boot);
+        let history = before.map_or_else(new_history, |state| state.history);
+        let mut segments = segments(folder, history)?;
+        if segments.is_empty() {
+            segments.push_back(Segment { first: 1, path: path(folder, history, 1) });
+        }
+        let Segment { path, first } =
+            segments.back().cloned().unwrap_or(Segment { first: 1, path: folder.into() });
+        let file = make_segment(&path)?;
+        let (events, at) = lines(&file)?;
+        // What is behind a line that cannot be read is not known: it may have been told.
+        let may_lack_some = may_lack_some | cut_off(&file, at)?;
+        let next =
+            events.last().map_or(first, |event| event.id.number + 1) + if may_lack_some { JUMP } else { 0 };
+        let state = State { history, boot, closed: false };
+        let mut log = EventLog { folder: folder.to_owned(), state, segments, file: Arc::new(file), at };
+        log.write_state()?;
+        log.make_spare();
+        log.forget_old(Timestamp::now(), MOST_SEGMENTS);
+        Ok((log, Opened { next, may_lack_some }))
+    }
+
+    /// Which history it is of.
+    pub fn history(&self) -> u32 {
+        self.state.history
+    }
+
+    /// The file that is written.
+    pub fn file(&self) -> Arc<File> {
+        Arc::clone(&self.file)
+    }
+
+    /// The number of the oldest event that is kept, or of the first one to come.
+    pub fn oldest(&self) -> Option<u64> {
+        self.segments.front().map(|segment| segment.first)
+    }
+
+    /// Adds an event. After an error it is over: a number may be given again by the next daemon, which begins another history.
+    pub fn append(&mut self, event: &Event) -> io::Result<()> {
+        let added = self.add(event);
+        if added.is_err() {
+            let _ = fs::remove_file(self.folder.join(STATE));
+        }
+        added
+    }
+
+    fn add(&mut self, event: &Event) -> io::Result<()> {
+        if self.state.closed {
+            self.state.closed = false;
+            self.write_state()?;
+        }
+        let mut line = serde_json::to_vec(event)?;
+        line.push(b'\n');
+        if self.at + line.len() as u64 > SEGMENT_BYTES {
+            self.begin_segment(event.id.number)?;
+        }
+        self.file.write_all_at(&line, self.at)?;
+        self.at += line.len() as u64;
+        Ok(())
+    }
+
+    /// Events from this number on, so many at most. What cannot be read is left out.
+    pub fn read(&self, from: u64, most: usize) -> Vec<Event> {
+        let begin = self.segments.iter().rposition(|segment| segment.first <= from).unwrap_or(0);
+        let mut found = Vec::new();
+        for segment in self.segments.iter().skip(begin) {
+            let Ok((events, _)) = File::open(&segment.path).and_then(|file| lines(&file)) else { continue };
+            found.extend(events.into_iter().filter(|event| event.id.number >= from));
+            if found.len() >= most {
+                found.truncate(most);
+                break;
+            }
+        }
+        found
+    }
+
+    /// All of it is safe from now on.
+    pub fn close(&mut self) -> io::Result<()> {
+        self.file.sync_data()?;
+        self.state.closed = true;
+        self.write_state()
+    }
+
+    /// Goes on in another file: the spare one; where there is no room for more, the oldest one.
+    fn begin_segment(&mut self, first: u64) -> io::Result<()> {
+        self.file.sync_data()?;
+        self.forget_old(Timestamp::now(), MOST_SEGMENTS - 1);
+        let spare = self.folder.join(SPARE);
+        let old = match spare.exists() {
+            true => spare,
+            false => {
+                let oldest = self.segments.pop_front().map_or(spare, |segment| segment.path);
+                overwrite_with_zeroes(&File::options().write(true).open(&oldest)?)?;
+                oldest
+            }
+        };
+        let path = path(&self.folder, self.state.history, first);
+        fs::rename(&old, &path)?;
+        self.file = Arc::new(make_segment(&path)?);
+        self.at = 0;
+        self.segments.push_back(Segment { first, path });
+        self.make_spare();
+        Ok(())
+    }
+
+    /// Removes what is too old, and what is more than so many segments.
+    fn forget_old(&mut self, now: Timestamp, most: usize) {
+        while self.segments.len() > 1 {
+            // The first event of the next one is older than all in this one may be.
+            let next = File::open(&self.segments[1].path).and_then(|file| first_line(&file)).ok().flatten();
+            let is_old = next.is_some_and(|event| now.duration_since(event.time) > AGE);
+            if !is_old && self.segments.len() <= most {
+                return;
+            }
+            if let Some(old) = self.segments.pop_front() {
+                let _ = fs::remove_file(old.path);
+            }
+        }
+    }
+
+    /// Where there is no room for it, there may be later.
+    fn make_spare(&self) {
+        let path = self.folder.join(SPARE);
+        if make_segment(&path).is_err() {
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    fn write_state(&self) -> io::Result<()> {
+        let mut text = serde_json::to_vec(&self.state)?;
+        text.resize(STATE_BYTES, b' ');
+        let path = self.folder.join(STATE);
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+        file.write_all_at(&text, 0)?;
+        file.sync_data()
+    }
+}
+
+/// The name of a history that begins.
+pub fn new_history() -> u32 {
+    let [a, b, c, d, ..] = uuid::Uuid::new_v4().into_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}
+
+fn path(folder: &Path, history: u32, first: u64) -> PathBuf {
+    folder.join(format!("{history:08x}-{first:020}"))
+}
+
+/// The segments of a history, the oldest first. Those of another are removed: nobody can ask for them.
+fn segments(folder: &Path, history: u32) -> io::Result<VecDeque<Segment>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let Some((of, first)) = name.split_once('-') else { continue };
+        match (u32::from_str_radix(of, 16), first.parse()) {
+            (Ok(of), Ok(first)) if of == history => found.push(Segment { first, path }),
+            (Ok(_), Ok(_)) => fs::remove_file(&path)?,
+            _ => {}
+        }
+    }
+    found.sort_by_key(|segment| segment.first);
+    Ok(found.into())
+}
+
+/// A file with all of its room, zeroes behind what is in it.
+fn make_segment(path: &Path) -> io::Result<File> {
+    let file = File::options().create(true).truncate(false).read(true).write(true).mode(0o600).open(path)?;
+    let zeroes = vec![0; 64 << 10];
+    let mut at = file.metadata()?.len();
+    while at < SEGMENT_BYTES {
+        let part = (SEGMENT_BYTES - at).min(zeroes.len() as u64) as usize;
+        file.write_all_at(&zeroes[..part], at)?;
+        at += part as u64;
+    }
+    Ok(file)
+}
+
+fn overwrite_with_zeroes(file: &File) -> io::Result<()> {
+    let zeroes = vec![0; 64 << 10];
+    (0..SEGMENT_BYTES / zeroes.len() as u64)
+        .try_for_each(|n| file.write_all_at(&zeroes, n * zeroes.len() as u64))
+}
+
+/// The events of a segment, and where the next one goes.
+fn lines(file: &File) -> io::Result<(Vec<Event>, u64)> {
+    let mut text = vec![0; SEGMENT_BYTES as usize];
+    let read = read_at_most(file, &mut text)?;
+    let (mut events, mut at) = (Vec::new(), 0);
+    while let Some(length) = text[at..read].iter().position(|byte| *byte == b'\n') {
+        let Ok(event) = serde_json::from_slice(&text[at..at + length]) else { break };
+        events.push(event);
+        at += length + 1;
+    }
+    Ok((events, at as u64))
+}
+
+/// Whether something is behind the last line that can be read. Nothing is, from then on.
+fn cut_off(file: &File, at: u64) -> io::Result<bool> {
+    let mut rest = vec![0; SEGMENT_BYTES.saturating_sub(at) as usize];
+    let mut read = 0;
+    while read < rest.len() {
+        match file.read_at(&mut rest[read..], at + read as u64)? {
+            0 => break,
+            n => read += n,
+        }
+    }
+    let is_cut_off = rest.iter().any(|byte| *byte != 0);
+    if is_cut_off {
+        rest.fill(0);
+        file.write_all_at(&rest, at)?;
+    }
+    Ok(is_cut_off)
+}
+
+/// The first event of a segment.
+fn first_line(file: &File) -> io::Result<Option<Event>> {
+    let mut text = vec![0; 64 << 10];
+    let read = read_at_most(file, &mut text)?;
+    let line = text[..read].split(|byte| *byte == b'\n').next().unwrap_or_default();
+    Ok(serde_json::from_slice(line).ok())
+}
+
+fn read_at_most(file: &File, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut read = 0;
+    while read < buffer.len() {
+        match file.read_at(&mut buffer[read..], read as u64) {
+            Ok(0) => break,
+            Ok(n) => read += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(read)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use spillway_api::{EventId, EventKind};
+
+    /// Makes it look as if another start of the host had written it.
+    pub fn is_of_another_boot(folder: &Path) {
+        let path = folder.join(STATE);
+        let mut state: State = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        state.boot = "another".into();
+        fs::write(path, serde_json::to_vec(&state).unwrap()).unwrap();
+    }
+
+    /// The last event did not reach the medium.
+    pub fn lose_last(folder: &Path) {
+        let (log, _) = EventLog::open_as_it_is(folder);
+        let file = File::options().read(true).write(true).open(&log).unwrap();
+        let (events, at) = lines(&file).unwrap();
+        let length = serde_json::to_vec(events.last().unwrap()).unwrap().len() as u64 + 1;
+        file.write_all_at(&vec![0; length as usize], at - length).unwrap();
+    }
+
+    impl EventLog {
+        fn open_as_it_is(folder: &Path) -> (PathBuf, State) {
+            let state: State = serde_json::from_slice(&fs::read(folder.join(STATE)).unwrap()).unwrap();
+            (segments(folder, state.history).unwrap().back().unwrap().path.clone(), state)
+        }
+    }
+
+    fn event(history: u32, number: u64, time: Timestamp) -> Event {
+        let id = EventId { history, number };
+        Event { id, time, kind: EventKind::Memory, object: "host".into(), text: "x".repeat(10_000) }
+    }
+
+    fn fill(log: &mut EventLog, numbers: std::ops::Range<u64>, time: Timestamp) {
+        let history = log.history();
+        numbers.for_each(|number| log.append(&event(history, number, time)).unwrap());
+    }
+
+    fn numbers(log: &EventLog) -> Vec<u64> {
+        log.read(0, usize::MAX).iter().map(|event| event.id.number).collect()
+    }
+
+    #[test]
+    fn a_week_is_kept_and_so_many_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut log, opened) = EventLog::open(dir.path()).unwrap();
+        assert_eq!((opened.next, opened.may_lack_some), (1, false));
+        let now = Timestamp::now();
+        let old = now - SignedDuration::from_hours(7 * 24 + 1);
+        fill(&mut log, 1..301, old);
+        fill(&mut log, 301..401, now);
+        let kept = numbers(&log);
+        // Each segment has about 100: those go of which all are old.
+        assert!(kept[0] > 100 && kept[0] <= 301 && kept.last() == Some(&400), "{kept:?}");
+        assert!(kept == (kept[0]..401).collect::<Vec<_>>());
+        assert_eq!(log.oldest(), Some(kept[0]));
+        fill(&mut log, 401..8001, now);
+        let kept = numbers(&log);
+        assert!(kept == (kept[0]..8001).collect::<Vec<_>>());
+        let taken: u64 =
+            fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
+        assert!(
+            taken <= (MOST_SEGMENTS as u64 + 1) * SEGMENT_BYTES + STATE_BYTES as u64 && kept.len() > 6000,
+            "{taken} {}",
+            kept.len()
+        );
+        drop(log);
+        let (log, opened) = EventLog::open(dir.path()).unwrap();
+        assert!(opened.next == 8001 && numbers(&log) == kept);
+    }
+
+    #[test]
+    fn what_is_cut_off_or_damaged_ends_what_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut log, _) = EventLog::open(dir.path()).unwrap();
+        fill(&mut log, 1..6, Timestamp::now());
+        let (path, _) = EventLog::open_as_it_is(dir.path());
+        let file = File::options().write(true).open(&path).unwrap();
+        // In the middle of the fourth.
+        file.write_all_at(&[0xff; 8], 35_000).unwrap();
+        drop(log);
+        let (mut log, opened) = EventLog::open(dir.path()).unwrap();
+        assert_eq!((numbers(&log), opened.next), (vec![1, 2, 3], 4 + JUMP));
+        assert!(opened.may_lack_some, "numbers behind it were told");
+        fill(&mut log, 4 + JUMP..5 + JUMP, Timestamp::now());
+        assert_eq!(numbers(&log), [1, 2, 3, 4 + JUMP]);
+        fs::write(dir.path().join(STATE), "no state").unwrap();
+        let (log, opened) = EventLog::open(dir.path()).unwrap();
+        assert_eq!((numbers(&log), opened.next), (vec![], 1), "another history");
+    }
+}

@@ -1,0 +1,93 @@
+//! All kinds of records that the daemon stores. Owns the list; each kind is where it is used.
+//!
+//! Invariant: the version of the records is another one whenever a type that is stored is another one.
+
+use crate::store::RecordKind;
+use crate::{catalogs, images, machines, stores};
+
+/// All of them.
+pub fn kinds() -> Vec<RecordKind> {
+    let all = catalogs::RECORDS.into_iter().chain(images::RECORDS).chain(machines::RECORDS);
+    all.chain(stores::RECORDS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::run_schema;
+    use crate::store::RECORDS_VERSION;
+    use serde_json::{Map, Value, json};
+    use sha2::{Digest, Sha256};
+
+    /// What the stored types of each version look like: the version moves with every change to one of them.
+    const DIGESTS: [(u32, &str); 1] =
+        [(2, "3ed0111cb4fc53335d1b8192c89e0d1288a216a490aaea388d4c742ef4606114")];
+
+    /// What is for people and changes nothing that is stored.
+    fn is_for_people(key: &str) -> bool {
+        ["description", "title", "example", "examples"].contains(&key)
+    }
+
+    /// The same without words for people, the fields in the order of their names.
+    fn plain(value: &Value, is_list_of_fields: bool) -> Value {
+        match value {
+            Value::Object(fields) => {
+                let mut kept: Vec<_> = fields.iter().collect();
+                kept.retain(|(key, _)| is_list_of_fields || !is_for_people(key));
+                kept.sort_by_key(|(key, _)| key.to_owned());
+                let plain = |(key, value): (&String, &Value)| {
+                    (key.clone(), plain(value, key == "properties" && !is_list_of_fields))
+                };
+                Value::Object(kept.into_iter().map(plain).collect::<Map<_, _>>())
+            }
+            Value::Array(items) => items.iter().map(|item| plain(item, false)).collect(),
+            other => other.clone(),
+        }
+    }
+
+    fn schemas() -> Value {
+        let mut all = Map::new();
+        let run = ("run.json", run_schema());
+        for (prefix, (own, named)) in kinds().iter().map(|kind| (kind.prefix, (kind.schema)())).chain([run]) {
+            let mut named: Vec<_> = named.into_iter().map(|(name, schema)| json!([name, schema])).collect();
+            named.sort_by_key(|pair| pair.to_string());
+            named.dedup();
+            all.insert(prefix.into(), json!({ "own": own, "named": named }));
+        }
+        plain(&Value::Object(all), false)
+    }
+
+    #[test]
+    fn the_version_moves_with_every_field() {
+        let schemas = schemas();
+        let found: String =
+            Sha256::digest(schemas.to_string()).iter().map(|byte| format!("{byte:02x}")).collect();
+        let (version, digest) = DIGESTS[DIGESTS.len() - 1];
+        assert!(
+            (version, digest) == (RECORDS_VERSION, found.as_str()),
+            "a type that is stored is not what it was in version {RECORDS_VERSION} of the records: raise RECORDS_VERSION \
+             (crates/host/src/store/mod.rs) by one, and add it here with the digest {found}"
+        );
+    }
+
+    #[test]
+    fn a_field_more_is_another_digest_and_other_words_are_not() {
+        let all = schemas();
+        let machine = |schema: &Value| schema["machines/"].to_string();
+        assert!(
+            machine(&all).contains("\"number\"") && machine(&all).contains("\"uuid\""),
+            "{}",
+            machine(&all)
+        );
+        let words = json!({ "type": "object", "description": "It.", "properties": { "description": { "type": "string" } } });
+        let other = json!({ "properties": { "description": { "type": "string" } }, "type": "object", "description": "That." });
+        assert_eq!(plain(&words, false).to_string(), plain(&other, false).to_string());
+        let less = json!({ "properties": {}, "type": "object", "description": "That." });
+        assert_ne!(plain(&words, false).to_string(), plain(&less, false).to_string());
+        let mut kinds: Vec<_> = kinds().iter().map(|kind| kind.prefix).collect();
+        kinds.sort();
+        let count = kinds.len();
+        kinds.dedup();
+        assert_eq!(kinds.len(), count, "no two kinds have one prefix");
+    }
+}
