@@ -9,6 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use spillway_api::{CatalogSpec, Claim, Name, Power};
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -62,10 +63,13 @@ impl Instant {
     }
 }
 
-/// Which start of the host this is.
+/// Which start of the host this is. Asked for each claim that is listed: it stays the same while this process lives.
 pub fn boot_id() -> String {
-    // It is there on every Linux.
-    processes::boot_id().map(|id| String::from_utf8_lossy(&id).trim().to_owned()).unwrap_or_default()
+    static BOOT: LazyLock<String> = LazyLock::new(|| {
+        // It is there on every Linux.
+        processes::boot_id().map(|id| String::from_utf8_lossy(&id).trim().to_owned()).unwrap_or_default()
+    });
+    BOOT.clone()
 }
 
 impl Claimed {
