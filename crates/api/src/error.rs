@@ -26,6 +26,8 @@ pub enum ErrorCode {
     TooLarge,
     /// The host has not enough memory or disk for it.
     Exhausted,
+    /// Too many requests or connections at a time, of this caller or of all. Asking again later may help.
+    Busy,
     /// What it takes is not there: a program, a hypervisor.
     Unavailable,
     /// It was told to stop.
@@ -50,6 +52,7 @@ impl ErrorCode {
             | ErrorCode::Cancelled
             | ErrorCode::Exhausted => 409,
             ErrorCode::TooLarge => 413,
+            ErrorCode::Busy => 429,
             ErrorCode::Unavailable => 503,
             ErrorCode::Internal | ErrorCode::Damaged => 500,
         }

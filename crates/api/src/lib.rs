@@ -21,6 +21,7 @@ mod nearest;
 mod operation;
 mod size;
 mod stores;
+mod ttl;
 
 pub use catalog::{
     BaseCache, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate, Difference, DiskMode,
@@ -42,14 +43,15 @@ pub use image::{
 };
 pub use leftover::{LeftDisk, Leftover};
 pub use machine::{
-    Action, Claim, Hypervisor, Identity, Machine, MachineAction, MachineDetails, MachineRun, MachineStatus,
-    NewClaim, Phase, Power, Selector,
+    Action, Claim, ClaimRenewal, Hypervisor, Identity, Machine, MachineAction, MachineDetails, MachineRun,
+    MachineStatus, NewClaim, Phase, Power, Selector,
 };
 pub use name::{Name, NameError};
 pub use nearest::nearest;
 pub use operation::{Operation, OperationState};
 pub use size::{SizeError, parse_size, size_text};
 pub use stores::{Space, SpaceLevel, StoreClass, StoreDetails, StoreFolder};
+pub use ttl::{parse_seconds, parse_ttl};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

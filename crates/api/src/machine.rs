@@ -53,23 +53,44 @@ pub struct MachineDetails {
 pub struct Claim {
     /// Which one, of all that there ever were: who releases it can say so, and releases nobody else's.
     pub id: String,
-    /// Since when.
+    /// Who has the machine: the name of the token or the user that claimed it, or what the claim said.
+    pub owner: String,
+    /// For people and programs: what the claim said.
+    pub labels: BTreeMap<Name, String>,
+    /// When it was made.
     #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,
-    /// How long it lasts; until it is released if nothing is said.
+    /// How long it lasts from when it was made or renewed; `null`: until it is released.
     pub ttl_seconds: Option<u32>,
+    /// How long it still lasts; `null`: until it is released.
+    pub left_seconds: Option<u64>,
 }
 
 /// Asks for a machine of a catalog.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewClaim {
-    /// How long the machine is wanted; until it is released if nothing is said.
+    /// How long the claim lasts unless it is renewed; 0: until it is released. By default as the catalog says, else the host.
     #[serde(default)]
     pub ttl_seconds: Option<u32>,
     /// Take one that is not ready yet if none is, and start one if need be.
     #[serde(default)]
     pub any: bool,
+    /// Who has the machine: 1 to 128 characters. By default the name of the token or the user that asks.
+    #[serde(default)]
+    pub owner: Option<String>,
+    /// For people and programs: at most 16.
+    #[serde(default)]
+    pub labels: BTreeMap<Name, String>,
+}
+
+/// Asks for a claim to last longer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClaimRenewal {
+    /// How long it lasts from now on; 0: until it is released. By default as long as it was to last when it was made.
+    #[serde(default)]
+    pub ttl_seconds: Option<u32>,
 }
 
 /// Whether a machine is to run.

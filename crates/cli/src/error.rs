@@ -25,6 +25,8 @@ pub enum Exit {
     Refused = 75,
     /// EX_NOPERM: the operating system, or spillwayd, refuses access; or nobody can say that it is spillwayd.
     Permission = 77,
+    /// A signal has ended what was waited for (128 and SIGINT, as shells say it).
+    Interrupted = 130,
 }
 
 /// The table for `--help`.
@@ -43,6 +45,7 @@ Exit codes:
       this: the memory of its caches, a store
   75  refused for now: a client is connected, the memory is not free, somebody uses it
   77  permission denied; a token that is not known or not enough, a certificate that is not trusted
+  130 'machine claim --wait' was interrupted, and has given up what it had claimed
   'run' passes on the exit code of QEMU.";
 
 /// Why the program fails.

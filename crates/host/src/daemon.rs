@@ -1,16 +1,20 @@
 //! The daemon's life: its folder, its socket, its connections, its end. Owns these; knows nothing of what is kept.
 //!
 //! Invariant: one daemon has a folder; it can be killed at any instant, and the next one goes on. Connections are
-//! bounded in number and in the time that they may keep silent.
+//! bounded in number, in the time that they may keep silent, and in the time that they may leave an answer unread.
 
 use crate::access::Peer;
-use crate::access::audit::Audit;
+use crate::access::audit::{self, Audit};
+use crate::access::caller::Source;
+use crate::access::connections::{Connections, Limits, Place};
+use crate::access::paced::{Pace, Paced};
 use crate::access::tls::{Door, Remote};
 use crate::api::{self, Answered, App};
 use crate::backup::StateStore;
 use crate::catalogs::Catalogs;
 use crate::confined;
 use crate::events::{Events, say};
+use crate::idempotency::Idempotency;
 use crate::images::Images;
 use crate::machines::{Machines, Parts};
 use crate::operations::Operations;
@@ -39,16 +43,19 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
 
-/// Connections at a time; more wait to be let in.
-const MOST_CONNECTIONS: usize = 256;
-/// How long a request's head may take to come.
+/// How long a request's head may take to come: from the connection's start, or from the end of the last answer.
 const HEAD: Duration = Duration::from_secs(30);
+/// How slowly an answer may be read.
+const PACE: Pace = Pace { stall: Duration::from_secs(30), bytes_a_second: 16 << 10 };
+/// Between two looks at what the audit log has counted.
+const AUDIT_EACH: Duration = Duration::from_secs(5);
 
 /// Of what a client sends after its last answer so much is read, for so long.
 const MOST_UNREAD_BYTES: usize = 1 << 20;
 const UNREAD: Duration = Duration::from_secs(2);
+/// Before connections are taken again when there was no descriptor for one.
+const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 
 /// The folder for what runs.
 const RUN: &str = "run";
@@ -86,6 +93,42 @@ pub struct Settings {
     pub overcommit_percent: u32,
     /// Caches shrink when less memory than this is available; a twentieth of the host's if nothing is said.
     pub memory_floor_bytes: Option<u64>,
+    /// Where changes are written down; in the state folder if nothing is said.
+    pub audit: Vec<AuditTo>,
+    /// How long that is kept.
+    pub audit_keep: Duration,
+    /// How much of it is kept.
+    pub audit_max_bytes: u64,
+    /// How long a claim lasts of which neither it nor its catalog says that; `None`: until it is released.
+    pub claim_ttl_seconds: Option<u32>,
+}
+
+/// Where changes are written down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AuditTo {
+    /// Standard error, which the journal keeps.
+    Journal,
+    /// A file, and the older parts of it beside it.
+    File(PathBuf),
+}
+
+impl Settings {
+    fn audit(&self, state: &Path) -> Result<audit::Settings> {
+        let mut files = self.audit.iter().filter_map(|to| match to {
+            AuditTo::File(path) => Some(path),
+            AuditTo::Journal => None,
+        });
+        let file = match (files.next(), self.audit.is_empty()) {
+            (Some(path), _) => Some(std::path::absolute(path).context("--audit")?),
+            (None, true) => Some(state.join("audit.log")),
+            (None, false) => None,
+        };
+        if files.next().is_some() {
+            bail!("--audit: one file can be, and 'journal'");
+        }
+        let journal = self.audit.contains(&AuditTo::Journal);
+        Ok(audit::Settings { file, journal, keep: self.audit_keep, max_bytes: self.audit_max_bytes })
+    }
 }
 
 /// Serves until it is told to end. What goes on then is broken off, which the next one undoes.
@@ -134,6 +177,7 @@ pub async fn run(
         memory_floor_bytes: settings.memory_floor_bytes.unwrap_or(host_bytes() / 20),
         scopes: Scopes::choose(&mut complain),
         libvirt_uri: settings.libvirt_uri.clone(),
+        claim_ttl_seconds: settings.claim_ttl_seconds,
     };
     if has_swap() {
         complain(
@@ -145,15 +189,17 @@ pub async fn run(
         Some(listener) => listener,
         None => listen(&settings)?,
     };
+    let idempotency = Idempotency::new(objects.clone());
     let machines =
         Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;
-    let audit = Audit::new(&state.join("audit.log"));
+    let audit = Audit::new(settings.audit(&state)?);
     let answered = Answered::default();
     let app = App {
-        audit,
+        audit: audit.clone(),
         answered,
         catalogs,
         events: events.clone(),
+        idempotency,
         images,
         machines: machines.clone(),
         operations,
@@ -178,11 +224,13 @@ pub async fn run(
         () = manager.attend(async || machines.summary().await) => {}
         () = accept(listener, router.clone()) => {}
         () = accept_remote(door, router) => {}
+        () = look_after(audit.clone()) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
     manager.say("STOPPING=1");
     events.close();
+    audit.end();
     if !is_kept {
         let _ = fs::remove_file(&settings.socket);
     }
@@ -209,40 +257,60 @@ async fn keep_reserve(store: Arc<SqliteStore>, events: Events) {
     }
 }
 
+/// Has the audit log write what it has counted.
+async fn look_after(audit: Audit) {
+    loop {
+        tokio::time::sleep(AUDIT_EACH).await;
+        let audit = audit.clone();
+        let _ = tokio::task::spawn_blocking(move || audit.tick()).await;
+    }
+}
+
 /// Lets clients in for as long as it is asked.
 async fn accept(listener: UnixListener, router: Router) {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let connections = Connections::new(Limits::LOCAL);
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
             // Out of descriptors: others give some back.
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::time::sleep(OUT_OF_DESCRIPTORS).await;
             continue;
         };
-        let user = stream.peer_cred().ok().map(|who| who.uid());
-        let router = router.clone();
-        tokio::spawn(async move {
-            let _place = place;
-            serve(stream, router, Peer::Local(user)).await;
-        });
+        let who = stream.peer_cred().ok();
+        let source =
+            Source::Local { uid: who.as_ref().map(|who| who.uid()), pid: who.and_then(|who| who.pid()) };
+        // All of that user's connections are being answered: this one goes.
+        let Ok(place) = connections.admit(source) else { continue };
+        let peer = Peer { source, tokens: None, place: Arc::clone(&place) };
+        tokio::spawn(until_closed(place, serve(stream, router.clone(), peer)));
     }
 }
 
 /// The same for those who come over TCP; nobody, without a door.
 async fn accept_remote(door: Option<Door>, router: Router) {
     let Some(door) = door else { return pending().await };
+    let connections = Connections::new(Limits::REMOTE);
     loop {
         let Some(stranger) = door.next().await else {
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::time::sleep(OUT_OF_DESCRIPTORS).await;
             continue;
         };
-        let peer = Peer::Remote(Arc::clone(&door.tokens), stranger.address);
+        let source = Source::Remote(stranger.address.ip());
+        let Ok(place) = connections.admit(source) else { continue };
+        let peer = Peer { source, tokens: Some(Arc::clone(&door.tokens)), place: Arc::clone(&place) };
         let router = router.clone();
-        tokio::spawn(async move {
-            if let Some((stream, _place)) = stranger.greet().await {
+        tokio::spawn(until_closed(place, async move {
+            if let Some(stream) = stranger.greet().await {
                 serve(stream, router, peer).await;
             }
-        });
+        }));
+    }
+}
+
+/// Answers a connection until it ends, or another one needs its place.
+async fn until_closed(place: Arc<Place>, answering: impl Future<Output = ()>) {
+    tokio::select! {
+        () = answering => {}
+        () = place.closed() => {}
     }
 }
 
@@ -252,7 +320,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, peer
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Paced::new(stream, PACE)), service);
     let Ok(parts) = connection.without_shutdown().await else { return };
     let mut stream = parts.io.into_inner();
     // A connection that is closed with something unread loses the answer on its way: what was too much is read first.

@@ -10,6 +10,7 @@ pub mod daemon;
 pub mod error;
 pub mod events;
 mod hypervisor;
+pub mod idempotency;
 pub mod images;
 mod json_lines;
 pub mod machines;

@@ -7,12 +7,13 @@ use spillway_api::Hypervisor;
 use spillway_api::client::Address;
 use spillway_host::access::tls::Remote;
 use spillway_host::backup;
-use spillway_host::daemon::{self, LIBVIRT_URI_DEFAULT, Settings};
+use spillway_host::daemon::{self, AuditTo, LIBVIRT_URI_DEFAULT, Settings};
 use spillway_host::systemd::Manager;
 use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Below its options.
 const MORE: &str = "\
@@ -30,7 +31,8 @@ again by the next one, as after a crash. It does not go to the
 background; the package's service is spillwayd.service.
 
 Files:
-  DIR/audit.log           who has asked for which change
+  DIR/audit.log           who has asked for which change; older parts
+                          have the time in their names
   DIR/events              what has happened, for a week
   DIR/run/machines/NAME   a machine that runs: sockets, what it says
   DIR/state.db            what is recorded
@@ -96,6 +98,18 @@ struct Arguments {
     /// Caches shrink towards their guarantees when less memory is available [default: a twentieth of the host's]
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     memory_floor: Option<u64>,
+    /// How long a claim lasts if neither it nor its catalog says so, such as 8h, or none: until it is released
+    #[arg(long, value_name = "TIME", value_parser = spillway_api::parse_ttl, default_value = "24h")]
+    claim_ttl: u32,
+    /// Where changes are written down: 'journal' (standard error), or a file; both may be given [default: DIR/audit.log]
+    #[arg(long, value_name = "journal|FILE", value_parser = audit())]
+    audit: Vec<AuditTo>,
+    /// How long that is kept, in days
+    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=36_500), default_value_t = 365)]
+    audit_days: u32,
+    /// How much of it is kept: the oldest goes
+    #[arg(long, value_name = "SIZE", value_parser = audit_size, default_value = "1G")]
+    audit_size: u64,
     /// Print the description of the interface (OpenAPI) and end
     #[arg(long)]
     print_openapi: bool,
@@ -129,6 +143,18 @@ fn socket() -> impl TypedValueParser<Value = PathBuf> {
         Ok(Address::Socket(path)) => Ok(path),
         _ => Err("it takes the path of a socket; for TCP there is --listen"),
     })
+}
+
+fn audit() -> impl TypedValueParser<Value = AuditTo> {
+    OsStringValueParser::new().map(|text: OsString| match text == "journal" {
+        true => AuditTo::Journal,
+        false => AuditTo::File(text.into()),
+    })
+}
+
+fn audit_size(text: &str) -> Result<u64, String> {
+    let bytes = spillway_api::parse_size(text).map_err(|e| e.to_string())?;
+    if bytes < 1 << 20 { Err("1M at least".into()) } else { Ok(bytes) }
 }
 
 fn octal(text: &str) -> Result<u32, String> {
@@ -201,6 +227,10 @@ fn main() -> Result<()> {
         overcommit_percent: arguments.overcommit,
         memory_floor_bytes: arguments.memory_floor,
         libvirt_uri: arguments.libvirt_uri,
+        audit: arguments.audit,
+        audit_keep: Duration::from_secs(u64::from(arguments.audit_days) * 86_400),
+        audit_max_bytes: arguments.audit_size,
+        claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),
         program: std::path::absolute(&program).context("--spillway")?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

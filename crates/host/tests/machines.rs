@@ -97,7 +97,7 @@ fn machines_that_somebody_needs_are_not_deleted() {
     };
     act(&client, "start", "desk-001");
     refuses("desk-001", ErrorCode::Conflict, "stop it first ('spillway machine stop desk-001 --wait')");
-    let any = NewClaim { ttl_seconds: None, any: true };
+    let any = NewClaim { any: true, ..NewClaim::default() };
     let claimed: MachineDetails = client.post("/v1/catalogs/desk/claims", &any).unwrap();
     let claimed = claimed.machine.name.as_str();
     act(&client, "stop", claimed);
@@ -133,7 +133,7 @@ fn what_keeps_writes_is_given_to_nobody() {
     let world = World::new();
     import(&world, "debian", 1);
     let client = world.client();
-    let any = NewClaim { ttl_seconds: None, any: true };
+    let any = NewClaim { any: true, ..NewClaim::default() };
     for (name, more, why) in [
         ("own", r#""type": "dedicated""#, "keep what is written"),
         ("never", r#""reset": "never""#, "keep what is written"),
@@ -174,7 +174,7 @@ fn a_host_that_is_closed_starts_nothing_until_it_is_opened() {
         assert_eq!(on(client), [""; 0]);
     };
     stays_off(&client);
-    let any = NewClaim { ttl_seconds: None, any: true };
+    let any = NewClaim { any: true, ..NewClaim::default() };
     let start = serde_json::json!({ "action": "start", "select": { "all": true } });
     for error in [
         refused(client.post::<_, MachineDetails>("/v1/catalogs/pool/claims", &any)),

@@ -4,18 +4,19 @@
 mod common;
 
 use common::{World, create, import};
+use rustix::process::Signal;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use spillway_api::client::{Address, Client, Token};
-use spillway_api::{Catalog, Empty, ErrorCode, Event, EventKind, List};
+use spillway_api::{Catalog, CatalogSpec, Empty, ErrorCode, Event, EventKind, List, NewCatalog};
 use spillway_lab::certificate;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -23,6 +24,11 @@ use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, Stream
 
 /// A daemon that listens, with a token for each role: its word. `None`: no openssl here, which is said.
 fn remote() -> Option<World> {
+    remote_with(|_| Vec::new())
+}
+
+/// The same with more options.
+fn remote_with(more: impl FnOnce(&World) -> Vec<String>) -> Option<World> {
     let mut world = World::unstarted();
     if let Err(e) = certificate::make("localhost", false, &world.path("cert"), &world.path("key")) {
         spillway_lab::skip(&format!("openssl makes no certificate here: {e:#}"));
@@ -34,7 +40,8 @@ fn remote() -> Option<World> {
     std::fs::write(&tokens, lines.concat()).unwrap();
     private(&tokens);
     let options = ["--listen", "127.0.0.1:0", "--tls-cert", &cert, "--tls-key", &key, "--tokens", &tokens];
-    world.start_with(options.map(str::to_owned).into());
+    let options = options.map(str::to_owned).into_iter().chain(more(&world)).collect();
+    world.start_with(options);
     Some(world)
 }
 
@@ -43,14 +50,29 @@ fn private(path: &str) {
 }
 
 fn tcp(world: &World) -> TcpStream {
-    let address = world.said.trim().rsplit_once("https://").unwrap().1;
-    let stream = TcpStream::connect(address).unwrap();
+    tcp_from(world, 1)
+}
+
+/// From an address of the loopback network.
+fn tcp_from(world: &World, last: u8) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let address: SocketAddr = world.said.trim().rsplit_once("https://").unwrap().1.parse().unwrap();
+    let fd = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&fd, &SocketAddr::from(([127, 0, 0, last], 0))).unwrap();
+    connect(&fd, &address).unwrap();
+    let stream = TcpStream::from(fd);
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream
 }
 
+type Tls = StreamOwned<ClientConnection, TcpStream>;
+
 /// Speaks TLS with the daemon, whose certificate is checked.
-fn tls(world: &World) -> StreamOwned<ClientConnection, TcpStream> {
+fn tls(world: &World) -> Tls {
+    tls_over(world, tcp(world))
+}
+
+fn tls_over(world: &World, stream: TcpStream) -> Tls {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(world.path("cert")).unwrap()).unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -59,7 +81,7 @@ fn tls(world: &World) -> StreamOwned<ClientConnection, TcpStream> {
         .with_root_certificates(roots)
         .with_no_client_auth();
     let client = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
-    StreamOwned::new(client, tcp(world))
+    StreamOwned::new(client, stream)
 }
 
 /// The status of an answer to a request with these lines in its head.
@@ -70,7 +92,10 @@ fn ask(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> u16
 
 /// All of that answer.
 fn answer(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> String {
-    let mut stream = tls(world);
+    answer_over(tls(world), method, path, lines, body)
+}
+
+fn answer_over(mut stream: Tls, method: &str, path: &str, lines: &str, body: &[u8]) -> String {
     let length = body.len();
     let head = format!(
         "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{lines}content-length: {length}\r\n\r\n"
@@ -85,11 +110,6 @@ fn answer(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> 
 
 fn token(word: &str) -> String {
     format!("authorization: Bearer {word}\r\n")
-}
-
-fn audit(world: &World) -> Vec<Value> {
-    let text = std::fs::read_to_string(world.state().join("audit.log")).unwrap_or_default();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[test]
@@ -113,17 +133,27 @@ fn who_has_no_token_gets_nothing_and_roles_hold() {
         assert_eq!(ask(&world, "POST", "/v1/machine-actions", &token(role), act), post, "{role}");
         assert_eq!(ask(&world, "POST", "/v1/stores", &token(role), store), put, "{role}");
     }
-    let written = audit(&world);
+    // Of refusals the first of a kind: of who is not known, and of a token whose role is not enough.
+    let written = world.audit();
     let seen: Vec<(&str, u64)> = written
         .iter()
         .map(|line| (line["who"].as_str().unwrap(), line["status"].as_u64().unwrap()))
         .collect();
-    let of =
-        |name: &str, statuses: [u64; 2]| statuses.map(|status| (format!("{name} from 127.0.0.1"), status));
-    let want = [of("reader", [403, 403]), of("operateer", [404, 403]), of("adminer", [404, 400])].concat();
-    assert_eq!(seen, want.iter().map(|(who, status)| (who.as_str(), *status)).collect::<Vec<_>>());
+    let want = [
+        ("unknown", 401),
+        ("reader", 403),
+        ("operateer", 404),
+        ("operateer", 403),
+        ("adminer", 404),
+        ("adminer", 400),
+    ];
+    assert_eq!(seen, want);
+    assert!(written.iter().all(|line| line["from"] == "127.0.0.1"), "{written:?}");
+    let asked = &written.iter().find(|line| line["who"] == "adminer").unwrap();
+    assert_eq!((&asked["verb"], &asked["object"]["kind"]), (&"stop".into(), &"machine".into()), "{asked}");
+    assert_eq!(asked["asked"]["select.names"], serde_json::json!(["desk-001"]), "{asked}");
     let text = std::fs::read_to_string(world.state().join("audit.log")).unwrap();
-    assert!(!text.contains("Bearer") && !text.contains("relative"), "{text}");
+    assert!(!text.contains("Bearer"), "{text}");
 }
 
 /// The client of a role, who speaks TLS with the daemon too.
@@ -187,6 +217,33 @@ fn what_guests_are_told_is_not_for_those_who_only_read() {
             assert!(text.contains("desk") && text.contains("hunter2") == sees, "{role} {path}: {text}");
         }
     }
+
+    // What was read so is not written back: it would lose what was left out.
+    let admin = client(&world, "admin");
+    let whole: Catalog = admin.get("/v1/catalogs/desk").unwrap();
+    let redacted: Catalog = client(&world, "read").get("/v1/catalogs/desk").unwrap();
+    assert_eq!(
+        (redacted.spec.user_data.as_deref(), &*redacted.spec.redacted),
+        (None, &["user_data".to_owned()][..])
+    );
+    let once = CatalogSpec { user_data: Some("(not for the role 'read')".into()), ..whole.spec.clone() };
+    for (n, spec) in [redacted.spec, once].into_iter().enumerate() {
+        let spec = CatalogSpec { count: 2, ..spec };
+        let changed = admin.put::<_, Catalog>("/v1/catalogs/desk", &spec).map(drop);
+        let new = NewCatalog { name: format!("copy{n}").parse().unwrap(), spec };
+        let made = admin.post::<_, Catalog>("/v1/catalogs", &new).map(drop);
+        for error in [common::refused(changed), common::refused(made)] {
+            assert_eq!(error.code, ErrorCode::Invalid, "{error}");
+            assert!(
+                error.message.contains("user_data") && error.message.contains("role 'operate'"),
+                "{error}"
+            );
+        }
+    }
+    assert_eq!(admin.get::<List<Catalog>>("/v1/catalogs").unwrap().items, [whole]);
+    // Nor is it in the log.
+    let text = std::fs::read_to_string(world.state().join("audit.log")).unwrap();
+    assert!(text.contains("user_data") && !text.contains("hunter2"), "{text}");
 }
 
 #[test]
@@ -202,11 +259,13 @@ fn changes_on_the_socket_are_written_down_with_their_user() {
     ask("GET /v1/images");
     ask("DELETE /v1/images/none?secret=1");
     let uid = rustix::process::getuid().as_raw();
-    let written = audit(&world);
+    let written = world.audit();
     assert_eq!(written.len(), 1, "{written:?}");
     let line = &written[0];
-    assert_eq!((&line["who"], &line["method"]), (&format!("uid {uid}").into(), &"DELETE".into()));
-    assert_eq!((&line["path"], &line["status"]), (&"/v1/images/none".into(), &404.into()));
+    let want = serde_json::json!({ "time": line["time"], "who": format!("uid {uid}"), "role": "admin", "from": "local",
+        "uid": uid, "pid": std::process::id(), "verb": "delete", "object": { "kind": "image", "name": "none" },
+        "result": "not_found", "status": 404 });
+    assert_eq!(*line, want);
 }
 
 /// Of those who go before the answer comes: what was done is written down.
@@ -224,7 +283,7 @@ fn changes_of_those_who_do_not_wait_are_written_down() {
     }
     let client = world.client();
     let done = || client.get::<Value>("/v1/stores").unwrap()["items"].as_array().unwrap().len() - 1;
-    let written = || audit(&world).iter().filter(|line| line["status"] == 200).count();
+    let written = || world.audit().iter().filter(|line| line["status"] == 200).count();
     // What was begun ends.
     let all = || (done() > 0 && written() == done()).then_some(());
     let found = spillway_lab::process::wait_until(Duration::from_secs(10), all);
@@ -289,4 +348,176 @@ fn a_door_without_a_lock_is_not_opened() {
     private(&tokens);
     std::fs::set_permissions(world.path("key"), std::fs::Permissions::from_mode(0o644)).unwrap();
     assert!(all(&cert, &key, &tokens).contains("chmod 0600"));
+}
+
+/// A request on a connection that stays.
+fn send(stream: &mut Tls, path: &str, role: &str) {
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\n{}\r\n", token(role)).as_bytes()).unwrap();
+    stream.flush().unwrap();
+}
+
+/// Reads a response's head, and a part of its body.
+fn head(stream: &mut Tls) -> String {
+    let mut text = vec![0; 4096];
+    let n = stream.read(&mut text).unwrap();
+    String::from_utf8_lossy(&text[..n]).into_owned()
+}
+
+/// Whoever connects and says nothing, or reads nothing, keeps nobody else out: neither from there nor from elsewhere.
+#[test]
+fn idle_and_slow_connections_keep_no_administrator_out() {
+    let Some(world) = remote() else { return };
+    import(&world, "debian", 1);
+    create(&world.client(), "desk", r#"{"image": "debian", "count": 500}"#).unwrap();
+    let admin_from = |last| {
+        let begun = Instant::now();
+        let text =
+            answer_over(tls_over(&world, tcp_from(&world, last)), "GET", "/v1/images", &token("admin"), b"");
+        assert!(text.starts_with("HTTP/1.1 200 "), "from {last}: {text}");
+        // Not only when the deadlines of others have come.
+        assert!(begun.elapsed() < Duration::from_secs(8), "from {last}: {:?}", begun.elapsed());
+    };
+    // Before TLS: more than may be of one address, and more than may be of all.
+    let silent: Vec<TcpStream> =
+        (2..8).flat_map(|last| (0..150).map(move |_| last)).map(|last| tcp_from(&world, last)).collect();
+    (1..4).for_each(admin_from);
+    // After authentication: idle ones, ones that follow events, ones that leave a large answer unread; the
+    // administrator's own too.
+    let mut known = Vec::new();
+    for role in ["read", "admin"] {
+        for n in 0..70 {
+            let mut stream = tls(&world);
+            send(&mut stream, ["/v1/images", "/v1/event-stream", "/v1/machines"][n % 3], role);
+            if n % 3 == 0 {
+                assert!(head(&mut stream).contains(" 200 "));
+            }
+            known.push(stream);
+        }
+    }
+    (1..4).for_each(admin_from);
+    assert_eq!(ask(&world, "GET", "/v1/images", &token("read"), b""), 200);
+    drop((silent, known));
+}
+
+/// Requests that are being answered are not broken off: what is too much is refused, and of administrators only their own.
+#[test]
+fn too_many_requests_of_a_token_are_refused_and_of_others_none() {
+    let Some(world) = remote_with(|world| vec!["--spillway".into(), world.sleeper()]) else { return };
+    import(&world, "debian", 1);
+    create(&world.client(), "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
+    let start = serde_json::json!({ "action": "start", "select": { "names": ["desk-001"] } });
+    world.client().post::<_, Value>("/v1/machine-actions", &start).unwrap();
+    let waits = "/v1/machines/desk-001?wait_seconds=30";
+    let waiting: Vec<Tls> = (0..64)
+        .map(|_| {
+            let mut stream = tls(&world);
+            send(&mut stream, waits, "read");
+            stream
+        })
+        .collect();
+    let refused = || {
+        Some(answer(&world, "GET", "/v1/images", &token("read"), b"")).filter(|text| !text.contains(" 200 "))
+    };
+    // The last of them may not have been read yet.
+    let refused = spillway_lab::process::wait_until(Duration::from_secs(10), refused).unwrap();
+    assert!(refused.starts_with("HTTP/1.1 429 ") && refused.contains("connection: close"), "{refused}");
+    assert!(refused.contains(r#""code":"busy""#) && refused.contains("reader from 127.0.0.1"), "{refused}");
+    for role in ["operate", "admin"] {
+        assert_eq!(ask(&world, "GET", "/v1/images", &token(role), b""), 200, "{role}");
+    }
+    drop(waiting);
+    let again = || (ask(&world, "GET", "/v1/images", &token("read"), b"") == 200).then_some(());
+    spillway_lab::process::wait_until(Duration::from_secs(10), again).expect("the places are free again");
+}
+
+/// 30,000 requests of a token that may only read: they are counted, and every other line is in its place.
+#[test]
+fn refused_requests_push_nothing_out_of_the_audit_log() {
+    const MANY: usize = 30_000;
+    let Some(mut world) = remote_with(|_| vec!["--audit-size".into(), "1M".into()]) else { return };
+    let store = |n: u32| {
+        let path = world.path("stores").join(n.to_string());
+        let body = serde_json::json!({ "name": format!("s{n}"), "path": path, "class": "local" });
+        client(&world, "admin").post::<_, Value>("/v1/stores", &body).unwrap();
+    };
+    store(1);
+    let mut stream = tls(&world);
+    let (mut refused, mut buffer) = (0, vec![0; 1 << 16]);
+    let batch = format!("DELETE /v1/catalogs/desk HTTP/1.1\r\nhost: x\r\n{}\r\n", token("read")).repeat(100);
+    for _ in 0..MANY / 100 {
+        stream.write_all(batch.as_bytes()).unwrap();
+        stream.flush().unwrap();
+        let mut text = Vec::new();
+        let count = |text: &[u8]| text.windows(13).filter(|part| *part == b"HTTP/1.1 403 ").count();
+        while count(&text) < 100 || !text.ends_with(b"}") {
+            let n = stream.read(&mut buffer).unwrap();
+            assert!(n > 0, "{refused} were answered");
+            text.extend_from_slice(&buffer[..n]);
+        }
+        refused += 100;
+    }
+    store(2);
+    world.end(Signal::TERM);
+    let lines = world.audit();
+    let made: Vec<&Value> =
+        lines.iter().filter(|line| line["verb"] == "create").map(|line| &line["object"]["name"]).collect();
+    assert_eq!(made, ["s1", "s2"]);
+    let (first, sums): (Vec<&Value>, Vec<&Value>) =
+        lines.iter().filter(|line| line["who"] == "reader").partition(|line| line["count"].is_null());
+    assert_eq!((first.len(), &first[0]["verb"]), (1, &"delete".into()), "{first:?}");
+    let counted: u64 = sums.iter().map(|line| line["count"].as_u64().unwrap()).sum();
+    assert_eq!((counted as usize, lines.len()), (MANY - 1, 3 + sums.len()));
+}
+
+#[test]
+fn a_change_says_what_it_has_changed_in_which_object() {
+    let mut world = World::unstarted();
+    world.start_with(vec![
+        "--audit".into(),
+        world.path("log").display().to_string(),
+        "--audit".into(),
+        "journal".into(),
+    ]);
+    import(&world, "debian", 2);
+    let local = world.client();
+    let made =
+        create(&local, "desk", r##"{"image": "debian", "count": 2, "user_data": "hunter2"}"##).unwrap();
+    let spec = CatalogSpec { count: 3, grace_seconds: 5, user_data: Some("hunter3".into()), ..made.spec };
+    local.put::<_, Catalog>("/v1/catalogs/desk?discard_data=true", &spec).unwrap();
+    local
+        .post::<_, Catalog>("/v1/catalogs/desk/update", &serde_json::json!({ "image": "debian:2" }))
+        .unwrap();
+    local.post::<_, Value>("/v1/host", &serde_json::json!({ "action": "close" })).unwrap();
+    assert!(world.audit().is_empty(), "it is another file");
+    let text = std::fs::read_to_string(world.path("log")).unwrap();
+    assert!(!text.contains("hunter"), "{text}");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let line = |verb: &str| {
+        lines.iter().rfind(|line| line["verb"] == verb).unwrap_or_else(|| panic!("{verb}: {text}"))
+    };
+    assert_eq!(line("import")["object"], serde_json::json!({ "kind": "image", "name": "debian" }));
+    assert_eq!(line("create")["object"], serde_json::json!({ "kind": "catalog", "name": "desk" }));
+    let fields = |verb: &str| line(verb)["changed"].clone();
+    assert_eq!(
+        fields("create"),
+        serde_json::json!([
+            { "field": "count", "old": null, "new": 2 }, { "field": "image", "old": null, "new": "debian" },
+            { "field": "user_data", "old": null, "new": "(secret)" },
+        ])
+    );
+    assert_eq!(
+        fields("change"),
+        serde_json::json!([
+            { "field": "count", "old": 2, "new": 3 }, { "field": "grace_seconds", "old": 60, "new": 5 },
+            { "field": "user_data", "old": "(secret)", "new": "(secret)" },
+        ])
+    );
+    assert_eq!(line("change")["asked"]["query"], "discard_data=true");
+    assert_eq!(
+        fields("update"),
+        serde_json::json!([
+            { "field": "image", "old": "debian", "new": "debian:2" }, { "field": "version", "old": 1, "new": 2 },
+        ])
+    );
+    assert_eq!(line("close")["object"]["kind"], "host");
 }

@@ -4,8 +4,14 @@
 mod daemon_world;
 
 use daemon_world::World;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use std::process::Command;
+use spillway_lab::process::wait_until;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 #[test]
 fn images_and_catalogs_from_the_command_line() {
@@ -124,4 +130,92 @@ fn an_image_is_checked_for_what_breaks_clones() {
         .collect();
     assert_eq!(kinds, ["machine_id", "no_discard", "not_checked"]);
     assert_eq!((code, err.as_str()), (1, "spillway: error: debian:1: 3 things break clones\n"));
+}
+
+/// A daemon with a catalog whose machines are on their way for ever: their disks are never served.
+fn slow_pool() -> World {
+    let world = World::with(|folder| {
+        let sleeper = folder.join("sleeper");
+        std::fs::write(&sleeper, "#!/bin/sh\nexec sleep 1000\n").unwrap();
+        std::fs::set_permissions(&sleeper, PermissionsExt::from_mode(0o755)).unwrap();
+        vec!["--spillway".into(), sleeper.display().to_string()]
+    });
+    let file = world.path("a.raw").display().to_string();
+    std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+    world.ok(&["image", "import", "debian", &file, "--format", "raw"]);
+    world.ok(&["catalog", "create", "runner", "--image", "debian", "--count", "3", "--claim-ttl", "30m"]);
+    world
+}
+
+fn claimed(world: &World) -> usize {
+    let machines = world.json(&["machine", "list"]);
+    machines["items"].as_array().unwrap().iter().filter(|machine| !machine["claim"].is_null()).count()
+}
+
+fn until(what: &str, is: impl Fn() -> bool) {
+    wait_until(Duration::from_secs(20), || is().then_some(())).unwrap_or_else(|| panic!("never: {what}"));
+}
+
+#[test]
+fn a_claim_that_is_interrupted_or_not_read_is_given_up() {
+    let world = slow_pool();
+    for (signal, more) in [(Signal::INT, &[][..]), (Signal::TERM, &["--key", "job-1"]), (Signal::KILL, &[])] {
+        let mut command = world.command(&["machine", "claim", "runner", "--wait"]);
+        let claim = command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        until("claimed", || claimed(&world) == 1);
+        kill_process(Pid::from_child(&claim), signal).unwrap();
+        let done = claim.wait_with_output().unwrap();
+        let err = String::from_utf8(done.stderr).unwrap();
+        if signal != Signal::KILL {
+            assert!(done.status.code() == Some(130) && err.contains("interrupted"), "{signal:?}: {err}");
+        }
+        assert!(done.stdout.is_empty());
+        until("given up", || claimed(&world) == 0);
+    }
+    // In vain, and not read by anybody.
+    let (code, _, err) = world.spillway(&["machine", "claim", "runner", "--wait", "--timeout", "1"]);
+    assert!(code == 75 && err.contains("still"), "{code} {err}");
+    assert_eq!(claimed(&world), 0);
+    world.ok(&["machine", "start", "runner-001"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = world.command(&["machine", "claim", "runner", "--wait", "--timeout", "1"]);
+    let done = command.stdout(writer).output().unwrap();
+    assert!(!done.status.success() && claimed(&world) == 0);
+}
+
+#[test]
+fn claims_have_owners_and_ends_which_are_shown() {
+    let world = slow_pool();
+    // Not waited for until it is ready, which it never is.
+    let claim = |owner: &str| -> Value {
+        let body =
+            serde_json::json!({ "any": true, "owner": owner, "ttl_seconds": 3600, "labels": { "job": "7" } });
+        let (body, mut answer) = (body.to_string(), String::new());
+        let mut stream = UnixStream::connect(world.path("sock")).unwrap();
+        let head = "POST /v1/catalogs/runner/claims HTTP/1.1\r\nhost: x\r\nconnection: close";
+        let length = body.len();
+        stream.write_all(format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}").as_bytes()).unwrap();
+        stream.read_to_string(&mut answer).unwrap();
+        serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+    };
+    let (ci, me) = (claim("ci"), claim("me"));
+    let name = ci["name"].as_str().unwrap();
+    let rows = world.ok(&["machine", "list", "--owner", "ci"]);
+    assert!(rows.contains(name) && rows.contains("claimed by ci") && rows.lines().count() == 2, "{rows}");
+    assert!(!rows.contains(me["name"].as_str().unwrap()));
+    let page = world.ok(&["machine", "show", name]);
+    assert!(page.contains("by ci since") && page.contains("s still, job=7"), "{page}");
+    let id = ci["claim"]["id"].as_str().unwrap();
+    let renewed = world.ok(&["machine", "renew", name, "--ttl", "7d", "--claim", id]);
+    assert!(renewed.starts_with(&format!("{name} is claimed for 60")), "{renewed}");
+    assert_eq!(
+        world.ok(&["machine", "renew", name, "--ttl", "none"]),
+        format!("{name} is claimed until it is released\n")
+    );
+    let (code, _, err) = world.spillway(&["machine", "renew", name, "--claim", "another"]);
+    assert!(code == 75 && err.contains("somebody else's"), "{code} {err}");
+    let (code, _, err) = world.spillway(&["machine", "renew", name, "--ttl", "soon"]);
+    assert!(code == 2 && err.contains("or none"), "{code} {err}");
+    assert_eq!(world.json(&["catalog", "show", "runner"])["spec"]["claim_ttl_seconds"], 1800);
 }

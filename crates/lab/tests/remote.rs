@@ -153,3 +153,39 @@ fn a_certificate_of_a_ca_is_no_servers() {
     let mut ask = command(&world, &address(&world, "localhost"), "read", &["machine", "list"]);
     refuses(&mut ask, 77, &["not trusted", "CA:FALSE"]);
 }
+
+/// What somebody exports who may not see all of it does not replace what they have not seen.
+#[test]
+fn an_export_without_secrets_is_not_applied() {
+    let Some(world) = remote(false) else { return };
+    let here = address(&world, "localhost");
+    let file = world.path("a.raw");
+    std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+    world.ok(&["image", "import", "debian", file.to_str().unwrap(), "--format", "raw"]);
+    let secret = world.path("secret");
+    std::fs::write(&secret, "#cloud-config\npassword: hunter2\n").unwrap();
+    let secret = secret.display().to_string();
+    world.ok(&["catalog", "create", "desk", "--image", "debian", "--count", "2", "--user-data", &secret]);
+    let before = world.ok(&["catalog", "export"]);
+    for format in ["toml", "json"] {
+        let export = ["catalog", "export", "--format", format];
+        let (code, out, err) = finishes(&mut command(&world, &here, "read", &export));
+        assert!(code == 0 && err.contains("warning: desk: user_data is left out"), "{err}");
+        assert!(out.contains("redacted") && !out.contains("hunter2"), "{out}");
+        let exported = world.path(&format!("exported.{format}")).display().to_string();
+        std::fs::write(&exported, out.replace("2", "3")).unwrap();
+        for verb in ["apply", "diff"] {
+            let mut asked = command(&world, &here, "admin", &["catalog", verb, "-f", &exported]);
+            refuses(&mut asked, 2, &["catalog desk: user_data was left out", "role 'operate'"]);
+        }
+    }
+    // What stood there once is refused too, by the daemon.
+    let once = before.replace("#cloud-config\npassword: hunter2\n", "(not for the role 'read')");
+    assert_ne!(once, before);
+    let exported = world.path("once.toml").display().to_string();
+    std::fs::write(&exported, once.replace("\"\"\"\n(", "\"\"\"(")).unwrap();
+    let (code, out, err) =
+        finishes(&mut command(&world, &here, "admin", &["catalog", "apply", "-f", &exported]));
+    assert!(code == 2 && out.contains("stays as it is") && err.contains("user_data"), "{code} {out}{err}");
+    assert_eq!(world.ok(&["catalog", "export"]), before);
+}

@@ -13,6 +13,8 @@ pub const RAM_BYTES_DEFAULT: u64 = 256 << 20;
 pub const OVERFLOW_BYTES_DEFAULT: u64 = 10 << 30;
 const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
 const GRACE_SECONDS_DEFAULT: u32 = 60;
+/// Settings that hold secrets: the role `read` does not see them, and no log has them.
+const SECRETS: &[&str] = &["user_data"];
 
 /// What is wanted: so many machines of one image with one cache policy. What is left out has its usual value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -96,6 +98,9 @@ pub struct CatalogSpec {
     /// Machines that are kept started, ready and unclaimed.
     #[serde(default)]
     pub warm: u32,
+    /// How long a claim of a machine lasts that does not say so itself; 0: until it is released. By default as the host says.
+    #[serde(default)]
+    pub claim_ttl_seconds: Option<u32>,
     /// Started when the daemon starts and kept so.
     #[serde(default)]
     pub autostart: bool,
@@ -117,9 +122,30 @@ pub struct CatalogSpec {
     /// For people and selectors.
     #[serde(default)]
     pub labels: BTreeMap<Name, String>,
+    /// Names of settings that were left out of this response, since the role `read` may not see them. A request that has
+    /// this is refused: what was left out would be lost.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub redacted: Vec<String>,
 }
 
 impl CatalogSpec {
+    /// Settings of which nothing is said but an image, `x`.
+    pub fn usual() -> CatalogSpec {
+        serde_json::from_str(r#"{"image": "x"}"#).expect("an image is enough")
+    }
+
+    /// Whether a setting holds a secret.
+    pub fn is_secret(setting: &str) -> bool {
+        SECRETS.contains(&setting)
+    }
+
+    /// Leaves secrets out and names them in `redacted`.
+    pub fn redact(&mut self) {
+        if self.user_data.take().is_some() {
+            self.redacted = vec!["user_data".into()];
+        }
+    }
+
     /// Where the disks' writes go.
     pub fn mode(&self) -> DiskMode {
         let usual = match self.kind {
@@ -185,6 +211,7 @@ impl CatalogSpec {
             "autostart",
             "bandwidth_burst_bytes",
             "bandwidth_bytes",
+            "claim_ttl_seconds",
             "count",
             "grace_seconds",
             "iops",

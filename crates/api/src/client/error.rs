@@ -41,6 +41,12 @@ pub enum ClientError {
         /// What is wrong with it.
         source: io::Error,
     },
+    /// A signal has ended the waiting.
+    #[error("{at}: interrupted while it was asked")]
+    Interrupted {
+        /// The address.
+        at: String,
+    },
     /// The daemon says no.
     #[error(transparent)]
     Refused(ErrorBody),

@@ -6,6 +6,7 @@
 mod address;
 mod error;
 mod follow;
+mod interrupt;
 mod token;
 mod way;
 
@@ -25,11 +26,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 use way::{Remote, Way};
 
 /// Longest answer that is taken.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
+/// The header that names a request, so that it is done once.
+pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// How long an answer may take unless the question says how long it waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -48,6 +53,15 @@ pub fn query<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
 pub struct Client {
     way: Way,
     runtime: tokio::runtime::Runtime,
+    /// Signals that end the waiting, if it is to be ended by them.
+    interrupt: Option<Arc<Notify>>,
+}
+
+/// How a question is kept from being done twice.
+enum Once<'a> {
+    No,
+    Revision(u64),
+    Key(&'a str),
 }
 
 /// A question.
@@ -57,6 +71,8 @@ struct Question<'a> {
     body: Vec<u8>,
     /// It counts only for this revision.
     revision: Option<u64>,
+    /// It is done once, however often it is asked with this key.
+    key: Option<&'a str>,
 }
 
 impl Client {
@@ -76,22 +92,33 @@ impl Client {
     }
 
     fn by(way: Way) -> io::Result<Client> {
-        Ok(Client { way, runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()? })
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(Client { way, runtime, interrupt: None })
     }
 
     /// Asks for an object.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.ask::<(), T>(Method::GET, path, None, None)
+        self.ask::<(), T>(Method::GET, path, None, Once::No)
     }
 
     /// Asks for something to be done.
     pub fn post<B: Serialize, T: DeserializeOwned>(&self, path: &str, body: &B) -> Result<T, ClientError> {
-        self.ask(Method::POST, path, Some(body), None)
+        self.ask(Method::POST, path, Some(body), Once::No)
+    }
+
+    /// Asks for something to be done, which is done once however often it is asked with this key (`Idempotency-Key`).
+    pub fn post_once<B: Serialize, T: DeserializeOwned>(
+        &self,
+        path: &str,
+        key: Option<&str>,
+        body: &B,
+    ) -> Result<T, ClientError> {
+        self.ask(Method::POST, path, Some(body), key.map_or(Once::No, Once::Key))
     }
 
     /// Puts an object in its place.
     pub fn put<B: Serialize, T: DeserializeOwned>(&self, path: &str, body: &B) -> Result<T, ClientError> {
-        self.ask(Method::PUT, path, Some(body), None)
+        self.ask(Method::PUT, path, Some(body), Once::No)
     }
 
     /// Puts an object in its place if what is there is still of this revision; else it is a conflict.
@@ -101,12 +128,12 @@ impl Client {
         revision: u64,
         body: &B,
     ) -> Result<T, ClientError> {
-        self.ask(Method::PUT, path, Some(body), Some(revision))
+        self.ask(Method::PUT, path, Some(body), Once::Revision(revision))
     }
 
     /// Asks for an object to be no more.
     pub fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.ask::<(), T>(Method::DELETE, path, None, None)
+        self.ask::<(), T>(Method::DELETE, path, None, Once::No)
     }
 
     /// What has happened since this event, or lately, then what happens. What is not known any more is told by an event of
@@ -114,7 +141,8 @@ impl Client {
     pub fn follow(&self, after: Option<EventId>) -> Result<Following<'_>, ClientError> {
         let after = query(after.map(|id| ("after", id.to_string())));
         let path = format!("/v1/event-stream{after}");
-        let question = Question { method: Method::GET, path: &path, body: Vec::new(), revision: None };
+        let question =
+            Question { method: Method::GET, path: &path, body: Vec::new(), revision: None, key: None };
         let (sender, answer) = self.in_time(async {
             let (sender, answer) = self.send(question).await?;
             match answer.status() {
@@ -127,7 +155,7 @@ impl Client {
 
     /// Asks for something that may be large, and writes it as it comes. What its answer says in this header.
     pub fn copy(&self, path: &str, header: &str, to: &mut dyn Write) -> Result<Option<Vec<u8>>, ClientError> {
-        let question = Question { method: Method::POST, path, body: Vec::new(), revision: None };
+        let question = Question { method: Method::POST, path, body: Vec::new(), revision: None, key: None };
         let (_sender, answer) = self.in_time(async {
             let (sender, answer) = self.send(question).await?;
             match answer.status() {
@@ -156,11 +184,16 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<&B>,
-        revision: Option<u64>,
+        once: Once<'_>,
     ) -> Result<T, ClientError> {
         let body = body.map_or_else(Vec::new, |body| serde_json::to_vec(body).expect("a body is plain data"));
         let answer = self.in_time(async {
-            let (_sender, answer) = self.send(Question { method, path, body, revision }).await?;
+            let (revision, key) = match once {
+                Once::No => (None, None),
+                Once::Revision(revision) => (Some(revision), None),
+                Once::Key(key) => (None, Some(key)),
+            };
+            let (_sender, answer) = self.send(Question { method, path, body, revision, key }).await?;
             let (status, body) = (answer.status(), self.whole(answer.into_body()).await?);
             if status.is_success() { Ok(body) } else { Err(self.refusal(status, &body)) }
         })?;
@@ -170,8 +203,15 @@ impl Client {
     /// Waits, but not for ever.
     fn in_time<T>(&self, asked: impl Future<Output = Result<T, ClientError>>) -> Result<T, ClientError> {
         self.runtime.block_on(async {
-            let asked = tokio::time::timeout(PATIENCE, asked).await;
-            asked.unwrap_or_else(|_| Err(self.broken(format!("no answer in {} s", PATIENCE.as_secs()))))
+            let asked = async {
+                let asked = tokio::time::timeout(PATIENCE, asked).await;
+                asked.unwrap_or_else(|_| Err(self.broken(format!("no answer in {} s", PATIENCE.as_secs()))))
+            };
+            let Some(interrupt) = &self.interrupt else { return asked.await };
+            tokio::select! {
+                asked = asked => asked,
+                () = interrupt.notified() => Err(ClientError::Interrupted { at: self.way.to_string() }),
+            }
         })
     }
 
@@ -180,7 +220,7 @@ impl Client {
         &self,
         question: Question<'_>,
     ) -> Result<(SendRequest<Full<Bytes>>, Response<Incoming>), ClientError> {
-        let Question { method, path, body, revision } = question;
+        let Question { method, path, body, revision, key } = question;
         let stream = self.way.connect().await?;
         let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = shaken.map_err(|e| self.broken(e.to_string()))?;
@@ -192,6 +232,9 @@ impl Client {
             .header(header::CONTENT_TYPE, "application/json");
         if let Some(revision) = revision {
             request = request.header(header::IF_MATCH, format!("\"{revision}\""));
+        }
+        if let Some(key) = key {
+            request = request.header(IDEMPOTENCY_KEY, key);
         }
         if let Way::Remote(remote) = &self.way {
             request = request.header(header::AUTHORIZATION, remote.token.header());

@@ -87,12 +87,17 @@ impl Daemon {
 
     /// Shows an answer: as JSON, or in words.
     pub fn show<T: Serialize>(&self, answer: &T, words: impl FnOnce(&T) -> String) -> Result<(), Failure> {
+        self.shows(answer, words).map(drop)
+    }
+
+    /// The same. `false`: nobody reads it.
+    pub fn shows<T: Serialize>(&self, answer: &T, words: impl FnOnce(&T) -> String) -> Result<bool, Failure> {
         let text = if self.json {
             format!("{}\n", serde_json::to_string_pretty(answer).expect("an answer is plain data"))
         } else {
             words(answer)
         };
-        output::print(&text).map(drop)
+        output::print(&text)
     }
 }
 

@@ -1,6 +1,7 @@
 //! `spillway machine`.
 
 use super::catalog::compare::change_text;
+use super::claim::{self, CLAIM_EXAMPLES, Claim, Renew, release};
 use super::console::console;
 use super::words::{label, word};
 use super::{Daemon, Labels, exit, leftover, table};
@@ -11,8 +12,8 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use spillway_api::client::{Client, ClientError, query};
 use spillway_api::{
-    Action, Empty, ErrorBody, ErrorCode, List, MachineAction, MachineDetails, MachineRun, Name, NewClaim,
-    Phase, Power, Rate, Selector, size_text,
+    Action, Empty, ErrorBody, ErrorCode, List, MachineAction, MachineDetails, MachineRun, Name, Phase, Power,
+    Rate, Selector, size_text,
 };
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -28,11 +29,6 @@ Examples:
   spillway machine delete desk-003
   spillway machine delete --label team=support --with-data";
 
-const CLAIM_EXAMPLES: &str = "\
-Examples:
-  name=$(spillway machine claim runner --ttl 1h --wait | cut -f1)
-  spillway machine release \"$name\"";
-
 /// What to do with machines.
 #[derive(Debug, Subcommand)]
 pub enum MachineCommand {
@@ -41,6 +37,9 @@ pub enum MachineCommand {
         /// Those of this catalog
         #[arg(long, value_name = "NAME")]
         catalog: Option<Name>,
+        /// Those that this owner has claimed
+        #[arg(long, value_name = "NAME")]
+        owner: Option<String>,
         /// With which labels.
         #[command(flatten)]
         labels: Labels,
@@ -92,19 +91,9 @@ pub enum MachineCommand {
     },
     /// Take a machine of a catalog for yourself: prints its name, its address if that is known, and the claim's id
     #[command(after_help = CLAIM_EXAMPLES)]
-    Claim {
-        /// The catalog
-        catalog: Name,
-        /// How long, such as 90s, 30m or 2h [default: until it is released]
-        #[arg(long, value_name = "TIME", value_parser = seconds)]
-        ttl: Option<u32>,
-        /// Take one that is not ready yet if none is, starting it if need be, and wait until it is
-        #[arg(long)]
-        wait: bool,
-        /// With --wait: how long at most
-        #[arg(long, value_name = "SECONDS", requires = "wait", default_value_t = 300)]
-        timeout: u64,
-    },
+    Claim(Claim),
+    /// Let a claim last longer, from now on
+    Renew(Renew),
     /// Give a machine back: it forgets what was done on it, and is ready for the next one
     Release {
         /// The machine
@@ -194,10 +183,11 @@ pub struct How {
 
 /// Does it.
 pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> {
-    let client = daemon.client()?;
+    let mut client = daemon.client()?;
     match command {
-        MachineCommand::List { catalog, labels } => {
-            let which = labels.query(catalog.map(|catalog| ("catalog", catalog.to_string())));
+        MachineCommand::List { catalog, owner, labels } => {
+            let catalog = catalog.map(|catalog| ("catalog", catalog.to_string()));
+            let which = labels.query(catalog.into_iter().chain(owner.map(|owner| ("owner", owner))));
             let machines: List<MachineDetails> = client.get(&format!("/v1/machines{which}"))?;
             daemon.show(&machines, |machines| rows(&machines.items))
         }
@@ -209,24 +199,8 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
             act(daemon, &client, Action::Reset, which, How { discard_data, ..How::default() })
         }
         MachineCommand::Delete { selected, with_data } => delete(daemon, &client, selected, with_data),
-        MachineCommand::Claim { catalog, ttl, wait, timeout } => {
-            let asked = NewClaim { ttl_seconds: ttl, any: wait };
-            let path = format!("/v1/catalogs/{catalog}/claims");
-            let mut machine: MachineDetails = client.post(&path, &asked)?;
-            if wait {
-                let deadline = Instant::now() + Duration::from_secs(timeout);
-                let waited = self::wait(&client, &mut machine, deadline).and_then(|()| failed(&machine));
-                if waited.is_err() {
-                    // Whoever asked does not get it.
-                    let _ = release(&client, &machine.machine.name, claim_of(&machine));
-                }
-                waited?;
-            }
-            daemon.show(&machine, |machine| {
-                let address = machine.status.address.as_deref().unwrap_or("-");
-                format!("{}\t{address}\t{}\n", machine.machine.name, claim_of(machine).unwrap_or("-"))
-            })
-        }
+        MachineCommand::Claim(claim) => claim.run(daemon, &mut client),
+        MachineCommand::Renew(renew) => renew.run(daemon, &client),
         MachineCommand::Release { name, claim } => {
             let machine = release(&client, &name, claim.as_deref())?;
             daemon.show(&machine, |machine| format!("{} is released\n", machine.machine.name))
@@ -266,17 +240,6 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
 
 fn get(client: &Client, name: &Name) -> Result<MachineDetails, Failure> {
     Ok(client.get(&format!("/v1/machines/{name}"))?)
-}
-
-/// The id of the claim that a machine has.
-fn claim_of(machine: &MachineDetails) -> Option<&str> {
-    machine.claim.as_ref().map(|claim| claim.id.as_str())
-}
-
-/// Ends this claim, or whichever there is.
-fn release(client: &Client, name: &Name, claim: Option<&str>) -> Result<MachineDetails, Failure> {
-    let which = claim.map(|id| query([("claim", id.to_owned())])).unwrap_or_default();
-    Ok(client.delete(&format!("/v1/machines/{name}/claim{which}"))?)
 }
 
 /// What a machine runs with, if its disk is served.
@@ -391,21 +354,8 @@ pub fn failed(machine: &MachineDetails) -> Result<(), Failure> {
     }
 }
 
-/// `90`, `90s`, `30m`, `2h`.
-fn seconds(text: &str) -> Result<u32, String> {
-    let (number, unit) = match text.char_indices().next_back() {
-        Some((at, 's')) => (&text[..at], 1),
-        Some((at, 'm')) => (&text[..at], 60),
-        Some((at, 'h')) => (&text[..at], 3600),
-        _ => (text, 1),
-    };
-    let whole = number.bytes().all(|b| b.is_ascii_digit()).then(|| number.parse::<u32>().ok()).flatten();
-    let seconds = whole.and_then(|number| number.checked_mul(unit)).filter(|seconds| *seconds > 0);
-    seconds.ok_or_else(|| "a time is a number and s, m or h, such as 90s, 30m or 2h".into())
-}
-
 /// Waits until a machine is what is wanted of it.
-fn wait(client: &Client, machine: &mut MachineDetails, until: Instant) -> Result<(), Failure> {
+pub fn wait(client: &Client, machine: &mut MachineDetails, until: Instant) -> Result<(), Failure> {
     while !machine.status.settled {
         let left = until.saturating_duration_since(Instant::now()).as_secs();
         if left == 0 {
@@ -434,8 +384,9 @@ fn rows(machines: &[MachineDetails]) -> String {
             (None, Phase::Running) if machine.status.ready => "ready".into(),
             (None, phase) => word(&phase),
         };
-        if machine.claim.is_some() {
-            state.push_str(", claimed");
+        if let Some(claim) = &machine.claim {
+            state.push_str(", claimed by ");
+            state.push_str(&claim.owner);
         }
         if machine.drained {
             state.push_str(", drained");
@@ -460,11 +411,7 @@ fn page(machine: &MachineDetails) -> String {
     lines.extend(machine.status.message.clone().map(|message| ("why", message)));
     lines.push(("ready", if machine.status.ready { "yes" } else { "no" }.into()));
     lines.extend(machine.status.address.clone().map(|address| ("address", address)));
-    lines.extend(machine.claim.as_ref().map(|claim| {
-        let since = claim.since.strftime("%Y-%m-%d %H:%M:%S");
-        let ttl = claim.ttl_seconds.map_or("until it is released".into(), |ttl| format!("for {ttl} s"));
-        ("claimed", format!("since {since}, {ttl}"))
-    }));
+    lines.extend(machine.claim.as_ref().map(|claim| ("claimed", claim::words(claim))));
     if machine.drained {
         lines.push(("drained", "yes".into()));
     }

@@ -3,6 +3,7 @@
 //! Invariant: nothing is decided here; what the daemon says is shown.
 
 mod catalog;
+mod claim;
 mod console;
 mod daemon;
 mod event;
@@ -61,6 +62,7 @@ impl From<ClientError> for Failure {
             ClientError::Untrusted { .. } => Exit::Permission,
             ClientError::File { .. } => Exit::Usage,
             ClientError::Connect { .. } | ClientError::Broken { .. } => Exit::Unavailable,
+            ClientError::Interrupted { .. } => Exit::Interrupted,
             ClientError::Refused(refusal) => exit(refusal.code),
         };
         Failure::new(exit, error.to_string())
@@ -72,7 +74,11 @@ fn exit(code: ErrorCode) -> Exit {
         ErrorCode::Invalid | ErrorCode::TooLarge => Exit::Usage,
         ErrorCode::Unauthenticated | ErrorCode::Forbidden => Exit::Permission,
         ErrorCode::NotFound => Exit::Image,
-        ErrorCode::Exists | ErrorCode::InUse | ErrorCode::Conflict | ErrorCode::Cancelled => Exit::Refused,
+        ErrorCode::Exists
+        | ErrorCode::InUse
+        | ErrorCode::Conflict
+        | ErrorCode::Cancelled
+        | ErrorCode::Busy => Exit::Refused,
         ErrorCode::Exhausted => Exit::Create,
         ErrorCode::Unavailable => Exit::Unavailable,
         ErrorCode::Internal | ErrorCode::Damaged => Exit::Internal,

@@ -1,105 +1,403 @@
-//! The audit log: one JSON line for each change that somebody asked for. Owns the file and the one before it.
+//! The audit log: one JSON line for each change that somebody asked for. Owns the file and the older ones beside it, and
+//! how long they are kept.
 //!
-//! Invariant: a line is written whole before the change is answered, and holds neither body nor header of the request.
+//! Invariant: the line of a change is written before the change is answered. Requests that were refused or failed are
+//! summed up, so that whoever repeats them pushes no line of a change out. No line holds a token or a secret setting.
 
+use super::act::{Act, Object};
+use super::caller::{Caller, Source};
+use super::note::Noted;
+use super::refusals::{Kind, Refusals, Sum};
 use crate::events::say;
-use axum::http::Method;
 use jiff::Timestamp;
 use serde::Serialize;
+use spillway_api::ErrorCode;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant, SystemTime};
 
-/// A file that is longer becomes the older one of two.
-const MAX_FILE_BYTES: u64 = 8 << 20;
-/// Of a path so much is kept.
-const MAX_PATH_CHARACTERS: usize = 512;
+/// The file is divided into parts of this share of all, and of one day.
+const PARTS: u64 = 16;
+const LEAST_PART_BYTES: u64 = 64 << 10;
+const PART_AGE: Duration = Duration::from_secs(86_400);
+/// Longest first line that is looked at for its time.
+const MAX_LINE_BYTES: u64 = 256 << 10;
 
-/// The log. A clone is the same.
+/// Where the log is written, and how long it is kept.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The file; the older parts are beside it, with the time of their last line in their names.
+    pub file: Option<PathBuf>,
+    /// Write each line to standard error too, which the journal keeps.
+    pub journal: bool,
+    /// Parts whose last line is older are removed.
+    pub keep: Duration,
+    /// The oldest parts are removed while all of them have more bytes together.
+    pub max_bytes: u64,
+}
+
+/// The log. A clone is the same log.
 #[derive(Clone)]
 pub struct Audit(Arc<Mutex<Inner>>);
 
 struct Inner {
-    path: PathBuf,
-    most_bytes: u64,
-    /// Writing it has failed, which was said.
+    settings: Settings,
+    refusals: Refusals,
+    /// When the first line of the file was written.
+    began: Option<SystemTime>,
+    /// Writing has failed, which was said.
     fails: bool,
 }
 
+/// A line for a request.
 #[derive(Serialize)]
 struct Line<'a> {
     time: Timestamp,
     who: &'a str,
-    method: &'a str,
-    path: &'a str,
+    role: Option<&'static str>,
+    from: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<i32>,
+    verb: &'a str,
+    object: &'a Object,
+    #[serde(flatten)]
+    noted: Noted,
+    /// `done`, or why not: the code of the response's error.
+    result: ErrorCodeOrDone,
     status: u16,
 }
 
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ErrorCodeOrDone {
+    Code(ErrorCode),
+    Word(&'static str),
+}
+
+/// A line for requests that were counted.
+#[derive(Serialize)]
+struct SumLine {
+    time: Timestamp,
+    #[serde(flatten)]
+    sum: Sum,
+    result: &'static str,
+}
+
+/// What came of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// The status of the response.
+    pub status: u16,
+    /// Its error's code, if it has one.
+    pub code: Option<ErrorCode>,
+    /// Whether the caller's role was enough: what they asked for was looked at.
+    pub let_in: bool,
+}
+
 impl Audit {
-    /// In this file.
-    pub fn new(path: &Path) -> Audit {
-        Audit::with(path, MAX_FILE_BYTES)
+    /// A log with these settings.
+    pub fn new(settings: Settings) -> Audit {
+        let began = settings.file.as_deref().and_then(first_time);
+        Audit(Arc::new(Mutex::new(Inner { settings, refusals: Refusals::default(), began, fails: false })))
     }
 
-    fn with(path: &Path, most_bytes: u64) -> Audit {
-        Audit(Arc::new(Mutex::new(Inner { path: path.to_owned(), most_bytes, fails: false })))
-    }
-
-    /// A change was asked for, and so it was answered.
-    pub fn write(&self, who: &str, method: &Method, path: &str, status: u16) {
-        let path: String = path.chars().take(MAX_PATH_CHARACTERS).collect();
-        let line = Line { time: Timestamp::now(), who, method: method.as_str(), path: &path, status };
-        let text = format!("{}\n", serde_json::to_string(&line).expect("a line is plain data"));
-        let mut inner = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let written = inner.append(&text);
-        if let Err(e) = &written
-            && !inner.fails
-        {
-            say(&format!("warning: {}: changes are not written down: {e}", inner.path.display()));
+    /// A change was asked for, and this came of it.
+    pub fn write(&self, caller: &Caller, act: &Act, noted: Noted, outcome: Outcome) {
+        let verb = noted.verb.as_deref().unwrap_or(&act.verb).to_owned();
+        let name = noted.name.clone().or_else(|| act.object.name.clone());
+        let object = Object { kind: act.object.kind.clone(), name };
+        let mut inner = self.inner();
+        if !(200..300).contains(&outcome.status) {
+            let kind = Kind {
+                who: caller.name.to_string(),
+                from: caller.source.to_string(),
+                verb: outcome.let_in.then(|| verb.clone()),
+                object: outcome.let_in.then(|| object.clone()),
+                status: outcome.status,
+            };
+            if !inner.refusals.is_first(kind, Instant::now()) {
+                return;
+            }
         }
-        inner.fails = written.is_err();
+        inner.line(&line(
+            &caller.name,
+            Some(caller.role.word()),
+            caller.source,
+            (&verb, &object),
+            noted,
+            outcome,
+        ));
+    }
+
+    /// Somebody without a token that is known has asked for something.
+    pub fn write_unknown(&self, source: Source, act: &Act, outcome: Outcome) {
+        const WHO: &str = "unknown";
+        let (who, from) = (WHO.to_owned(), source.counted().to_string());
+        let kind = Kind { who, from, verb: None, object: None, status: outcome.status };
+        let mut inner = self.inner();
+        if inner.refusals.is_first(kind, Instant::now()) {
+            inner.line(&line(WHO, None, source, (&act.verb, &act.object), Noted::default(), outcome));
+        }
+    }
+
+    /// Writes the counts whose time has come, and removes what is too old. To be called every few seconds.
+    pub fn tick(&self) {
+        let mut inner = self.inner();
+        let sums = inner.refusals.due(Instant::now());
+        inner.sums(sums);
+        inner.tidy();
+    }
+
+    /// Writes all counts: the daemon ends.
+    pub fn end(&self) {
+        let mut inner = self.inner();
+        let sums = inner.refusals.rest(Instant::now());
+        inner.sums(sums);
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
+fn line<'a>(
+    who: &'a str,
+    role: Option<&'static str>,
+    source: Source,
+    (verb, object): (&'a str, &'a Object),
+    noted: Noted,
+    outcome: Outcome,
+) -> Line<'a> {
+    let (uid, pid) = match source {
+        Source::Local { uid, pid } => (uid, pid),
+        Source::Remote(_) => (None, None),
+    };
+    let done = (200..300).contains(&outcome.status);
+    let result = match outcome.code {
+        Some(code) => ErrorCodeOrDone::Code(code),
+        None => ErrorCodeOrDone::Word(if done { "done" } else { "failed" }),
+    };
+    let (time, from, status) = (Timestamp::now(), source.to_string(), outcome.status);
+    Line { time, who, role, from, uid, pid, verb, object, noted, result, status }
+}
+
 impl Inner {
-    fn append(&self, text: &str) -> io::Result<()> {
-        let open = || File::options().create(true).append(true).mode(0o600).open(&self.path);
-        let mut file = open()?;
-        if file.metadata()?.len() > self.most_bytes {
-            let mut older = self.path.clone().into_os_string();
-            older.push(".1");
-            fs::rename(&self.path, older)?;
-            file = open()?;
+    fn sums(&mut self, sums: Vec<Sum>) {
+        for sum in sums {
+            self.line(&SumLine { time: Timestamp::now(), sum, result: "summed up" });
         }
+    }
+
+    fn line(&mut self, line: &impl Serialize) {
+        let text = serde_json::to_string(line).expect("a line is plain data");
+        if self.settings.journal {
+            say(&format!("audit {text}"));
+        }
+        let Some(file) = self.settings.file.clone() else { return };
+        let written = self.append(&file, &format!("{text}\n"));
+        if let Err(e) = &written
+            && !self.fails
+        {
+            say(&format!("warning: {}: changes are not written down: {e}", file.display()));
+        }
+        self.fails = written.is_err();
+    }
+
+    fn append(&mut self, path: &Path, text: &str) -> io::Result<()> {
+        let open = || File::options().create(true).append(true).mode(0o600).open(path);
+        let mut file = open()?;
+        let part_bytes = (self.settings.max_bytes / PARTS).max(LEAST_PART_BYTES);
+        let length = file.metadata()?.len();
+        let is_old = |began: SystemTime| began.elapsed().is_ok_and(|age| age >= PART_AGE);
+        if length > 0 && (length + text.len() as u64 > part_bytes || self.began.is_some_and(is_old)) {
+            let now = Timestamp::now().strftime("%Y%m%dT%H%M%S.%9fZ").to_string();
+            fs::rename(path, beside(path, &now))?;
+            self.began = None;
+            file = open()?;
+            self.tidy();
+        }
+        self.began.get_or_insert_with(SystemTime::now);
         file.write_all(text.as_bytes())
     }
+
+    /// Removes parts that are too old, and the oldest while there is too much.
+    fn tidy(&self) {
+        let Some(path) = &self.settings.file else { return };
+        let mut parts = parts(path);
+        let is_old = |at: SystemTime| at.elapsed().is_ok_and(|age| age > self.settings.keep);
+        parts.retain(|part| !(is_old(part.last) && fs::remove_file(&part.path).is_ok()));
+        let current = fs::metadata(path).map_or(0, |found| found.len());
+        let mut total = current + parts.iter().map(|part| part.bytes).sum::<u64>();
+        for part in parts {
+            if total <= self.settings.max_bytes {
+                break;
+            }
+            if fs::remove_file(&part.path).is_ok() {
+                total -= part.bytes;
+                say(&format!(
+                    "warning: {} is removed before its age: the audit log has {} bytes (--audit-size)",
+                    part.path.display(),
+                    self.settings.max_bytes
+                ));
+            }
+        }
+    }
+}
+
+/// An older part of the log.
+struct Part {
+    path: PathBuf,
+    bytes: u64,
+    /// When its last line was written.
+    last: SystemTime,
+}
+
+/// The path of a part, whose name ends with a time.
+fn beside(path: &Path, time: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(time);
+    name.into()
+}
+
+/// The older parts, oldest first.
+fn parts(path: &Path) -> Vec<Part> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { return Vec::new() };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let prefix = format!("{}.", name.to_string_lossy());
+    let is_time = |text: &str| text.len() == 26 && text.starts_with("20") && text.ends_with('Z');
+    let mut found: Vec<Part> = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let is_part = entry.file_name().to_str().and_then(|n| n.strip_prefix(&prefix)).is_some_and(is_time);
+        let metadata = entry.metadata().ok().filter(|found| is_part && found.is_file());
+        let last = metadata.as_ref().and_then(|found| found.modified().ok());
+        found.extend(metadata.zip(last).map(|(metadata, last)| Part {
+            path: entry.path(),
+            bytes: metadata.len(),
+            last,
+        }));
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found
+}
+
+/// When the first line of a file was written.
+fn first_time(path: &Path) -> Option<SystemTime> {
+    let mut first = String::new();
+    BufReader::new(File::open(path).ok()?).take(MAX_LINE_BYTES).read_line(&mut first).ok()?;
+    let line: serde_json::Value = serde_json::from_str(&first).ok()?;
+    line["time"].as_str()?.parse::<Timestamp>().ok().map(SystemTime::from)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::caller::Role;
+    use axum::http::Method;
+    use serde_json::Value;
+    use std::os::unix::fs::MetadataExt;
+
+    const DONE: Outcome = Outcome { status: 200, code: None, let_in: true };
+
+    fn audit(dir: &Path, max_bytes: u64) -> Audit {
+        let file = Some(dir.join("audit.log"));
+        Audit::new(Settings { file, journal: false, keep: Duration::from_secs(86_400 * 30), max_bytes })
+    }
+
+    fn caller(role: Role) -> Caller {
+        Caller { name: role.word().into(), role, source: Source::Remote([192, 0, 2, 1].into()) }
+    }
+
+    /// All lines, oldest first.
+    fn lines(dir: &Path) -> Vec<Value> {
+        let path = dir.join("audit.log");
+        let older = parts(&path).into_iter().map(|part| part.path);
+        let text: String = older.chain([path]).map(|path| fs::read_to_string(path).unwrap()).collect();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
 
     #[test]
-    fn lines_are_whole_and_the_files_two() {
+    fn refused_requests_leave_every_other_line_in_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = audit(dir.path(), 1 << 20);
+        let act = |n: u32| Act::of(&Method::DELETE, &format!("/v1/catalogs/desk-{n}\n\"x"));
+        let refused = Outcome { status: 403, code: Some(ErrorCode::Forbidden), let_in: false };
+        for n in 0..30_000 {
+            audit.write(&caller(Role::Read), &act(n), Noted::default(), refused);
+            audit.write_unknown(
+                Source::Remote([198, 51, 100, 7].into()),
+                &act(n),
+                Outcome { status: 401, ..refused },
+            );
+            if n % 1000 == 0 {
+                audit.write(&caller(Role::Admin), &act(n), Noted::default(), DONE);
+            }
+        }
+        audit.end();
+        let lines = lines(dir.path());
+        let count = |is: &dyn Fn(&Value) -> bool| lines.iter().filter(|line| is(line)).count();
+        assert_eq!((count(&|line| line["result"] == "done"), lines.len()), (30, 34));
+        for (who, code, status) in [("read", "forbidden", 403), ("unknown", "forbidden", 401)] {
+            let whole = |line: &Value| line["who"] == who && line["result"] == code;
+            assert_eq!(count(&|line| whole(line) && line["object"]["name"] == "desk-0\n\"x"), 1, "{who}");
+            let sum = lines.iter().find(|line| line["who"] == who && line["count"].is_u64()).unwrap();
+            assert_eq!((&sum["count"], &sum["status"]), (&29_999.into(), &status.into()));
+        }
+    }
+
+    #[test]
+    fn parts_are_kept_by_their_size_and_their_age() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.log");
-        let audit = Audit::with(&path, 1000);
-        for n in 0..40 {
-            audit.write("uid 0", &Method::POST, &format!("/v1/catalogs/{n}\n\"x"), 200);
+        fs::write(dir.path().join("audit.log.mine"), "not ours").unwrap();
+        let audit = audit(dir.path(), 256 << 10);
+        let act = Act::of(&Method::PUT, &format!("/v1/catalogs/{}", "é".repeat(100_000)));
+        for _ in 0..2000 {
+            audit.write(&caller(Role::Admin), &act, Noted::default(), DONE);
         }
-        audit.write("uid 0", &Method::PUT, &"é".repeat(100_000), 403);
-        let mut files: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
-        files.sort();
-        assert_eq!(files, ["audit.log", "audit.log.1"]);
-        let text = fs::read_to_string(&path).unwrap();
-        for line in text.lines() {
-            let line: serde_json::Value = serde_json::from_str(line).unwrap();
-            assert!(line["who"] == "uid 0" && line["time"].is_string() && line["status"].is_u64(), "{line}");
+        let bytes = |paths: &[Part]| paths.iter().map(|part| part.bytes).sum::<u64>();
+        let kept = parts(&path);
+        assert!((2..8).contains(&kept.len()) && bytes(&kept) <= 256 << 10, "{} {}", kept.len(), bytes(&kept));
+        assert!(lines(dir.path()).iter().all(|line| line["who"] == "admin" && line["role"] == "admin"));
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let long_ago = SystemTime::now() - Duration::from_secs(86_400 * 31);
+        File::options().append(true).open(&kept[0].path).unwrap().set_modified(long_ago).unwrap();
+        audit.tick();
+        assert_eq!(parts(&path).len(), kept.len() - 1);
+        assert!(dir.path().join("audit.log.mine").exists());
+    }
+
+    #[test]
+    fn a_day_is_a_part_also_over_restarts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.log");
+        for (first, more) in [(Timestamp::now(), 0), (Timestamp::now() - PART_AGE, 1)] {
+            fs::write(&path, format!("{{\"time\":\"{first}\"}}\n")).unwrap();
+            let act = Act::of(&Method::DELETE, "/v1/catalogs/desk");
+            audit(dir.path(), 1 << 30).write(&caller(Role::Admin), &act, Noted::default(), DONE);
+            assert_eq!(parts(&path).len(), more);
         }
-        assert!(text.lines().last().unwrap().len() < 3000);
-        let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).unwrap());
-        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_line_says_who_did_what_to_which_object() {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = audit(dir.path(), 1 << 20);
+        let note = super::super::note::Note::default();
+        note.machines(["runner-001"]);
+        let local = Source::Local { uid: Some(0), pid: Some(7) };
+        let root = Caller { name: "uid 0".into(), role: Role::Admin, source: local };
+        audit.write(&root, &Act::of(&Method::POST, "/v1/catalogs/runner/claims"), note.take(), DONE);
+        let line = lines(dir.path()).remove(0);
+        assert!(line["time"].is_string(), "{line}");
+        let want = serde_json::json!({ "who": "uid 0", "role": "admin", "from": "local", "uid": 0, "pid": 7,
+            "verb": "claim", "object": { "kind": "catalog", "name": "runner" }, "machines": ["runner-001"],
+            "result": "done", "status": 200, "time": line["time"] });
+        assert_eq!(line, want);
     }
 }

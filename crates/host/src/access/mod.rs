@@ -1,140 +1,156 @@
-//! Who may ask what. Owns roles, and what each route needs; tokens are in `tokens`, the audit log in `audit`.
+//! Who may ask what, and what is written down of it. Owns the check that every request passes; roles are in `caller`, what
+//! a request does in `act`, tokens in `tokens`, connections in `connections`, the audit log in `audit`.
 //!
-//! Invariant: a request whose role is not known to be enough reaches no route; each change that somebody known asks for
-//! is a line in the audit log, whatever came of it.
+//! Invariant: a request whose role is not known to be enough reaches no route; each change that somebody asks for is in
+//! the audit log, whatever came of it.
 
+pub mod act;
 pub mod audit;
+pub mod caller;
+pub mod connections;
+pub mod note;
+pub mod paced;
+mod refusals;
 pub mod tls;
 pub mod tokens;
 
 use crate::error::HostError;
-use audit::Audit;
+use act::Act;
+use audit::{Audit, Outcome};
 use axum::extract::{Request, State};
-use axum::http::{Method, header};
+use axum::http::{HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use caller::{Caller, Role, Source};
+use connections::{Busy, Place};
+use note::Note;
 use spillway_api::ErrorCode;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use tokens::Tokens;
+use tokio::sync::watch;
 
-/// What somebody may ask; each may what those before it may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
-    /// To see.
-    Read,
-    /// To start, stop, reset, claim and release machines.
-    Operate,
-    /// Everything.
-    Admin,
-}
-
-impl Role {
-    /// For people and files.
-    fn word(self) -> &'static str {
-        match self {
-            Role::Read => "read",
-            Role::Operate => "operate",
-            Role::Admin => "admin",
-        }
-    }
-
-    /// Of its word.
-    pub fn of(word: &str) -> Option<Role> {
-        [Role::Read, Role::Operate, Role::Admin].into_iter().find(|role| role.word() == word)
-    }
-}
-
-/// Where a connection comes from.
+/// The other side of a connection.
 #[derive(Clone)]
-pub enum Peer {
-    /// The unix socket: who can open it may do everything. The user, by the kernel's word.
-    Local(Option<u32>),
-    /// TCP: each request has a token.
-    Remote(Arc<Tokens>, SocketAddr),
+pub struct Peer {
+    /// Where it comes from.
+    pub source: Source,
+    /// Over TCP: the tokens that are known. On the unix socket none is needed: who can open it may do everything.
+    pub tokens: Option<Arc<Tokens>>,
+    /// Its entry in the table of connections.
+    pub place: Arc<Place>,
 }
+
+/// Tells a route that the connection went before the request was answered.
+#[derive(Clone)]
+pub struct Gone(watch::Receiver<()>);
+
+impl Gone {
+    /// Waits until the connection is gone.
+    pub async fn wait(&mut self) {
+        // The other end is dropped with the connection, and nothing is ever sent.
+        let _ = self.0.changed().await;
+    }
+}
+
+/// What is undone if a response does not reach the connection: a part of the response until it is handed over.
+pub trait Undo: Send + Sync {
+    /// The response was handed over: what it tells of stays.
+    fn keep(&self);
+}
+
+/// Why a request was refused: a part of the response, for the audit log.
+#[derive(Clone, Copy, Debug)]
+pub struct Refused(pub ErrorCode);
 
 /// Lets a request through if its role is enough, and writes changes down: also those of clients that do not wait for the
 /// answer.
 pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next) -> Response {
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let (who, role) = match known(&request) {
-        Ok(known) => known,
-        // Not in the audit log: whoever reaches the port could push out of it what is there.
-        Err(refusal) => return refusal.into_response(),
+    let act = Act::of(request.method(), request.uri().path());
+    let outcome = |response: &Response, let_in| Outcome {
+        status: response.status().as_u16(),
+        code: response.extensions().get::<Refused>().map(|refused| refused.0),
+        let_in,
     };
-    let needed = needed(&method, &path);
-    request.extensions_mut().insert(role);
-    if needed == Role::Read {
-        return next.run(request).await;
+    let (caller, busy) = match identify(&request) {
+        Ok(known) => known,
+        Err((refusal, source)) => {
+            let response = refusal.into_response();
+            audit.write_unknown(source, &act, outcome(&response, false));
+            return response;
+        }
+    };
+    let busy = match busy {
+        Ok(busy) => busy,
+        Err(crowded) => {
+            let mut response = crowded.into_response();
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            audit.write(&caller, &act, note::Noted::default(), outcome(&response, false));
+            return response;
+        }
+    };
+    request.extensions_mut().insert(caller.clone());
+    if act.role == Role::Read {
+        let response = next.run(request).await;
+        drop(busy);
+        return response;
     }
+    let (stays, gone) = watch::channel(());
+    let note = Note::default();
+    request.extensions_mut().insert(note.clone());
+    request.extensions_mut().insert(Gone(gone));
     let answer = async move {
-        let response = if role >= needed {
+        let let_in = caller.role >= act.role;
+        let response = if let_in {
             next.run(request).await
         } else {
-            let role = needed.word();
-            let message = format!("{who} may not do this: it takes a token with the role '{role}'");
+            let role = act.role.word();
+            let message = format!("{caller} may not do this: it takes a token with the role '{role}'");
             HostError::new(ErrorCode::Forbidden, message).into_response()
         };
-        audit.write(&who, &method, &path, response.status().as_u16());
+        audit.write(&caller, &act, note.take(), outcome(&response, let_in));
+        drop(busy);
         response
     };
     let lost = |_| HostError::new(ErrorCode::Internal, "the answer was lost").into_response();
-    tokio::spawn(answer).await.unwrap_or_else(lost)
+    // Dropped with this future when the connection goes.
+    let _stays = stays;
+    let mut response = tokio::spawn(answer).await.unwrap_or_else(lost);
+    if let Some(undo) = response.extensions_mut().remove::<Arc<dyn Undo>>() {
+        undo.keep();
+    }
+    response
 }
 
-/// Who asks, for the log, and what they may.
-fn known(request: &Request) -> Result<(String, Role), HostError> {
-    match request.extensions().get::<Peer>() {
-        Some(Peer::Local(Some(uid))) => Ok((format!("uid {uid}"), Role::Admin)),
-        Some(Peer::Local(None)) => Ok(("uid unknown".into(), Role::Admin)),
-        Some(Peer::Remote(tokens, address)) => {
+type Identified = (Caller, Result<Busy, HostError>);
+
+/// Who asks, and the place of their connection while they are answered.
+fn identify(request: &Request) -> Result<Identified, (HostError, Source)> {
+    let Some(peer) = request.extensions().get::<Peer>() else {
+        let nobody = HostError::new(ErrorCode::Unauthenticated, "nobody knows who asks");
+        return Err((nobody, Source::Local { uid: None, pid: None }));
+    };
+    let (caller, token) = match (&peer.tokens, peer.source) {
+        (None, Source::Local { uid, .. }) => {
+            let name = uid.map_or_else(|| "uid unknown".to_owned(), |uid| format!("uid {uid}"));
+            (Caller { name: name.into(), role: Role::Admin, source: peer.source }, false)
+        }
+        (tokens, source) => {
             let token = request.headers().get(header::AUTHORIZATION);
             let token = token.and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
-            let known = token.and_then(|token| tokens.find(token));
-            let (name, role) = known.ok_or_else(|| {
-                HostError::new(ErrorCode::Unauthenticated, "say who asks: Authorization: Bearer TOKEN")
-            })?;
-            Ok((format!("{name} from {}", address.ip()), role))
+            let known = token.and_then(|token| tokens.as_ref()?.find(token));
+            let Some((name, role)) = known else {
+                let message = "say who asks: Authorization: Bearer TOKEN";
+                return Err((HostError::new(ErrorCode::Unauthenticated, message), source));
+            };
+            (Caller { name: name.into(), role, source }, true)
         }
-        None => Err(HostError::new(ErrorCode::Unauthenticated, "nobody knows who asks")),
-    }
-}
-
-/// What a request takes. What is not named here takes most.
-fn needed(method: &Method, path: &str) -> Role {
-    let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
-    match (method, parts.as_slice()) {
-        (&Method::GET | &Method::HEAD, _) => Role::Read,
-        (&Method::POST, ["v1", "machine-actions"] | ["v1", "catalogs", _, "claims"]) => Role::Operate,
-        (&Method::DELETE, ["v1", "machines", _, "claim"]) => Role::Operate,
-        _ => Role::Admin,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn roles_by_route() {
-        for (method, path, role) in [
-            (Method::GET, "/v1/images", Role::Read),
-            (Method::GET, "/anything", Role::Read),
-            (Method::POST, "/v1/machine-actions", Role::Operate),
-            (Method::POST, "/v1/catalogs/desk/claims", Role::Operate),
-            (Method::DELETE, "/v1/machines/desk-1/claim", Role::Operate),
-            (Method::DELETE, "/v1/machines/desk-1", Role::Admin),
-            (Method::POST, "/v1/images/debian/commits", Role::Admin),
-            (Method::POST, "/v1/catalogs", Role::Admin),
-            (Method::DELETE, "/v1/catalogs/claims", Role::Admin),
-            (Method::PUT, "/v1/machine-actions", Role::Admin),
-            (Method::POST, "/v1/machine-actions/x", Role::Admin),
-            (Method::OPTIONS, "/v1/images", Role::Admin),
-        ] {
-            assert_eq!(needed(&method, path), role, "{method} {path}");
-        }
-        assert!(Role::Read < Role::Operate && Role::Operate < Role::Admin);
-        assert_eq!(Role::of("root"), None);
-    }
+    };
+    let busy = peer.place.begin(token.then_some((&caller.name, caller.role == Role::Admin)));
+    let busy = busy.map_err(|_| {
+        let message = format!(
+            "{caller} has too many requests at a time, or this daemon has: wait for an answer before you ask again"
+        );
+        HostError::new(ErrorCode::Busy, message)
+    });
+    Ok((caller, busy))
 }

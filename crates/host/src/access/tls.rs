@@ -1,4 +1,4 @@
-//! The way in over TCP: TLS always, and a token with each request. Owns the port, and how long a stranger may keep a place.
+//! The way in over TCP: TLS always, and a token with each request. Owns the port and how long a handshake may take.
 //!
 //! Invariant: nothing that came in the clear is answered, and remote clients take no places from local ones.
 
@@ -11,15 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-/// Connections at a time; more wait to be let in.
-const MOST_CONNECTIONS: usize = 64;
 /// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
@@ -42,7 +39,6 @@ pub struct Door {
     acceptor: TlsAcceptor,
     /// Whom it knows.
     pub tokens: Arc<Tokens>,
-    places: Arc<Semaphore>,
 }
 
 impl Door {
@@ -52,8 +48,7 @@ impl Door {
         let config = config(remote)?;
         let listener = TcpListener::bind(remote.address).await;
         let listener = listener.with_context(|| format!("--listen {}", remote.address))?;
-        let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        Ok(Door { listener, acceptor: TlsAcceptor::from(Arc::new(config)), tokens, places })
+        Ok(Door { listener, acceptor: TlsAcceptor::from(Arc::new(config)), tokens })
     }
 
     /// Where it is: the port may have been the kernel's choice.
@@ -63,9 +58,8 @@ impl Door {
 
     /// Whoever comes next, unknown yet. May be given up at any time.
     pub async fn next(&self) -> Option<Stranger> {
-        let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
         let (stream, address) = self.listener.accept().await.ok()?;
-        Some(Stranger { stream, address, place, acceptor: self.acceptor.clone() })
+        Some(Stranger { stream, address, acceptor: self.acceptor.clone() })
     }
 }
 
@@ -74,16 +68,15 @@ pub struct Stranger {
     stream: TcpStream,
     /// Where it comes from.
     pub address: SocketAddr,
-    place: OwnedSemaphorePermit,
     acceptor: TlsAcceptor,
 }
 
 impl Stranger {
-    /// Speaks TLS with it, if it does. The place is held for as long as the value lives.
-    pub async fn greet(self) -> Option<(TlsStream<TcpStream>, OwnedSemaphorePermit)> {
+    /// Speaks TLS with it, if it does in time.
+    pub async fn greet(self) -> Option<TlsStream<TcpStream>> {
         let _ = self.stream.set_nodelay(true);
         let greeted = tokio::time::timeout(HANDSHAKE, self.acceptor.accept(self.stream)).await;
-        Some((greeted.ok()?.ok()?, self.place))
+        greeted.ok()?.ok()
     }
 }
 

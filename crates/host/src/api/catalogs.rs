@@ -1,14 +1,18 @@
 //! Routes of catalogs.
 
-use super::extract::{Body, IfMatch, Path, Query, select};
+use super::extract::{Body, IdempotencyKey, IfMatch, Path, Query, select};
 use super::{App, Failure, ask};
-use crate::access::Role;
+use crate::access::caller::{Caller, Role};
+use crate::access::note::Note;
 use crate::catalogs::Terms;
 use crate::error::HostError;
 use axum::extract::State;
 use axum::{Extension, Json};
 use serde::Deserialize;
-use spillway_api::{Catalog, CatalogRollback, CatalogSpec, CatalogUpdate, Empty, List, Name, NewCatalog};
+use spillway_api::{
+    Catalog, CatalogRollback, CatalogSpec, CatalogUpdate, Difference, Empty, List, Name, NewCatalog,
+    differences,
+};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -37,23 +41,33 @@ struct Labelled {
 #[utoipa::path(get, path = "", params(Labelled), responses((status = 200, body = List<Catalog>), Failure))]
 async fn list_catalogs(
     State(app): State<App>,
-    Extension(role): Extension<Role>,
+    Extension(caller): Extension<Caller>,
     Query(pairs): Query<Vec<(String, String)>>,
 ) -> Answer<List<Catalog>> {
     let selector = select(pairs, &["label"])?;
     ask(move || {
         let chosen = app.catalogs.list()?.into_iter().filter(|catalog| selector.chooses(catalog));
-        Ok(List { items: chosen.map(|catalog| seen_by(role, catalog)).collect() })
+        Ok(List { items: chosen.map(|catalog| seen_by(caller.role, catalog)).collect() })
     })
     .await
 }
 
 /// What is passed on to guests may hold secrets: it is for those who may do something with them.
 fn seen_by(role: Role, mut catalog: Catalog) -> Catalog {
-    if let Some(text) = catalog.spec.user_data.as_mut().filter(|_| role == Role::Read) {
-        *text = "(not for the role 'read')".into();
+    if role == Role::Read {
+        catalog.spec.redact();
     }
     catalog
+}
+
+/// Tells the audit log what has become another.
+fn note_change(note: &Note, before: &Catalog, after: &Catalog) {
+    let mut changed = differences(&after.name, &before.spec, &after.spec);
+    if before.version != after.version {
+        let (now, then) = (before.version.into(), after.version.into());
+        changed.push(Difference { setting: "version".into(), now, then, live: false });
+    }
+    note.changed(changed);
 }
 
 /// Whether it is meant.
@@ -67,23 +81,40 @@ struct Earnest {
 }
 
 /// A new catalog. Its machines are recorded when this is answered.
-#[utoipa::path(post, path = "", params(Earnest), request_body = NewCatalog, responses((status = 200, body = Catalog), Failure))]
+#[utoipa::path(post, path = "", params(Earnest, IdempotencyKey), request_body = NewCatalog, responses((status = 200, body = Catalog), Failure))]
 async fn create_catalog(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    note: Note,
+    key: IdempotencyKey,
     Query(earnest): Query<Earnest>,
     Body(new): Body<NewCatalog>,
 ) -> Answer<Catalog> {
-    ask(move || app.catalogs.create(&new.name, &new.spec, earnest.dry_run)).await
+    let key = key.of(&caller.name, "catalogs", &new);
+    ask(move || {
+        note.name(new.name.as_str());
+        if earnest.dry_run {
+            return app.catalogs.create(&new.name, &new.spec, true);
+        }
+        let create = || app.catalogs.create(&new.name, &new.spec, false).map(|catalog| catalog.name);
+        let (name, is_repeated) = app.idempotency.once(key.as_ref(), create)?;
+        match is_repeated {
+            true => note.repeated(),
+            false => note.made(&new.spec),
+        }
+        app.catalogs.get(&name)
+    })
+    .await
 }
 
 /// A catalog.
 #[utoipa::path(get, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = Catalog), Failure))]
 async fn show_catalog(
     State(app): State<App>,
-    Extension(role): Extension<Role>,
+    Extension(caller): Extension<Caller>,
     Path(name): Path<Name>,
 ) -> Answer<Catalog> {
-    ask(move || Ok(seen_by(role, app.catalogs.get(&name)?))).await
+    ask(move || Ok(seen_by(caller.role, app.catalogs.get(&name)?))).await
 }
 
 /// On which terms.
@@ -111,12 +142,20 @@ async fn change_catalog(
     State(app): State<App>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
+    note: Note,
     Query(terms): Query<ChangeTerms>,
     Body(spec): Body<CatalogSpec>,
 ) -> Answer<Catalog> {
     let ChangeTerms { discard_data, with_data, force, dry_run } = terms;
     let terms = Terms { expected, discard_data, with_data, force, dry_run };
-    ask(move || app.catalogs.change(&name, &spec, terms)).await
+    ask(move || {
+        let (catalog, before) = app.catalogs.change(&name, &spec, terms)?;
+        if !dry_run {
+            note_change(&note, &before, &catalog);
+        }
+        Ok(catalog)
+    })
+    .await
 }
 
 /// What goes with a catalog.
@@ -150,9 +189,15 @@ async fn update_catalog(
     State(app): State<App>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
+    note: Note,
     Body(update): Body<CatalogUpdate>,
 ) -> Answer<Catalog> {
-    ask(move || app.catalogs.update(&name, &update, expected)).await
+    ask(move || {
+        let (catalog, before) = app.catalogs.update(&name, &update, expected)?;
+        note_change(&note, &before, &catalog);
+        Ok(catalog)
+    })
+    .await
 }
 
 /// A version of a catalog's history. It stays with that one until the next update.
@@ -161,7 +206,13 @@ async fn roll_catalog_back(
     State(app): State<App>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
+    note: Note,
     Body(rollback): Body<CatalogRollback>,
 ) -> Answer<Catalog> {
-    ask(move || app.catalogs.rollback(&name, &rollback, expected)).await
+    ask(move || {
+        let (catalog, before) = app.catalogs.rollback(&name, &rollback, expected)?;
+        note_change(&note, &before, &catalog);
+        Ok(catalog)
+    })
+    .await
 }

@@ -1,29 +1,36 @@
 //! What a request carries, checked. Owns the words of a refusal.
 
+use crate::access::note::Note;
 use crate::error::HostError;
+use crate::idempotency::Key;
 use crate::store::Revision;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
+use spillway_api::client::IDEMPOTENCY_KEY;
 use spillway_api::{ErrorCode, Name, Selector};
 use std::time::Duration;
 use utoipa::openapi::Required;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 
+/// Longest `Idempotency-Key`.
+const MOST_KEY_CHARACTERS: usize = 128;
 /// How long a body may take to come.
 const BODY: Duration = Duration::from_secs(30);
 
-/// A body: JSON, whatever its content type says.
+/// A body: JSON, whatever its content type says. The audit log is told what it asks.
 pub struct Body<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+impl<T: DeserializeOwned + Serialize, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = HostError;
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, HostError> {
+        let note = request.extensions().get::<Note>().cloned();
         let bytes = tokio::time::timeout(BODY, Bytes::from_request(request, state)).await;
         let late =
             |_| HostError::invalid(format!("the request's body did not come within {} s", BODY.as_secs()));
@@ -33,7 +40,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             HostError::new(code, format!("the request's body: {}", e.body_text()))
         })?;
         let value = serde_json::from_slice(&bytes);
-        value.map(Body).map_err(|e| HostError::invalid(format!("the request's body: {e}")))
+        let value = value.map_err(|e| HostError::invalid(format!("the request's body: {e}")))?;
+        note.into_iter().for_each(|note| note.asked(&value));
+        Ok(Body(value))
     }
 }
 
@@ -49,7 +58,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
     }
 }
 
-/// What follows the question mark.
+/// What follows the question mark. The audit log is told what it asks.
 pub struct Query<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
@@ -57,7 +66,11 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Query<T>, HostError> {
         let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
-        query.map(|query| Query(query.0)).map_err(|e: QueryRejection| HostError::invalid(e.body_text()))
+        let query = query.map_err(|e: QueryRejection| HostError::invalid(e.body_text()))?;
+        if let (Some(note), Some(text)) = (parts.extensions.get::<Note>(), parts.uri.query()) {
+            note.asked_beside(text);
+        }
+        Ok(Query(query.0))
     }
 }
 
@@ -86,6 +99,48 @@ impl utoipa::IntoParams for IfMatch {
         let words = "The revision that this was decided on, such as \"12\": if it is another by now, this is a `conflict`.";
         let parameter = ParameterBuilder::new()
             .name("If-Match")
+            .parameter_in(ParameterIn::Header)
+            .required(Required::False)
+            .description(Some(words))
+            .schema(Some(ObjectBuilder::new().schema_type(Type::String)));
+        vec![parameter.build()]
+    }
+}
+
+/// The key of a request that is to be done once, if the client gives one: `Idempotency-Key: 8e03978e`.
+pub struct IdempotencyKey(Option<String>);
+
+impl IdempotencyKey {
+    /// With who asks, the route and what is asked.
+    pub fn of(&self, caller: &str, route: &str, body: &impl Serialize) -> Option<Key> {
+        self.0.as_ref().map(|key| Key::new(caller, route, key, body))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
+    type Rejection = HostError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<IdempotencyKey, HostError> {
+        let mut values = parts.headers.get_all(IDEMPOTENCY_KEY).iter();
+        let Some(value) = values.next() else { return Ok(IdempotencyKey(None)) };
+        let text = value.to_str().unwrap_or_default();
+        let quoted = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+        let key = quoted.unwrap_or(text);
+        let is_plain = key.bytes().all(|b| b.is_ascii_graphic() && b != b'"' && b != b'\\');
+        match is_plain && (1..=MOST_KEY_CHARACTERS).contains(&key.len()) && values.next().is_none() {
+            true => Ok(IdempotencyKey(Some(key.into()))),
+            false => Err(HostError::invalid(format!(
+                "Idempotency-Key: one key can be, of 1 to {MOST_KEY_CHARACTERS} visible ASCII characters without quotes"
+            ))),
+        }
+    }
+}
+
+impl utoipa::IntoParams for IdempotencyKey {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let words = "A name of the client's for this request: a request that repeats it within a day gets what the first one made, and makes nothing.";
+        let parameter = ParameterBuilder::new()
+            .name(IDEMPOTENCY_KEY)
             .parameter_in(ParameterIn::Header)
             .required(Required::False)
             .description(Some(words))

@@ -2,13 +2,14 @@
 
 use super::extract::Body;
 use super::{App, Failure, ask};
+use crate::access::note::Note;
 use crate::backup::STATE_HEADER;
 use crate::error::HostError;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use spillway_api::{ErrorCode, HostDetails, NewHostAction};
+use spillway_api::{ErrorCode, HostAction, HostDetails, NewHostAction};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -42,7 +43,12 @@ async fn back_up(State(app): State<App>) -> Result<Response, HostError> {
 #[utoipa::path(post, path = "", request_body = NewHostAction, responses((status = 200, body = HostDetails), Failure))]
 async fn act_on_host(
     State(app): State<App>,
+    note: Note,
     Body(asked): Body<NewHostAction>,
 ) -> Result<Json<HostDetails>, HostError> {
+    note.verb(match asked.action {
+        HostAction::Close => "close",
+        HostAction::Open => "open",
+    });
     ask(move || app.machines.act_on_host(asked.action)).await
 }

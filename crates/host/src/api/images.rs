@@ -1,14 +1,19 @@
 //! Routes of images.
 
-use super::extract::{Body, Path};
-use super::{App, Failure, ask};
+use super::extract::{Body, IdempotencyKey, Path};
+use super::{App, Failure, ask, ask_for};
+use crate::access::caller::Caller;
+use crate::access::note::Note;
 use crate::error::HostError;
-use axum::Json;
+use crate::idempotency::Key;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use spillway_api::{
-    Empty, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, List, Name, Operation, VersionChoice,
+    Empty, ErrorCode, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, List, Name, Operation,
+    VersionChoice,
 };
+use std::time::Duration;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -51,23 +56,58 @@ async fn delete_image(State(app): State<App>, Path(name): Path<Name>) -> Answer<
 }
 
 /// Begins to make a new version from a file of the host; the first one makes the image, and is published.
-#[utoipa::path(post, path = "/{name}/versions", params(("name" = Name, Path)), request_body = ImageImport, responses((status = 202, body = Operation), Failure))]
+#[utoipa::path(post, path = "/{name}/versions", params(("name" = Name, Path), IdempotencyKey), request_body = ImageImport, responses((status = 202, body = Operation), Failure))]
 async fn import_image(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    note: Note,
     Path(name): Path<Name>,
+    key: IdempotencyKey,
     Body(import): Body<ImageImport>,
 ) -> Begun {
-    Ok((StatusCode::ACCEPTED, ask(move || app.images.import(&name, import)).await?))
+    let key = key.of(&caller.name, &format!("imports/{name}"), &import);
+    let images = app.images.clone();
+    begin_once(app, note, key, move || images.import(&name, import)).await
+}
+
+/// Begins an operation, unless the key has begun it already: then it is that one, as it is now.
+async fn begin_once(
+    app: App,
+    note: Note,
+    key: Option<Key>,
+    begin: impl FnOnce() -> Result<Operation, HostError> + Send + 'static,
+) -> Begun {
+    let keys = app.idempotency.clone();
+    let (begun, is_repeated) = ask_for(move || keys.once(key.as_ref(), begin)).await?;
+    if !is_repeated {
+        return Ok((StatusCode::ACCEPTED, Json(begun)));
+    }
+    note.repeated();
+    let known = app.operations.wait(begun.id, Duration::ZERO).await;
+    let forgotten = || {
+        let message = format!(
+            "operation {} ({}), which this Idempotency-Key has begun, is forgotten: look whether the version is there, and take a new key to begin again",
+            begun.id, begun.what
+        );
+        HostError::new(ErrorCode::Conflict, message)
+    };
+    Ok((StatusCode::ACCEPTED, Json(known.ok_or_else(forgotten)?)))
 }
 
 /// Begins to make a new version from the disk of a machine of mode `persistent` that is off. It cannot be started meanwhile.
-#[utoipa::path(post, path = "/{name}/commits", params(("name" = Name, Path)), request_body = ImageCommit, responses((status = 202, body = Operation), Failure))]
+#[utoipa::path(post, path = "/{name}/commits", params(("name" = Name, Path), IdempotencyKey), request_body = ImageCommit, responses((status = 202, body = Operation), Failure))]
 async fn commit_machine(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    note: Note,
     Path(name): Path<Name>,
+    key: IdempotencyKey,
     Body(commit): Body<ImageCommit>,
 ) -> Begun {
-    Ok((StatusCode::ACCEPTED, ask(move || app.machines.commit(&name, &commit)).await?))
+    note.machines([commit.machine.as_str()]);
+    let key = key.of(&caller.name, &format!("commits/{name}"), &commit);
+    let machines = app.machines.clone();
+    begin_once(app, note, key, move || machines.commit(&name, &commit)).await
 }
 
 /// Removes a version, if nobody uses it.

@@ -2,19 +2,20 @@
 
 use super::extract::{Body, Path, Query, select};
 use super::{App, Failure, ask};
-use crate::access::Role;
+use crate::access::caller::{Caller, Role};
+use crate::access::note::Note;
 use crate::error::HostError;
 use axum::extract::State;
 use axum::{Extension, Json};
 use serde::Deserialize;
-use spillway_api::{DiskCurve, Empty, ErrorCode, List, MachineAction, MachineDetails, Name, NewClaim};
+use spillway_api::{Action, DiskCurve, Empty, ErrorCode, List, MachineAction, MachineDetails, Name};
 use std::time::Duration;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 /// The longest that an answer is held back.
-const LONGEST_WAIT_SECONDS: u32 = 30;
+pub const LONGEST_WAIT_SECONDS: u32 = 30;
 
 type Answer<T> = Result<Json<T>, HostError>;
 
@@ -22,16 +23,11 @@ pub fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(list_machines))
         .routes(routes!(show_machine, delete_machine))
-        .routes(routes!(release_machine))
         .routes(routes!(show_curve))
 }
 
 pub fn action_routes() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(act_on_machines))
-}
-
-pub fn claim_routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(claim_machine))
 }
 
 /// Which machines.
@@ -44,16 +40,24 @@ struct Which {
     /// Those whose catalog has this label, `KEY=VALUE`; again for more, all of which must be there.
     #[param(required = false)]
     label: Vec<String>,
+    /// Those that this owner has claimed.
+    owner: Option<String>,
 }
 
-/// All machines, or those of certain catalogs.
+/// All machines, or those of certain catalogs or owners.
 #[utoipa::path(get, path = "", params(Which), responses((status = 200, body = List<MachineDetails>), Failure))]
 async fn list_machines(
     State(app): State<App>,
     Query(pairs): Query<Vec<(String, String)>>,
 ) -> Answer<List<MachineDetails>> {
-    let selector = select(pairs, &["catalog", "label"])?;
-    ask(move || Ok(List { items: app.machines.list(&selector)? })).await
+    let (owners, pairs): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|(word, _)| word == "owner");
+    let selector = select(pairs, &["catalog", "label", "owner"])?;
+    let is_theirs = move |machine: &MachineDetails| {
+        let has = |owner: &String| machine.claim.as_ref().is_some_and(|claim| claim.owner == *owner);
+        owners.iter().all(|(_, owner)| has(owner))
+    };
+    ask(move || Ok(List { items: app.machines.list(&selector)?.into_iter().filter(is_theirs).collect() }))
+        .await
 }
 
 /// How long to wait.
@@ -116,47 +120,36 @@ async fn delete_machine(
     ask(move || app.machines.delete(&name, with_data).map(|()| Empty {})).await
 }
 
+/// The verb of an action.
+fn word(action: &Action) -> &'static str {
+    match action {
+        Action::Start => "start",
+        Action::Stop => "stop",
+        Action::Restart => "restart",
+        Action::Reset => "reset",
+        Action::Drain => "drain",
+        Action::Undrain => "undrain",
+    }
+}
+
 /// Records what is wanted of machines: it is done after the answer. They, as they are. To throw away what machines keep
 /// takes the role `admin`.
 #[utoipa::path(post, path = "", request_body = MachineAction, responses((status = 200, body = List<MachineDetails>), Failure))]
 async fn act_on_machines(
     State(app): State<App>,
-    Extension(role): Extension<Role>,
+    Extension(caller): Extension<Caller>,
+    note: Note,
     Body(action): Body<MachineAction>,
 ) -> Answer<List<MachineDetails>> {
-    if action.discard_data && role < Role::Admin {
+    note.verb(word(&action.action));
+    if action.discard_data && caller.role < Role::Admin {
         let message = "this throws away what machines keep: it takes a token with the role 'admin'";
         return Err(HostError::new(ErrorCode::Forbidden, message));
     }
-    ask(move || Ok(List { items: app.machines.act(&action)? })).await
-}
-
-/// Takes a machine of a catalog: one that is ready, if there is one. `exhausted`: there is none.
-#[utoipa::path(post, path = "/{name}/claims", params(("name" = Name, Path)), request_body = NewClaim, responses((status = 200, body = MachineDetails), Failure))]
-async fn claim_machine(
-    State(app): State<App>,
-    Path(catalog): Path<Name>,
-    Body(claim): Body<NewClaim>,
-) -> Answer<MachineDetails> {
-    ask(move || app.machines.claim(&catalog, &claim)).await
-}
-
-/// Whose claim ends.
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct Released {
-    /// The id of a claim; whichever there is if nothing is said.
-    claim: Option<String>,
-}
-
-/// Gives a machine back: it forgets. With the id of a claim only if it is still claimed by that one, else this is a
-/// `conflict`.
-#[utoipa::path(delete, path = "/{name}/claim", params(("name" = Name, Path), Released), responses((status = 200, body = MachineDetails), Failure))]
-async fn release_machine(
-    State(app): State<App>,
-    Path(name): Path<Name>,
-    Query(released): Query<Released>,
-) -> Answer<MachineDetails> {
-    ask(move || app.machines.release(&name, released.claim.as_deref())).await
+    ask(move || {
+        let items = app.machines.act(&action)?;
+        note.machines(items.iter().map(|machine| machine.machine.name.as_str()));
+        Ok(List { items })
+    })
+    .await
 }

@@ -6,6 +6,7 @@
 #![expect(unused_qualifications, reason = "the macro of routes writes paths in full")]
 
 mod catalogs;
+mod claims;
 mod events;
 mod extract;
 mod host;
@@ -19,11 +20,13 @@ mod stores;
 pub use metrics::Answered;
 
 use crate::access;
+use crate::access::Refused;
 use crate::access::audit::Audit;
 use crate::backup::StateStore;
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::events::Events;
+use crate::idempotency::Idempotency;
 use crate::images::Images;
 use crate::machines::Machines;
 use crate::operations::Operations;
@@ -52,6 +55,8 @@ pub struct App {
     pub catalogs: Catalogs,
     /// What happens.
     pub events: Events,
+    /// What requests have made that name a key.
+    pub idempotency: Idempotency,
     /// Images.
     pub images: Images,
     /// What is wanted of machines, and what they are.
@@ -76,7 +81,7 @@ struct Failure(ErrorBody);
 
 fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::with_openapi(Document::openapi())
-        .nest("/v1/catalogs", catalogs::routes().merge(machines::claim_routes()))
+        .nest("/v1/catalogs", catalogs::routes().merge(claims::catalog_routes()))
         .nest("/v1/events", events::routes())
         .nest("/v1/event-stream", events::stream_routes())
         .nest("/v1/figures", metrics::figure_routes())
@@ -84,7 +89,7 @@ fn routes() -> OpenApiRouter<App> {
         .nest("/v1/images", images::routes())
         .nest("/v1/leftovers", leftovers::routes())
         .nest("/v1/machine-actions", machines::action_routes())
-        .nest("/v1/machines", machines::routes())
+        .nest("/v1/machines", machines::routes().merge(claims::machine_routes()))
         .nest("/v1/metrics", metrics::metric_routes())
         .nest("/v1/operations", operations::routes())
         .nest("/v1/stores", stores::routes())
@@ -119,15 +124,24 @@ pub fn router(app: App) -> Router {
 async fn ask<T: Serialize + Send + 'static>(
     question: impl FnOnce() -> Result<T, HostError> + Send + 'static,
 ) -> Result<Json<T>, HostError> {
+    ask_for(question).await.map(Json)
+}
+
+/// The same for what is not an answer yet.
+async fn ask_for<T: Send + 'static>(
+    question: impl FnOnce() -> Result<T, HostError> + Send + 'static,
+) -> Result<T, HostError> {
     let answer = tokio::task::spawn_blocking(question).await;
     let broken =
         |e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon ({e}): please report this"));
-    answer.map_err(broken)?.map(Json)
+    answer.map_err(broken)?
 }
 
 impl IntoResponse for HostError {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (status, Json(self.body())).into_response()
+        let mut response = (status, Json(self.body())).into_response();
+        response.extensions_mut().insert(Refused(self.code));
+        response
     }
 }

@@ -2,6 +2,7 @@
 
 use super::extract::Body;
 use super::{App, Failure, ask};
+use crate::access::note::Note;
 use crate::error::HostError;
 use axum::Json;
 use axum::extract::State;
@@ -23,7 +24,9 @@ async fn list_stores(State(app): State<App>) -> Result<Json<List<StoreDetails>>,
 #[utoipa::path(post, path = "", request_body = StoreFolder, responses((status = 200, body = StoreFolder), Failure))]
 async fn add_store(
     State(app): State<App>,
+    note: Note,
     Body(store): Body<StoreFolder>,
 ) -> Result<Json<StoreFolder>, HostError> {
+    note.name(store.name.as_str());
     ask(move || app.stores.add(store)).await
 }

@@ -3,7 +3,7 @@
 //! Invariant: what machines keep is thrown away only by who says so.
 
 use super::records::Removal;
-use super::{Catalogs, update};
+use super::{Catalogs, spec, update};
 use crate::error::HostError;
 use crate::store::Revision;
 use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, Name};
@@ -24,12 +24,19 @@ pub struct Terms {
 }
 
 impl Catalogs {
-    /// Other settings. Machines are recorded and removed as the count says. What is as it was is not written.
-    pub fn change(&self, name: &Name, spec: &CatalogSpec, terms: Terms) -> Result<Catalog, HostError> {
+    /// Other settings. Machines are recorded and removed as the count says. What is as it was is not written. The catalog,
+    /// and what it was before.
+    pub fn change(
+        &self,
+        name: &Name,
+        spec: &CatalogSpec,
+        terms: Terms,
+    ) -> Result<(Catalog, Catalog), HostError> {
+        spec::is_whole(name, spec)?;
         let counting = self.counting();
         let warnings = self.check(name, spec)?;
         self.names_are_free(name, spec)?;
-        let (mut catalog, notes, is_new) = self.objects.change(|changes| {
+        let (mut catalog, before, notes, is_new) = self.objects.change(|changes| {
             let before = self.found(changes, name, terms.expected)?;
             check(&before, spec, terms.discard_data)?;
             // A claim ends with a machine that forgets.
@@ -53,14 +60,14 @@ impl Catalogs {
                 }
                 false => changes.forget(),
             }
-            Ok::<_, HostError>((catalog, notes, is_new || is_unfinished))
+            Ok::<_, HostError>((catalog, before, notes, is_new || is_unfinished))
         })?;
         if is_new {
             self.count(&counting, &catalog)?;
             catalog = self.get(name)?;
         }
         catalog.warnings.extend(notes);
-        Ok(catalog)
+        Ok((catalog, before))
     }
 }
 

@@ -92,6 +92,7 @@ impl Catalogs {
 
     /// A new one. It is there, with its machines, when this returns. With `dry_run` all is looked at and nothing made.
     pub fn create(&self, name: &Name, spec: &CatalogSpec, dry_run: bool) -> Result<Catalog, HostError> {
+        spec::is_whole(name, spec)?;
         let counting = self.counting();
         self.finish_removal(&counting, name)?;
         let warnings = self.check(name, spec)?;

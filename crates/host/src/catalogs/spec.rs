@@ -16,6 +16,9 @@ const MOST_DISK_BYTES: u64 = 4 << 40;
 const MOST_GRACE_SECONDS: u32 = 3600;
 const MOST_LABELS: usize = 64;
 const MOST_LABEL_CHARS: usize = 256;
+/// What stood for `user_data` in what the role `read` was shown.
+const REDACTED_ONCE: &str = "(not for the role 'read')";
+const MOST_CLAIM_SECONDS: u32 = 366 * 86_400;
 const MOST_USER_DATA_BYTES: usize = 16 << 10;
 const MOST_KEYS: usize = 64;
 const MOST_KEY_BYTES: usize = 8 << 10;
@@ -59,6 +62,20 @@ pub fn check(name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> 
         ));
     }
     Ok(warnings)
+}
+
+/// Refuses settings of which some were left out for a reader that may not see them: what was left out would be lost.
+pub fn is_whole(name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
+    let setting = match spec.redacted.as_slice() {
+        // What stood for it once, in files that were exported then.
+        [] if spec.user_data.as_deref() == Some(REDACTED_ONCE) => "user_data",
+        [] => return Ok(()),
+        names => &names.join(", ").chars().take(MOST_LABEL_CHARS).collect::<String>(),
+    };
+    Err(HostError::invalid(format!(
+        "catalog {name}: it was read with the role 'read', which may not see {setting}, and to write it back would lose that: read it again \
+         with the role 'operate' or 'admin', or say what {setting} is to be and leave 'redacted' out"
+    )))
 }
 
 fn mode(spec: &CatalogSpec) -> Objection {
@@ -171,6 +188,9 @@ fn machines(spec: &CatalogSpec) -> Objection {
     }
     if spec.grace_seconds > MOST_GRACE_SECONDS {
         return Some(format!("{} s of grace: {MOST_GRACE_SECONDS} can be", spec.grace_seconds));
+    }
+    if spec.claim_ttl_seconds.is_some_and(|ttl| ttl > MOST_CLAIM_SECONDS) {
+        return Some(format!("claim_ttl_seconds: {MOST_CLAIM_SECONDS} at most can be, or 0 for no end"));
     }
     if let Network::Bridge(bridge) = &spec.network {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);

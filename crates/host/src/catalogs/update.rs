@@ -18,23 +18,24 @@ use std::num::NonZeroU32;
 const MOST_ENTRIES: usize = 32;
 
 impl Catalogs {
-    /// Another version, or another way that machines come to it. A rollout that goes on is replaced, which is said.
+    /// Another version, or another way that machines come to it. A rollout that goes on is replaced, which is said. The
+    /// catalog, and what it was before.
     pub fn update(
         &self,
         name: &Name,
         update: &CatalogUpdate,
         expected: Option<Revision>,
-    ) -> Result<Catalog, HostError> {
+    ) -> Result<(Catalog, Catalog), HostError> {
         self.move_to(name, update, expected, |_| Ok(update.image.clone()))
     }
 
-    /// A version that the catalog has had.
+    /// A version that the catalog has had. The catalog, and what it was before.
     pub fn rollback(
         &self,
         name: &Name,
         rollback: &CatalogRollback,
         expected: Option<Revision>,
-    ) -> Result<Catalog, HostError> {
+    ) -> Result<(Catalog, Catalog), HostError> {
         // Which image it is, is seen when it is decided.
         let update = CatalogUpdate {
             image: ImageRef { name: name.clone(), version: None },
@@ -63,9 +64,10 @@ impl Catalogs {
         update: &CatalogUpdate,
         expected: Option<Revision>,
         choose: impl Fn(&Catalog) -> Result<ImageRef, HostError>,
-    ) -> Result<Catalog, HostError> {
-        let notes = self.objects.change(|changes| {
+    ) -> Result<(Catalog, Catalog), HostError> {
+        let (before, notes) = self.objects.change(|changes| {
             let mut catalog = self.found(changes, name, expected)?;
+            let before = catalog.clone();
             let mut spec = catalog.spec.clone();
             spec.image = choose(&catalog)?;
             self.check(name, &spec)?;
@@ -96,11 +98,11 @@ impl Catalogs {
                 format!("this replaces the rollout of {image}:{version} ({strategy}) of {since}, which had not ended")
             }));
             changes.put(name.as_str(), &catalog);
-            Ok::<_, HostError>(notes)
+            Ok::<_, HostError>((before, notes))
         })?;
         let mut catalog = self.get(name)?;
         catalog.warnings.extend(notes);
-        Ok(catalog)
+        Ok((catalog, before))
     }
 }
 

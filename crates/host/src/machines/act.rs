@@ -8,15 +8,50 @@ use super::wanted::{Claimed, Wanted};
 use super::{Machines, View};
 use crate::catalogs::whole;
 use crate::error::HostError;
+use crate::idempotency::Key;
 use crate::images::none_is_committed;
+use crate::store::Changes;
+use serde::{Deserialize, Serialize};
 use spillway_api::{
     Action, Catalog, CatalogSpec, ErrorCode, EventKind, Machine, MachineAction, MachineDetails, Name,
     NewClaim, Phase, Power, Selector,
 };
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Records written in one transaction.
 pub(super) const BATCH: usize = 256;
+/// The longest time that a claim may last without being renewed.
+const MOST_CLAIM_SECONDS: u32 = 366 * 86_400;
+const MOST_OWNER_CHARACTERS: usize = 128;
+const MOST_CLAIM_LABELS: usize = 16;
+const MOST_LABEL_CHARACTERS: usize = 256;
+
+/// Who claims a machine.
+#[derive(Clone, Debug)]
+pub struct Claimant {
+    /// For people: who asks, and from where.
+    pub who: String,
+    /// The owner of the claim, if the claim does not say it.
+    pub owner: String,
+    /// It is made once with this key.
+    pub key: Option<Key>,
+}
+
+/// What a claim with a key has made.
+#[derive(Serialize, Deserialize)]
+struct ClaimMade {
+    machine: Name,
+    claim: String,
+}
+
+/// What became of trying to claim a machine.
+enum Tried {
+    Claimed,
+    /// Somebody was faster.
+    Changed,
+    /// The key had made a claim already.
+    Before(ClaimMade),
+}
 
 impl Machines {
     /// Records what is wanted of machines; their tasks do it. They, as they are now.
@@ -80,8 +115,19 @@ impl Machines {
         self.list(select)
     }
 
-    /// A machine of a catalog becomes somebody's.
-    pub fn claim(&self, catalog: &Name, claim: &NewClaim) -> Result<MachineDetails, HostError> {
+    /// A machine of a catalog becomes somebody's. `true`: it was so already, by an earlier request with the same key.
+    pub fn claim(
+        &self,
+        catalog: &Name,
+        claim: &NewClaim,
+        by: &Claimant,
+    ) -> Result<(MachineDetails, bool), HostError> {
+        can_claim_so(claim)?;
+        if let Some(key) = &by.key
+            && let Some(made) = self.shared.objects.change(|changes| key.made::<ClaimMade>(changes))?
+        {
+            return Ok((self.claimed_before(&made)?, true));
+        }
         let spec = self.catalogs.get(catalog)?.spec;
         can_be_claimed(catalog, &spec)?;
         if self.shared.has_no_room(&spec)? {
@@ -110,10 +156,18 @@ impl Machines {
             (!is_ready(view), failed, view.wanted.power == Power::Off, outdated, view.machine.number)
         });
         for view in views {
-            if self.is_claimed_now(&view, claim)? {
-                let object = format!("machine/{}", view.machine.name);
-                self.shared.events.raise(EventKind::Claimed, &object, "it is claimed");
-                return self.get(&view.machine.name);
+            match self.try_to_claim(&view, claim, by)? {
+                Tried::Claimed => {
+                    let object = format!("machine/{}", view.machine.name);
+                    self.shared.events.raise(
+                        EventKind::Claimed,
+                        &object,
+                        format!("it is claimed by {}", by.who),
+                    );
+                    return Ok((self.get(&view.machine.name)?, false));
+                }
+                Tried::Changed => {}
+                Tried::Before(made) => return Ok((self.claimed_before(&made)?, true)),
             }
         }
         let message = format!(
@@ -122,28 +176,58 @@ impl Machines {
         Err(HostError::new(ErrorCode::Exhausted, message))
     }
 
+    /// The machine of a claim that a key has made, if that claim still holds.
+    fn claimed_before(&self, made: &ClaimMade) -> Result<MachineDetails, HostError> {
+        let machine = &made.machine;
+        match self.get(machine) {
+            Ok(found) if found.claim.as_ref().is_some_and(|claim| claim.id == made.claim) => Ok(found),
+            Err(e) if e.code != ErrorCode::NotFound => Err(e),
+            _ => {
+                let message = format!(
+                    "the claim that this Idempotency-Key has made, of {machine}, is over: take a new key for a new claim"
+                );
+                Err(HostError::new(ErrorCode::Conflict, message))
+            }
+        }
+    }
+
     /// Claims a machine, if it is still as it was seen.
-    fn is_claimed_now(&self, seen: &View, claim: &NewClaim) -> Result<bool, HostError> {
+    fn try_to_claim(&self, seen: &View, claim: &NewClaim, by: &Claimant) -> Result<Tried, HostError> {
         let name = seen.machine.name.as_str();
         self.shared.objects.change(|changes| {
+            if let Some(key) = &by.key
+                && let Some(made) = key.made::<ClaimMade>(changes)?
+            {
+                return Ok(Tried::Before(made));
+            }
             let is = changes.get::<Wanted>(name)?;
             let there = changes.get::<Machine>(name)?.is_some();
             let revision = is.as_ref().map(|wanted| wanted.revision).unwrap_or_default();
             if !there || revision != seen.revision {
-                return Ok(false);
+                return Ok(Tried::Changed);
             }
             let mut is = is.map(|wanted| wanted.value).unwrap_or_default();
             is_open(changes)?;
             let spec = whole(changes, &seen.machine.catalog)?.spec;
             can_be_claimed(&seen.machine.catalog, &spec)?;
             match none_is_committed(changes, [&seen.machine.name]) {
-                Err(committed) if committed.code == ErrorCode::Conflict => return Ok(false),
+                Err(committed) if committed.code == ErrorCode::Conflict => return Ok(Tried::Changed),
                 looked => looked?,
             }
-            is.claim = Some(Claimed::new(claim.ttl_seconds, is.power == Power::Off));
+            let ttl = claim.ttl_seconds.or(spec.claim_ttl_seconds).or(self.shared.parts.claim_ttl_seconds);
+            let owner = claim.owner.as_deref().unwrap_or(&by.owner);
+            let mut claimed = Claimed::new(ttl.filter(|ttl| *ttl > 0), is.power == Power::Off, owner);
+            claimed.labels = claim.labels.clone();
+            if let Some(key) = &by.key {
+                key.record(
+                    changes,
+                    &ClaimMade { machine: seen.machine.name.clone(), claim: claimed.id.clone() },
+                );
+            }
+            is.claim = Some(claimed);
             is.start_anew(&spec);
             changes.put(name, &is);
-            Ok(true)
+            Ok(Tried::Claimed)
         })
     }
 
@@ -163,28 +247,86 @@ impl Machines {
     }
 
     /// A machine is nobody's any more: it forgets, and is ready for the next one. With a claim's id only if it still has
-    /// that one.
-    pub fn release(&self, name: &Name, id: Option<&str>) -> Result<MachineDetails, HostError> {
+    /// that one. `text` is what the event says.
+    pub fn release(&self, name: &Name, id: Option<&str>, text: String) -> Result<MachineDetails, HostError> {
         let catalog = self.catalogs.get(&self.catalogs.machine(name)?.catalog)?;
         let views = self.views(&Selector { catalog: Some(catalog.name.clone()), ..Selector::default() })?;
         let free = free(&views, Some(name));
         self.shared.objects.change(|changes| {
-            let Some(mut wanted) = changes.get::<Wanted>(name.as_str())?.filter(|w| w.value.claim.is_some())
-            else {
-                let message = format!("nobody has claimed {name}");
-                return Err(HostError::new(ErrorCode::Conflict, message));
-            };
-            if id.is_some_and(|id| wanted.value.claim.as_ref().is_some_and(|claim| claim.id != id)) {
-                let message = format!("that claim of {name} is over: it is somebody else's now");
-                return Err(HostError::new(ErrorCode::Conflict, message));
-            }
-            wanted.value.release(&catalog.spec, free);
-            changes.put(name.as_str(), &wanted.value);
-            Ok(())
+            let (mut wanted, _) = has_claim(changes, name, id)?;
+            wanted.release(&catalog.spec, free);
+            changes.put(name.as_str(), &wanted);
+            Ok::<_, HostError>(())
         })?;
-        self.shared.events.raise(EventKind::Released, &format!("machine/{name}"), "it is released");
+        self.shared.events.raise(EventKind::Released, &format!("machine/{name}"), text);
         self.get(name)
     }
+
+    /// A claim lasts so long from now on; 0: until it is released; if nothing is said, as long as it was to last before.
+    /// With a claim's id only if the machine still has that one.
+    pub fn renew(
+        &self,
+        name: &Name,
+        id: Option<&str>,
+        ttl_seconds: Option<u32>,
+    ) -> Result<MachineDetails, HostError> {
+        can_last(ttl_seconds)?;
+        self.catalogs.machine(name)?;
+        self.shared.objects.change(|changes| {
+            let (mut wanted, mut claim) = has_claim(changes, name, id)?;
+            if claim.left().is_some_and(|left| left.is_zero()) {
+                let message = format!("the claim of {name} is over: claim a machine again");
+                return Err(HostError::new(ErrorCode::Conflict, message));
+            }
+            claim.renew(ttl_seconds.or(claim.ttl_seconds).filter(|ttl| *ttl > 0));
+            wanted.claim = Some(claim);
+            changes.put(name.as_str(), &wanted);
+            Ok(())
+        })?;
+        self.get(name)
+    }
+}
+
+/// What is wanted of a machine that is claimed, and its claim. With an id only if it is that one.
+fn has_claim(changes: &mut Changes, name: &Name, id: Option<&str>) -> Result<(Wanted, Claimed), HostError> {
+    let wanted = changes.get::<Wanted>(name.as_str())?.map(|wanted| wanted.value);
+    let claimed = wanted.and_then(|wanted| wanted.claim.clone().map(|claim| (wanted, claim)));
+    let (wanted, claim) =
+        claimed.ok_or_else(|| HostError::new(ErrorCode::Conflict, format!("nobody has claimed {name}")))?;
+    if id.is_some_and(|id| claim.id != id) {
+        let message = format!("that claim of {name} is over: it is somebody else's now");
+        return Err(HostError::new(ErrorCode::Conflict, message));
+    }
+    Ok((wanted, claim))
+}
+
+/// Refuses a time that no claim can last.
+fn can_last(ttl_seconds: Option<u32>) -> Result<(), HostError> {
+    match ttl_seconds.is_some_and(|ttl| ttl > MOST_CLAIM_SECONDS) {
+        false => Ok(()),
+        true => Err(HostError::invalid(format!(
+            "ttl_seconds: {MOST_CLAIM_SECONDS} at most can be, or 0 for a claim that lasts until it is released"
+        ))),
+    }
+}
+
+/// Refuses a claim whose words cannot be.
+fn can_claim_so(NewClaim { ttl_seconds, owner, labels, .. }: &NewClaim) -> Result<(), HostError> {
+    can_last(*ttl_seconds)?;
+    let is_plain = |text: &str, most| text.chars().count() <= most && !text.chars().any(char::is_control);
+    if owner.as_ref().is_some_and(|owner| owner.is_empty() || !is_plain(owner, MOST_OWNER_CHARACTERS)) {
+        return Err(HostError::invalid(format!(
+            "owner: 1 to {MOST_OWNER_CHARACTERS} printable characters can be"
+        )));
+    }
+    let are_plain =
+        |labels: &BTreeMap<Name, String>| labels.values().all(|v| is_plain(v, MOST_LABEL_CHARACTERS));
+    if labels.len() > MOST_CLAIM_LABELS || !are_plain(labels) {
+        return Err(HostError::invalid(format!(
+            "labels: {MOST_CLAIM_LABELS} can be, of {MOST_LABEL_CHARACTERS} printable characters each"
+        )));
+    }
+    Ok(())
 }
 
 /// How many run, or are to, and are nobody's; but for this one.

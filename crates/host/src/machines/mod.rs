@@ -37,6 +37,7 @@ use crate::resources::memory::Squeeze;
 use crate::scopes::Scopes;
 use crate::store::{Object, Objects, RecordKind, Revision};
 use crate::stores::Stores;
+pub use act::Claimant;
 use belongings::Belongings;
 use blocking::{blocking, last_words, look};
 pub use disk::word;
@@ -104,6 +105,8 @@ pub struct Parts {
     pub overcommit_percent: u32,
     /// Caches shrink when less memory than this is available.
     pub memory_floor_bytes: u64,
+    /// How long a claim lasts of which neither it nor its catalog says that; `None`: until it is released.
+    pub claim_ttl_seconds: Option<u32>,
     /// Where their processes are.
     pub scopes: Scopes,
 }

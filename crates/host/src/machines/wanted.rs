@@ -7,7 +7,9 @@ use crate::store::Kind;
 use jiff::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use spillway_api::{CatalogSpec, Claim, Power};
+use spillway_api::{CatalogSpec, Claim, Name, Power};
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use std::time::Duration;
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -34,14 +36,18 @@ pub struct Wanted {
 pub struct Claimed {
     /// Which one, of all that there ever were.
     pub id: String,
+    /// Who has the machine.
+    pub owner: String,
+    /// What the claim said, for people and programs.
+    pub labels: BTreeMap<Name, String>,
     /// When it was made, for people.
     #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,
-    /// How long it lasts.
+    /// How long it lasts from when it was made or renewed; `None`: until it is released.
     pub ttl_seconds: Option<u32>,
     /// Whether the machine was started for it.
     pub started: bool,
-    /// When it was made.
+    /// When it was made or renewed.
     made: Instant,
 }
 
@@ -59,17 +65,22 @@ impl Instant {
     }
 }
 
-/// Which start of the host this is.
+/// Which start of the host this is. Asked for each claim that is listed: it stays the same while this process lives.
 pub fn boot_id() -> String {
-    // It is there on every Linux.
-    processes::boot_id().map(|id| String::from_utf8_lossy(&id).trim().to_owned()).unwrap_or_default()
+    static BOOT: LazyLock<String> = LazyLock::new(|| {
+        // It is there on every Linux.
+        processes::boot_id().map(|id| String::from_utf8_lossy(&id).trim().to_owned()).unwrap_or_default()
+    });
+    BOOT.clone()
 }
 
 impl Claimed {
     /// From now on.
-    pub fn new(ttl_seconds: Option<u32>, started: bool) -> Claimed {
+    pub fn new(ttl_seconds: Option<u32>, started: bool, owner: &str) -> Claimed {
         Claimed {
             id: Uuid::new_v4().to_string(),
+            owner: owner.into(),
+            labels: BTreeMap::new(),
             since: Timestamp::now(),
             ttl_seconds,
             started,
@@ -87,9 +98,16 @@ impl Claimed {
         Some(Duration::from_secs(end.saturating_sub(now.seconds)))
     }
 
+    /// It lasts so long from now on.
+    pub fn renew(&mut self, ttl_seconds: Option<u32>) {
+        (self.ttl_seconds, self.made) = (ttl_seconds, Instant::now());
+    }
+
     /// As others see it.
     pub fn describe(&self) -> Claim {
-        Claim { id: self.id.clone(), since: self.since, ttl_seconds: self.ttl_seconds }
+        let left_seconds = self.left().map(|left| left.as_secs());
+        let Claimed { id, owner, labels, since, ttl_seconds, .. } = self.clone();
+        Claim { id, owner, labels, since, ttl_seconds, left_seconds }
     }
 }
 
@@ -136,7 +154,7 @@ mod tests {
     fn a_pool_that_is_full_takes_none_back() {
         let claimed = |started| Wanted {
             power: Power::On,
-            claim: Some(Claimed::new(None, started)),
+            claim: Some(Claimed::new(None, started, "ci")),
             ..Wanted::default()
         };
         let pooled = serde_json::json!({ "image": "debian" });
@@ -162,13 +180,17 @@ mod tests {
 
     #[test]
     fn a_claim_ends_by_its_own_clock_or_with_the_host() {
-        assert_eq!(Claimed::new(None, false).left(), None);
-        let claim = Claimed::new(Some(3600), false);
+        assert_eq!(Claimed::new(None, false, "ci").left(), None);
+        let claim = Claimed::new(Some(3600), false, "ci");
         assert!(claim.left().is_some_and(|left| left > Duration::from_secs(3598)));
         let mut earlier = claim.clone();
         earlier.made.seconds -= earlier.made.seconds.min(3600);
         assert!(earlier.left() < claim.left());
         let before = Claimed { made: Instant { boot: "another".into(), ..claim.made.clone() }, ..claim };
         assert_eq!(before.left(), Some(Duration::ZERO));
+        earlier.renew(Some(7200));
+        assert!(earlier.left().is_some_and(|left| left > Duration::from_secs(7198)));
+        earlier.renew(None);
+        assert_eq!(earlier.left(), None);
     }
 }

@@ -61,13 +61,30 @@ impl World {
         let mut daemon = Command::new(env!("CARGO_BIN_EXE_spillwayd"));
         daemon.arg("--state").arg(self.state()).arg("--socket").arg(self.socket());
         // No machine can start: the lab has tests of those that do.
-        daemon.args(["--hypervisor", "none", "--spillway", "/nonexistent/spillway"]).args(&self.options);
+        daemon.args(["--hypervisor", "none"]).args(&self.options);
+        if !self.options.iter().any(|option| option == "--spillway") {
+            daemon.args(["--spillway", "/nonexistent/spillway"]);
+        }
         let mut daemon = daemon.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert!(line.contains("ready"), "{line:?}");
         self.daemon = Some(daemon);
         self.said = line;
+    }
+
+    /// A program that never serves the disk that it is asked for: a machine that is started stays on its way.
+    pub fn sleeper(&self) -> String {
+        let path = self.path("sleeper");
+        std::fs::write(&path, "#!/bin/sh\nexec sleep 1000\n").unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        path.display().to_string()
+    }
+
+    /// The lines of its audit log, older parts left out.
+    pub fn audit(&self) -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(self.state().join("audit.log")).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// Ends it with a signal. Its exit code.

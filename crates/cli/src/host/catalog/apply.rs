@@ -104,6 +104,13 @@ impl Export {
             let each = self.names.iter().map(|name| client.get(&path(name)));
             each.collect::<Result<Vec<Catalog>, _>>()?
         };
+        for catalog in catalogs.iter().filter(|catalog| !catalog.spec.redacted.is_empty()) {
+            let (name, redacted) = (&catalog.name, catalog.spec.redacted.join(", "));
+            let text = format!(
+                "{name}: {redacted} is left out, which your token may not see: apply refuses this file"
+            );
+            output::complain("warning", &text);
+        }
         let catalogs = catalogs.iter().map(|catalog| (&catalog.name, &catalog.spec));
         output::print(&file::write(catalogs, self.format)).map(drop)
     }

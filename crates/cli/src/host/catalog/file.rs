@@ -16,6 +16,8 @@ use std::path::Path;
 
 /// Longest file that is read.
 const MOST_BYTES: u64 = 4 << 20;
+/// What a file names that was left out when it was written.
+const REDACTED: &str = "redacted";
 /// What a file has at its top.
 const TOP: &str = "catalogs";
 
@@ -92,8 +94,16 @@ fn parse(text: &str, format: Option<Format>) -> Result<Vec<NewCatalog>, String> 
 
 fn spec(settings: Value) -> Result<CatalogSpec, String> {
     let Value::Object(mut settings) = settings else { return Err("its settings are a table".into()) };
-    let usual = object(&usual());
+    let usual = object(&CatalogSpec::usual());
     let known: Vec<&str> = usual.keys().map(String::as_str).collect();
+    if let Some(names) = settings.get(REDACTED) {
+        let names: Vec<&str> = names.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let names = if names.is_empty() { "something".into() } else { names.join(", ") };
+        return Err(format!(
+            "{names} was left out when this was exported, since the role 'read' may not see it: export it again with the \
+             role 'operate' or 'admin', or say what it is to be and remove '{REDACTED}'"
+        ));
+    }
     for (name, value) in &mut settings {
         if !usual.contains_key(name) {
             return Err(unknown(name, &known));
@@ -125,11 +135,6 @@ fn unknown(word: &str, known: &[&str]) -> String {
     format!("there is no setting '{}'{hint}", word.escape_debug())
 }
 
-/// Settings of which nothing is said but the image.
-fn usual() -> CatalogSpec {
-    serde_json::from_str(r#"{"image": "x"}"#).expect("an image is enough")
-}
-
 fn object(spec: &CatalogSpec) -> Map<String, Value> {
     match serde_json::to_value(spec) {
         Ok(Value::Object(fields)) => fields,
@@ -139,7 +144,7 @@ fn object(spec: &CatalogSpec) -> Map<String, Value> {
 
 /// A file with these catalogs. What is as usual is left out.
 pub fn write<'a>(catalogs: impl IntoIterator<Item = (&'a Name, &'a CatalogSpec)>, format: Format) -> String {
-    let usual = object(&usual());
+    let usual = object(&CatalogSpec::usual());
     let settings = |spec: &CatalogSpec| {
         let fields = object(spec).into_iter();
         let said = fields.filter(|(name, value)| name == "image" || usual.get(name) != Some(value));

@@ -95,11 +95,11 @@ fn what_is_written_is_read_again() {
         "bandwidth_bytes": 104857600, "bandwidth_burst_bytes": 1048576, "base_cache": "none", "verify_reads": true, "data_disk_bytes": 1073741824,
         "data_disk_store": "big", "scratch_disk_bytes": 1048576, "vcpus": 4, "memory_bytes": 4294967296,
         "network": {"bridge": "br0"}, "naming": "d-####", "reset": "guest-reboot", "ready": "serial:\\d+ \"login\":",
-        "grace_seconds": 5, "warm": 3, "autostart": true, "user_data": "#cloud-config\n\tx: '''\"\"\"'\r\n",
+        "grace_seconds": 5, "warm": 3, "claim_ttl_seconds": 0, "autostart": true, "user_data": "#cloud-config\n\tx: '''\"\"\"'\r\n",
         "authorized_keys": ["ssh-rsa A b", "ssh-rsa C d"], "kernel": "/boot/k", "initrd": "/boot/i",
         "append": "root=/dev/vda \"quiet\"", "labels": {"team": "a = \"b\"", "x": ""}}"##;
     let every: CatalogSpec = serde_json::from_str(every_setting).unwrap();
-    let (all, plain) = (object(&every), usual());
+    let (all, plain) = (object(&every), CatalogSpec::usual());
     for (name, value) in object(&plain) {
         assert!(all[&name] != value || name == "type", "'{name}' is as usual: give it another value here");
     }
@@ -115,4 +115,23 @@ fn what_is_written_is_read_again() {
     let text = write([(&one, &every)], Format::Toml);
     assert!(text.starts_with("[catalogs.desk-1]\nimage = \"debian:7\"\ncount = 20\n"), "{text}");
     assert!(text.contains("memory_bytes = \"4G\"") && text.contains("ram_bytes = \"268435457\""), "{text}");
+}
+
+#[test]
+fn what_was_left_out_for_its_reader_is_not_read_as_nothing() {
+    let mut spec: CatalogSpec =
+        serde_json::from_str(r##"{"image": "debian", "user_data": "#cloud-config\n"}"##).unwrap();
+    spec.redact();
+    let name: Name = "desk".parse().unwrap();
+    for format in [Format::Toml, Format::Json] {
+        let text = write([(&name, &spec)], format);
+        assert!(text.contains("redacted") && !text.contains("cloud-config"), "{text}");
+        let why = refused(&text);
+        assert!(
+            why.starts_with("catalog desk: user_data was left out") && why.contains("role 'operate'"),
+            "{why}"
+        );
+        // Also if the value is there, and the mark still is: one of them is wrong.
+        assert!(refused(&text.replace("\"user_data\"", "5")).contains("'redacted'"));
+    }
 }

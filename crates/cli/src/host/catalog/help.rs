@@ -31,6 +31,8 @@ Examples:
   spillway catalog diff -f catalogs.toml --json | jq -r '.items[] | select(.outcome != \"unchanged\").name'";
 
 pub const EXPORT: &str = "\
+What a token may not see (user_data, with the role 'read') is left out and named in 'redacted'; apply refuses that.
+
 Examples:
   spillway catalog export > catalogs.toml
   spillway catalog export desk lab --format json";

@@ -12,7 +12,7 @@ use clap::Args;
 use spillway_api::client::Client;
 use spillway_api::{
     BaseCache, Catalog, CatalogKind, CatalogSpec, DiskMode, FullPolicy, ImageRef, Name, NewCatalog, Ready,
-    ResetEvent, parse_size,
+    ResetEvent, parse_size, parse_ttl,
 };
 use std::path::{Path, PathBuf};
 
@@ -116,6 +116,9 @@ struct Settings {
     /// Machines that are kept started, ready and unclaimed
     #[arg(long, value_name = "N", default_value_t = 0)]
     warm: u32,
+    /// How long a claim lasts that does not say so itself, or none: until it is released [default: as spillwayd says]
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
+    claim_ttl: Option<u32>,
     /// Start its machines when spillwayd starts
     #[arg(long)]
     autostart: bool,
@@ -207,6 +210,7 @@ impl Settings {
             ready: self.ready,
             grace_seconds: self.grace,
             warm: self.warm,
+            claim_ttl_seconds: self.claim_ttl,
             autostart: self.autostart,
             user_data: self.user_data.as_deref().map(file::text).transpose()?,
             authorized_keys: keys.map(str::to_owned).collect(),
@@ -214,6 +218,7 @@ impl Settings {
             initrd: self.initrd.as_deref().map(absolute).transpose()?,
             append: self.append,
             labels: self.labels.into_iter().collect(),
+            redacted: Vec::new(),
         })
     }
 }

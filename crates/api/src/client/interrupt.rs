@@ -1,0 +1,39 @@
+//! Signals that end the waiting of a client, so that who asked can still clean up. Owns no state: tokio has the handlers.
+//!
+//! Invariant: a signal that this process was started to ignore (nohup, a shell's background job) stays ignored.
+
+use super::Client;
+use std::io;
+use std::sync::Arc;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
+
+impl Client {
+    /// From now on a signal that would end the process (SIGINT, SIGTERM, SIGHUP) ends the question that is being asked, or
+    /// the next one, with [`super::ClientError::Interrupted`]; each signal one.
+    pub fn interruptible(&mut self) -> io::Result<()> {
+        let interrupt = Arc::new(Notify::new());
+        let ignored = ignored();
+        let _runtime = self.runtime.enter();
+        for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
+            if ignored & (1 << (kind.as_raw_value() - 1)) != 0 {
+                continue;
+            }
+            let (mut signals, interrupt) = (signal(kind)?, Arc::clone(&interrupt));
+            self.runtime.spawn(async move {
+                while signals.recv().await.is_some() {
+                    interrupt.notify_one();
+                }
+            });
+        }
+        self.interrupt = Some(interrupt);
+        Ok(())
+    }
+}
+
+/// The signals that this process ignores, a bit for each; none, if that cannot be seen.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}

@@ -1,0 +1,112 @@
+//! What a request does, by its method and path: the verb, the object, and the role that it takes. Owns that table.
+//!
+//! Invariant: a route that the table does not name takes the role `admin`, and still has a verb and an object.
+
+use super::caller::Role;
+use axum::http::Method;
+use serde::Serialize;
+
+/// Characters of an object's name that are kept.
+const MAX_NAME_CHARACTERS: usize = 256;
+
+/// What a request does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Act {
+    /// Such as `claim`.
+    pub verb: String,
+    /// To which object.
+    pub object: Object,
+    /// The least role that may do it.
+    pub role: Role,
+}
+
+/// An object of the interface.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Object {
+    /// Such as `catalog`.
+    pub kind: String,
+    /// Its name, if the path says it.
+    pub name: Option<String>,
+}
+
+impl Act {
+    /// What a request with this method and path does.
+    pub fn of(method: &Method, path: &str) -> Act {
+        let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+        let act = |role, verb: &str, kind: &str, name: &str| {
+            let name: String = name.chars().take(MAX_NAME_CHARACTERS).collect();
+            let object = Object { kind: kind.into(), name: (!name.is_empty()).then_some(name) };
+            Act { verb: verb.chars().take(MAX_NAME_CHARACTERS).collect(), object, role }
+        };
+        let [_, collection, ..] = parts.as_slice() else {
+            return act(Role::Admin, method.as_str(), "path", path);
+        };
+        let kind = collection.strip_suffix('s').unwrap_or(collection);
+        match (method, &parts[1..]) {
+            (&Method::GET | &Method::HEAD, [_, rest @ ..]) => act(Role::Read, "read", kind, &rest.join("/")),
+            // Which action it is, its body says.
+            (&Method::POST, ["machine-actions"]) => act(Role::Operate, "act on", "machine", ""),
+            (&Method::POST, ["catalogs", name, "claims"]) => act(Role::Operate, "claim", "catalog", name),
+            (&Method::PUT, ["machines", name, "claim"]) => act(Role::Operate, "renew", "machine", name),
+            (&Method::DELETE, ["machines", name, "claim"]) => act(Role::Operate, "release", "machine", name),
+            (&Method::POST, ["images", name, "versions"]) => act(Role::Admin, "import", "image", name),
+            (&Method::POST, ["images", name, "commits"]) => act(Role::Admin, "commit", "image", name),
+            (&Method::PUT, ["images", name, "published"]) => act(Role::Admin, "publish", "image", name),
+            (&Method::PUT, ["images", name, "tags", tag]) => {
+                act(Role::Admin, &format!("tag {tag}"), "image", name)
+            }
+            (&Method::DELETE, ["images", name, "tags", tag]) => {
+                act(Role::Admin, &format!("untag {tag}"), "image", name)
+            }
+            (&Method::DELETE, ["images", name, "versions", version]) => {
+                act(Role::Admin, "delete", "image", &format!("{name}:{version}"))
+            }
+            (&Method::POST, ["images", name, "versions", version, "verify"]) => {
+                act(Role::Admin, "verify", "image", &format!("{name}:{version}"))
+            }
+            (&Method::POST, ["host"]) => act(Role::Admin, "act on", "host", ""),
+            (&Method::DELETE, ["operations", id]) => act(Role::Admin, "cancel", "operation", id),
+            (&Method::POST, [_]) => act(Role::Admin, "create", kind, ""),
+            (&Method::PUT, [_, name]) => act(Role::Admin, "change", kind, name),
+            (&Method::DELETE, [_, name]) => act(Role::Admin, "delete", kind, name),
+            (_, [_, name, .., last]) => act(Role::Admin, last, kind, name),
+            _ => act(Role::Admin, method.as_str(), "path", path),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_has_a_role_a_verb_and_an_object() {
+        use Role::{Admin, Operate, Read};
+        let long = format!("/v1/catalogs/{}", "é".repeat(100_000));
+        for (method, path, role, verb, kind, name) in [
+            (Method::GET, "/v1/images", Read, "read", "image", ""),
+            (Method::GET, "/anything", Admin, "GET", "path", "/anything"),
+            (Method::POST, "/v1/machine-actions", Operate, "act on", "machine", ""),
+            (Method::POST, "/v1/catalogs/desk/claims", Operate, "claim", "catalog", "desk"),
+            (Method::PUT, "/v1/machines/desk-1/claim", Operate, "renew", "machine", "desk-1"),
+            (Method::DELETE, "/v1/machines/desk-1/claim", Operate, "release", "machine", "desk-1"),
+            (Method::DELETE, "/v1/machines/desk-1", Admin, "delete", "machine", "desk-1"),
+            (Method::POST, "/v1/images/debian/commits", Admin, "commit", "image", "debian"),
+            (Method::DELETE, "/v1/images/debian/versions/3", Admin, "delete", "image", "debian:3"),
+            (Method::PUT, "/v1/images/debian/tags/gold", Admin, "tag gold", "image", "debian"),
+            (Method::POST, "/v1/catalogs", Admin, "create", "catalog", ""),
+            (Method::PUT, "/v1/catalogs/desk", Admin, "change", "catalog", "desk"),
+            (Method::POST, "/v1/catalogs/desk/rollback", Admin, "rollback", "catalog", "desk"),
+            (Method::DELETE, "/v1/catalogs/claims", Admin, "delete", "catalog", "claims"),
+            (Method::PUT, "/v1/machine-actions", Admin, "PUT", "path", "/v1/machine-actions"),
+            (Method::POST, "/v1/machine-actions/x", Admin, "POST", "path", "/v1/machine-actions/x"),
+            (Method::OPTIONS, "/v1/images", Admin, "OPTIONS", "path", "/v1/images"),
+            (Method::PUT, "", Admin, "PUT", "path", ""),
+        ] {
+            let act = Act::of(&method, path);
+            let found = (act.role, act.verb.as_str(), act.object.kind.as_str(), act.object.name.as_deref());
+            assert_eq!(found, (role, verb, kind, (!name.is_empty()).then_some(name)), "{method} {path}");
+        }
+        assert_eq!(Act::of(&Method::PUT, &long).object.name.unwrap().chars().count(), MAX_NAME_CHARACTERS);
+    }
+}

@@ -1,0 +1,318 @@
+//! The open connections of one way in: how many a source and a token may have, and which is closed to admit another. Owns
+//! the table of connections; reads and writes none of them.
+//!
+//! A connection is *waiting* while the daemon waits for its client (handshake, request, a response that is being read, events
+//! that are followed), and *busy* from the end of a request's head to the start of its response. Where a limit is reached
+//! the connection that has waited longest is closed; only if none is waiting the new one is refused.
+//!
+//! Invariant: a connection that waits never keeps another one out, a source's connections never keep another source's
+//! out before authentication, and those of other roles never keep an administrator's out after it.
+
+use super::caller::Source;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// How many connections there may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Before authentication, of one source.
+    pub unknown_of_source: usize,
+    /// Before authentication, of all sources.
+    pub unknown: usize,
+    /// After authentication, of one token.
+    pub of_token: usize,
+    /// After authentication, of one source, but for administrators.
+    pub of_source: usize,
+    /// After authentication, of all tokens but those of administrators.
+    pub known: usize,
+}
+
+impl Limits {
+    /// Over TCP. Administrators have a place for each of their tokens' connections beside `known`: that is their reserve.
+    pub const REMOTE: Limits =
+        Limits { unknown_of_source: 128, unknown: 512, of_token: 64, of_source: 128, known: 192 };
+    /// On the unix socket, where the kernel says who connects: everybody there is an administrator, and none has a token.
+    pub const LOCAL: Limits =
+        Limits { unknown_of_source: 512, unknown: 2048, of_token: 512, of_source: 512, known: 2048 };
+}
+
+/// Time between two lines about connections that were closed for others.
+const SAY_EACH: Duration = Duration::from_secs(60);
+
+/// The table of open connections. A clone is the same table.
+#[derive(Clone)]
+pub struct Connections(Arc<Inner>);
+
+struct Inner {
+    limits: Limits,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    /// Counts changes of state: what is older has waited longer.
+    clock: u64,
+    open: BTreeMap<u64, Open>,
+    said: Option<Instant>,
+}
+
+struct Open {
+    source: Source,
+    token: Option<Token>,
+    state: State,
+    close: Arc<Notify>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+struct Token {
+    name: Arc<str>,
+    is_admin: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Since this tick of the table's clock.
+    Waiting(u64),
+    Busy,
+    /// It was told to end.
+    Closing,
+}
+
+/// The entry of one connection, removed when this is dropped.
+pub struct Place {
+    connections: Connections,
+    id: u64,
+    close: Arc<Notify>,
+}
+
+/// A request of a connection is being answered, until this is dropped.
+pub struct Busy(Arc<Place>);
+
+/// No connection could be closed to admit this one.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Crowded;
+
+impl Connections {
+    /// An empty table.
+    pub fn new(limits: Limits) -> Connections {
+        Connections(Arc::new(Inner { limits, table: Mutex::default() }))
+    }
+
+    /// Admits a new connection.
+    pub fn admit(&self, source: Source) -> Result<Arc<Place>, Crowded> {
+        let (source, limits) = (source.counted(), &self.0.limits);
+        let mut table = self.table();
+        let of_source = |open: &Open| open.token.is_none() && open.source == source;
+        table.make_room(limits.unknown_of_source, of_source)?;
+        if table.count(|open| open.token.is_none()) >= limits.unknown {
+            // Of the source that has most of them: whoever has a few keeps them.
+            let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
+            let unknown = table.open.values().filter(|open| open.token.is_none());
+            unknown.for_each(|open| *counts.entry(open.source).or_default() += 1);
+            let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source);
+            table.close_oldest(|open| open.token.is_none() && Some(open.source) == most)?;
+        }
+        let (id, close) = (table.tick(), Arc::new(Notify::new()));
+        let open = Open { source, token: None, state: State::Waiting(id), close: Arc::clone(&close) };
+        table.open.insert(id, open);
+        drop(table);
+        Ok(Arc::new(Place { connections: self.clone(), id, close }))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Place {
+    /// Waits until the connection has to be closed.
+    pub async fn closed(&self) {
+        self.close.notified().await;
+    }
+
+    /// A request has come, by the owner of a token if there is one.
+    pub fn begin(self: &Arc<Place>, token: Option<(&Arc<str>, bool)>) -> Result<Busy, Crowded> {
+        let limits = &self.connections.0.limits;
+        let mut table = self.connections.table();
+        let Some(open) = table.open.get_mut(&self.id).filter(|open| open.state != State::Closing) else {
+            return Err(Crowded);
+        };
+        let (source, before) = (open.source, (open.token.clone(), open.state));
+        open.state = State::Busy;
+        if let Some((name, is_admin)) = token {
+            let token = Token { name: Arc::clone(name), is_admin };
+            // Others are counted: this one has left what it was counted with before.
+            open.token = None;
+            let same = |open: &Open| open.token.as_ref().is_some_and(|other| other.name == token.name);
+            let other = |open: &Open| open.token.as_ref().is_some_and(|other| !other.is_admin);
+            let mut admitted = table.make_room(limits.of_token, same);
+            if !is_admin && admitted.is_ok() {
+                admitted = table
+                    .make_room(limits.of_source, |open| other(open) && open.source == source)
+                    .and_then(|()| table.make_room(limits.known, other));
+            }
+            if let Some(open) = table.open.get_mut(&self.id) {
+                match admitted {
+                    Ok(()) => open.token = Some(token),
+                    Err(_) => (open.token, open.state) = before,
+                }
+            }
+            admitted?;
+        }
+        Ok(Busy(Arc::clone(self)))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let mut table = self.0.connections.table();
+        let now = table.tick();
+        if let Some(open) = table.open.get_mut(&self.0.id).filter(|open| open.state == State::Busy) {
+            open.state = State::Waiting(now);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.connections.table().open.remove(&self.id);
+    }
+}
+
+impl Table {
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn count(&self, is: impl Fn(&Open) -> bool) -> usize {
+        self.open.values().filter(|open| open.state != State::Closing && is(open)).count()
+    }
+
+    /// One more of these can be admitted: the one that has waited longest is closed if there are as many as may be.
+    fn make_room(&mut self, most: usize, is: impl Fn(&Open) -> bool) -> Result<(), Crowded> {
+        match self.count(&is) < most {
+            true => Ok(()),
+            false => self.close_oldest(is),
+        }
+    }
+
+    /// Tells the one of these that has waited longest to end.
+    fn close_oldest(&mut self, is: impl Fn(&Open) -> bool) -> Result<(), Crowded> {
+        let waiting = self.open.values_mut().filter(|open| is(open)).filter_map(|open| match open.state {
+            State::Waiting(since) => Some((since, open)),
+            State::Busy | State::Closing => None,
+        });
+        let (_, oldest) = waiting.min_by_key(|(since, _)| *since).ok_or(Crowded)?;
+        oldest.state = State::Closing;
+        oldest.close.notify_one();
+        let whose = oldest
+            .token
+            .as_ref()
+            .map_or_else(|| "no token".to_owned(), |token| format!("token {}", token.name));
+        let text = format!("a connection of {} ({whose}) is closed for a newer one", oldest.source);
+        if self.said.is_none_or(|said| said.elapsed() >= SAY_EACH) {
+            self.said = Some(Instant::now());
+            crate::events::say(&format!("warning: {text}; others are closed without a line for a minute"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: Limits = Limits { unknown_of_source: 3, unknown: 5, of_token: 3, of_source: 4, known: 5 };
+
+    fn at(last: u8) -> Source {
+        Source::Remote([192, 0, 2, last].into())
+    }
+
+    fn is_closed(place: &Place) -> bool {
+        let table = place.connections.table();
+        table.open[&place.id].state == State::Closing
+    }
+
+    fn closed(places: &[Arc<Place>]) -> Vec<bool> {
+        places.iter().map(|place| is_closed(place)).collect()
+    }
+
+    fn known(connections: &Connections, source: Source, token: &str) -> Result<(Arc<Place>, Busy), Crowded> {
+        let place = connections.admit(source)?;
+        let busy = place.begin(Some((&token.into(), token.starts_with("admin"))))?;
+        Ok((place, busy))
+    }
+
+    #[test]
+    fn of_strangers_the_one_that_waits_longest_goes_and_of_who_has_most() {
+        let connections = Connections::new(SMALL);
+        let places: Vec<_> = (0..3).map(|_| connections.admit(at(1)).unwrap()).collect();
+        let fourth = connections.admit(at(1)).unwrap();
+        assert_eq!((closed(&places), is_closed(&fourth)), (vec![true, false, false], false));
+        // Two others come, then the table is full: the source that has most gives one.
+        let others: Vec<_> = (2..5).map(|last| connections.admit(at(last)).unwrap()).collect();
+        assert_eq!((closed(&places), closed(&others)), (vec![true, true, false], vec![false; 3]));
+        drop(places);
+        let last = connections.admit(at(1)).unwrap();
+        assert!(!is_closed(&last) && !is_closed(&fourth));
+        let table = connections.table();
+        assert_eq!(table.open.len(), 5);
+    }
+
+    #[test]
+    fn a_token_that_has_all_its_connections_loses_the_idle_ones_first() {
+        let connections = Connections::new(SMALL);
+        let mut has: Vec<_> = (0..3).map(|_| known(&connections, at(1), "ci").unwrap()).collect();
+        assert!(known(&connections, at(1), "ci").is_err(), "all of them are busy");
+        assert!(known(&connections, at(1), "cd").is_ok(), "another token of that source");
+        let (idle, busy) = has.remove(1);
+        drop(busy);
+        let (_new, _busy) = known(&connections, at(2), "ci").unwrap();
+        assert!(is_closed(&idle) && has.iter().all(|(place, _)| !is_closed(place)));
+        // What was told to end is not gone on with.
+        assert!(idle.begin(None).is_err());
+    }
+
+    #[test]
+    fn administrators_have_places_that_nobody_else_takes() {
+        let connections = Connections::new(SMALL);
+        let busy: Vec<_> = [(1, "a"), (1, "a"), (1, "b"), (1, "b"), (2, "c")]
+            .map(|(n, t)| known(&connections, at(n), t).unwrap())
+            .into();
+        assert!(known(&connections, at(2), "d").is_err(), "all places of others are taken");
+        assert!(known(&connections, at(1), "e").is_err(), "all places of that source, too");
+        let admins: Vec<_> = (0..3).map(|_| known(&connections, at(1), "admin").unwrap()).collect();
+        assert!(busy.iter().chain(&admins).all(|(place, _)| !is_closed(place)));
+        drop(busy);
+        // Idle ones stay until their place is needed.
+        assert!(known(&connections, at(2), "d").is_ok());
+    }
+
+    #[test]
+    fn a_connection_is_counted_once_whatever_its_requests_say() {
+        let connections = Connections::new(SMALL);
+        let (first, _busy) = known(&connections, at(1), "ci").unwrap();
+        for _ in 0..10 {
+            for token in ["ci", "cd"] {
+                drop(first.begin(Some((&token.into(), false))).unwrap());
+            }
+        }
+        assert_eq!(connections.table().count(|open| open.token.is_some()), 1);
+    }
+
+    #[test]
+    fn on_the_socket_a_user_closes_only_what_is_theirs() {
+        let connections = Connections::new(Limits { unknown_of_source: 2, ..SMALL });
+        let user = |uid| Source::Local { uid: Some(uid), pid: Some(1) };
+        let root = connections.admit(user(0)).unwrap();
+        let working: Vec<_> = (0..2).map(|_| connections.admit(user(7)).unwrap()).collect();
+        let busy: Vec<_> = working.iter().map(|place| place.begin(None).unwrap()).collect();
+        assert!(connections.admit(user(7)).is_err(), "all of that user's are busy");
+        assert!(connections.admit(user(0)).is_ok() && !is_closed(&root));
+        drop(busy);
+        assert!(connections.admit(user(7)).is_ok() && is_closed(&working[0]));
+    }
+}

@@ -1,0 +1,233 @@
+//! What a route tells the audit log of the request that it answers: what was asked, which machines it has met, and which
+//! settings it has changed. Owns these notes while the request is answered.
+//!
+//! Invariant: a note is bounded whatever a client sends, holds only requests that were understood, and no secret.
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use spillway_api::{CatalogSpec, Difference, settings};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Names of machines, and items of a list, that are kept.
+const MAX_ITEMS: usize = 32;
+/// Settings that are kept.
+const MAX_SETTINGS: usize = 128;
+/// Characters of a text that are kept.
+const MAX_CHARACTERS: usize = 256;
+/// What stands for a value that nobody may see.
+const SECRET: &str = "(secret)";
+
+/// The notes of a request. A clone is the same notes.
+#[derive(Clone, Debug, Default)]
+pub struct Note(Arc<Mutex<Noted>>);
+
+/// All that was noted.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Noted {
+    /// The verb, where the body says it.
+    #[serde(skip)]
+    pub verb: Option<String>,
+    /// The object's name, where the body says it.
+    #[serde(skip)]
+    pub name: Option<String>,
+    /// The machines that it met, as far as there is room.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    machines: Vec<String>,
+    /// How many more.
+    #[serde(skip_serializing_if = "is_zero")]
+    more_machines: usize,
+    /// What was asked, by its names in the interface.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    asked: Map<String, Value>,
+    /// What has become another.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    changed: Vec<Changed>,
+    /// An earlier request with the same `Idempotency-Key` had done it already.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    repeated: bool,
+}
+
+/// A setting that has become another.
+#[derive(Clone, Debug, Serialize)]
+struct Changed {
+    field: String,
+    old: Value,
+    new: Value,
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
+impl Note {
+    /// The verb that the body says.
+    pub fn verb(&self, verb: impl Into<String>) {
+        self.noted().verb = Some(verb.into());
+    }
+
+    /// The object's name that the body says.
+    pub fn name(&self, name: &str) {
+        self.noted().name = Some(short(name));
+    }
+
+    /// Machines that it has met.
+    pub fn machines<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
+        let mut noted = self.noted();
+        for name in names {
+            match noted.machines.len() < MAX_ITEMS {
+                true => noted.machines.push(name.into()),
+                false => noted.more_machines += 1,
+            }
+        }
+    }
+
+    /// The request's body, which was understood.
+    pub fn asked(&self, body: &impl Serialize) {
+        let Ok(body) = serde_json::to_value(body) else { return };
+        let mut noted = self.noted();
+        flatten(String::new(), body, &mut noted.asked);
+    }
+
+    /// What followed the question mark, which was understood.
+    pub fn asked_beside(&self, query: &str) {
+        let query = query.chars().take(MAX_CHARACTERS).collect::<String>();
+        self.noted().asked.insert("query".into(), query.into());
+    }
+
+    /// Settings of a catalog that have become others.
+    pub fn changed(&self, differences: Vec<Difference>) {
+        let changed = |Difference { setting, now, then, .. }| {
+            let is_secret = CatalogSpec::is_secret(&setting);
+            let value = |value: Value| match is_secret && !value.is_null() {
+                true => SECRET.into(),
+                false => bounded(value),
+            };
+            Changed { old: value(now), new: value(then), field: setting }
+        };
+        self.noted().changed = differences.into_iter().take(MAX_SETTINGS).map(changed).collect();
+    }
+
+    /// The settings of a new catalog.
+    pub fn made(&self, spec: &CatalogSpec) {
+        let usual = CatalogSpec { image: spec.image.clone(), ..CatalogSpec::usual() };
+        let (usual, said) = (settings(&usual), settings(spec));
+        let new = said.into_iter().filter(|(name, value)| name == "image" || usual.get(name) != Some(value));
+        let difference = |(setting, then)| Difference { setting, now: Value::Null, then, live: false };
+        self.changed(new.map(difference).collect());
+        // It would say the same again.
+        self.noted().asked.clear();
+    }
+
+    /// It was done by an earlier request.
+    pub fn repeated(&self) {
+        self.noted().repeated = true;
+    }
+
+    /// All of it.
+    pub fn take(&self) -> Noted {
+        std::mem::take(&mut *self.noted())
+    }
+
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Note {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Note, Infallible> {
+        Ok(parts.extensions.get::<Note>().cloned().unwrap_or_default())
+    }
+}
+
+fn short(text: &str) -> String {
+    match text.char_indices().nth(MAX_CHARACTERS) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+fn bounded(value: Value) -> Value {
+    match value {
+        Value::String(text) => short(&text).into(),
+        Value::Array(items) => items.into_iter().take(MAX_ITEMS).map(bounded).collect(),
+        // Settings are flat: what is nested deeper is told whole or not at all.
+        Value::Object(fields) => short(&Value::Object(fields).to_string()).into(),
+        plain => plain,
+    }
+}
+
+/// Each field by its name, after a dot if it is below another. What is null was not said.
+fn flatten(name: String, value: Value, into: &mut Map<String, Value>) {
+    let last = name.rsplit('.').next().unwrap_or_default();
+    if into.len() >= MAX_SETTINGS || value.is_null() {
+        return;
+    }
+    if CatalogSpec::is_secret(last) {
+        into.insert(name, SECRET.into());
+        return;
+    }
+    match value {
+        Value::Object(fields) => {
+            for (field, value) in fields {
+                let below = if name.is_empty() { field } else { format!("{name}.{field}") };
+                flatten(below, value, into);
+            }
+        }
+        value => _ = into.insert(short(&name), bounded(value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn noted(note: &Note) -> Value {
+        serde_json::to_value(note.take()).unwrap()
+    }
+
+    #[test]
+    fn secrets_are_not_in_it() {
+        let note = Note::default();
+        let spec: CatalogSpec =
+            serde_json::from_value(json!({ "image": "debian", "count": 2, "user_data": "hunter2" })).unwrap();
+        note.asked(&json!({ "name": "desk", "spec": spec, "force": false, "none": null }));
+        let asked = noted(&note);
+        let asked = &asked["asked"];
+        assert_eq!((&asked["spec.user_data"], &asked["spec.count"]), (&json!(SECRET), &json!(2)), "{asked}");
+        assert!(asked.get("none").is_none() && !asked.to_string().contains("hunter2"), "{asked}");
+        let before = CatalogSpec { user_data: Some("hunter1".into()), ..spec.clone() };
+        let name = "desk".parse().unwrap();
+        note.changed(spillway_api::differences(&name, &before, &CatalogSpec { count: 3, ..spec.clone() }));
+        let changed = noted(&note);
+        let want = json!([
+            { "field": "count", "old": 2, "new": 3 },
+            { "field": "user_data", "old": SECRET, "new": SECRET },
+        ]);
+        assert_eq!(changed["changed"], want);
+        note.made(&spec);
+        let made = noted(&note);
+        let fields: Vec<&str> =
+            made["changed"].as_array().unwrap().iter().map(|c| c["field"].as_str().unwrap()).collect();
+        assert_eq!(fields, ["count", "image", "user_data"]);
+        assert!(!made.to_string().contains("hunter"), "{made}");
+    }
+
+    #[test]
+    fn it_is_bounded() {
+        let note = Note::default();
+        let names: Vec<String> = (0..10_000).map(|n| format!("desk-{n}")).collect();
+        note.machines(names.iter().map(String::as_str));
+        let labels: Map<String, Value> =
+            (0..10_000).map(|n| (n.to_string(), Value::from("é".repeat(10_000)))).collect();
+        note.asked(&json!({ "names": names, "labels": labels }));
+        note.asked_beside(&"x".repeat(100_000));
+        let text = noted(&note).to_string();
+        assert!(text.contains(r#""more_machines":9968"#) && text.len() < 100_000, "{}", text.len());
+    }
+}

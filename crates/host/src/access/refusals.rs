@@ -1,0 +1,147 @@
+//! Requests that were refused or failed, summed up: the first of a kind is written whole, the others are counted. Owns
+//! the counts.
+//!
+//! Invariant: whatever clients do, at most [`MOST_KINDS`] kinds are told apart, and of each at most some lines an hour are
+//! written; no request goes uncounted.
+
+use super::act::Object;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Kinds that are told apart at a time; what comes beyond is counted together.
+const MOST_KINDS: usize = 64;
+/// Time from the first line of a kind to the one with the count. It doubles with each such line, to the longest.
+const FIRST: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// What refused requests have in common that are counted together.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Kind {
+    /// The token's name or the user; `unknown` without a token that is known; `others` for those beyond the bound.
+    pub who: String,
+    /// The address, or `local`.
+    pub from: String,
+    /// The verb, if the caller was let in.
+    pub verb: Option<String>,
+    /// The object, if the caller was let in.
+    pub object: Option<Object>,
+    /// The status of the response.
+    pub status: u16,
+}
+
+/// How many there were since the last line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Sum {
+    /// Of which kind.
+    #[serde(flatten)]
+    pub kind: Kind,
+    /// How many.
+    pub count: u64,
+    /// Within so many seconds.
+    pub seconds: u64,
+}
+
+struct Count {
+    since: Instant,
+    window: Duration,
+    count: u64,
+}
+
+/// The counts.
+#[derive(Default)]
+pub struct Refusals(BTreeMap<Kind, Count>);
+
+impl Refusals {
+    /// Another one. Whether it is to be written whole: it is the first of its kind for an hour.
+    pub fn is_first(&mut self, kind: Kind, now: Instant) -> bool {
+        let others = |kind: &Kind| Kind {
+            who: "others".into(),
+            from: "anywhere".into(),
+            verb: None,
+            object: None,
+            status: kind.status,
+        };
+        let has_room = self.0.len() < MOST_KINDS || self.0.contains_key(&kind);
+        let kind = if has_room { kind } else { others(&kind) };
+        match self.0.get_mut(&kind) {
+            Some(known) => {
+                known.count += 1;
+                false
+            }
+            None => {
+                // One of many kinds is counted from the start: the line would name one of them only.
+                let count = u64::from(!has_room);
+                self.0.insert(kind, Count { since: now, window: FIRST, count });
+                has_room
+            }
+        }
+    }
+
+    /// The counts whose time has come. Kinds that were quiet for an hour are forgotten.
+    pub fn due(&mut self, now: Instant) -> Vec<Sum> {
+        let mut sums = Vec::new();
+        self.0.retain(|kind, count| {
+            let passed = now.saturating_duration_since(count.since);
+            if count.count > 0 && passed >= count.window {
+                sums.push(Sum { kind: kind.clone(), count: count.count, seconds: passed.as_secs() });
+                *count = Count { since: now, window: (count.window * 2).min(LONGEST), count: 0 };
+            }
+            count.count > 0 || now.saturating_duration_since(count.since) < LONGEST
+        });
+        sums
+    }
+
+    /// All counts, since nobody will ask again.
+    pub fn rest(&mut self, now: Instant) -> Vec<Sum> {
+        let all = std::mem::take(&mut self.0).into_iter().filter(|(_, count)| count.count > 0);
+        let seconds = |count: &Count| now.saturating_duration_since(count.since).as_secs();
+        all.map(|(kind, count)| Sum { kind, count: count.count, seconds: seconds(&count) }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(who: &str) -> Kind {
+        Kind { who: who.into(), from: "192.0.2.1".into(), verb: None, object: None, status: 403 }
+    }
+
+    #[test]
+    fn the_first_is_written_and_the_others_are_counted() {
+        let (mut refusals, start) = (Refusals::default(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert!(refusals.is_first(kind("eve"), start));
+        assert!((0..30_000).all(|_| !refusals.is_first(kind("eve"), after(1))));
+        assert!(refusals.is_first(kind("bob"), after(1)));
+        assert_eq!(refusals.due(after(59)), []);
+        let sums = refusals.due(after(60));
+        assert_eq!(sums, [Sum { kind: kind("eve"), count: 30_000, seconds: 60 }]);
+        // It goes on: the next line comes after twice as long.
+        refusals.is_first(kind("eve"), after(61));
+        assert_eq!((refusals.due(after(179)).len(), refusals.due(after(180)).len()), (0, 1));
+        refusals.is_first(kind("eve"), after(181));
+        assert_eq!(refusals.rest(after(182)), [Sum { kind: kind("eve"), count: 1, seconds: 2 }]);
+    }
+
+    /// Whoever asks without end, and pauses as is best for it, fills no disk.
+    #[test]
+    fn lines_are_bounded_whatever_comes() {
+        let (mut refusals, start) = (Refusals::default(), Instant::now());
+        let (mut lines, mut counted, hours) = (0, 0, 5);
+        for second in (0..hours * 3600).step_by(10) {
+            let now = start + Duration::from_secs(second);
+            for who in 0..100 {
+                lines += usize::from(refusals.is_first(kind(&format!("{who}-{}", second % 7)), now));
+            }
+            let sums = refusals.due(now);
+            lines += sums.len();
+            counted += sums.iter().map(|sum| sum.count).sum::<u64>();
+        }
+        assert!(lines < MOST_KINDS * (8 + usize::try_from(hours).unwrap()), "{lines}");
+        counted += refusals.rest(start).iter().map(|sum| sum.count).sum::<u64>();
+        // Each is counted, or was the first of its kind.
+        assert_eq!(counted + MOST_KINDS as u64, hours * 360 * 100);
+    }
+}

@@ -1,0 +1,163 @@
+//! Routes of claims: a machine becomes somebody's for a while.
+//!
+//! Invariant: a claim of which nobody could be told is given up, unless its key says that the client asks again.
+
+use super::extract::{Body, IdempotencyKey, Path, Query};
+use super::machines::LONGEST_WAIT_SECONDS;
+use super::{App, Failure, ask, ask_for};
+use crate::access::caller::Caller;
+use crate::access::note::Note;
+use crate::access::{Gone, Undo};
+use crate::error::HostError;
+use crate::machines::{Claimant, Machines};
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde::Deserialize;
+use spillway_api::{ClaimRenewal, ErrorCode, MachineDetails, Name, NewClaim};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+type Answer<T> = Result<Json<T>, HostError>;
+
+pub fn catalog_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(claim_machine))
+}
+
+pub fn machine_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(renew_claim, release_machine))
+}
+
+/// How long to wait for the machine.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Wait {
+    /// Answer when the machine is what is wanted of it, or after so many seconds, at most 30.
+    #[serde(default)]
+    wait_seconds: u32,
+}
+
+/// Takes a machine of a catalog: one that is ready, if there is one. `exhausted`: there is none. If the connection goes
+/// before this is answered the claim is given up, unless it has an `Idempotency-Key`.
+#[utoipa::path(post, path = "/{name}/claims", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = NewClaim, responses((status = 200, body = MachineDetails), Failure))]
+#[expect(clippy::too_many_arguments, reason = "each is a part of the request")]
+async fn claim_machine(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Extension(mut gone): Extension<Gone>,
+    note: Note,
+    Path(catalog): Path<Name>,
+    key: IdempotencyKey,
+    Query(wait): Query<Wait>,
+    Body(claim): Body<NewClaim>,
+) -> Result<Response, HostError> {
+    let key = key.of(&caller.name, &format!("claims/{catalog}"), &claim);
+    let by = Claimant { who: caller.to_string(), owner: caller.name.to_string(), key };
+    let machines = app.machines.clone();
+    let (mut machine, given_up) = ask_for(move || {
+        let (machine, is_repeated) = machines.claim(&catalog, &claim, &by)?;
+        note.machines([machine.machine.name.as_str()]);
+        match (is_repeated, &by.key) {
+            (true, _) => note.repeated(),
+            (false, Some(_)) => app.idempotency.has_grown()?,
+            (false, None) => {
+                let given_up = GivenUp::of(&machines, &machine);
+                return Ok((machine, given_up));
+            }
+        }
+        Ok((machine, None))
+    })
+    .await?;
+    let seconds = wait.wait_seconds.min(LONGEST_WAIT_SECONDS);
+    if seconds > 0 && !machine.status.settled {
+        tokio::select! {
+            waited = app.machines.wait(&machine.machine.name, Duration::from_secs(seconds.into())) => machine = waited?,
+            () = gone.wait() => {
+                let message = "the connection went before the machine was ready";
+                return Err(HostError::new(ErrorCode::Cancelled, message));
+            }
+        }
+    }
+    let mut response = Json(machine).into_response();
+    if let Some(given_up) = given_up {
+        response.extensions_mut().insert::<Arc<dyn Undo>>(Arc::new(given_up));
+    }
+    Ok(response)
+}
+
+/// A claim that is given up when this is dropped, unless it was answered.
+struct GivenUp {
+    machines: Machines,
+    machine: Name,
+    claim: String,
+    is_answered: AtomicBool,
+}
+
+impl GivenUp {
+    fn of(machines: &Machines, machine: &MachineDetails) -> Option<GivenUp> {
+        let claim = machine.claim.as_ref()?.id.clone();
+        let (machines, machine) = (machines.clone(), machine.machine.name.clone());
+        Some(GivenUp { machines, machine, claim, is_answered: AtomicBool::new(false) })
+    }
+}
+
+impl Undo for GivenUp {
+    fn keep(&self) {
+        self.is_answered.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        let (false, Ok(runtime)) =
+            (self.is_answered.load(Ordering::Relaxed), tokio::runtime::Handle::try_current())
+        else {
+            return;
+        };
+        let (machines, machine, claim) = (self.machines.clone(), self.machine.clone(), self.claim.clone());
+        runtime.spawn_blocking(move || {
+            let text = "it is released: who claimed it went before the answer".to_owned();
+            // An error: the claim is over already.
+            let _ = machines.release(&machine, Some(&claim), text);
+        });
+    }
+}
+
+/// Which claim.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Which {
+    /// The id of a claim; whichever there is if nothing is said.
+    claim: Option<String>,
+}
+
+/// Lets a claim last longer: from now on. With the id of a claim only if the machine is still claimed by that one, else this is
+/// a `conflict`.
+#[utoipa::path(put, path = "/{name}/claim", params(("name" = Name, Path), Which), request_body = ClaimRenewal, responses((status = 200, body = MachineDetails), Failure))]
+async fn renew_claim(
+    State(app): State<App>,
+    Path(name): Path<Name>,
+    Query(which): Query<Which>,
+    Body(renewal): Body<ClaimRenewal>,
+) -> Answer<MachineDetails> {
+    ask(move || app.machines.renew(&name, which.claim.as_deref(), renewal.ttl_seconds)).await
+}
+
+/// Gives a machine back: it forgets. With the id of a claim only if it is still claimed by that one, else this is a
+/// `conflict`.
+#[utoipa::path(delete, path = "/{name}/claim", params(("name" = Name, Path), Which), responses((status = 200, body = MachineDetails), Failure))]
+async fn release_machine(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<Name>,
+    Query(which): Query<Which>,
+) -> Answer<MachineDetails> {
+    let text = format!("it is released by {caller}");
+    ask(move || app.machines.release(&name, which.claim.as_deref(), text)).await
+}
