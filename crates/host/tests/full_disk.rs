@@ -60,7 +60,7 @@ fn stock(world: &World) {
     for machine in machines(&client, "desk") {
         act(&client, "start", &[machine.name.as_str()]);
     }
-    let any = NewClaim { ttl_seconds: None, any: true };
+    let any = NewClaim { any: true, ..NewClaim::default() };
     for _ in 0..2 {
         client.post::<_, MachineDetails>("/v1/catalogs/pool/claims", &any).unwrap();
     }

@@ -139,7 +139,7 @@ fn a_record_that_cannot_be_read_is_set_aside() {
             let error = refused(act(&client, "reset", json!({ "names": [name] })));
             assert_eq!(error.code, ErrorCode::Damaged, "{name}: {error:?}");
         }
-        let any = NewClaim { ttl_seconds: None, any: true };
+        let any = NewClaim { any: true, ..NewClaim::default() };
         let claimed: MachineDetails = client.post("/v1/catalogs/pool/claims", &any).unwrap();
         assert_eq!(claimed.machine.name.as_str(), "pool-002");
         client.delete::<MachineDetails>("/v1/machines/pool-002/claim").unwrap();
@@ -215,7 +215,7 @@ fn a_backup_is_restored_into_a_new_folder() {
     import(&world, "debian", 2);
     create(&client, "desk", r#"{"image": "debian", "count": 300, "user_data": "secret"}"#).unwrap();
     create(&client, "own", r#"{"image": "debian", "count": 2, "type": "dedicated"}"#).unwrap();
-    let any = NewClaim { ttl_seconds: None, any: true };
+    let any = NewClaim { any: true, ..NewClaim::default() };
     client.post::<_, MachineDetails>("/v1/catalogs/desk/claims", &any).unwrap();
     let (state, socket) = (world.state().display().to_string(), world.socket().display().to_string());
     let folder = world.path("");
