@@ -10,6 +10,7 @@ use crate::api::{self, Answered, App};
 use crate::catalogs::Catalogs;
 use crate::confined;
 use crate::events::{Events, say};
+use crate::guest_users::Choice;
 use crate::images::Images;
 use crate::machines::{Machines, Parts};
 use crate::operations::Operations;
@@ -26,7 +27,7 @@ use hyper_util::service::TowerToHyperService;
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use spillway_api::Hypervisor;
+use spillway_api::{EventKind, Hypervisor};
 use std::fs::{self, File};
 use std::future::pending;
 use std::net::SocketAddr;
@@ -36,7 +37,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Semaphore;
 
 /// Connections at a time; more wait to be let in.
@@ -72,6 +73,8 @@ pub struct Settings {
     pub hypervisor: Hypervisor,
     /// The libvirt that does, if it does.
     pub libvirt_uri: String,
+    /// The users that machines' QEMUs run as.
+    pub guest_users: Choice,
     /// The program that serves disks.
     pub program: PathBuf,
     /// Memory that all caches may have together; half of the host's if nothing is said.
@@ -114,6 +117,8 @@ pub async fn run(
             "{program} is not there, and no machine can start: say where it is with --spillway"
         ));
     }
+    let guest_users = settings.guest_users.settle(settings.hypervisor, &mut complain);
+    let guest_users = guest_users.map_err(anyhow::Error::msg)?;
     let parts = Parts {
         folder: state.join(RUN).join("machines"),
         program: settings.program.clone(),
@@ -123,6 +128,7 @@ pub async fn run(
         memory_floor_bytes: settings.memory_floor_bytes.unwrap_or(host_bytes() / 20),
         scopes: Scopes::choose(&mut complain),
         libvirt_uri: settings.libvirt_uri.clone(),
+        guest_users,
     };
     if has_swap() {
         complain(
@@ -135,6 +141,7 @@ pub async fn run(
         None => listen(&settings)?,
     };
     let events = Events::default();
+    let told = events.clone();
     let machines =
         Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;
     let audit = Audit::new(&state.join("audit.log"));
@@ -142,8 +149,8 @@ pub async fn run(
     let app =
         App { audit, answered, catalogs, events, images, machines: machines.clone(), operations, stores };
 
-    let door = match &settings.remote {
-        Some(remote) => Some(Door::open(remote).await?),
+    let door = match settings.remote {
+        Some(remote) => Some(Arc::new(Door::open(remote).await?)),
         None => None,
     };
     let is_kept = manager.keep(&listener);
@@ -151,13 +158,15 @@ pub async fn run(
     let listener = UnixListener::from_std(listener)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    ready(door.as_ref().and_then(Door::address));
+    let hangup = signal(SignalKind::hangup())?;
+    ready(door.as_ref().and_then(|door| door.address()));
     manager.say("READY=1");
     let router = api::router(app);
     tokio::select! {
         () = manager.attend(async || machines.summary().await) => {}
         () = accept(listener, router.clone()) => {}
-        () = accept_remote(door, router) => {}
+        () = accept_remote(door.clone(), router) => {}
+        () = reload(hangup, door, told) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
@@ -188,7 +197,7 @@ async fn accept(listener: UnixListener, router: Router) {
 }
 
 /// The same for those who come over TCP; nobody, without a door.
-async fn accept_remote(door: Option<Door>, router: Router) {
+async fn accept_remote(door: Option<Arc<Door>>, router: Router) {
     let Some(door) = door else { return pending().await };
     loop {
         let Some(stranger) = door.next().await else {
@@ -203,6 +212,27 @@ async fn accept_remote(door: Option<Door>, router: Router) {
             }
         });
     }
+}
+
+/// Reads again who may come over TCP, and by what they know us, each time that it is asked to (daemon(7): SIGHUP). All else
+/// needs another start, which no machine notices.
+async fn reload(mut hangup: Signal, door: Option<Arc<Door>>, events: Events) {
+    while hangup.recv().await.is_some() {
+        let Some(door) = &door else {
+            say("SIGHUP: there is nothing to read again without --listen");
+            continue;
+        };
+        match door.reload() {
+            Ok(()) => say("SIGHUP: the files of --tokens, --tls-cert and --tls-key were read again"),
+            // Where those look who have not sent it.
+            Err(e) => events.raise(
+                EventKind::Failed,
+                "host",
+                format!("SIGHUP: what was read before holds on, tokens and certificate: {e:#}"),
+            ),
+        }
+    }
+    pending().await
 }
 
 /// Answers a connection until it ends.

@@ -8,6 +8,7 @@ mod copying;
 pub mod daemon;
 pub mod error;
 pub mod events;
+pub mod guest_users;
 mod hypervisor;
 pub mod images;
 mod json_lines;

@@ -8,7 +8,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -39,7 +39,9 @@ pub struct Remote {
 /// The open port.
 pub struct Door {
     listener: TcpListener,
-    acceptor: TlsAcceptor,
+    remote: Remote,
+    /// What the next who comes is greeted with.
+    acceptor: RwLock<TlsAcceptor>,
     /// Whom it knows.
     pub tokens: Arc<Tokens>,
     places: Arc<Semaphore>,
@@ -47,13 +49,25 @@ pub struct Door {
 
 impl Door {
     /// Opens it, once everything that it takes was read.
-    pub async fn open(remote: &Remote) -> Result<Door> {
+    pub async fn open(remote: Remote) -> Result<Door> {
         let tokens = Arc::new(Tokens::load(&remote.tokens).context("--tokens")?);
-        let config = config(remote)?;
+        let config = config(&remote)?;
         let listener = TcpListener::bind(remote.address).await;
         let listener = listener.with_context(|| format!("--listen {}", remote.address))?;
         let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        Ok(Door { listener, acceptor: TlsAcceptor::from(Arc::new(config)), tokens, places })
+        let acceptor = RwLock::new(TlsAcceptor::from(Arc::new(config)));
+        Ok(Door { listener, remote, acceptor, tokens, places })
+    }
+
+    /// Reads the files again: tokens hold for the next request of each connection, the certificate for the next connection. All
+    /// of them, or none if one cannot be used.
+    pub fn reload(&self) -> Result<()> {
+        let tokens = Tokens::load(&self.remote.tokens).context("--tokens")?;
+        let config = config(&self.remote)?;
+        self.tokens.become_those(tokens);
+        *self.acceptor.write().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+            TlsAcceptor::from(Arc::new(config));
+        Ok(())
     }
 
     /// Where it is: the port may have been the kernel's choice.
@@ -65,7 +79,8 @@ impl Door {
     pub async fn next(&self) -> Option<Stranger> {
         let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
         let (stream, address) = self.listener.accept().await.ok()?;
-        Some(Stranger { stream, address, place, acceptor: self.acceptor.clone() })
+        let acceptor = self.acceptor.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        Some(Stranger { stream, address, place, acceptor })
     }
 }
 

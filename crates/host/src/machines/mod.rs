@@ -15,6 +15,7 @@ mod host;
 mod host_start;
 mod keeper;
 pub mod leftovers;
+mod neighbours;
 mod oversee;
 mod placing;
 mod ready;
@@ -29,6 +30,7 @@ pub mod wanted;
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::events::Events;
+use crate::guest_users::{GuestUsers, UserRange};
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu;
 use crate::images::Images;
@@ -50,7 +52,7 @@ use spillway_worker::kvm::{self, Accelerator};
 use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -89,6 +91,8 @@ pub struct Parts {
     pub memory_floor_bytes: u64,
     /// Where their processes are.
     pub scopes: Scopes,
+    /// The users that QEMUs run as which the daemon starts; `None`: as the daemon.
+    pub guest_users: Option<UserRange>,
 }
 
 struct Shared {
@@ -99,6 +103,7 @@ struct Shared {
     parts: Parts,
     libvirt: Arc<Libvirt>,
     budget: Mutex<Budget>,
+    users: Mutex<GuestUsers>,
     squeeze: Mutex<Squeeze>,
     rooms: Mutex<Rooms>,
     /// Of each catalog's rollout, by when it began: until when claimed machines are spared.
@@ -134,6 +139,7 @@ impl Machines {
             stores,
             images,
             budget: Mutex::new(Budget::new(parts.ram_budget_bytes, parts.overcommit_percent)),
+            users: Mutex::new(GuestUsers::new(parts.guest_users)),
             squeeze: Mutex::default(),
             rooms: Mutex::default(),
             graces: Mutex::default(),
@@ -151,6 +157,7 @@ impl Machines {
         let runs = shared.runs()?;
         // What runs has its memory, before anything else is promised some.
         runs.iter().for_each(|(name, run)| shared.budget().note(name, run.need()));
+        shared.note_users(&runs)?;
         let scratch = |path: &Path| runs.iter().any(|(_, run)| run.scratch.as_deref() == Some(path));
         shared.sweep(belongings::SCRATCH, scratch)?;
         let copy =
@@ -334,6 +341,22 @@ impl Shared {
             run.map(|run| (name, run))
         };
         Ok(self.folders()?.into_iter().filter_map(run).collect())
+    }
+
+    /// Whose VMM runs as which user. Of a run whose record cannot be read the folder's group says so.
+    fn note_users(&self, runs: &[(Name, Run)]) -> Result<(), HostError> {
+        let mut users = self.users();
+        for name in self.folders()? {
+            if let Ok(found) = std::fs::metadata(Folder::of(&self.parts.folder, &name).path()) {
+                users.note(&name, found.gid());
+            }
+        }
+        runs.iter().for_each(|(name, run)| run.user.into_iter().for_each(|user| users.note(name, user)));
+        Ok(())
+    }
+
+    fn users(&self) -> MutexGuard<'_, GuestUsers> {
+        self.users.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn budget(&self) -> MutexGuard<'_, Budget> {

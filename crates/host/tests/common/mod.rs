@@ -70,6 +70,11 @@ impl World {
         self.said = line;
     }
 
+    /// Sends it a signal that it lives on with.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(self.daemon.as_ref().unwrap()), signal).unwrap();
+    }
+
     /// Ends it with a signal. Its exit code.
     pub fn end(&mut self, signal: Signal) -> Option<i32> {
         let mut daemon = self.daemon.take().unwrap();
