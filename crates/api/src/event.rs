@@ -48,11 +48,15 @@ pub enum EventKind {
     Space,
     /// The host is short of memory, or has enough again.
     Memory,
+    /// A machine is to run, and the host's budget has no space for it.
+    Waiting,
+    /// A rollout is stalled, goes on again, or was paused, resumed or aborted.
+    Rollout,
 }
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [EventKind; 12] = [
+    pub const ALL: [EventKind; 14] = [
         EventKind::Started,
         EventKind::Ready,
         EventKind::Stopped,
@@ -65,6 +69,8 @@ impl EventKind {
         EventKind::RolledOut,
         EventKind::Space,
         EventKind::Memory,
+        EventKind::Waiting,
+        EventKind::Rollout,
     ];
 }
 

@@ -1,20 +1,16 @@
 //! Routes of machines.
 
-use super::extract::{Body, Path, Query, select};
+use super::extract::{Body, PartOfList, Path, Query, part, select, wait as held};
 use super::{App, Failure, ask};
 use crate::access::Role;
 use crate::error::HostError;
 use axum::extract::State;
 use axum::{Extension, Json};
 use serde::Deserialize;
-use spillway_api::{DiskCurve, Empty, ErrorCode, List, MachineAction, MachineDetails, Name, NewClaim};
-use std::time::Duration;
+use spillway_api::{DiskCurve, Empty, ErrorCode, MachineAction, MachineDetails, Name, NewClaim, Page};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-
-/// The longest that an answer is held back.
-const LONGEST_WAIT_SECONDS: u32 = 30;
 
 type Answer<T> = Result<Json<T>, HostError>;
 
@@ -47,13 +43,14 @@ struct Which {
 }
 
 /// All machines, or those of certain catalogs.
-#[utoipa::path(get, path = "", params(Which), responses((status = 200, body = List<MachineDetails>), Failure))]
+#[utoipa::path(get, path = "", params(Which, PartOfList), responses((status = 200, body = Page<MachineDetails>), Failure))]
 async fn list_machines(
     State(app): State<App>,
-    Query(pairs): Query<Vec<(String, String)>>,
-) -> Answer<List<MachineDetails>> {
+    Query(mut pairs): Query<Vec<(String, String)>>,
+) -> Answer<Page<MachineDetails>> {
+    let part = part(&mut pairs)?;
     let selector = select(pairs, &["catalog", "label"])?;
-    ask(move || Ok(List { items: app.machines.list(&selector)? })).await
+    ask(move || app.machines.page(&selector, &part)).await
 }
 
 /// How long to wait.
@@ -61,7 +58,7 @@ async fn list_machines(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Wait {
-    /// Answer when it is what is wanted of it, or after so many seconds, at most 30.
+    /// Answer when it is what is wanted of it, or after so many seconds.
     #[serde(default)]
     wait_seconds: u32,
 }
@@ -73,8 +70,7 @@ async fn show_machine(
     Path(name): Path<Name>,
     Query(wait): Query<Wait>,
 ) -> Answer<MachineDetails> {
-    let seconds = wait.wait_seconds.min(LONGEST_WAIT_SECONDS);
-    app.machines.wait(&name, Duration::from_secs(seconds.into())).await.map(Json)
+    app.machines.wait(&name, held(wait.wait_seconds)?).await.map(Json)
 }
 
 /// What its RAM tier should do.
@@ -116,19 +112,20 @@ async fn delete_machine(
     ask(move || app.machines.delete(&name, with_data).map(|()| Empty {})).await
 }
 
-/// Records what is wanted of machines: it is done after the answer. They, as they are. To throw away what machines keep
-/// takes the role `admin`.
-#[utoipa::path(post, path = "", request_body = MachineAction, responses((status = 200, body = List<MachineDetails>), Failure))]
+/// Records what is wanted of machines: it is done after the answer. Answers the first 1,000 of these machines as they are;
+/// `continue` goes on with `GET /v1/machines` of the same catalog and labels. To throw away what machines keep takes the
+/// role `admin`.
+#[utoipa::path(post, path = "", request_body = MachineAction, responses((status = 200, body = Page<MachineDetails>), Failure))]
 async fn act_on_machines(
     State(app): State<App>,
     Extension(role): Extension<Role>,
     Body(action): Body<MachineAction>,
-) -> Answer<List<MachineDetails>> {
+) -> Answer<Page<MachineDetails>> {
     if action.discard_data && role < Role::Admin {
         let message = "this throws away what machines keep: it takes a token with the role 'admin'";
         return Err(HostError::new(ErrorCode::Forbidden, message));
     }
-    ask(move || Ok(List { items: app.machines.act(&action)? })).await
+    ask(move || app.machines.act(&action)).await
 }
 
 /// Takes a machine of a catalog: one that is ready, if there is one. `exhausted`: there is none.

@@ -6,6 +6,7 @@
 #![expect(unused_qualifications, reason = "the macro of routes writes paths in full")]
 
 mod catalogs;
+mod document;
 mod events;
 mod extract;
 mod host;
@@ -89,7 +90,8 @@ fn routes() -> OpenApiRouter<App> {
 
 /// The interface's description (OpenAPI, JSON).
 pub fn document() -> String {
-    let (_, api) = routes().split_for_parts();
+    let (_, mut api) = routes().split_for_parts();
+    document::bound(&mut api);
     api.to_pretty_json().expect("the document is plain data")
 }
 

@@ -3,15 +3,16 @@
 //!
 //! Invariant: a machine is claimed once, whoever asks at the same time.
 
+use super::Machines;
 use super::closing::is_open;
+use super::views::{Part, View};
 use super::wanted::{Claimed, Wanted};
-use super::{Machines, View};
 use crate::catalogs::whole;
 use crate::error::HostError;
 use crate::images::none_is_committed;
 use spillway_api::{
-    Action, Catalog, CatalogSpec, ErrorCode, EventKind, Machine, MachineAction, MachineDetails, Name,
-    NewClaim, Phase, Power, Selector,
+    Action, Catalog, CatalogSpec, ErrorCode, EventKind, MOST_NAMES, Machine, MachineAction, MachineDetails,
+    Name, NewClaim, Page, Phase, Power, Selector,
 };
 use std::collections::HashMap;
 
@@ -19,8 +20,8 @@ use std::collections::HashMap;
 pub(super) const BATCH: usize = 256;
 
 impl Machines {
-    /// Records what is wanted of machines; their tasks do it. They, as they are now.
-    pub fn act(&self, action: &MachineAction) -> Result<Vec<MachineDetails>, HostError> {
+    /// Records what is wanted of machines; their tasks do it. The first of them, as they are now: all that are named.
+    pub fn act(&self, action: &MachineAction) -> Result<Page<MachineDetails>, HostError> {
         let select = &action.select;
         if select.names.is_empty() && select.catalog.is_none() && select.labels.is_empty() && !select.all {
             return Err(HostError::invalid(
@@ -46,11 +47,13 @@ impl Machines {
             ask(&machine.name, is, action.action, grace(machine))
         };
         // What is refused of one is refused of all, before anything is recorded.
-        let views = self.views(select)?;
-        views.iter().try_for_each(|view| asked(&view.machine, &view.wanted).map(drop))?;
-        for batch in views.chunks(BATCH) {
+        self.look_at(select, "", |views| {
+            views.iter().try_for_each(|view| asked(&view.machine, &view.wanted).map(drop))?;
+            Ok(true)
+        })?;
+        self.look_at(select, "", |batch| {
             self.shared.objects.change(|changes| {
-                for View { machine, .. } in batch {
+                for View { machine, .. } in &batch {
                     let name = machine.name.as_str();
                     if changes.get::<Machine>(name)?.is_none() {
                         return Err(HostError::not_found("machine", name, []));
@@ -67,8 +70,9 @@ impl Machines {
                     Action::Stop | Action::Reset | Action::Drain | Action::Undrain => Ok(()),
                 }
             })?;
-        }
-        self.list(select)
+            Ok(true)
+        })?;
+        self.page(select, &Part { after: String::new(), most: MOST_NAMES })
     }
 
     /// A machine of a catalog becomes somebody's.

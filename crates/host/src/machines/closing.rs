@@ -42,6 +42,7 @@ impl Machines {
             hypervisor: self.shared.parts.hypervisor,
             version: env!("CARGO_PKG_VERSION").into(),
             busy: self.busy()?,
+            budget: self.shared.budget().describe(),
         })
     }
 

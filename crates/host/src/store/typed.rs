@@ -30,6 +30,8 @@ pub struct Object<T> {
     pub revision: Revision,
 }
 
+/// Objects that are read together.
+const PART: usize = 256;
 /// How often a change is decided beside others.
 const TRIES_BESIDE_OTHERS: u32 = 8;
 /// How often it is decided alone: then only another process can be faster.
@@ -69,6 +71,45 @@ impl Objects {
     pub fn list_below<T: Kind>(&self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
         let (entries, _) = self.store.list(&key::<T>(prefix))?;
         entries.into_iter().map(read).collect()
+    }
+
+    /// The first of a kind whose names come after this one, `most` of them at most, in the order of their names. For the
+    /// first page the name is empty.
+    pub fn page<T: Kind>(&self, after: &str, most: usize) -> Result<Vec<Object<T>>, StoreError> {
+        let entries = self.store.page(T::PREFIX, &key::<T>(after), most)?;
+        entries.into_iter().map(read).collect()
+    }
+
+    /// Those of a kind whose names come after this one, in the order of their names. They are read some at a time, so that
+    /// it does not matter how many there are; each is as it was when it was read.
+    pub fn each_after<T: Kind>(
+        &self,
+        after: &str,
+    ) -> impl Iterator<Item = Result<Object<T>, StoreError>> + use<'_, T> {
+        let (mut after, mut read, mut is_last) = (after.to_owned(), Vec::new().into_iter(), false);
+        std::iter::from_fn(move || {
+            if read.len() == 0 && !is_last {
+                match self.page::<T>(&after, PART) {
+                    Ok(part) => {
+                        is_last = part.len() < PART;
+                        if let Some(last) = part.last() {
+                            after.clone_from(&last.name);
+                        }
+                        read = part.into_iter();
+                    }
+                    Err(e) => {
+                        is_last = true;
+                        return Some(Err(e));
+                    }
+                }
+            }
+            read.next().map(Ok)
+        })
+    }
+
+    /// How many of a kind there are.
+    pub fn count<T: Kind>(&self) -> Result<u64, StoreError> {
+        self.store.count(T::PREFIX)
     }
 
     /// Decides on changes by what is stored and makes them together. Decided anew, from the start, whenever somebody
