@@ -191,8 +191,8 @@ impl Catalogs {
         };
         let version = image.version.map_or_else(published, |version| Ok(version.get()))?;
         let record = changes.get::<ImageVersion>(&crate::images::key(&image.name, version))?;
-        match record.map(|record| record.value.state) {
-            Some(VersionState::Ready) => {}
+        match record.map(|record| record.value) {
+            Some(record) if record.state == VersionState::Ready => crate::images::can_be_served(&record)?,
             Some(_) => {
                 let message = format!("{}:{version} is being made or deleted", image.name);
                 return Err(HostError::new(ErrorCode::Conflict, message));

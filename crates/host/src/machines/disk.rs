@@ -12,7 +12,8 @@ use crate::processes::{self, Process, Seen};
 use crate::scopes::Scopes;
 use serde::Serialize;
 use spillway_api::{DiskMode, ErrorCode, Hypervisor, Rate};
-use spillway_worker::supervisor::{Client, Request};
+use spillway_worker::base::{ImageErrorKind, open_image};
+use spillway_worker::supervisor::{BaseCache, Client, DiskAtRest, ErrorKind, ImageFormat, Request};
 use std::ffi::OsString;
 use std::future::pending;
 use std::io;
@@ -73,6 +74,41 @@ pub fn start(folder: &Path, run: &Run, source: &Source, scopes: &Scopes) -> Resu
         }
     }
     Ok(process)
+}
+
+/// Refuses what no other try could serve either: the server of a disk would say so each time, and its end tells less.
+pub fn can_be_made(run: &Run, image: &Path) -> Result<(), HostError> {
+    let image_bytes = match run.spec.mode() {
+        // Its own file is all that it has.
+        DiskMode::Ephemeral => return Ok(()),
+        _ => {
+            let cache = match run.spec.base_cache {
+                spillway_api::BaseCache::Host => BaseCache::Host,
+                spillway_api::BaseCache::None => BaseCache::None,
+            };
+            let opened = open_image(image, Some(ImageFormat::Raw), cache).map_err(|e| {
+                use ImageErrorKind::{InUse, Io, Missing, Permission};
+                let error = HostError::new(ErrorCode::Damaged, e.to_string());
+                match e.kind() {
+                    Missing | Permission | InUse | Io => error,
+                    _ => error.permanent(),
+                }
+            })?;
+            opened.virtual_size_bytes
+        }
+    };
+    // One that is not there is made, or its file system is not mounted.
+    let Some(own) = run.kept.as_deref().filter(|own| own.exists()) else { return Ok(()) };
+    match DiskAtRest::open(own, &image_id(run), image_bytes) {
+        Err(e) if e.kind == ErrorKind::Image => Err(HostError::from(e).permanent()),
+        // Whatever else it is, its server says it, and it may pass.
+        _ => Ok(()),
+    }
+}
+
+/// Which version a disk is of, for one that must never be put on another.
+pub fn image_id(run: &Run) -> String {
+    format!("{}:{}", run.image, run.version)
 }
 
 /// Its process, if it lives.

@@ -20,10 +20,12 @@ pub use aligned::dio_align;
 pub use error::{ImageError, ImageErrorKind};
 pub use extents::{Extent, ExtentCache, ExtentKind};
 pub(crate) use lock::is_locked_by_qemu;
-pub use open::{OpenedImage, open_image};
+pub use lock::keep_writers_out;
+pub use open::{OpenedImage, open_image, qcow2_damage, size_fault};
 pub use raw::RawImage;
 pub use reader::{BaseReader, Finished, MAX_JOB_BYTES};
 pub use source::StoreRead;
+pub use spillway_core::MAX_DISK_BYTES;
 
 /// The base image of a disk, as its worker reads it.
 pub enum BaseImage {
