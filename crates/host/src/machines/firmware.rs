@@ -37,7 +37,8 @@ impl Firmware {
     /// Why its guest may never be ready, if that can be told.
     pub async fn look(&mut self, folder: &Folder, run: &Run) -> Option<String> {
         let since = *self.since.get_or_insert_with(Instant::now);
-        self.is_past |= run.ready && run.spec.ready.is_some();
+        // A kernel from outside may need nothing of the disk.
+        self.is_past |= run.ready && (run.spec.ready.is_some() || run.spec.kernel.is_some());
         if self.is_past || since.elapsed() < PATIENCE {
             return None;
         }
