@@ -230,3 +230,54 @@ pub fn word<T: Serialize>(value: T) -> String {
         other => unreachable!("a plain enumeration is a word, not {other:?}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use spillway_worker::persistent_file::{DATA_AT, Header};
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn what_no_other_try_could_serve_is_refused_for_good() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let [image, own] = ["image", "own"].map(|name| dir.path().join(name));
+        let run = |version: u32, mode: &str| -> Run {
+            serde_json::from_value(json!({
+                "uuid": "u", "boot": "b", "image": "golden", "version": version, "hypervisor": "none",
+                "spec": { "image": "golden", "mode": mode }, "restarts": 0, "resets": 0, "queues": 1,
+                "kept": (mode == "persistent").then_some(&own), "asked": false, "ready": false,
+            }))
+            .unwrap()
+        };
+        let is_final = |run: &Run| {
+            can_be_made(run, &image).map_err(|e| {
+                println!("{e}");
+                e.is_permanent
+            })
+        };
+        assert_eq!(is_final(&run(1, "ram")), Err(false), "its store may come back");
+        for (bytes, expected) in
+            [(0, Err(true)), (1000, Err(true)), ((4 << 40) + 512, Err(true)), (1 << 20, Ok(()))]
+        {
+            File::create(&image).unwrap().set_len(bytes).unwrap();
+            assert_eq!(is_final(&run(1, "ram")), expected, "{bytes}");
+        }
+        assert_eq!(is_final(&run(1, "persistent")), Ok(()), "it is made when it is served");
+        let header = Header {
+            sequence: 1,
+            size_bytes: 1 << 20,
+            base_bytes: 1 << 20,
+            boot_id: [0; 16],
+            identity: "id=golden:1".into(),
+        };
+        let file = File::create(&own).unwrap();
+        file.set_len(DATA_AT + (1 << 20)).unwrap();
+        file.write_all_at(&header.encode(), header.slot_at()).unwrap();
+        assert_eq!(is_final(&run(1, "persistent")), Ok(()));
+        assert_eq!(is_final(&run(2, "persistent")), Err(true), "it is of another version");
+        file.write_all_at(&[0xff; 8192], 0).unwrap();
+        assert_eq!(is_final(&run(1, "persistent")), Err(true), "it is damaged");
+    }
+}

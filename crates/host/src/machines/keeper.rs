@@ -206,8 +206,9 @@ impl Keeper {
                 None => Ok(()),
             };
             if let Err(error) = noted {
-                // Not again before the pause is over, whatever wakes it.
-                self.not_before = Some(self.has_failed(&error).until);
+                let until = self.has_failed(&error).until;
+                // Not again before the pause is over, whatever wakes it; what is final waits for a change.
+                self.not_before = self.given_up.is_none().then_some(until);
             }
         }
     }

@@ -145,7 +145,7 @@ impl<'a> Fat<'a> {
         Some(match self.width {
             Width::Twelve => {
                 let pair = u16_at(&entry(cluster + cluster / 2, 2)?, 0);
-                let number = if cluster % 2 == 0 { pair & 0x0fff } else { pair >> 4 };
+                let number = if cluster.is_multiple_of(2) { pair & 0x0fff } else { pair >> 4 };
                 // From there on a number marks the end, which lies beyond the last cluster.
                 u64::from(if number >= 0xff8 { u16::MAX } else { number })
             }
@@ -188,7 +188,7 @@ pub mod tests {
     pub fn format(file: &File, offset: u64, size: u64, kind: fatfs::FatType, files: &[&str]) {
         let part = Part { file, offset, at: 0, size };
         let options = fatfs::FormatVolumeOptions::new().fat_type(kind);
-        fatfs::format_volume(&mut part.again(), options).unwrap();
+        fatfs::format_volume(part.again(), options).unwrap();
         let system = fatfs::FileSystem::new(part, fatfs::FsOptions::new()).unwrap();
         for path in files {
             let mut folder = system.root_dir();
