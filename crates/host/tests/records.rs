@@ -215,7 +215,7 @@ fn a_backup_is_restored_into_a_new_folder() {
     import(&world, "debian", 2);
     create(&client, "desk", r#"{"image": "debian", "count": 300, "user_data": "secret"}"#).unwrap();
     create(&client, "own", r#"{"image": "debian", "count": 2, "type": "dedicated"}"#).unwrap();
-    let any = NewClaim { any: true, ..NewClaim::default() };
+    let any = NewClaim { ttl_seconds: Some(0), any: true, ..NewClaim::default() };
     client.post::<_, MachineDetails>("/v1/catalogs/desk/claims", &any).unwrap();
     let (state, socket) = (world.state().display().to_string(), world.socket().display().to_string());
     let folder = world.path("");
