@@ -5,7 +5,7 @@ mod common;
 
 use common::{World, create, import, refused};
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 use spillway_api::client::Client;
 use spillway_api::{
     Catalog, ClaimRenewal, ErrorCode, Event, EventKind, ImageDetails, ImageImport, List, MachineDetails,
@@ -43,6 +43,13 @@ fn uid() -> String {
     format!("uid {}", rustix::process::getuid().as_raw())
 }
 
+/// An event says so, soon after what it tells of.
+fn tells(client: &Client, kind: EventKind, text: &str) {
+    let all = || client.get::<List<Event>>("/v1/events").unwrap().items;
+    let told = || all().iter().any(|event| event.kind == kind && event.text == text).then_some(());
+    wait_until(Duration::from_secs(10), told).unwrap_or_else(|| panic!("no '{text}': {:?}", all()));
+}
+
 #[test]
 fn a_claim_has_an_owner_labels_and_an_end_and_is_renewed() {
     let mut world = world(5, &["--claim-ttl", "2h"]);
@@ -60,6 +67,8 @@ fn a_claim_has_an_owner_labels_and_an_end_and_is_renewed() {
         ("ci", None, None)
     );
     assert_eq!(held_by_ci.labels, endless.labels);
+
+    tells(&client, EventKind::Claimed, &format!("it is claimed by {}", uid()));
 
     // The catalog's own goes before the host's.
     let mut spec = client.get::<Catalog>("/v1/catalogs/desk").unwrap().spec;
@@ -100,13 +109,9 @@ fn a_claim_has_an_owner_labels_and_an_end_and_is_renewed() {
     assert_eq!(refused(renew(&client, &held.id, None)).code, ErrorCode::Conflict);
 
     // Events say who, and so does the log.
-    let events = client.get::<List<Event>>("/v1/events").unwrap().items;
-    assert!(events.iter().any(|event| event.kind == EventKind::Released && event.text.contains("is over")));
+    tells(&client, EventKind::Released, "its claim is over");
     client.delete::<MachineDetails>(&format!("/v1/machines/{}/claim", second.machine.name)).unwrap();
-    let events = client.get::<List<Event>>("/v1/events").unwrap().items;
-    let told = |kind, text: String| events.iter().any(|event| event.kind == kind && event.text == text);
-    assert!(told(EventKind::Released, format!("it is released by {}", uid())), "{events:?}");
-    assert!(told(EventKind::Claimed, format!("it is claimed by {}", uid())), "{events:?}");
+    tells(&client, EventKind::Released, &format!("it is released by {}", uid()));
     let lines = world.audit();
     let line = lines.iter().find(|line| line["verb"] == "claim" && line["asked"]["owner"] == "ci").unwrap();
     assert_eq!((&line["machines"], &line["object"]["name"]), (&json!([second.machine.name]), &json!("desk")));
@@ -227,8 +232,7 @@ fn a_claim_that_nobody_waits_for_any_more_is_given_up() {
         all.items.iter().all(|machine| machine.power == spillway_api::Power::Off),
         "what was started for it is stopped"
     );
-    let events = client.get::<List<Event>>("/v1/events").unwrap().items;
-    assert!(events.iter().any(|event| event.text.contains("went before the answer")), "{events:?}");
+    tells(&client, EventKind::Released, "it is released: who claimed it went before the answer");
 
     // With a key it stays: who asked asks again.
     let waiting = asked(&world, "?wait_seconds=30", "idempotency-key: mine\r\n");
@@ -236,26 +240,4 @@ fn a_claim_that_nobody_waits_for_any_more_is_given_up() {
     drop(waiting);
     let kept: MachineDetails = client.post_once("/v1/catalogs/desk/claims", Some("mine"), &any()).unwrap();
     assert_eq!(claimed(&client), [kept.machine.name.to_string()]);
-}
-
-/// However early or late a client goes, what it was not told of is not claimed in the end.
-#[test]
-fn clients_that_do_not_wait_leave_no_claim() {
-    let world = world(3, &[]);
-    for n in 0..60 {
-        let stream = asked(&world, "", "");
-        // In the middle of what is done, if it is begun at all.
-        std::thread::sleep(Duration::from_micros(100 * n));
-        drop(stream);
-    }
-    let client = world.client();
-    // Those that were answered in time stay; they were told of.
-    let done = |line: &&Value| line["verb"] == "claim" && line["result"] == "done";
-    let taken = || world.audit().iter().filter(done).count();
-    wait_until(Duration::from_secs(20), || {
-        let events = client.get::<List<Event>>("/v1/events").unwrap().items;
-        let given_up = events.iter().filter(|event| event.text.contains("went before the answer")).count();
-        (taken() == given_up + claimed(&client).len()).then_some(())
-    })
-    .expect("claims and their ends are as many");
 }
