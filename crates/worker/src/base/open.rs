@@ -99,9 +99,9 @@ pub fn open_image(
 
 /// Why no disk can be of so many bytes, as a predicate of the image; none if one can.
 pub fn size_fault(size_bytes: u64) -> Option<String> {
-    let most = MAX_DISK_BYTES;
-    (size_bytes > most)
-        .then(|| format!("has {}, and the largest disk {}", bytes_in_words(size_bytes), bytes_in_words(most)))
+    let (has, most) = (bytes_in_words(size_bytes), bytes_in_words(MAX_DISK_BYTES));
+    let has = if has == most { format!("{size_bytes} bytes") } else { has };
+    (size_bytes > MAX_DISK_BYTES).then(|| format!("has {has}, and the largest disk {most}"))
 }
 
 /// What contradicts itself in the header of a qcow2 image, or says that the image was not closed or repaired. That it has
