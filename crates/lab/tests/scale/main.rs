@@ -163,8 +163,9 @@ fn a_boot_storm_reads_the_image_once() {
         store as f64 / MIB as f64
     );
     assert!(base >= u64::from(count) * IMAGE_BYTES, "{base}");
-    // What the kernel reads ahead is not waited for, and not counted there.
-    assert!((1..=IMAGE_BYTES).contains(&store), "{store}");
+    // What the kernel reads ahead is not waited for, and not counted there. It may be ahead of all of them from the blocks on
+    // that the daemon looked at: then nothing is.
+    assert!(store <= IMAGE_BYTES, "{store}");
     // Its first blocks were looked at by the daemon.
     let close = IMAGE_BYTES - MIB..IMAGE_BYTES + IMAGE_BYTES / 10;
     assert!(close.contains(&device), "{device} of {IMAGE_BYTES}");

@@ -364,7 +364,7 @@ impl Io for Doer {
     ) -> Result<(), Errno> {
         let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
         let (mut stored, len) = (0, blocks * BLOCK_BYTES as u32);
-        if fresh {
+        if fresh && slots.store_is_faster() {
             let clients = &mut self.clients;
             // SAFETY: these are the request's own buffers, which it keeps until its completion.
             stored = unsafe { slots.store(first, blocks, |each| clients.pieces(token, at, len, each)) }?;

@@ -29,6 +29,12 @@ impl Slots {
         Slots { memory, huge_pages, unmapped: vec![0; words], pieces: Vec::new() }
     }
 
+    /// Whether new slots are better filled by [`Slots::store`] than through the mapping: with huge pages the mapping costs one
+    /// fault for 512 of them.
+    pub fn store_is_faster(&self) -> bool {
+        !self.huge_pages
+    }
+
     /// The content of one.
     #[inline]
     pub fn bytes(&mut self, slot: Slot) -> &mut [u8] {
