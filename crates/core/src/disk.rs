@@ -312,7 +312,7 @@ impl Disk {
         if self.batch[1] > 0 {
             c.write_latency.record(now_ns.saturating_sub(self.now_ns), self.batch[1]);
         }
-        let idle = self.batch == [0; 2] && self.budget == TURN_BLOCKS && self.table.is_empty();
+        let idle = self.batch == [0; 2] && self.budget == TURN_BLOCKS;
         self.batch = [0; 2];
         self.now_ns = now_ns;
         self.count_stalls();

@@ -85,8 +85,8 @@ pub(crate) struct RamTier {
     taken_ns: u64,
     /// In this turn adjacent slots were taken that had no memory, or were ready.
     filled: bool,
-    /// Such writes came lately: more are made ready while nothing else is to do.
-    expects_more: bool,
+    /// Such writes came lately, and not all are made ready yet that may be.
+    to_fill: bool,
     /// The limit has fallen below what holds memory, and still is.
     shrinking: bool,
     /// Owners and states of an earlier generation, given back in steps.
@@ -122,7 +122,7 @@ impl RamTier {
             taken: 0,
             taken_ns: 0,
             filled: false,
-            expects_more: false,
+            to_fill: false,
             shrinking: false,
             retired: (Vec::new(), Vec::new()),
         }

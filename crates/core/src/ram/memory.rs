@@ -16,6 +16,9 @@ const STEP_SLOTS: usize = 256;
 /// their caches back every five seconds.
 pub(super) const AHEAD_SLOTS: u32 = 8 * 1024;
 const AHEAD_NS: u64 = 10_000_000_000;
+/// How long nothing must have been taken before more are made ready: while several disks share the processors, each waits for
+/// its client longer than it works, and what it made ready in between would cost the others their time.
+const PAUSE_NS: u64 = 20_000_000;
 /// Those of one step while writes come, and while none does: the next one may wait for it.
 const AHEAD_STEP: u32 = 128;
 const IDLE_STEP: u32 = 32;
@@ -94,19 +97,20 @@ impl RamTier {
     }
 
     /// At the end of a turn, a step: the next slots are given memory ahead of need. While small writes take slots that had
-    /// none, a few more than they took; after any write that did, as many as may be ahead, while nothing else is to do
-    /// (`idle`). What was not used a while after the last such write goes back. True when there is more to make ready.
+    /// none, a few more than they took; a while after the last write that did, as many as may be ahead, while nothing else is to
+    /// do (`idle`). What was not used a while after the last such write goes back. True when there is more to make ready.
     pub fn populate<I: Io>(&mut self, io: &mut I, meta: &Meta, now_ns: u64, idle: bool) -> bool {
         let taken = std::mem::take(&mut self.taken);
         if taken > 0 || std::mem::take(&mut self.filled) {
             self.taken_ns = now_ns;
-            self.expects_more = true;
+            self.to_fill = true;
         }
         if now_ns >= self.taken_ns + AHEAD_NS {
             self.give_back = (self.give_back + self.ahead).min(self.spare());
-            (self.ahead, self.expects_more) = (0, false);
+            (self.ahead, self.to_fill) = (0, false);
         }
-        let step = match (taken, idle && self.expects_more) {
+        let fills = idle && self.to_fill && now_ns >= self.taken_ns + PAUSE_NS;
+        let step = match (taken, fills) {
             (0, false) => return false,
             (0, true) => IDLE_STEP,
             _ => taken.saturating_mul(2).min(AHEAD_STEP),
@@ -114,18 +118,23 @@ impl RamTier {
         let unit = if self.huge { UNIT_SLOTS } else { 1 };
         let most = step.min(self.limit.saturating_sub(self.memory()));
         let wanted = self.spare() < AHEAD_SLOTS - AHEAD_STEP.max(unit) && (!self.huge || self.spare() < unit);
-        if most == 0 || !wanted || self.give_back > 0 {
+        let more = if most > 0 && wanted && self.give_back == 0 { self.extend(most, meta) } else { None };
+        let Some((first, n)) = more else {
+            self.to_fill &= !fills;
             return false;
-        }
-        let Some((first, n)) = self.extend(most, meta) else { return false };
+        };
         io.populate_slots(Slot(first), n);
         self.ahead += n;
-        idle
+        fills
     }
 
     /// When [`RamTier::populate`] must be called even if nothing happens.
     pub fn deadline_ns(&self) -> u64 {
-        if self.ahead > 0 { self.taken_ns + AHEAD_NS } else { 0 }
+        match (self.to_fill, self.ahead) {
+            (true, _) => self.taken_ns + PAUSE_NS,
+            (false, 0) => 0,
+            (false, _) => self.taken_ns + AHEAD_NS,
+        }
     }
 
     /// Gives some memory back to the host: a step. True when there is more to give.
