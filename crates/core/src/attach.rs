@@ -6,10 +6,12 @@
 use crate::counters::{add, get, set};
 use crate::disk::{Disk, RETESTS, TURN_BLOCKS};
 use crate::drain::Drain;
-use crate::error::{DiskError, Errno};
-use crate::level::{Level, Thresholds};
+use crate::error::DiskError;
+use crate::health::OverflowHealth;
+use crate::level::LevelWatch;
 use crate::log::Log;
 use crate::meta::Meta;
+use crate::ops::Operations;
 use crate::part::Parts;
 use crate::promote::RecentReads;
 use crate::ram::{DataMemory, RamTier};
@@ -59,6 +61,8 @@ impl Disk {
         crate::room::check_data(&spec, data)?;
         let data = if spec.mode.has_ram() { data } else { DataMemory { bytes: 0, huge_pages: false } };
         let word_pages = WordPages::none(meta.regions());
+        let (health, level) =
+            (OverflowHealth::adopt(meta.counters(), false), LevelWatch::adopt(meta.counters()));
         let mut disk = Disk {
             spec,
             ram: RamTier::new(spec.slots(), data),
@@ -67,8 +71,7 @@ impl Disk {
             meta,
             parts: Parts::new(),
             table: Table::new(),
-            ops: Vec::new(),
-            free_ops: Vec::new(),
+            ops: Operations::new(),
             victim: None,
             unflushed: VecDeque::new(),
             behind: HashMap::new(),
@@ -91,16 +94,11 @@ impl Disk {
             batch: [0; 2],
             direct_blocks: 0,
             persistent: None,
-            write_errors: 0,
-            write_error_ns: 0,
-            write_errno: Errno::IO,
-            degraded: false,
-            rest_until_ns: 0,
+            health,
             collect_again_ns: 0,
             full: false,
             told_full: false,
-            thresholds: Thresholds::default(),
-            level: Level::Normal,
+            level,
             overflowed: false,
             resetting: false,
             winding_down: false,
@@ -130,14 +128,11 @@ impl Disk {
         set(&disk.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
         disk.publish_overflow_limit();
         // What an earlier worker has told of is not told again, but that it is over.
-        let c = disk.meta.counters();
-        disk.level = Level::of(get(&c.level));
-        disk.degraded = get(&c.degraded) != 0;
-        disk.told_full = get(&c.is_full) != 0;
+        disk.told_full = get(&disk.meta.counters().is_full) != 0;
         disk.full = disk.told_full;
         if disk.told_full && disk.spec.mode == Mode::Overflow && disk.log.room() > 0 {
             // Whether the file system has room shows when a write has succeeded.
-            disk.rest_until_ns = 1;
+            disk.health = OverflowHealth::adopt(disk.meta.counters(), true);
         }
         disk.publish_gauges();
         Ok(disk)

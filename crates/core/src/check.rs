@@ -17,7 +17,7 @@ impl std::fmt::Debug for Disk {
         f.debug_struct("Disk")
             .field("spec", &self.spec)
             .field("unfinished", &self.table.iter().collect::<Vec<_>>())
-            .field("operations", &self.ops().filter(|op| !matches!(op, Op::Free)).collect::<Vec<_>>())
+            .field("operations", &self.ops.iter().filter(|op| !matches!(op, Op::Free)).collect::<Vec<_>>())
             .field("parts", &self.parts.iter().map(|(_, p)| p.state).collect::<Vec<_>>())
             .field("unflushed", &self.unflushed)
             .field("victim", &self.victim_segment())
@@ -78,13 +78,14 @@ impl Disk {
         }
         assert_eq!(direct, self.direct_blocks);
         let merging = |op: &&Op| matches!(op, Op::Merge(m) if matches!(m.to, MergeTo::Slot(_)));
-        let reserved = self.ops().filter(merging).count() as u32;
+        let reserved = self.ops.iter().filter(merging).count() as u32;
         assert_eq!(self.merging_slots, reserved);
         self.ram.check(&|slot| owners[slot.0 as usize], reserved);
         let pins = |segment: u32| {
             let of = |l: Location| u32::from(self.log.segment_of(l) == segment);
             let reads: u32 = self
-                .ops()
+                .ops
+                .iter()
                 .map(|op| match op {
                     Op::OverflowRead { location, .. } => of(*location),
                     Op::Merge(m) => m.location.map_or(0, of),

@@ -5,10 +5,11 @@
 //! says that it lives there, and the victim is free only when the map says that nothing does.
 
 use crate::counters::add;
-use crate::disk::{Disk, RETRY_NS};
+use crate::disk::Disk;
 use crate::entry::Place;
 use crate::error::Errno;
 use crate::evict::read_summary;
+use crate::health::RETRY_NS;
 use crate::io::{Event, Io, PartId};
 use crate::log::Stream;
 use crate::ops::Op;
@@ -41,7 +42,7 @@ impl Disk {
             // Less may live now than did, and the file may have shrunk.
             self.log.lower_ceiling(&self.meta);
             let useful = self.log.wants_collection() && self.log.can_collect();
-            if self.stands_still() || self.now_ns < self.rest_until_ns || !useful {
+            if self.stands_still() || self.health.rests(self.now_ns) || !useful {
                 return;
             }
             let Some(segment) = self.log.emptiest() else {
@@ -70,7 +71,7 @@ impl Disk {
                 let location = self.log.summary_location(segment);
                 self.victim.as_mut().expect("set above").reading_summary = true;
                 self.count_read(BLOCK_BYTES);
-                let op = self.new_op(Op::Summary { segment });
+                let op = self.ops.begin(Op::Summary { segment });
                 io.read_overflow(op, location.offset_bytes(), BLOCK_BYTES as u32);
             }
         }
@@ -169,7 +170,7 @@ impl Disk {
             victim.next += n;
             victim.reads += 1;
             self.count_read(n * BLOCK_BYTES);
-            let op = self.new_op(Op::Collect { part, first, n });
+            let op = self.ops.begin(Op::Collect { part, first, n });
             io.read_overflow(op, victim.blocks[first].1.offset_bytes(), (n * BLOCK_BYTES) as u32);
         }
         self.victim = Some(victim);

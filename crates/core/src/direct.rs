@@ -24,7 +24,7 @@ impl Disk {
     /// Gives all of the difference file back to its file system. One that cannot do it keeps what nobody reads any more.
     pub(crate) fn empty_file<I: Io>(&mut self, io: &mut I) {
         self.punches += 1;
-        let op = self.new_op(Op::EmptyFile);
+        let op = self.ops.begin(Op::EmptyFile);
         io.punch_overflow(op, 0, self.spec.size_bytes.next_multiple_of(BLOCK_BYTES as u64));
     }
 
@@ -97,7 +97,7 @@ impl Disk {
             self.flush_part(io, part);
         }
         if !self.unflushed.is_empty()
-            || self.now_ns < self.rest_until_ns
+            || self.health.rests(self.now_ns)
             || self.log.ready(Stream::Write, &self.meta) == 0
         {
             return Err(Wait::Room);
@@ -263,7 +263,7 @@ impl Disk {
     fn write_in_place<I: Io>(&mut self, io: &mut I, id: Id, block: Block, part: PartId, page: usize, n: u32) {
         let (sync, bytes) = (self.is_fua(id), n * BLOCK);
         self.counters().overflow.write(u64::from(bytes));
-        let op = self.new_op(Op::DirectWrite { id, part, block, n });
+        let op = self.ops.begin(Op::DirectWrite { id, part, block, n });
         io.write_overflow(op, part, page * BLOCK_BYTES, block.offset_bytes(), bytes, sync);
     }
 
@@ -277,7 +277,7 @@ impl Disk {
         if self.persistent.is_some() {
             return self.join_flush(io, id);
         }
-        let op = self.new_op(Op::Sync { id });
+        let op = self.ops.begin(Op::Sync { id });
         io.sync_overflow(op);
     }
 
@@ -292,7 +292,7 @@ impl Disk {
     ) {
         match result {
             Ok(()) => {
-                self.overflow_write_succeeded(io);
+                self.health.write_succeeded(io, self.meta.counters());
                 add(&self.counters().overflow_guest_blocks, u64::from(n));
                 if let Some(p) = &mut self.persistent {
                     p.set(block.0..block.0 + n, BlockState::File);
@@ -306,7 +306,7 @@ impl Disk {
             }
             Err(errno) => {
                 add(&self.counters().lost_blocks, u64::from(n));
-                self.overflow_write_failed(io, errno);
+                self.health.write_failed(io, self.meta.counters(), self.now_ns, errno);
                 if self.is_fua(id) {
                     self.stable_write_failed(errno);
                 }

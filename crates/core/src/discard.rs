@@ -169,7 +169,7 @@ impl Disk {
         }
         let id = self.row(a);
         a.pending += 1;
-        let op = self.new_op(Op::DirectPunch { id, sync });
+        let op = self.ops.begin(Op::DirectPunch { id, sync });
         io.punch_overflow(op, start, end - start);
     }
 }

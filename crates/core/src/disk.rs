@@ -8,13 +8,14 @@ use crate::collect::Victim;
 use crate::counters::{Counters, add, set};
 use crate::drain::Drain;
 use crate::entry::Place;
-use crate::error::Errno;
+use crate::error::{DiskError, Errno};
 use crate::evict::Leaving;
+use crate::health::{OverflowHealth, RETRY_NS};
 use crate::io::{Io, PartId};
-use crate::level::{Level, Thresholds};
+use crate::level::{LevelWatch, Thresholds};
 use crate::log::{Log, Stream};
 use crate::meta::Meta;
-use crate::ops::Op;
+use crate::ops::Operations;
 use crate::part::Parts;
 use crate::persist::Persistent;
 use crate::promote::RecentReads;
@@ -33,8 +34,6 @@ pub(crate) const TURN_BLOCKS: u32 = 256;
 pub(crate) const RETESTS: u32 = 64;
 /// Map entries that cost as much as a block of copying.
 pub(crate) const ENTRIES_PER_BLOCK: u32 = 16;
-/// How long eviction and collection rest after errors.
-pub(crate) const RETRY_NS: u64 = 1_000_000_000;
 /// A disk: base image, block map, write cache and overflow, as one guest sees it.
 pub struct Disk {
     pub(crate) spec: DiskSpec,
@@ -44,8 +43,7 @@ pub struct Disk {
     pub(crate) log: Log,
     pub(crate) parts: Parts,
     pub(crate) table: Table,
-    pub(crate) ops: Vec<Op>,
-    pub(crate) free_ops: Vec<u32>,
+    pub(crate) ops: Operations,
     pub(crate) victim: Option<Victim>,
     /// Parts whose append must wait for a segment.
     pub(crate) unflushed: VecDeque<PartId>,
@@ -82,20 +80,13 @@ pub struct Disk {
     pub(crate) direct_blocks: u64,
     /// What outlives everything (mode `persistent`).
     pub(crate) persistent: Option<Box<Persistent>>,
-    /// Overflow writes that failed in a row, and until when eviction rests for it.
-    pub(crate) write_errors: u32,
-    pub(crate) write_error_ns: u64,
-    pub(crate) write_errno: Errno,
-    /// They go on failing.
-    pub(crate) degraded: bool,
-    pub(crate) rest_until_ns: u64,
+    pub(crate) health: OverflowHealth,
     /// When the collector tries segments again that it could not empty.
     pub(crate) collect_again_ns: u64,
     pub(crate) full: bool,
     /// It was told that the disk is full, and not yet that it has room again.
     pub(crate) told_full: bool,
-    pub(crate) thresholds: Thresholds,
-    pub(crate) level: Level,
+    pub(crate) level: LevelWatch,
     pub(crate) overflowed: bool,
     pub(crate) resetting: bool,
     /// No more requests come.
@@ -353,7 +344,8 @@ impl Disk {
         let more = self.ram.populate(io, &self.meta, now_ns, idle)
             | self.ram.give_back(io, &mut self.slots_scratch)
             | self.forget(io);
-        self.watch_level(io);
+        let (used, total) = self.fill();
+        self.level.watch(io, self.meta.counters(), used, total);
         self.waiting = self.count_waiting();
         self.publish_gauges();
         more || self.evict_again || self.can_go_on()
@@ -376,7 +368,8 @@ impl Disk {
         let waiting = if self.wants_room() { self.now_ns + RETRY_NS } else { 0 };
         let drain = if let Drain::Wanted { from_ns } = self.drain { from_ns } else { 0 };
         let ram = self.ram.deadline_ns();
-        let all = [self.rest_until_ns, self.collect_again_ns, self.punch_after_ns, waiting, drain, ram];
+        let all =
+            [self.health.rest_until_ns(), self.collect_again_ns, self.punch_after_ns, waiting, drain, ram];
         all.into_iter().filter(|&ns| ns > self.now_ns).min()
     }
 
@@ -394,6 +387,26 @@ impl Disk {
     /// Writes that need room wait or fail.
     pub fn is_full(&self) -> bool {
         self.full
+    }
+
+    /// Says from what on the level is told of.
+    ///
+    /// # Errors
+    /// As [`Thresholds::check`].
+    pub fn set_thresholds(&mut self, thresholds: Thresholds) -> Result<(), DiskError> {
+        self.level.set_thresholds(thresholds)
+    }
+
+    /// Blocks in the write cache, and how many there may be. A mode without one has none of 1.
+    pub fn fill(&self) -> (u64, u64) {
+        let (ram, log) = (u64::from(self.ram.used()), self.log.live());
+        let (ram_limit, log_limit) = (u64::from(self.ram.limit()), self.log.capacity());
+        match self.spec.mode {
+            Mode::RamOverflow => (ram + log, ram_limit + log_limit),
+            Mode::Ram => (ram, ram_limit),
+            Mode::Overflow => (log, log_limit),
+            Mode::Direct | Mode::Persistent | Mode::Ephemeral => (0, 1),
+        }
     }
 
     /// Tells what it holds and what is unfinished. To be called before a client is told of what is done: who has an

@@ -6,8 +6,9 @@
 //! has ended well. In the log that is the segments that were marked busy; of a file that is written in place all of it, so
 //! every request waits. With other memory a disk begins only when the lock of its file is free: no I/O is under way then.
 
-use crate::disk::{Disk, RETRY_NS};
+use crate::disk::Disk;
 use crate::error::Errno;
+use crate::health::RETRY_NS;
 use crate::io::Io;
 use crate::ops::Op;
 use crate::table::Wait;
@@ -53,7 +54,7 @@ impl Disk {
     pub(crate) fn drain<I: Io>(&mut self, io: &mut I) {
         if matches!(self.drain, Drain::Wanted { from_ns } if from_ns <= self.now_ns) {
             self.drain = Drain::UnderWay;
-            let op = self.new_op(Op::Drain);
+            let op = self.ops.begin(Op::Drain);
             io.drain_overflow(op);
         }
     }

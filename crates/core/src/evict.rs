@@ -4,12 +4,13 @@
 //! RAM to overflow only if the block was not written while its copy was under way.
 
 use crate::counters::add;
-use crate::disk::{Disk, RETRY_NS};
+use crate::disk::Disk;
 use crate::entry::{Entry, Place};
 use crate::error::Errno;
+use crate::health::{RETRY_NS, WRITE_TRIES};
 use crate::io::{Event, Io, PartId};
 use crate::log::{Doubt, Log, Stream};
-use crate::ops::{Op, WRITE_TRIES};
+use crate::ops::Op;
 use crate::part::{PartState, Source, Staged};
 use crate::spec::{FullPolicy, Mode};
 use crate::units::{BLOCK_BYTES, Block, Location, Slot};
@@ -64,7 +65,7 @@ impl Disk {
         if self.spec.mode != Mode::RamOverflow {
             return;
         }
-        if self.stands_still() || self.now_ns < self.rest_until_ns {
+        if self.stands_still() || self.health.rests(self.now_ns) {
             if let Some(leaving) = self.leaving.take() {
                 self.let_stay(leaving);
             }
@@ -185,7 +186,7 @@ impl Disk {
             self.flush_part(io, part);
         }
         while let Some(&part) = self.unflushed.front() {
-            if self.now_ns < self.rest_until_ns {
+            if self.health.rests(self.now_ns) {
                 return;
             }
             if self.log.ready(Stream::Write, &self.meta) == 0 {
@@ -236,7 +237,7 @@ impl Disk {
         }
         let bytes = (pages * BLOCK_BYTES) as u32;
         self.counters().overflow.write(u64::from(bytes));
-        let op = self.new_op(Op::PartWrite { part: id });
+        let op = self.ops.begin(Op::PartWrite { part: id });
         io.write_overflow(op, id, 0, extent.first.offset_bytes(), bytes, false);
         true
     }
@@ -249,13 +250,13 @@ impl Disk {
         let stream = part.stream;
         match result {
             Ok(()) => {
-                self.overflow_write_succeeded(io);
+                self.health.write_succeeded(io, self.meta.counters());
                 if extent.seals {
                     self.log.kept_owners.remove(&extent.segment);
                 }
             }
             Err(errno) => {
-                self.overflow_write_failed(io, errno);
+                self.health.write_failed(io, self.meta.counters(), self.now_ns, errno);
                 let doubt = if errno == Errno::NO_SPACE { Doubt::Room } else { Doubt::Spot };
                 self.log.doubt(extent.segment, doubt);
                 self.log.abandon(stream, extent.segment, &self.meta);
@@ -352,7 +353,7 @@ impl Disk {
         while self.punches < PUNCHES && self.now_ns >= self.punch_after_ns && more(&self.log) {
             let segment = self.log.next_to_punch(&self.meta);
             self.punches += 1;
-            let op = self.new_op(Op::Punch { segment });
+            let op = self.ops.begin(Op::Punch { segment });
             io.punch_overflow(op, self.log.first_location(segment).offset_bytes(), self.spec.segment_bytes());
         }
     }

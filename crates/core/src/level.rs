@@ -3,11 +3,9 @@
 //!
 //! Invariant: one event for each crossing: a level is left again only some per cent below where it began.
 
-use crate::counters::set;
-use crate::disk::Disk;
+use crate::counters::{Counters, get, set};
 use crate::error::DiskError;
 use crate::io::{Event, Io};
-use crate::spec::Mode;
 
 /// How far below its threshold a level ends, so that a cache that goes up and down there is told of once.
 const HYSTERESIS_PERCENT: u8 = 5;
@@ -78,36 +76,30 @@ impl Level {
     }
 }
 
-impl Disk {
-    /// Says from what on the level is told of.
-    ///
-    /// # Errors
-    /// As [`Thresholds::check`].
+/// The level that was told last.
+pub(crate) struct LevelWatch {
+    thresholds: Thresholds,
+    level: Level,
+}
+
+impl LevelWatch {
+    /// What an earlier process has told of is not told again.
+    pub fn adopt(c: &Counters) -> LevelWatch {
+        LevelWatch { thresholds: Thresholds::default(), level: Level::of(get(&c.level)) }
+    }
+
     pub fn set_thresholds(&mut self, thresholds: Thresholds) -> Result<(), DiskError> {
         thresholds.check()?;
         self.thresholds = thresholds;
         Ok(())
     }
 
-    /// Blocks in the write cache, and how many there may be. A mode without one has none of 1.
-    pub fn fill(&self) -> (u64, u64) {
-        let (ram, log) = (u64::from(self.ram.used()), self.log.live());
-        let (ram_limit, log_limit) = (u64::from(self.ram.limit()), self.log.capacity());
-        match self.spec.mode {
-            Mode::RamOverflow => (ram + log, ram_limit + log_limit),
-            Mode::Ram => (ram, ram_limit),
-            Mode::Overflow => (log, log_limit),
-            Mode::Direct | Mode::Persistent | Mode::Ephemeral => (0, 1),
-        }
-    }
-
-    /// Tells of another level.
-    pub(crate) fn watch_level<I: Io>(&mut self, io: &mut I) {
-        let (used, total) = self.fill();
+    /// Tells of another level, now that this much is used.
+    pub fn watch<I: Io>(&mut self, io: &mut I, c: &Counters, used: u64, total: u64) {
         let level = self.thresholds.level(used, total, self.level);
         if level != self.level {
             self.level = level;
-            set(&self.counters().level, level as u64);
+            set(&c.level, level as u64);
             io.event(Event::Level(level, (used * 100 / total.max(1)).min(100) as u8));
         }
     }

@@ -26,6 +26,7 @@ mod entry;
 mod error;
 mod evict;
 mod generation;
+mod health;
 mod histogram;
 mod io;
 mod level;

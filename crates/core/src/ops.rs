@@ -2,18 +2,12 @@
 //!
 //! Invariant: every operation that was started ends exactly once; a second end is a bug and panics.
 
-use crate::counters::{add, set};
-use crate::disk::{Disk, RETRY_NS};
+use crate::disk::Disk;
 use crate::error::Errno;
-use crate::io::{Event, Io, OpId, PartId};
+use crate::health;
+use crate::io::{Io, OpId, PartId};
 use crate::table::{Active, Id, Wait};
 use crate::units::{Block, Location, Slot};
-
-/// Overflow writes that fail within this time fail for one reason.
-const SAME_HICCUP_NS: u64 = 10_000_000;
-
-/// Tries in a row, each in another segment, after which the overflow counts as degraded.
-pub(crate) const WRITE_TRIES: u32 = 3;
 
 /// Asynchronous operations that one request may have under way.
 pub(crate) const MAX_PENDING: u32 = 64;
@@ -112,35 +106,59 @@ pub(crate) enum MergeTo {
     Page(PartId, usize),
 }
 
-impl Disk {
-    pub(crate) fn new_op(&mut self, op: Op) -> OpId {
-        if let Some(i) = self.free_ops.pop() {
-            self.ops[i as usize] = op;
-            return OpId(i);
-        }
-        self.ops.push(op);
-        OpId(self.ops.len() as u32 - 1)
+/// The operations under way. Owns their numbers: each names one operation until it has ended.
+pub(crate) struct Operations {
+    all: Vec<Op>,
+    free: Vec<u32>,
+}
+
+impl Operations {
+    pub fn new() -> Operations {
+        Operations { all: Vec::new(), free: Vec::new() }
     }
 
+    /// The number by which this operation is answered.
+    pub fn begin(&mut self, op: Op) -> OpId {
+        if let Some(i) = self.free.pop() {
+            self.all[i as usize] = op;
+            return OpId(i);
+        }
+        self.all.push(op);
+        OpId(self.all.len() as u32 - 1)
+    }
+
+    /// What it was for. Panics when it has ended before.
+    pub fn end(&mut self, op: OpId) -> Op {
+        let taken = std::mem::replace(&mut self.all[op.0 as usize], Op::Free);
+        assert!(!matches!(taken, Op::Free), "operation {} was done twice", op.0);
+        self.free.push(op.0);
+        taken
+    }
+
+    #[inline]
+    pub fn under_way(&self) -> usize {
+        self.all.len() - self.free.len()
+    }
+
+    /// All of them, and [`Op::Free`] for numbers that are not in use.
+    pub fn iter(&self) -> impl Iterator<Item = &Op> {
+        self.all.iter()
+    }
+}
+
+impl Disk {
     /// Whether a request waits for those that it has begun before it begins one more that reads.
     #[inline]
     pub(crate) fn has_begun_enough(&self, a: &Active) -> bool {
-        a.pending > 0 && (a.pending >= MAX_PENDING || self.ops.len() - self.free_ops.len() >= CROWD)
-    }
-
-    fn take_op(&mut self, op: OpId) -> Op {
-        let taken = std::mem::replace(&mut self.ops[op.0 as usize], Op::Free);
-        assert!(!matches!(taken, Op::Free), "operation {} was done twice", op.0);
-        self.free_ops.push(op.0);
-        taken
+        a.pending > 0 && (a.pending >= MAX_PENDING || self.ops.under_way() >= CROWD)
     }
 
     /// A read has ended: `bytes` is what was asked for, or why it failed.
     pub fn read_done<I: Io>(&mut self, io: &mut I, op: OpId, bytes: Result<&[u8], Errno>) {
-        let op = self.take_op(op);
+        let op = self.ops.end(op);
         let of_base = matches!(op, Op::BaseRead { .. } | Op::Merge(Merge { location: None, .. }));
         if let (Err(errno), false) = (bytes, of_base) {
-            self.overflow_read_failed(io, errno);
+            health::read_failed(io, self.meta.counters(), errno);
         }
         match op {
             Op::BaseRead { id, at } => self.base_read_done(io, id, at, bytes),
@@ -157,7 +175,7 @@ impl Disk {
 
     /// An operation other than a read has ended.
     pub fn op_done<I: Io>(&mut self, io: &mut I, op: OpId, result: Result<(), Errno>) {
-        match self.take_op(op) {
+        match self.ops.end(op) {
             Op::PartWrite { part } => self.part_written(io, part, result),
             Op::DirectWrite { id, part, block, n } => self.direct_written(io, id, part, block, n, result),
             // A hole that could not be punched costs room, not correctness: the map already says zero.
@@ -194,50 +212,5 @@ impl Disk {
             let sequence = a.sequence;
             self.runnable.push_back((id, sequence));
         }
-    }
-
-    /// Notes that an overflow write failed. After three failures in a row, not counting those of writes that
-    /// were under way together, and at once when the file system is full, writing rests.
-    pub(crate) fn overflow_write_failed<I: Io>(&mut self, io: &mut I, errno: Errno) {
-        add(&self.counters().overflow_write_errors, 1);
-        if self.write_errors == 0 {
-            io.event(Event::OverflowWriteFailed(errno));
-        }
-        if self.write_errors == 0 || self.now_ns >= self.write_error_ns + SAME_HICCUP_NS {
-            self.write_errors += 1;
-            self.write_error_ns = self.now_ns;
-        }
-        self.write_errno = errno;
-        if self.write_errors >= WRITE_TRIES || errno == Errno::NO_SPACE {
-            self.rest_until_ns = self.now_ns + RETRY_NS;
-        }
-        if self.write_errors >= WRITE_TRIES && !self.degraded {
-            self.set_degraded(true);
-            io.event(Event::Degraded(errno));
-        }
-    }
-
-    /// Notes that an overflow write succeeded.
-    pub(crate) fn overflow_write_succeeded<I: Io>(&mut self, io: &mut I) {
-        (self.write_errors, self.rest_until_ns) = (0, 0);
-        if self.degraded {
-            self.set_degraded(false);
-            io.event(Event::Recovered);
-        }
-    }
-
-    pub(crate) fn set_degraded(&mut self, degraded: bool) {
-        self.degraded = degraded;
-        set(&self.counters().degraded, degraded.into());
-    }
-
-    /// Notes that an overflow read failed: that is an error for who asked, and for nobody else.
-    fn overflow_read_failed<I: Io>(&mut self, io: &mut I, errno: Errno) {
-        add(&self.counters().overflow_read_errors, 1);
-        io.event(Event::OverflowReadFailed(errno));
-    }
-
-    pub(crate) fn ops(&self) -> impl Iterator<Item = &Op> {
-        self.ops.iter()
     }
 }

@@ -310,7 +310,7 @@ impl Disk {
             }
             round.staged = Some((part, n));
         }
-        let op = self.new_op(Op::RoundSync);
+        let op = self.ops.begin(Op::RoundSync);
         io.sync_overflow(op);
     }
 
@@ -337,7 +337,7 @@ impl Disk {
         for run in runs {
             let n = run.len() as u32;
             self.count_pages(n);
-            let op = self.new_op(Op::RoundWrite);
+            let op = self.ops.begin(Op::RoundWrite);
             io.write_map(op, part, staged * BLOCK_BYTES, run[0] + 1, n, false);
             staged += run.len();
         }
@@ -351,7 +351,7 @@ impl Disk {
     /// One of the round's writes has ended.
     pub(crate) fn round_written<I: Io>(&mut self, io: &mut I, result: Result<(), Errno>) {
         if let Err(errno) = result {
-            self.overflow_write_failed(io, errno);
+            self.health.write_failed(io, self.meta.counters(), self.now_ns, errno);
         }
         let round = self.persistent().round();
         round.writes -= 1;
@@ -407,7 +407,7 @@ impl Disk {
             page[..RESET_MARK.len()].copy_from_slice(&RESET_MARK);
         }
         self.count_pages(1);
-        let op = self.new_op(Op::Mark { part, set });
+        let op = self.ops.begin(Op::Mark { part, set });
         io.write_map(op, part, 0, 0, 1, true);
     }
 
@@ -421,8 +421,8 @@ impl Disk {
     ) {
         self.parts.release(part);
         match (set, result) {
-            (_, Ok(())) => self.overflow_write_succeeded(io),
-            (_, Err(errno)) => self.overflow_write_failed(io, errno),
+            (_, Ok(())) => self.health.write_succeeded(io, self.meta.counters()),
+            (_, Err(errno)) => self.health.write_failed(io, self.meta.counters(), self.now_ns, errno),
         }
         match (set, result) {
             // One that was not written, as far as is known, is tried again.

@@ -52,7 +52,7 @@ impl Disk {
         if self.spec.mode != Mode::RamOverflow
             || self.ram.free() <= self.free_target().div_ceil(2)
             || self.wants_room()
-            || self.now_ns < self.rest_until_ns
+            || self.health.rests(self.now_ns)
             // Another read may have brought it back while this one was under way.
             || !matches!(self.place(block), Place::Overflow(..))
             || !self.recent_reads.count(block)

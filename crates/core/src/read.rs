@@ -78,7 +78,7 @@ impl Disk {
                             io.base_to_guest(token, a.at, position, n).unwrap_or_else(|| {
                                 let id = self.row(a);
                                 a.pending += 1;
-                                let op = self.new_op(Op::BaseRead { id, at: a.at });
+                                let op = self.ops.begin(Op::BaseRead { id, at: a.at });
                                 io.read_base(op, position, n);
                                 Ok(())
                             })
@@ -148,7 +148,7 @@ impl Disk {
         self.counters().overflow.read(u64::from(bytes));
         // The identity of `counters` counts guest bytes: what a partial block reads beyond them is a merge's.
         add(&self.counters().merges_overflow_bytes, u64::from(bytes - len));
-        let op = self.new_op(Op::OverflowRead { id, at, block, location, skip, len });
+        let op = self.ops.begin(Op::OverflowRead { id, at, block, location, skip, len });
         io.read_overflow(op, location.offset_bytes(), bytes);
     }
 

@@ -57,7 +57,7 @@ impl Disk {
         match p.mark {
             Mark::Written => true,
             _ if self.file_emptied => true,
-            Mark::Unwritten if !p.is_busy() && self.now_ns >= self.rest_until_ns => {
+            Mark::Unwritten if !p.is_busy() && !self.health.rests(self.now_ns) => {
                 self.write_mark(io, true);
                 false
             }

@@ -107,7 +107,7 @@ impl Disk {
             self.full = false;
         }
         // Without a RAM tier a write that only tries the overflow again has found no room yet.
-        let on_trial = !self.spec.mode.has_ram() && self.rest_until_ns != 0;
+        let on_trial = !self.spec.mode.has_ram() && self.health.is_on_trial();
         if self.told_full && !self.full && !on_trial {
             self.set_told_full(false);
             io.event(Event::Room);
@@ -120,8 +120,8 @@ impl Disk {
             }
             if self.spec.full == FullPolicy::Fail {
                 // Room that cannot be used for errors is no lack of room.
-                let resting = self.now_ns < self.rest_until_ns && self.log.room() > 0;
-                let errno = if resting { self.write_errno } else { Errno::NO_SPACE };
+                let resting = self.health.rests(self.now_ns) && self.log.room() > 0;
+                let errno = if resting { self.health.errno() } else { Errno::NO_SPACE };
                 self.drop_unflushed(io, |_| Some(errno));
                 while let Some(id) = self.room_waiters.pop_front() {
                     self.fail_parked(io, id, errno);
@@ -262,7 +262,7 @@ impl Disk {
             self.ram.free() > 0
         } else {
             self.unflushed.is_empty()
-                && self.now_ns >= self.rest_until_ns
+                && !self.health.rests(self.now_ns)
                 && self.log.can_write()
                 && self.parts.can_take(Stream::Write)
         };
@@ -305,7 +305,7 @@ impl Disk {
             && self.parts.in_use() == self.unflushed.len();
         let room = if self.spec.mode.has_ram() { self.room_to_evict() } else { self.log.room() };
         let log_is_full = room == 0
-            || self.now_ns < self.rest_until_ns
+            || self.health.rests(self.now_ns)
             || !(self.log.can_write() || self.log.can_collect() && self.log.emptiest().is_some());
         match self.spec.mode {
             Mode::Ram => self.ram.free() == 0,
@@ -334,9 +334,7 @@ impl Disk {
 
     /// No request can go on, and no more than so many operations are under way.
     fn moves_only(&self, operations: usize) -> bool {
-        self.ops.len() - self.free_ops.len() <= operations
-            && self.runnable.is_empty()
-            && self.turn_waiters.is_empty()
+        self.ops.under_way() <= operations && self.runnable.is_empty() && self.turn_waiters.is_empty()
     }
 
     /// Withdraws those requests that `which` names: parked ones complete with `errno`, which for a client that

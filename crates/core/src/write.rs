@@ -170,13 +170,13 @@ impl Disk {
             self.pin(location);
             self.counters().overflow.read(u64::from(BLOCK));
             add(&self.counters().merges_overflow_bytes, u64::from(BLOCK));
-            let op = self.new_op(Op::Merge(merge));
+            let op = self.ops.begin(Op::Merge(merge));
             io.read_overflow(op, location.offset_bytes(), BLOCK);
         } else {
             let len = (self.spec.base_bytes - block.offset_bytes()).min(u64::from(BLOCK)) as u32;
             self.counters().base.read(u64::from(len));
             add(&self.counters().merges_base_bytes, u64::from(len));
-            let op = self.new_op(Op::Merge(merge));
+            let op = self.ops.begin(Op::Merge(merge));
             io.read_base(op, block.offset_bytes(), len);
         }
     }
