@@ -102,7 +102,7 @@ impl Bursts {
             return Estimate { estimated_bytes: Some(0) };
         }
         let share = point.overflow_write_bytes as f64 / (all.total * BLOCK_BYTES) as f64;
-        let reserve = crate::limit::free_blocks(point.ram_bytes / BLOCK_BYTES) * BLOCK_BYTES;
+        let reserve = spillway_policy::kept_free(point.ram_bytes / BLOCK_BYTES) * BLOCK_BYTES;
         let without_waiting = bandwidth_bytes as f64 + reserve as f64;
         let waits = |&(seconds, blocks): &(u64, u64)| {
             let each = (blocks * BLOCK_BYTES) as f64 / seconds.max(1) as f64 * share.min(1.0);

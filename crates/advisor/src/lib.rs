@@ -35,6 +35,6 @@ mod stack;
 pub mod trace;
 
 pub use event::{BLOCK_BYTES, Event, MAX_DISK_BYTES, MAX_REQUEST_BLOCKS, MAX_REQUEST_BYTES, Operation, Step};
-pub use limit::{free_blocks, limit_bytes, staying_blocks};
+pub use limit::{limit_bytes, staying_blocks};
 pub use profile::{Profile, Totals};
 pub use share::share_budget;

@@ -1,27 +1,20 @@
 //! From a RAM limit to the blocks that stay in it.
 //!
-//! Owns the arithmetic of what eviction keeps free, which is the product's own. Invariant: a larger limit never holds less.
+//! Owns the arithmetic around what eviction keeps free, which is the policy's. Invariant: a larger limit never holds less.
 
 use crate::event::BLOCK_BYTES;
-
-/// Most blocks that eviction keeps free: 64 MiB.
-const MAX_FREE_BLOCKS: u64 = 16 * 1024;
-
-/// Blocks that eviction keeps free in a tier of so many: a tenth, at most 64 MiB.
-pub fn free_blocks(limit_blocks: u64) -> u64 {
-    (limit_blocks / 10).clamp(1, MAX_FREE_BLOCKS)
-}
+use spillway_policy::{MOST_KEPT_FREE, kept_free};
 
 /// Blocks that stay in a RAM tier of this limit when eviction rests.
 pub fn staying_blocks(limit_bytes: u64) -> u64 {
     let blocks = limit_bytes / BLOCK_BYTES;
-    blocks.saturating_sub(free_blocks(blocks))
+    blocks.saturating_sub(kept_free(blocks))
 }
 
 /// The least limit in which so many blocks stay.
 pub fn limit_bytes(staying: u64) -> u64 {
     // A tenth on top, or 64 MiB where that is less; then the last few blocks.
-    let mut blocks = staying + (staying / 9).clamp(1, MAX_FREE_BLOCKS);
+    let mut blocks = staying + (staying / 9).clamp(1, MOST_KEPT_FREE);
     while blocks > 0 && staying_blocks((blocks - 1) * BLOCK_BYTES) >= staying {
         blocks -= 1;
     }

@@ -3,24 +3,21 @@
 //! Owns the order in which what an earlier process left is looked at. Invariant: what cannot be is an error, and then nothing
 //! was begun.
 
-use crate::counters::{add, get, set};
-use crate::disk::{Disk, RETESTS, TURN_BLOCKS};
+use crate::admission::Admission;
+use crate::counters::{add, get};
+use crate::disk::Disk;
 use crate::drain::Drain;
+use crate::engine::Engine;
+use crate::engine::cached::{Cached, DataMemory, check_data};
+use crate::engine::in_place::{InPlace, StateMap};
 use crate::error::DiskError;
 use crate::health::OverflowHealth;
 use crate::level::LevelWatch;
-use crate::log::Log;
+use crate::map::BlockMap;
 use crate::meta::Meta;
 use crate::ops::Operations;
-use crate::part::Parts;
-use crate::promote::RecentReads;
-use crate::ram::{DataMemory, RamTier};
+use crate::shared::Shared;
 use crate::spec::{DiskSpec, Mode};
-use crate::states::StateMap;
-use crate::table::Table;
-use crate::units::BLOCK_BYTES;
-use crate::written::WordPages;
-use std::collections::{HashMap, VecDeque};
 
 impl Disk {
     /// Attaches to the disk in `meta` with the slots in `data`; zeroed memory becomes a new one.
@@ -58,82 +55,35 @@ impl Disk {
         data: DataMemory,
         mut live: Option<StateMap>,
     ) -> Result<Disk, DiskError> {
-        crate::room::check_data(&spec, data)?;
-        let data = if spec.mode.has_ram() { data } else { DataMemory { bytes: 0, huge_pages: false } };
-        let word_pages = WordPages::none(meta.regions());
-        let (health, level) =
-            (OverflowHealth::adopt(meta.counters(), false), LevelWatch::adopt(meta.counters()));
-        let mut disk = Disk {
+        check_data(&spec, data)?;
+        let mut map = BlockMap::new(meta, &spec);
+        add(&map.counters().restarts, u64::from(existing));
+        if let Some(live) = &mut live {
+            InPlace::load_states(&map, live)?;
+        }
+        let in_place = spec.mode.writes_in_place();
+        let mut engine = match in_place {
+            true => Engine::InPlace(Box::new(InPlace::new())),
+            false => Engine::Cached(Box::new(Cached::new(&spec, data))),
+        };
+        // A new disk too: memory whose header alone is zero must not pass for one that is zero everywhere.
+        map.adopt(|meta, block, place| engine.adopt(meta, block, place))?;
+        // What an earlier worker has told of is not told again, but that it is over.
+        let told_full = get(&map.counters().is_full) != 0;
+        let (needs_drain, on_trial) = engine.finish_adopting(&map, existing, live);
+        let shared = Shared {
             spec,
-            ram: RamTier::new(spec.slots(), data),
-            recent_reads: RecentReads::new(spec.slots()),
-            log: Log::new(spec.shape, spec.segments()),
-            meta,
-            parts: Parts::new(),
-            table: Table::new(),
+            admission: Admission::new(told_full),
             ops: Operations::new(),
-            victim: None,
-            unflushed: VecDeque::new(),
-            behind: HashMap::new(),
-            room_waiters: VecDeque::new(),
-            part_waiters: VecDeque::new(),
-            turn_waiters: VecDeque::new(),
-            drain_waiters: Vec::new(),
-            flush_waiters: Vec::new(),
-            runnable: VecDeque::new(),
-            drain: Drain::Done,
-            now_ns: 0,
-            waiting: 0,
-            stalls_until_ns: 0,
-            budget: TURN_BLOCKS,
-            retests: RETESTS,
-            evict_again: false,
-            punch_after_ns: 0,
-            no_punching: false,
-            sequence: 0,
-            batch: [0; 2],
-            direct_blocks: 0,
-            persistent: None,
-            health,
-            collect_again_ns: 0,
-            full: false,
-            told_full: false,
-            level,
-            overflowed: false,
+            health: OverflowHealth::adopt(map.counters(), told_full && on_trial),
+            drain: Drain::new(needs_drain),
             resetting: false,
             winding_down: false,
-            file_emptied: false,
-            // Whether it is clean is not known: to look is cheaper than to keep account.
-            forget_from: Some(0),
-            forget_words: false,
-            word_pages,
-            punches: 0,
-            leaving: None,
-            merging_slots: 0,
-            picked: Vec::new(),
-            slots_scratch: Vec::new(),
+            map,
         };
-        add(&disk.counters().restarts, u64::from(existing));
-        if let Some(live) = &mut live {
-            disk.load_states(live)?;
-        }
-        // A new disk too: memory whose header alone is zero must not pass for one that is zero everywhere.
-        disk.adopt()?;
-        if let Some(live) = live {
-            disk.adopt_states(live);
-        }
-        disk.begin_draining(existing);
-        let peak = get(&disk.counters().ram_peak_bytes) / BLOCK_BYTES as u64;
-        disk.ram.remember_peak(peak);
-        set(&disk.counters().ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
-        disk.publish_overflow_limit();
-        // What an earlier worker has told of is not told again, but that it is over.
-        disk.told_full = get(&disk.meta.counters().is_full) != 0;
-        disk.full = disk.told_full;
-        if disk.told_full && disk.spec.mode == Mode::Overflow && disk.log.room() > 0 {
-            // Whether the file system has room shows when a write has succeeded.
-            disk.health = OverflowHealth::adopt(disk.meta.counters(), true);
-        }
+        let level = LevelWatch::adopt(shared.counters());
+        shared.publish_limits();
+        let disk = Disk { shared, engine, level, batch: [0; 2] };
         disk.publish_gauges();
         Ok(disk)
     }

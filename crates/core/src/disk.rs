@@ -1,149 +1,84 @@
 //! The disk as a state machine: requests and finished operations go in, calls of [`Io`] come out.
 //!
-//! This file owns the state and the life of a request; what each operation does to blocks is beside it: `read`,
-//! `write`, `direct`, `discard`, `evict`, `collect`. Invariant: a request is in the table exactly while it is
-//! unfinished and could not be finished at once.
+//! Owns the life of a request and of a turn, and hands each step to whom it belongs: which request goes on is for `admission`,
+//! what it does to blocks for the engine. Invariant: a request is in the table exactly while it is unfinished and could not be
+//! finished at once.
 
-use crate::collect::Victim;
 use crate::counters::{Counters, add, set};
-use crate::drain::Drain;
+use crate::engine::Engine;
 use crate::entry::Place;
 use crate::error::{DiskError, Errno};
-use crate::evict::Leaving;
-use crate::health::{OverflowHealth, RETRY_NS};
-use crate::io::{Io, PartId};
+use crate::health::RETRY_NS;
+use crate::io::{Io, OpId};
 use crate::level::{LevelWatch, Thresholds};
-use crate::log::{Log, Stream};
-use crate::meta::Meta;
-use crate::ops::Operations;
-use crate::part::Parts;
-use crate::persist::Persistent;
-use crate::promote::RecentReads;
-use crate::ram::RamTier;
+use crate::map::ExtentSource;
 use crate::request::{Operation, Request};
-use crate::spec::{DiskSpec, Mode};
-use crate::table::{Active, Id, Table, Wait};
-use crate::units::{BLOCK_BYTES, BLOCK_SECTORS, Block, SECTOR_BYTES, Slot};
-use crate::written::WordPages;
-use std::collections::{HashMap, VecDeque};
+use crate::shared::Shared;
+use crate::spec::{DiskSpec, FullPolicy, Mode};
+use crate::table::{Active, Wait};
+use crate::units::{BLOCK_BYTES, Block, SECTOR_BYTES};
 
-/// Blocks that all requests together may touch before a turn's end, and again at its end: well below a
-/// millisecond of copying.
-pub(crate) const TURN_BLOCKS: u32 = 256;
-/// Requests that waited behind another and are looked at again in one turn.
-pub(crate) const RETESTS: u32 = 64;
-/// Map entries that cost as much as a block of copying.
-pub(crate) const ENTRIES_PER_BLOCK: u32 = 16;
 /// A disk: base image, block map, write cache and overflow, as one guest sees it.
 pub struct Disk {
-    pub(crate) spec: DiskSpec,
-    pub(crate) meta: Meta,
-    pub(crate) ram: RamTier,
-    pub(crate) recent_reads: RecentReads,
-    pub(crate) log: Log,
-    pub(crate) parts: Parts,
-    pub(crate) table: Table,
-    pub(crate) ops: Operations,
-    pub(crate) victim: Option<Victim>,
-    /// Parts whose append must wait for a segment.
-    pub(crate) unflushed: VecDeque<PartId>,
-
-    /// Requests that wait behind another, by that other's row; with their sequence, as rows are reused.
-    pub(crate) behind: HashMap<Id, Vec<(Id, u64)>>,
-    pub(crate) room_waiters: VecDeque<Id>,
-    pub(crate) part_waiters: VecDeque<Id>,
-    pub(crate) turn_waiters: VecDeque<Id>,
-    pub(crate) drain_waiters: Vec<Id>,
-    pub(crate) flush_waiters: Vec<Id>,
-    /// Requests that may go on.
-    pub(crate) runnable: VecDeque<(Id, u64)>,
-
-    pub(crate) drain: Drain,
-    pub(crate) now_ns: u64,
-    /// Writes that waited for room when the last turn ended.
-    pub(crate) waiting: u64,
-    /// Until when the stalls are accounted for.
-    pub(crate) stalls_until_ns: u64,
-    /// Blocks that may still be touched in this half of the turn.
-    pub(crate) budget: u32,
-    pub(crate) retests: u32,
-    /// Eviction has gone a step, or its hand too far without a cold block: it goes on in the next turn.
-    pub(crate) evict_again: bool,
-    /// Until when empty segments stay in the file because more are filled, or a punch failed.
-    pub(crate) punch_after_ns: u64,
-    /// The file system cannot punch.
-    pub(crate) no_punching: bool,
-    pub(crate) sequence: u64,
+    pub(crate) shared: Shared,
+    pub(crate) engine: Engine,
+    pub(crate) level: LevelWatch,
     /// Reads and writes that completed at once in this turn, for the latency histograms.
     pub(crate) batch: [u64; 2],
-    /// Blocks in the file that is written in place (modes `direct`, `persistent`, `ephemeral`).
-    pub(crate) direct_blocks: u64,
-    /// What outlives everything (mode `persistent`).
-    pub(crate) persistent: Option<Box<Persistent>>,
-    pub(crate) health: OverflowHealth,
-    /// When the collector tries segments again that it could not empty.
-    pub(crate) collect_again_ns: u64,
-    pub(crate) full: bool,
-    /// It was told that the disk is full, and not yet that it has room again.
-    pub(crate) told_full: bool,
-    pub(crate) level: LevelWatch,
-    pub(crate) overflowed: bool,
-    pub(crate) resetting: bool,
-    /// No more requests come.
-    pub(crate) winding_down: bool,
-    /// A reset in mode `direct` has given the difference file back, as far as its file system can.
-    pub(crate) file_emptied: bool,
-    /// From which region on what an earlier generation left is still to be forgotten.
-    pub(crate) forget_from: Option<usize>,
-    /// Of the page of words that the walk is in, some are an earlier generation's.
-    pub(crate) forget_words: bool,
-    pub(crate) word_pages: WordPages,
-    pub(crate) punches: u32,
-    /// The part that eviction copies blocks to.
-    pub(crate) leaving: Option<Leaving>,
-    /// Reserved slots whose blocks' old content is on its way.
-    pub(crate) merging_slots: u32,
-    /// Spare memory of its list.
-    pub(crate) picked: Vec<(Block, Slot)>,
-    pub(crate) slots_scratch: Vec<Slot>,
 }
 
 impl Disk {
     /// The disk's counters.
     #[inline]
     pub fn counters(&self) -> &Counters {
-        self.meta.counters()
+        self.shared.counters()
     }
 
     /// What the disk was asked to be.
     pub fn spec(&self) -> &DiskSpec {
-        &self.spec
+        &self.shared.spec
     }
 
     /// 1 at birth, one more after each reset.
     pub fn generation(&self) -> u64 {
-        self.meta.generation()
+        self.shared.map.meta().generation()
     }
 
     /// Unfinished requests.
     pub fn unfinished(&self) -> usize {
-        self.table.len()
+        self.shared.admission.table().len()
+    }
+
+    /// Writes that need room wait or fail.
+    pub fn is_full(&self) -> bool {
+        self.shared.admission.is_full()
+    }
+
+    /// Blocks in the write cache, and how many there may be. A mode without one has none of 1.
+    pub fn fill(&self) -> (u64, u64) {
+        self.engine.fill()
+    }
+
+    /// Where the content of the disk comes from, from byte `offset` on: for how many bytes, at most up to `end`. Looks
+    /// at 512 map entries or as many regions at most.
+    pub fn extent(&self, offset: u64, end: u64) -> (u64, ExtentSource) {
+        self.shared.map.extent(offset, end)
     }
 
     /// Asks the processor to fetch what a request will need first.
     #[inline]
     pub fn prefetch(&self, request: &Request) {
-        self.meta.prefetch(Block((request.sector * SECTOR_BYTES / BLOCK_BYTES as u64) as u32));
+        self.shared.map.prefetch(Block((request.sector * SECTOR_BYTES / BLOCK_BYTES as u64) as u32));
     }
 
     /// The second step, some requests later: the map entry is here now, fetch what it names.
     #[inline]
     pub fn prefetch_slot<I: Io>(&self, io: &I, request: &Request) {
         let block = Block((request.sector * SECTOR_BYTES / BLOCK_BYTES as u64) as u32);
-        if block.region() < self.meta.regions()
-            && let Place::Ram(slot) = self.place(block)
+        if self.shared.map.has(block)
+            && let Place::Ram(slot) = self.shared.map.place(block)
         {
-            self.ram.prefetch(slot);
+            self.engine.prefetch(slot);
             io.prefetch_slot(slot);
         }
     }
@@ -152,127 +87,53 @@ impl Disk {
     /// time in nanoseconds.
     #[inline]
     pub fn begin_turn(&mut self, now_ns: u64) {
-        self.now_ns = now_ns;
-        self.budget = TURN_BLOCKS;
+        self.shared.admission.begin_turn(now_ns);
     }
 
     /// Takes a request. It is completed through `io`, at once or later.
     #[inline]
     pub fn submit<I: Io>(&mut self, io: &mut I, request: Request) {
-        self.sequence += 1;
         let end = request.sector.checked_add(u64::from(request.sectors));
-        if end.is_none_or(|end| end > self.spec.size_bytes / SECTOR_BYTES)
+        if end.is_none_or(|end| end > self.shared.spec.size_bytes / SECTOR_BYTES)
             || u64::from(request.sectors) * SECTOR_BYTES > u64::from(u32::MAX)
         {
             add(&self.counters().failed, 1);
             io.complete(request.token, Err(Errno::INVALID));
             return;
         }
-        let mut a = Active::new(request, self.now_ns, self.sequence);
-        if request.sectors == 0 && !a.is_flush() {
-            a.walked = true;
-        } else if let Some(blocker) = self.table.blocker(&a) {
-            self.wait_behind(a, blocker);
-            return;
+        if let Some(mut a) = self.shared.admission.admit(request) {
+            self.run(io, &mut a);
         }
-        self.run(io, &mut a);
     }
 
     /// Carries a request on as far as it goes.
     #[inline]
     pub(crate) fn run<I: Io>(&mut self, io: &mut I, a: &mut Active) {
+        let Disk { shared, engine, .. } = self;
         a.wait = Wait::Operations;
-        if self.holds_requests() {
+        if engine.holds_requests(shared) {
             a.wait = Wait::Drain;
         } else if !a.walked && a.errno.is_none() {
             match a.request.operation {
-                Operation::Read => self.walk_read(io, a),
-                Operation::Write { .. } => match self.spec.mode {
-                    Mode::RamOverflow | Mode::Ram => self.walk_write(io, a),
-                    Mode::Overflow => self.walk_write_log(io, a),
-                    Mode::Direct | Mode::Persistent | Mode::Ephemeral => self.walk_write_direct(io, a),
-                },
-                Operation::Discard | Operation::WriteZeroes { .. } => self.walk_zero(io, a),
-                Operation::Flush => self.walk_flush(io, a),
+                Operation::Read => engine.read(shared, io, a),
+                Operation::Write { .. } => engine.write(shared, io, a),
+                Operation::Discard | Operation::WriteZeroes { .. } => engine.zero(shared, io, a),
+                Operation::Flush => engine.flush(shared, io, a),
             }
         }
         if a.pending == 0 && (a.walked || a.errno.is_some()) {
             self.finish(io, a);
-            return;
-        }
-        if a.errno.is_some() {
-            a.wait = Wait::Operations;
-        }
-        if a.wait == Wait::Room && !a.stalled {
-            a.stalled = true;
-            add(&self.counters().stalls, 1);
-        }
-        let id = match a.id {
-            Some(id) => {
-                *self.table.get_mut(id) = *a;
-                id
-            }
-            None => self.table.insert(a),
-        };
-        match a.wait {
-            Wait::Room => self.room_waiters.push_back(id),
-            Wait::Part => self.part_waiters.push_back(id),
-            Wait::Turn => self.turn_waiters.push_back(id),
-            Wait::Drain => self.drain_waiters.push(id),
-            Wait::Writes => self.flush_waiters.push(id),
-            Wait::Operations | Wait::Overlap | Wait::Nothing => {}
+        } else {
+            self.shared.admission.park(a, self.shared.map.counters());
         }
     }
 
-    fn walk_flush<I: Io>(&mut self, io: &mut I, a: &mut Active) {
-        if self.table.earliest_writer().is_some_and(|sequence| sequence < a.sequence) {
-            a.wait = Wait::Writes;
-            return;
-        }
-        a.walked = true;
-        if self.spec.mode.writes_in_place() {
-            let id = self.row(a);
-            a.pending += 1;
-            self.sync_in_place(io, id);
-        }
-    }
-
-    /// The request's row in the table: operations name it.
-    pub(crate) fn row(&mut self, a: &mut Active) -> Id {
-        match a.id {
-            Some(id) => id,
-            None => self.table.insert(a),
-        }
-    }
-
-    pub(crate) fn finish<I: Io>(&mut self, io: &mut I, a: &Active) {
-        let c = self.meta.counters();
-        let bytes = u64::from(a.len());
+    /// Answers a request.
+    #[inline]
+    fn finish<I: Io>(&mut self, io: &mut I, a: &Active) {
         let result = a.errno.map_or(Ok(()), Err);
-        match (a.request.operation, result) {
-            (Operation::Read, Ok(())) => c.guest.read(bytes),
-            (Operation::Write { .. }, Ok(())) if bytes == 0 => c.guest.write(bytes),
-            (Operation::Write { .. }, Ok(())) => {
-                c.guest.write(bytes);
-                let end = a.request.sector + u64::from(a.request.sectors);
-                let blocks = a.request.sector / BLOCK_SECTORS..end.div_ceil(BLOCK_SECTORS);
-                let blocks = blocks.start as u32..blocks.end as u32;
-                let regions = Block(blocks.start).region()..=Block(blocks.end - 1).region();
-                if regions.clone().any(|region| self.meta.is_unwritten(region)) {
-                    self.written_first(regions);
-                }
-                self.meta.count_written(blocks);
-            }
-            (Operation::Read, Err(_)) => add(&c.failed_read_bytes, a.moved_bytes),
-            (Operation::Write { .. }, Err(_)) => add(&c.failed_written_bytes, a.moved_bytes),
-            (Operation::Flush, _) => add(&c.flushes, 1),
-            (Operation::Discard, _) => add(&c.discards, 1),
-            (Operation::WriteZeroes { .. }, _) => add(&c.write_zeroes, 1),
-        }
-        let c = self.meta.counters();
-        if result.is_err() {
-            add(&c.failed, 1);
-        }
+        self.count_finished(a, result);
+        let c = self.shared.map.counters();
         match a.id {
             None => match a.request.operation {
                 Operation::Read => self.batch[0] += 1,
@@ -280,113 +141,182 @@ impl Disk {
                 _ => {}
             },
             Some(id) => {
-                let ns = self.now_ns.saturating_sub(a.start_ns);
+                let ns = self.shared.now_ns().saturating_sub(a.start_ns);
                 match a.request.operation {
                     Operation::Read => c.read_latency.record(ns, 1),
                     Operation::Write { .. } => c.write_latency.record(ns, 1),
                     _ => {}
                 }
-                self.table.remove(id);
-                self.wake_behind(id);
+                self.shared.admission.remove(id);
             }
         }
         io.complete(a.request.token, result);
     }
 
+    #[inline]
+    fn count_finished(&mut self, a: &Active, result: Result<(), Errno>) {
+        let c = self.shared.map.counters();
+        let bytes = u64::from(a.len());
+        match (a.request.operation, result) {
+            (Operation::Read, Ok(())) => c.guest.read(bytes),
+            (Operation::Write { .. }, Ok(())) => {
+                c.guest.write(bytes);
+                if bytes > 0 {
+                    let end = a.request.sector + u64::from(a.request.sectors);
+                    self.shared.map.count_written(a.request.sector..end);
+                }
+            }
+            (Operation::Read, Err(_)) => add(&c.failed_read_bytes, a.moved_bytes),
+            (Operation::Write { .. }, Err(_)) => add(&c.failed_written_bytes, a.moved_bytes),
+            (Operation::Flush, _) => add(&c.flushes, 1),
+            (Operation::Discard, _) => add(&c.discards, 1),
+            (Operation::WriteZeroes { .. }, _) => add(&c.write_zeroes, 1),
+        }
+        if result.is_err() {
+            add(&self.shared.map.counters().failed, 1);
+        }
+    }
+
+    /// A read has ended: `bytes` is what was asked for, or why it failed.
+    pub fn read_done<I: Io>(&mut self, io: &mut I, op: OpId, bytes: Result<&[u8], Errno>) {
+        let op = self.shared.ops.end(op);
+        self.engine.read_done(&mut self.shared, io, op, bytes);
+        self.finish_all(io);
+    }
+
+    /// An operation other than a read has ended.
+    pub fn op_done<I: Io>(&mut self, io: &mut I, op: OpId, result: Result<(), Errno>) {
+        let op = self.shared.ops.end(op);
+        self.engine.op_done(&mut self.shared, io, op, result);
+        self.finish_all(io);
+    }
+
+    /// Answers the requests whose last operation has ended.
+    pub(crate) fn finish_all<I: Io>(&mut self, io: &mut I) {
+        if !self.shared.admission.has_finished() {
+            return;
+        }
+        let finished = self.shared.admission.take_finished();
+        for &id in &finished {
+            let a = *self.shared.admission.table().get(id);
+            self.finish(io, &a);
+        }
+        self.shared.admission.give_back_finished(finished);
+    }
+
     /// The turn ends: whoever can go on does, cold blocks leave, gauges are published. Returns whether there
     /// is more to do at once; else the owner may sleep until something arrives or [`Disk::deadline_ns`].
     pub fn end_turn<I: Io>(&mut self, io: &mut I, now_ns: u64) -> bool {
-        let c = self.meta.counters();
+        let admission = &mut self.shared.admission;
+        let c = self.shared.map.counters();
         if self.batch[0] > 0 {
-            c.read_latency.record(now_ns.saturating_sub(self.now_ns), self.batch[0]);
+            c.read_latency.record(now_ns.saturating_sub(admission.now_ns()), self.batch[0]);
         }
         if self.batch[1] > 0 {
-            c.write_latency.record(now_ns.saturating_sub(self.now_ns), self.batch[1]);
+            c.write_latency.record(now_ns.saturating_sub(admission.now_ns()), self.batch[1]);
         }
-        let idle = self.batch == [0; 2] && self.budget == TURN_BLOCKS;
+        let idle = self.batch == [0; 2] && admission.is_budget_whole();
         self.batch = [0; 2];
-        self.now_ns = now_ns;
-        self.count_stalls();
-        // Long requests go on after all others had their turn, in their order.
-        self.budget = TURN_BLOCKS;
-        self.retests = RETESTS;
-        if !self.table.is_empty() {
+        admission.end_turn(now_ns, c);
+        if !admission.table().is_empty() {
             self.run_runnable(io);
-            for _ in 0..self.turn_waiters.len() {
-                if self.budget == 0 {
-                    break;
-                }
-                let id = self.turn_waiters.pop_front().expect("counted");
-                let mut a = *self.table.get(id);
+            for _ in 0..self.shared.admission.turn_waiters() {
+                let Some(mut a) = self.shared.admission.next_in_turn() else { break };
                 self.run(io, &mut a);
             }
         }
-        self.evict_again = false;
-        self.drain(io);
-        if self.spec.mode.has_log() {
-            self.flush_parts(io);
-            self.collect(io);
-            self.evict(io);
-            self.run_runnable(io);
-        }
+        self.shared.drain.begin(io, &mut self.shared.ops, now_ns);
+        self.engine.work(&mut self.shared, io);
+        self.run_runnable(io);
         self.serve_waiters(io);
-        if self.spec.mode.has_log() && self.wants_room() {
-            // What was free is used up, or has become worth collecting: more room must be on its way before the
-            // owner sleeps.
-            self.collect(io);
-            self.evict(io);
-        }
-        if self.spec.mode.has_log() {
-            // Last: what the requests above have emptied must not wait for another turn.
-            self.punch(io);
-        }
-        self.lower_ram_ceiling();
-        let more = self.ram.populate(io, &self.meta, now_ns, idle)
-            | self.ram.give_back(io, &mut self.slots_scratch)
-            | self.forget(io);
-        let (used, total) = self.fill();
-        self.level.watch(io, self.meta.counters(), used, total);
-        self.waiting = self.count_waiting();
+        self.engine.work_again(&mut self.shared, io);
+        let more = self.engine.tidy(&mut self.shared, io, idle) | self.shared.map.forget(io);
+        let (used, total) = self.engine.fill();
+        self.level.watch(io, self.shared.map.counters(), used, total);
+        self.count_waiting();
         self.publish_gauges();
-        more || self.evict_again || self.can_go_on()
+        more || self.engine.goes_on() || self.can_go_on()
     }
 
     /// Some request could go on now: what it waited for is there.
     fn can_go_on(&self) -> bool {
-        !self.runnable.is_empty()
-            || !self.turn_waiters.is_empty()
-            || self.next_to_serve().is_some()
-            || !self.part_waiters.is_empty() && self.parts.can_take(Stream::Write)
+        let admission = &self.shared.admission;
+        !admission.has_nothing_to_run()
+            || self.engine.next_to_serve(&self.shared).is_some()
+            || admission.part_waiters() > 0 && self.engine.can_take_part()
     }
 
     /// When the owner must call [`Disk::end_turn`] even if nothing arrives, which may be at once; `None`: never.
     pub fn deadline_ns(&self) -> Option<u64> {
+        let now_ns = self.shared.now_ns();
         if self.can_go_on() {
-            return Some(self.now_ns);
+            return Some(now_ns);
         }
         // While something waits for room the clock of the stalls goes on, and a full file system may have room.
-        let waiting = if self.wants_room() { self.now_ns + RETRY_NS } else { 0 };
-        let drain = if let Drain::Wanted { from_ns } = self.drain { from_ns } else { 0 };
-        let ram = self.ram.deadline_ns();
-        let all =
-            [self.health.rest_until_ns(), self.collect_again_ns, self.punch_after_ns, waiting, drain, ram];
-        all.into_iter().filter(|&ns| ns > self.now_ns).min()
+        let waiting = if self.engine.wants_room(&self.shared) { now_ns + RETRY_NS } else { 0 };
+        let own = [self.shared.health.rest_until_ns(), self.shared.drain.deadline_ns(), waiting];
+        own.into_iter().chain(self.engine.deadlines_ns()).filter(|&ns| ns > now_ns).min()
     }
 
     /// No more requests come: from here on blocks leave the RAM tier, and segments are collected, only while something waits
     /// for room.
     pub fn wind_down(&mut self) {
-        self.winding_down = true;
+        self.shared.winding_down = true;
     }
 
-    /// Eviction and collection begin nothing: a reset, or the end, waits for what is under way.
-    pub(crate) fn stands_still(&self) -> bool {
-        self.resetting || self.winding_down && !self.wants_room()
+    /// Brings everything to the medium, for whoever stops: no request may be unfinished or arrive meanwhile. `None`: it is
+    /// on its way; call again after each [`Disk::end_turn`].
+    pub fn put_away<I: Io>(&mut self, io: &mut I) -> Option<Result<(), Errno>> {
+        self.engine.put_away(&mut self.shared, io)
     }
 
-    /// Writes that need room wait or fail.
-    pub fn is_full(&self) -> bool {
-        self.full
+    /// Throws away everything written since the image, by one store; the memory goes back to the host in the
+    /// turns that follow. Returns false while operations are under way, or an earlier reset's memory is not back:
+    /// call again after each [`Disk::end_turn`] until it is true. No request may be unfinished or arrive meanwhile.
+    ///
+    /// Whoever attaches after a death in the middle finds the old generation whole, or the new one. Why:
+    /// `docs/design/008-reset-by-generation.md`.
+    pub fn reset<I: Io>(&mut self, io: &mut I) -> bool {
+        assert!(self.shared.admission.table().is_empty(), "a reset needs a quiet disk");
+        assert!(self.shared.spec.mode != Mode::Ephemeral, "there is nothing that it could be reset to");
+        self.shared.resetting = true;
+        if self.shared.map.is_forgetting() || !self.engine.is_ready_for_reset(&mut self.shared, io) {
+            return false;
+        }
+        self.shared.resetting = false;
+        self.shared.map.reset();
+        self.engine.reset(&self.shared);
+        self.shared.admission.set_full(false);
+        add(&self.counters().resets, 1);
+        self.publish_gauges();
+        true
+    }
+
+    /// Changes the limits of the RAM tier and of the overflow while the disk serves: both, or neither.
+    ///
+    /// What is in use beyond a lower RAM limit is evicted in the turns that follow, and goes back to the host with all other
+    /// memory beyond it. A lower overflow limit counts at once for what may live there, and the file shrinks to it in the
+    /// background; for a higher one the file ([`DiskSpec::file_bytes`]) must be long enough before.
+    ///
+    /// # Errors
+    /// Nothing is changed: the mode does not have what is to be limited, a limit cannot be, there is no memory for it, what is in
+    /// use and the reserve do not fit, the file system cannot take parts of a file back, or the overflow is to grow while I/O of
+    /// an earlier worker may still be under way, which passes.
+    pub fn set_limits(&mut self, ram_bytes: u64, overflow_bytes: u64) -> Result<(), DiskError> {
+        let before = self.shared.spec;
+        let spec = DiskSpec { ram_limit_bytes: ram_bytes, overflow_limit_bytes: overflow_bytes, ..before };
+        if ram_bytes != before.ram_limit_bytes && !spec.mode.has_ram() {
+            return Err(DiskError::Spec(format!("mode {} has no RAM tier", spec.mode)));
+        }
+        if overflow_bytes != before.overflow_limit_bytes && !spec.mode.has_log() {
+            return Err(DiskError::Spec(format!("mode {} has no overflow limit", spec.mode)));
+        }
+        self.engine.set_limits(&mut self.shared, spec)
+    }
+
+    /// Changes what happens to writes that find no room, those that wait now included.
+    pub fn set_full_policy(&mut self, full: FullPolicy) {
+        self.shared.spec.full = full;
     }
 
     /// Says from what on the level is told of.
@@ -397,28 +327,16 @@ impl Disk {
         self.level.set_thresholds(thresholds)
     }
 
-    /// Blocks in the write cache, and how many there may be. A mode without one has none of 1.
-    pub fn fill(&self) -> (u64, u64) {
-        let (ram, log) = (u64::from(self.ram.used()), self.log.live());
-        let (ram_limit, log_limit) = (u64::from(self.ram.limit()), self.log.capacity());
-        match self.spec.mode {
-            Mode::RamOverflow => (ram + log, ram_limit + log_limit),
-            Mode::Ram => (ram, ram_limit),
-            Mode::Overflow => (log, log_limit),
-            Mode::Direct | Mode::Persistent | Mode::Ephemeral => (0, 1),
-        }
-    }
-
     /// Tells what it holds and what is unfinished. To be called before a client is told of what is done: who has an
     /// answer finds it in the figures.
     pub fn publish_gauges(&self) {
-        let c = self.meta.counters();
+        let (c, holdings) = (self.counters(), self.engine.holdings());
         const BLOCK: u64 = BLOCK_BYTES as u64;
-        set(&c.ram_used_bytes, u64::from(self.ram.used()) * BLOCK);
-        set(&c.ram_peak_bytes, u64::from(self.ram.peak()) * BLOCK);
-        set(&c.overflow_used_bytes, (self.log.live() + self.direct_blocks) * BLOCK);
-        set(&c.overflow_file_bytes, (self.log.file_blocks() + self.direct_blocks) * BLOCK);
-        set(&c.inflight, self.table.len() as u64);
-        set(&c.waiting, self.waiting);
+        set(&c.ram_used_bytes, holdings.ram * BLOCK);
+        set(&c.ram_peak_bytes, holdings.ram_peak * BLOCK);
+        set(&c.overflow_used_bytes, holdings.overflow * BLOCK);
+        set(&c.overflow_file_bytes, holdings.file * BLOCK);
+        set(&c.inflight, self.unfinished() as u64);
+        set(&c.waiting, self.shared.admission.waiting());
     }
 }

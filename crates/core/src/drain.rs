@@ -1,21 +1,17 @@
 //! The drain: I/O that a dead process had begun may land on the file long after another has attached. Until a
 //! barrier says that all of it has ended, nothing new is begun where it could land.
 //!
-//! Owns when the barrier is asked for; which segments wait for it is the log's. Invariant: no place of the file
+//! Owns when the barrier is asked for; what waits for it is the engine's to say. Invariant: no place of the file
 //! that a dead process may still be writing or punching is written, punched or used again before the barrier
 //! has ended well. In the log that is the segments that were marked busy; of a file that is written in place all of it, so
 //! every request waits. With other memory a disk begins only when the lock of its file is free: no I/O is under way then.
 
-use crate::disk::Disk;
-use crate::error::Errno;
 use crate::health::RETRY_NS;
 use crate::io::Io;
-use crate::ops::Op;
-use crate::table::Wait;
+use crate::ops::{Op, Operations};
 
-/// How far the barrier is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Drain {
+enum State {
     /// Nothing of a dead process is under way.
     Done,
     /// To be asked for, from this time on.
@@ -25,66 +21,50 @@ pub(crate) enum Drain {
     UnderWay,
 }
 
-impl Disk {
+/// How far the barrier is.
+pub(crate) struct Drain(State);
+
+impl Drain {
+    /// Of a disk that has just been attached to.
+    pub fn new(is_needed: bool) -> Drain {
+        Drain(if is_needed { State::Wanted { from_ns: 0 } } else { State::Done })
+    }
+
     /// I/O of a dead process may still land.
     #[inline]
-    pub(crate) fn is_draining(&self) -> bool {
-        self.drain != Drain::Done
+    pub fn is_needed(&self) -> bool {
+        self.0 != State::Done
+    }
+
+    pub fn is_under_way(&self) -> bool {
+        self.0 == State::UnderWay
     }
 
     /// The barrier has failed, and is tried again later.
-    pub(crate) fn drain_rests(&self) -> bool {
-        matches!(self.drain, Drain::Wanted { from_ns } if from_ns > self.now_ns)
+    pub fn rests(&self, now_ns: u64) -> bool {
+        matches!(self.0, State::Wanted { from_ns } if from_ns > now_ns)
     }
 
-    /// Whether requests, and a reset, must wait for the barrier.
-    #[inline]
-    pub(crate) fn holds_requests(&self) -> bool {
-        self.is_draining() && self.spec.mode.writes_in_place()
-    }
-
-    /// After the map was adopted: whether a barrier is needed.
-    pub(crate) fn begin_draining(&mut self, existing: bool) {
-        if self.log.is_draining() || existing && self.spec.mode.writes_in_place() {
-            self.drain = Drain::Wanted { from_ns: 0 };
-        }
+    /// When it is to be asked for; 0: that is not known, or over.
+    pub fn deadline_ns(&self) -> u64 {
+        if let State::Wanted { from_ns } = self.0 { from_ns } else { 0 }
     }
 
     /// Asks for the barrier when it is time.
-    pub(crate) fn drain<I: Io>(&mut self, io: &mut I) {
-        if matches!(self.drain, Drain::Wanted { from_ns } if from_ns <= self.now_ns) {
-            self.drain = Drain::UnderWay;
-            let op = self.ops.begin(Op::Drain);
-            io.drain_overflow(op);
+    pub fn begin<I: Io>(&mut self, io: &mut I, ops: &mut Operations, now_ns: u64) {
+        if matches!(self.0, State::Wanted { from_ns } if from_ns <= now_ns) {
+            self.0 = State::UnderWay;
+            io.drain_overflow(ops.begin(Op::Drain));
         }
     }
 
-    /// The barrier has ended.
-    pub(crate) fn drained<I: Io>(&mut self, io: &mut I, result: Result<(), Errno>) {
-        if result.is_err() {
-            self.drain = Drain::Wanted { from_ns: self.now_ns + RETRY_NS };
-        } else if self.spec.mode.writes_in_place() && self.direct_blocks == 0 {
-            // What the file may hold is of an earlier generation, whose reset a death has cut off. Most often it holds nothing.
-            self.empty_file(io);
-        } else {
-            self.end_draining();
-        }
+    /// The barrier has failed.
+    pub fn fail(&mut self, now_ns: u64) {
+        self.0 = State::Wanted { from_ns: now_ns + RETRY_NS };
     }
 
-    /// The difference file was given back, as far as its file system can: for a reset, or behind the barrier.
-    pub(crate) fn file_emptied_or_not(&mut self) {
-        self.punches -= 1;
-        if self.is_draining() {
-            self.end_draining();
-        }
-    }
-
-    fn end_draining(&mut self) {
-        self.drain = Drain::Done;
-        self.log.drained(&self.meta);
-        for id in std::mem::take(&mut self.drain_waiters) {
-            self.table.get_mut(id).wait = Wait::Turn;
-            self.turn_waiters.push_back(id);
-        }
+    /// Nothing of a dead process can land any more.
+    pub fn end(&mut self) {
+        self.0 = State::Done;
     }
 }

@@ -5,9 +5,9 @@
 //! out. It reads no clock, holds no thread and takes no lock, so that a model test, a simulator and a fuzzer
 //! can run the very code that serves guests.
 
+mod admission;
 mod attach;
 mod check;
-mod collect;
 mod copy;
 mod counters;
 #[cfg(feature = "crash-points")]
@@ -18,45 +18,35 @@ mod crash_points {
     #[inline(always)]
     pub(crate) fn store() {}
 }
-mod direct;
-mod discard;
 mod disk;
 mod drain;
+mod engine;
 mod entry;
 mod error;
-mod evict;
 mod generation;
 mod health;
 mod histogram;
 mod io;
 mod level;
-mod log;
 mod map;
 mod meta;
 mod ops;
 mod page_cache;
-mod part;
-mod persist;
-mod promote;
-mod ram;
-mod read;
 mod request;
-mod reset;
-mod room;
-mod segments;
-mod slots;
+mod serve;
+mod shared;
 mod spec;
-mod states;
-mod stretch;
 mod table;
 mod units;
-mod waiting;
-mod write;
 mod written;
 
 pub use copy::{copy_past_caches, is_zero, is_zero_now};
 pub use counters::{Counters, Plane, add, get, set};
 pub use disk::Disk;
+pub use engine::cached::DataMemory;
+pub use engine::in_place::{
+    BlockState, RESET_MARK, STATE_PAGE_BLOCKS, StateMap, find_bad_state, state_map_bytes,
+};
 pub use entry::{Entry, Place};
 pub use error::{DiskError, Errno};
 pub use histogram::Histogram;
@@ -65,11 +55,8 @@ pub use level::{Level, Thresholds};
 pub use map::ExtentSource;
 pub use meta::{LAYOUT_VERSION, Layout, Meta, RegionState, prefetch};
 pub use page_cache::{CacheId, FileMap};
-pub use persist::RESET_MARK;
-pub use ram::DataMemory;
 pub use request::{Operation, Request, Token};
 pub use spec::{DiskSpec, FullPolicy, LogShape, MIN_SEGMENTS, Mode};
-pub use states::{BlockState, STATE_PAGE_BLOCKS, StateMap, find_bad_state, state_map_bytes};
 pub use units::{
     BLOCK_BYTES, BLOCK_SECTORS, Block, Location, MAX_DISK_BYTES, REGION_BLOCKS, REGION_BYTES, SECTOR_BYTES,
     Slot, bytes_in_words,

@@ -1,17 +1,17 @@
-//! The block map as the disk uses it: where a block is, the commit of where it is from now on, and what that
-//! frees.
+//! The block map as the disk uses it: where a block is, the commit of where it is from now on, and what was written
+//! since the reset.
 //!
-//! Invariant: of a region that is not mapped, no entry is read; its entries are all written before it is.
+//! Owns the `meta` memory. What a block took where it was before is for the engine to free. Invariant: of a region that is not
+//! mapped, no entry is read; its entries are all written before it is.
 
-use crate::counters::{add, set};
-use crate::disk::Disk;
+use crate::counters::{Counters, add, set};
 use crate::entry::{Entry, Place};
 use crate::error::DiskError;
 use crate::io::Io;
-use crate::meta::RegionState;
-use crate::spec::Mode;
-use crate::units::{BLOCK_BYTES, Block, Location, REGION_BLOCKS, REGION_BYTES};
-use crate::written::WORDS_PER_PAGE;
+use crate::meta::{Meta, RegionState};
+use crate::spec::{DiskSpec, Mode};
+use crate::units::{BLOCK_BYTES, BLOCK_SECTORS, Block, Location, REGION_BLOCKS, REGION_BYTES};
+use crate::written::{WORDS_PER_PAGE, WordPages};
 use std::ops::{Range, RangeInclusive};
 
 /// Where the content of a stretch of a disk comes from.
@@ -25,31 +25,81 @@ pub enum ExtentSource {
     Written,
 }
 
-/// What one step of [`Disk::forget`] may cost, in regions looked at: well below a millisecond.
+/// What one step of [`BlockMap::forget`] may cost, in regions looked at: well below a millisecond.
 const FORGET_COST: u32 = 8 * 1024;
 /// What a page given back costs, and a call that gives some.
 const PAGE_COST: u32 = 32;
 const CALL_COST: u32 = 128;
 
-impl Disk {
-    /// Rebuilds everything but the map from the map.
-    pub(crate) fn adopt(&mut self) -> Result<(), DiskError> {
+pub(crate) struct BlockMap {
+    meta: Meta,
+    size_bytes: u64,
+    base_bytes: u64,
+    /// Each block has its place in the file from the start (mode `ephemeral`): what nothing has touched and no image reaches is
+    /// there.
+    file_from_start: bool,
+    word_pages: WordPages,
+    /// From which region on what an earlier generation left is still to be forgotten.
+    forget_from: Option<usize>,
+    /// Of the page of words that the walk is in, some are an earlier generation's.
+    forget_words: bool,
+}
+
+impl BlockMap {
+    /// The map in `meta`, which is formatted for this spec. Nothing of it has been looked at: see [`BlockMap::adopt`].
+    pub fn new(meta: Meta, spec: &DiskSpec) -> BlockMap {
+        BlockMap {
+            word_pages: WordPages::none(meta.regions()),
+            meta,
+            size_bytes: spec.size_bytes,
+            base_bytes: spec.base_bytes,
+            file_from_start: spec.mode == Mode::Ephemeral,
+            // Whether it is clean is not known: to look is cheaper than to keep account.
+            forget_from: Some(0),
+            forget_words: false,
+        }
+    }
+
+    /// The memory: what else lies there, the marks of segments and of slots, is for their owners.
+    #[inline]
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    #[inline]
+    pub fn counters(&self) -> &Counters {
+        self.meta.counters()
+    }
+
+    /// Blocks of the disk.
+    pub fn blocks(&self) -> u32 {
+        self.size_bytes.div_ceil(BLOCK_BYTES as u64) as u32
+    }
+
+    /// Blocks of a region that lie on the disk.
+    pub fn blocks_of(&self, region: usize) -> Range<u32> {
+        let first = (region * REGION_BLOCKS) as u32;
+        first..(first + REGION_BLOCKS as u32).min(self.blocks())
+    }
+
+    /// Whether the image ends before the region.
+    pub fn is_beyond_base(&self, region: usize) -> bool {
+        region as u64 * REGION_BYTES >= self.base_bytes
+    }
+
+    /// Ends a reset that a death has cut off, and visits what is mapped: `takes` is asked of each block that is somewhere, and
+    /// says whether it can be there.
+    pub fn adopt(&mut self, mut takes: impl FnMut(&Meta, Block, Place) -> bool) -> Result<(), DiskError> {
         self.meta.finish_reset();
         let damaged = |what: String| Err(DiskError::Damaged(what));
-        let mut mapped = 0;
+        let (mut mapped, blocks) = (0, self.blocks());
         for region in 0..self.meta.regions() {
             if self.meta.region_byte(region) > RegionState::Zero as u8 {
                 return damaged(format!("directory byte of region {region}"));
             }
             // Whether its page of words is there cannot be seen without making it.
             match self.meta.region(region) {
-                RegionState::Untouched => {
-                    if self.spec.mode == Mode::Ephemeral {
-                        let left = u64::from(self.spec.blocks()) - (region * REGION_BLOCKS) as u64;
-                        self.direct_blocks += left.min(REGION_BLOCKS as u64);
-                    }
-                    continue;
-                }
+                RegionState::Untouched => continue,
                 RegionState::Zero => {
                     self.word_pages.insert(region);
                     continue;
@@ -62,41 +112,49 @@ impl Disk {
                 let entry = self.meta.entry(Block(block));
                 let fits = match entry.place() {
                     _ if !entry.is_well_formed() => false,
-                    // Each block has a place of its own from the start.
-                    Place::Base if self.spec.mode == Mode::Ephemeral => block >= self.spec.blocks(),
+                    Place::Base if self.file_from_start => block >= blocks,
                     Place::Base | Place::Zero => true,
-                    _ if block >= self.spec.blocks() => false,
-                    Place::Ram(slot) => self.ram.adopt(slot, Block(block)),
-                    Place::Overflow(location, checksum) if self.spec.mode.writes_in_place() => {
-                        self.direct_blocks += 1;
-                        location.0 == block && checksum == 0
-                    }
-                    Place::Overflow(location, _) => {
-                        self.spec.mode.has_log() && self.log.adopt(location, block, &self.meta)
-                    }
+                    _ if block >= blocks => false,
+                    place => takes(&self.meta, Block(block), place),
                 };
                 if !fits {
                     return damaged(format!("map entry of block {block}: {entry:?}"));
                 }
             }
         }
-        self.ram.finish_adopting(&self.meta);
-        self.log.finish_adopting(&self.meta);
-        self.overflowed = self.log.live() > 0;
         set(&self.counters().map_bytes, (mapped + self.word_pages.count() as u64) * BLOCK_BYTES as u64);
         self.counters().write_off();
         Ok(())
     }
 
+    /// Blocks that have had their places in the file from the start, of regions that nothing has touched.
+    pub fn untouched_in_file(&self) -> u64 {
+        let untouched =
+            |&region: &usize| self.file_from_start && self.meta.region(region) == RegionState::Untouched;
+        (0..self.meta.regions()).filter(untouched).map(|region| self.blocks_of(region).len() as u64).sum()
+    }
+
+    /// Asks the processor to fetch what says where a block is.
+    #[inline]
+    pub fn prefetch(&self, block: Block) {
+        self.meta.prefetch(block);
+    }
+
+    /// Whether the block's region is one of the disk's.
+    #[inline]
+    pub fn has(&self, block: Block) -> bool {
+        block.region() < self.meta.regions()
+    }
+
     /// Where a block's newest content is.
     #[inline]
-    pub(crate) fn place(&self, block: Block) -> Place {
+    pub fn place(&self, block: Block) -> Place {
         let place = match self.meta.region(block.region()) {
             RegionState::Untouched => Place::Base,
             RegionState::Zero => Place::Zero,
             RegionState::Mapped => self.meta.entry(block).place(),
         };
-        if place == Place::Base && block.offset_bytes() >= self.spec.base_bytes {
+        if place == Place::Base && block.offset_bytes() >= self.base_bytes {
             return self.beyond_base(block);
         }
         place
@@ -105,16 +163,13 @@ impl Disk {
     /// Where a block is that nothing has touched and no image reaches.
     #[inline]
     fn beyond_base(&self, block: Block) -> Place {
-        match self.spec.mode {
-            Mode::Ephemeral => Place::Overflow(Location(block.0), 0),
-            _ => Place::Zero,
-        }
+        if self.file_from_start { Place::Overflow(Location(block.0), 0) } else { Place::Zero }
     }
 
     /// Where the content of the disk comes from, from byte `offset` on: for how many bytes, at most up to `end`. Looks
     /// at 512 map entries or as many regions at most.
     pub fn extent(&self, offset: u64, end: u64) -> (u64, ExtentSource) {
-        let end = end.min(self.spec.size_bytes);
+        let end = end.min(self.size_bytes);
         let source = |at: u64| match self.place(Block((at / BLOCK_BYTES as u64) as u32)) {
             Place::Base => ExtentSource::Base,
             Place::Zero => ExtentSource::Zero,
@@ -130,7 +185,7 @@ impl Disk {
                 RegionState::Zero => true,
                 RegionState::Untouched => {
                     let start = region as u64 * REGION_BYTES;
-                    self.spec.base_bytes <= start || self.spec.base_bytes >= start + REGION_BYTES
+                    self.base_bytes <= start || self.base_bytes >= start + REGION_BYTES
                 }
             };
             let unit = if uniform { REGION_BYTES } else { BLOCK_BYTES as u64 };
@@ -142,11 +197,12 @@ impl Disk {
         (at.min(end) - offset, first)
     }
 
-    /// The commit: the block's newest content is `entry`'s from here on. What it was before is given up.
+    /// The commit: the block's newest content is `entry`'s from here on. Returns where it was before, which is given up.
     #[inline]
-    pub(crate) fn commit(&mut self, block: Block, entry: Entry) -> u64 {
+    #[must_use]
+    pub fn commit(&mut self, block: Block, entry: Entry) -> Place {
         if entry == Entry::ZERO && self.place(block) == Place::Zero {
-            return 0;
+            return Place::Zero;
         }
         let region = block.region();
         let old = match self.meta.region(region) {
@@ -157,18 +213,27 @@ impl Disk {
             }
         };
         self.meta.set_entry(block, entry);
-        self.give_up(old, entry == Entry::ZERO)
+        old
     }
 
-    /// Frees what a block's earlier content took. Returns the bytes given back.
-    pub(crate) fn give_up(&mut self, old: Place, to_host: bool) -> u64 {
-        match old {
-            Place::Base | Place::Zero => return 0,
-            Place::Ram(slot) => self.ram.release(slot, to_host),
-            Place::Overflow(..) if self.spec.mode.writes_in_place() => self.direct_blocks -= 1,
-            Place::Overflow(location, _) => self.log.dead(location, &self.meta),
-        }
-        BLOCK_BYTES as u64
+    /// The entry of a block whose region is mapped.
+    pub fn entry(&self, block: Block) -> Entry {
+        self.meta.entry(block)
+    }
+
+    #[inline]
+    pub fn region(&self, region: usize) -> RegionState {
+        self.meta.region(region)
+    }
+
+    /// The directory says that the region is zero: what its entries say no longer counts.
+    pub fn set_region_zero(&mut self, region: usize) {
+        self.meta.set_region(region, RegionState::Zero);
+    }
+
+    /// Whether all of the region's blocks that lie on the disk are zero.
+    pub fn is_region_zero(&self, region: usize) -> bool {
+        self.blocks_of(region).all(|block| self.place(Block(block)) == Place::Zero)
     }
 
     fn map_region(&mut self, region: usize, state: RegionState) {
@@ -176,9 +241,7 @@ impl Disk {
         for block in first..first + REGION_BLOCKS as u32 {
             let entry = match state {
                 RegionState::Zero => Entry::ZERO,
-                _ if self.spec.mode == Mode::Ephemeral && block < self.spec.blocks() => {
-                    Entry::overflow(Location(block), 0)
-                }
+                _ if self.file_from_start && block < self.blocks() => Entry::overflow(Location(block), 0),
                 _ => Entry::BASE,
             };
             self.meta.set_entry(Block(block), entry);
@@ -187,9 +250,21 @@ impl Disk {
         add(&self.counters().map_bytes, BLOCK_BYTES as u64);
     }
 
+    /// Counts a completed write of these sectors.
+    #[inline]
+    pub fn count_written(&mut self, sectors: Range<u64>) {
+        let blocks = sectors.start / BLOCK_SECTORS..sectors.end.div_ceil(BLOCK_SECTORS);
+        let blocks = blocks.start as u32..blocks.end as u32;
+        let regions = Block(blocks.start).region()..=Block(blocks.end - 1).region();
+        if regions.clone().any(|region| self.meta.is_unwritten(region)) {
+            self.written_first(regions);
+        }
+        self.meta.count_written(blocks);
+    }
+
     /// The first write since the reset to some of these regions is about to be counted.
     #[cold]
-    pub(crate) fn written_first(&mut self, regions: RangeInclusive<usize>) {
+    fn written_first(&mut self, regions: RangeInclusive<usize>) {
         for region in regions {
             if self.word_pages.insert(region) {
                 add(&self.counters().map_bytes, BLOCK_BYTES as u64);
@@ -197,7 +272,7 @@ impl Disk {
             // Zeroes were written where there were zeroes: it looks as before, and is known to have been written.
             if self.meta.region(region) == RegionState::Untouched {
                 let first = Block((region * REGION_BLOCKS) as u32);
-                match first.offset_bytes() >= self.spec.base_bytes && self.beyond_base(first) == Place::Zero {
+                match first.offset_bytes() >= self.base_bytes && self.beyond_base(first) == Place::Zero {
                     true => self.meta.set_region(region, RegionState::Zero),
                     false => self.map_region(region, RegionState::Untouched),
                 }
@@ -207,26 +282,12 @@ impl Disk {
 
     /// Bytes of a block that lie on the disk: all, but for a partial last one.
     #[inline]
-    pub(crate) fn block_len(&self, block: Block) -> u32 {
-        (self.spec.size_bytes - block.offset_bytes()).min(BLOCK_BYTES as u64) as u32
-    }
-
-    pub(crate) fn pin(&mut self, location: Location) {
-        if self.spec.mode.has_log() {
-            let segment = self.log.segment_of(location);
-            self.log.pin(segment);
-        }
-    }
-
-    pub(crate) fn unpin(&mut self, location: Location) {
-        if self.spec.mode.has_log() {
-            let segment = self.log.segment_of(location);
-            self.log.unpin(segment, &self.meta);
-        }
+    pub fn block_len(&self, block: Block) -> u32 {
+        (self.size_bytes - block.offset_bytes()).min(BLOCK_BYTES as u64) as u32
     }
 
     /// The map page of a region that is not mapped any more goes back to the host.
-    pub(crate) fn unmap<I: Io>(&mut self, io: &mut I, region: usize) {
+    pub fn unmap<I: Io>(&mut self, io: &mut I, region: usize) {
         io.release_meta(self.meta.layout().map_pages(region..region + 1));
         let c = self.meta.counters();
         add(&c.map_bytes, (BLOCK_BYTES as u64).wrapping_neg());
@@ -234,7 +295,7 @@ impl Disk {
 
     /// After a reset or an attach, a step: what an earlier generation has left in the other directory is
     /// forgotten, and the map pages that it used and this one does not go back to the host. True: there is more.
-    pub(crate) fn forget<I: Io>(&mut self, io: &mut I) -> bool {
+    pub fn forget<I: Io>(&mut self, io: &mut I) -> bool {
         let Some(from) = self.forget_from else { return false };
         let regions = self.meta.regions();
         let (mut region, mut cost) = (from, 0);
@@ -287,5 +348,28 @@ impl Disk {
             }
         }
         WORDS_PER_PAGE as u32 + CALL_COST
+    }
+    /// What an earlier generation left is still being given back.
+    pub fn is_forgetting(&self) -> bool {
+        self.forget_from.is_some()
+    }
+
+    /// From here on whoever attaches finds every block forgotten.
+    pub fn begin_reset(&self) {
+        self.meta.begin_reset();
+    }
+
+    /// Forgets every block, by one store. What that leaves is given back by [`BlockMap::forget`].
+    pub fn reset(&mut self) {
+        self.meta.reset();
+        self.forget_from = Some(0);
+        self.word_pages.clear();
+        set(&self.counters().map_bytes, 0);
+    }
+
+    /// Pages of it that hold memory; for the self-check.
+    pub fn pages(&self) -> usize {
+        let mapped = (0..self.meta.regions()).filter(|&r| self.meta.region(r) == RegionState::Mapped);
+        mapped.count() + self.word_pages.count()
     }
 }

@@ -1,20 +1,10 @@
-//! Asynchronous operations: what each was for, and who is told when it ends.
+//! Asynchronous operations: what each was for.
 //!
 //! Invariant: every operation that was started ends exactly once; a second end is a bug and panics.
 
-use crate::disk::Disk;
-use crate::error::Errno;
-use crate::health;
-use crate::io::{Io, OpId, PartId};
-use crate::table::{Active, Id, Wait};
+use crate::io::{OpId, PartId};
+use crate::table::Id;
 use crate::units::{Block, Location, Slot};
-
-/// Asynchronous operations that one request may have under way.
-pub(crate) const MAX_PENDING: u32 = 64;
-/// With so many under way for all requests together each may have one that reads: an owner that has buffers for fewer at a
-/// time is no slower for it, and they take no more memory than the requests themselves. Writes have parts, of which there are
-/// few.
-const CROWD: usize = 1024;
 
 /// What an operation was for.
 #[derive(Clone, Copy, Debug)]
@@ -25,28 +15,16 @@ pub(crate) enum Op {
         id: Id,
         at: u32,
     },
-    /// Overflow content for a guest read: `len` bytes from byte `skip` of the first block on.
-    OverflowRead {
-        id: Id,
-        at: u32,
-        block: Block,
-        location: Location,
-        skip: u32,
-        len: u32,
-    },
+    /// Overflow content for a guest read.
+    OverflowRead(OverflowRead),
     /// Old content of a block that is written in part.
     Merge(Merge),
     /// The write of a part of the log.
     PartWrite {
         part: PartId,
     },
-    /// A write in place of `n` blocks.
-    DirectWrite {
-        id: Id,
-        part: PartId,
-        block: Block,
-        n: u32,
-    },
+    /// A write in place.
+    DirectWrite(DirectWrite),
     /// Discarded blocks leave the difference file.
     DirectPunch {
         id: Id,
@@ -76,12 +54,37 @@ pub(crate) enum Op {
     Summary {
         segment: u32,
     },
-    /// The collector reads living blocks, `n` from number `first` of its list on.
-    Collect {
-        part: PartId,
-        first: usize,
-        n: usize,
-    },
+    /// The collector reads living blocks.
+    Collect(CollectRead),
+}
+
+/// A guest read of adjacent blocks of the overflow: `len` bytes from byte `skip` of the first block on, for byte `at` of the
+/// request's data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OverflowRead {
+    pub id: Id,
+    pub at: u32,
+    pub block: Block,
+    pub location: Location,
+    pub skip: u32,
+    pub len: u32,
+}
+
+/// A write in place of `n` blocks, from pages of a part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DirectWrite {
+    pub id: Id,
+    pub part: PartId,
+    pub block: Block,
+    pub n: u32,
+}
+
+/// A read of `n` of the collector's blocks from number `first` of its list on, for a part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CollectRead {
+    pub part: PartId,
+    pub first: usize,
+    pub n: usize,
 }
 
 /// A block that is written in part, while its old content is on its way.
@@ -98,6 +101,13 @@ pub(crate) struct Merge {
     pub location: Option<Location>,
     /// Where the new content goes.
     pub to: MergeTo,
+}
+
+impl Merge {
+    /// Bytes of the request's data that it stores.
+    pub fn guest_bytes(&self) -> u32 {
+        if self.at.is_some() { self.len } else { 0 }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -143,74 +153,5 @@ impl Operations {
     /// All of them, and [`Op::Free`] for numbers that are not in use.
     pub fn iter(&self) -> impl Iterator<Item = &Op> {
         self.all.iter()
-    }
-}
-
-impl Disk {
-    /// Whether a request waits for those that it has begun before it begins one more that reads.
-    #[inline]
-    pub(crate) fn has_begun_enough(&self, a: &Active) -> bool {
-        a.pending > 0 && (a.pending >= MAX_PENDING || self.ops.under_way() >= CROWD)
-    }
-
-    /// A read has ended: `bytes` is what was asked for, or why it failed.
-    pub fn read_done<I: Io>(&mut self, io: &mut I, op: OpId, bytes: Result<&[u8], Errno>) {
-        let op = self.ops.end(op);
-        let of_base = matches!(op, Op::BaseRead { .. } | Op::Merge(Merge { location: None, .. }));
-        if let (Err(errno), false) = (bytes, of_base) {
-            health::read_failed(io, self.meta.counters(), errno);
-        }
-        match op {
-            Op::BaseRead { id, at } => self.base_read_done(io, id, at, bytes),
-            Op::OverflowRead { id, at, block, location, skip, len } => {
-                self.overflow_read_done(io, id, at, block, skip, len, bytes);
-                self.unpin(location);
-            }
-            Op::Merge(merge) => self.merge_done(io, merge, bytes),
-            Op::Summary { segment } => self.summary_done(io, segment, bytes),
-            Op::Collect { part, first, n } => self.collect_read_done(io, part, first, n, bytes),
-            other => panic!("{other:?} is not a read"),
-        }
-    }
-
-    /// An operation other than a read has ended.
-    pub fn op_done<I: Io>(&mut self, io: &mut I, op: OpId, result: Result<(), Errno>) {
-        match self.ops.end(op) {
-            Op::PartWrite { part } => self.part_written(io, part, result),
-            Op::DirectWrite { id, part, block, n } => self.direct_written(io, id, part, block, n, result),
-            // A hole that could not be punched costs room, not correctness: the map already says zero.
-            Op::DirectPunch { id, sync: false } => self.operation_done(io, id, Ok(())),
-            Op::DirectPunch { id, sync: true } => self.sync_in_place(io, id),
-            Op::EmptyFile => self.file_emptied_or_not(),
-            Op::Drain => self.drained(io, result),
-            Op::Sync { id } => self.operation_done(io, id, result),
-            Op::RoundSync => self.round_synced(io, result),
-            Op::RoundWrite => self.round_written(io, result),
-            Op::Mark { part, set } => self.mark_written(io, part, set, result),
-            Op::Punch { segment } => self.punched(segment, result),
-            other => panic!("{other:?} is a read"),
-        }
-    }
-
-    /// One of a request's operations has ended.
-    pub(crate) fn operation_done<I: Io>(&mut self, io: &mut I, id: Id, result: Result<(), Errno>) {
-        let a = self.table.get_mut(id);
-        a.pending -= 1;
-        if let Err(errno) = result {
-            a.errno.get_or_insert(errno);
-            if matches!(a.wait, Wait::Room | Wait::Part | Wait::Turn) {
-                self.unpark(id);
-            }
-        }
-        let a = self.table.get_mut(id);
-        if a.pending == 0 && (a.walked || a.errno.is_some()) {
-            let a = *a;
-            self.finish(io, &a);
-        } else if !a.walked && a.errno.is_none() && a.wait == Wait::Operations && a.pending <= MAX_PENDING / 2
-        {
-            a.wait = Wait::Nothing;
-            let sequence = a.sequence;
-            self.runnable.push_back((id, sequence));
-        }
     }
 }

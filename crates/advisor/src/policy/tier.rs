@@ -1,28 +1,20 @@
 //! One tier in miniature: which sampled blocks it holds, and which of them go.
 //!
-//! The rules are those of `crates/core/src/evict.rs`, `ram.rs` and `promote.rs`; what they say in slots is here as much less
-//! as the sample is smaller than the disk, and at least 1. Writes of the overflow end at once. Invariant: a slot is
-//! free or holds one block, whose place says so.
+//! The rules are the disk's own (`spillway-policy`), with what they say in slots as much less as the sample is smaller
+//! than the disk. Writes of the overflow end at once. Invariant: a slot is free or holds one block, whose place says so.
 
 use crate::event::BLOCK_BYTES;
-use crate::limit::free_blocks;
 use crate::stack::Ranks;
+use spillway_policy::{HAND_STEPS, Hand, MAX_FREQUENCY, Pass, RecentReads, Reserve};
 
 /// Blocks of a part at most.
-const PART_BLOCKS: u64 = 48;
+const PART_BLOCKS: u32 = 48;
 /// Blocks of a segment of the log but its summary.
-const SEGMENT_BLOCKS: u64 = 255;
+const SEGMENT_BLOCKS: u32 = 255;
 /// Where a living block is that is in no slot.
 const OVERFLOW: u32 = u32::MAX;
 /// Where one is that does not live.
 const NOWHERE: u32 = u32::MAX - 1;
-/// As in core: uses that are counted, reads after which a block comes back, slots to a cell that remembers reads.
-const MAX_FREQUENCY: u8 = 3;
-const READS: u32 = 3;
-const SLOTS_PER_CELL: u64 = 8;
-const MIN_CELLS: u64 = 64;
-/// Slots that the hand passes for one part.
-const HAND_STEPS: u64 = 16 * 1024;
 
 #[derive(Clone, Copy)]
 struct Slot {
@@ -32,23 +24,20 @@ struct Slot {
 }
 
 pub(super) struct Tier {
-    limit: u32,
-    reserve: u32,
-    part: u32,
+    reserve: Reserve,
     /// As long as slots were ever used.
     slots: Vec<Slot>,
     /// Free ones among them.
     free: Ranks,
     used: u32,
-    hand: usize,
-    hand_steps: usize,
+    hand: Hand,
+    hand_steps: u32,
     /// Blocks of a segment, and those that the open one has room for: a part ends where it does.
     segment: u32,
     segment_left: u32,
     /// Of each block by its index: its slot.
     places: Vec<u32>,
-    /// Cells of blocks that were read of the overflow lately.
-    cells: Vec<u32>,
+    recent_reads: RecentReads,
     overflow: u32,
     pub evicted: u64,
     pub overflow_read: u64,
@@ -59,22 +48,19 @@ pub(super) struct Tier {
 impl Tier {
     pub fn new(limit_bytes: u64, rate: f64) -> Tier {
         let limit = limit_bytes / BLOCK_BYTES;
-        let scaled = |n: u64| ((n as f64 * rate).round() as u32).max(1);
-        let reserve = free_blocks(limit);
-        let cells = 1 << ((limit / SLOTS_PER_CELL).max(MIN_CELLS).ilog2());
+        let scaled = |n: u32| ((f64::from(n) * rate).round() as u32).max(1);
+        let slots = u32::try_from(limit).unwrap_or(u32::MAX);
         Tier {
-            limit: scaled(limit),
-            reserve: scaled(reserve),
-            part: scaled((reserve / 4).clamp(1, PART_BLOCKS)),
+            reserve: Reserve::of(slots, PART_BLOCKS).scaled(rate),
             slots: Vec::new(),
             free: Ranks::new(0),
             used: 0,
-            hand: 0,
-            hand_steps: scaled(HAND_STEPS) as usize,
+            hand: Hand::default(),
+            hand_steps: scaled(HAND_STEPS),
             segment: scaled(SEGMENT_BLOCKS),
             segment_left: 0,
             places: Vec::new(),
-            cells: vec![0; scaled(cells) as usize],
+            recent_reads: RecentReads::new(limit, rate),
             overflow: 0,
             evicted: 0,
             overflow_read: 0,
@@ -86,7 +72,8 @@ impl Tier {
     pub fn bytes(&self) -> usize {
         self.slots.capacity() * size_of::<Slot>()
             + self.free.bytes()
-            + (self.places.capacity() + self.cells.capacity()) * 4
+            + self.places.capacity() * 4
+            + self.recent_reads.bytes()
     }
 
     /// A block that lives is read.
@@ -96,7 +83,7 @@ impl Tier {
             return self.touch(slot);
         }
         self.overflow_read += 1;
-        if self.limit - self.used > self.reserve.div_ceil(2) && self.reads_enough(block) {
+        if self.reserve.may_come_back(self.reserve.limit() - self.used) && self.recent_reads.count(block) {
             self.promoted += 1;
             self.overflow -= 1;
             self.take_slot(index);
@@ -136,8 +123,8 @@ impl Tier {
         self.free = Ranks::new(0);
         (self.used, self.overflow) = (0, 0);
         self.places.clear();
-        self.cells.fill(0);
-        self.hand = 0;
+        self.recent_reads.clear();
+        self.hand = Hand::default();
     }
 
     fn touch(&mut self, slot: u32) {
@@ -147,7 +134,7 @@ impl Tier {
 
     /// The lowest free slot, as in core.
     fn take_slot(&mut self, index: u32) {
-        while self.used >= self.limit {
+        while self.used >= self.reserve.limit() {
             self.evict_part();
         }
         let slot = if self.free.len() > 0 {
@@ -172,14 +159,14 @@ impl Tier {
 
     /// Parts leave until the reserve is free.
     fn evict(&mut self) {
-        while self.used >= (self.limit - self.reserve.min(self.limit) + self.part).max(1) {
+        while self.used > 0 && self.reserve.must_leave(self.used) {
             self.evict_part();
         }
     }
 
     /// The hand goes on until it has found a part's cold blocks, or has gone its steps: then fewer leave, or none.
     fn evict_part(&mut self) {
-        let most = self.limit as usize;
+        let most = self.reserve.limit() as usize;
         while self.slots.len() < most {
             // By then core has made all slots ready: its hand passes them too.
             self.free.grow(most);
@@ -189,45 +176,33 @@ impl Tier {
         if self.segment_left == 0 {
             self.segment_left = self.segment;
         }
-        let most = self.part.min(self.segment_left);
-        let mut picked = 0;
-        for _ in 0..self.hand_steps.min(self.slots.len() * (usize::from(MAX_FREQUENCY) + 1)) {
-            if picked == most {
-                break;
+        let most = self.reserve.batch().min(self.segment_left);
+        let mut picked = Vec::with_capacity(most as usize);
+        let slots = &mut self.slots;
+        self.hand.go(slots.len() as u32, most as usize, self.hand_steps, |i| {
+            let slot = &mut slots[i as usize];
+            match (slot.owner, slot.frequency) {
+                (OVERFLOW, _) => Pass::Nothing,
+                (owner, 0) => {
+                    picked.push((i, owner));
+                    // Its owner goes below; the hand must not come by again before.
+                    slot.owner = OVERFLOW;
+                    Pass::Picked
+                }
+                _ => {
+                    slot.frequency -= 1;
+                    Pass::Cooled
+                }
             }
-            if self.hand >= self.slots.len() {
-                self.hand = 0;
-            }
-            let i = self.hand;
-            self.hand += 1;
-            let slot = &mut self.slots[i];
-            if slot.owner == OVERFLOW {
-                continue;
-            }
-            if slot.frequency > 0 {
-                slot.frequency -= 1;
-                continue;
-            }
-            self.places[slot.owner as usize] = OVERFLOW;
-            self.release(i as u32);
-            self.evicted += 1;
-            self.overflow += 1;
-            picked += 1;
+        });
+        for &(slot, owner) in &picked {
+            self.places[owner as usize] = OVERFLOW;
+            self.release(slot);
         }
+        let picked = picked.len() as u32;
+        self.evicted += u64::from(picked);
+        self.overflow += picked;
         self.segment_left -= picked;
         self.peak_overflow = self.peak_overflow.max(self.overflow);
-    }
-
-    /// A block was read of the overflow: whether that was often enough.
-    fn reads_enough(&mut self, block: u32) -> bool {
-        let hash = block.wrapping_mul(0x9E37_79B1);
-        // The upper half of the product says which cell, the lower one which block: with a power of two of cells they are the
-        // hash's own bits, as in the core.
-        let product = u64::from(hash) * self.cells.len() as u64;
-        let (cell, tag) = ((product >> 32) as usize, product as u32);
-        let cell = &mut self.cells[cell];
-        let reads = if *cell & !0b11 == tag & !0b11 { (*cell & 0b11) + 1 } else { 1 };
-        *cell = if reads < READS { tag & !0b11 | reads } else { 0 };
-        reads == READS
     }
 }

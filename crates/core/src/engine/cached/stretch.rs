@@ -5,38 +5,45 @@
 //! go. Invariant: the commit rule of `write`, for each block of the stretch.
 //! Why: `docs/design/009-memory-of-the-ram-tier.md`.
 
-use crate::disk::Disk;
+use crate::engine::cached::tiers::Tiers;
 use crate::entry::{Entry, Place};
 use crate::error::Errno;
 use crate::io::Io;
+use crate::map::BlockMap;
+use crate::shared::Shared;
 use crate::table::Active;
 use crate::units::{BLOCK_BYTES, Block, Slot};
 
 /// Fewer blocks than this are written one by one: a call for them costs more than it saves.
-pub(crate) const SHORTEST_STRETCH: u32 = 16;
+pub(super) const SHORTEST_STRETCH: u32 = 16;
 
 /// What became of the blocks at a request's place.
-pub(crate) enum Stretch {
+pub(super) enum Stretch {
     /// So many bytes of the request were stored.
     Stored(u32),
     /// So many bytes from the request's place on are to be written block by block; at least one block.
     TooShort(u32),
 }
 
-impl Disk {
+impl Tiers {
     /// Stores the longest stretch that begins at the request's place. The caller has checked that the request has
     /// at least [`SHORTEST_STRETCH`] blocks left, and accounts for what was stored on the plane `ram`.
-    pub(crate) fn write_stretch<I: Io>(&mut self, io: &mut I, a: &mut Active) -> Result<Stretch, Errno> {
+    pub fn write_stretch<I: Io>(
+        &mut self,
+        shared: &mut Shared,
+        io: &mut I,
+        a: &mut Active,
+    ) -> Result<Stretch, Errno> {
         const BLOCK: u32 = BLOCK_BYTES as u32;
-        let piece = self.piece(a);
+        let piece = shared.piece(a);
         if !piece.whole {
             return Ok(Stretch::TooShort(piece.len));
         }
         let token = a.request.token;
-        let most = ((a.len() - a.at) / BLOCK).min(self.budget);
-        let first = self.place(piece.block);
+        let most = ((a.len() - a.at) / BLOCK).min(shared.admission.budget());
+        let first = shared.map.place(piece.block);
         let mut blocks = 0;
-        while blocks < most && self.continues(first, Block(piece.block.0 + blocks), blocks) {
+        while blocks < most && continues(&shared.map, first, Block(piece.block.0 + blocks), blocks) {
             // A block of zeroes takes no slot. If the guest changes it after this look, the other answer was as true.
             if io.guest_is_zero(token, a.at + blocks * BLOCK, BLOCK)? {
                 break;
@@ -50,8 +57,8 @@ impl Disk {
             (0..blocks).for_each(|i| self.ram.touch_written(Slot(slot.0 + i)));
             io.guest_to_slots(token, a.at, slot, blocks, false)?;
         } else {
-            let may = self.has_room() && !self.log.is_over() && (a.stalled || self.room_waiters.is_empty());
-            let taken = if may { self.ram.allocate_run(io, &self.meta, blocks) } else { None };
+            let may = self.has_room() && !self.log.is_over() && shared.admission.may_take_room(a);
+            let taken = if may { self.ram.allocate_run(io, shared.map.meta(), blocks) } else { None };
             let Some((slot, n, fresh)) = taken else { return Ok(Stretch::TooShort(blocks * BLOCK)) };
             blocks = n;
             if let Err(errno) = io.guest_to_slots(token, a.at, slot, blocks, fresh) {
@@ -61,21 +68,21 @@ impl Disk {
             for i in 0..blocks {
                 let (block, slot) = (Block(piece.block.0 + i), Slot(slot.0 + i));
                 self.ram.own(slot, block);
-                self.commit(block, Entry::ram(slot));
+                self.commit(&mut shared.map, block, Entry::ram(slot));
             }
         }
-        self.budget -= blocks;
+        shared.admission.set_budget(shared.admission.budget() - blocks);
         a.at += blocks * BLOCK;
         a.moved_bytes += u64::from(blocks * BLOCK);
         Ok(Stretch::Stored(blocks * BLOCK))
     }
+}
 
-    /// Whether a block, `after` blocks behind one at `first`, lies or will lie in the slot that many behind.
-    fn continues(&self, first: Place, block: Block, after: u32) -> bool {
-        match (first, self.place(block)) {
-            (Place::Ram(first), Place::Ram(slot)) => slot.0 == first.0 + after,
-            (Place::Ram(_), _) | (_, Place::Ram(_)) => false,
-            _ => true,
-        }
+/// Whether a block, `after` blocks behind one at `first`, lies or will lie in the slot that many behind.
+fn continues(map: &BlockMap, first: Place, block: Block, after: u32) -> bool {
+    match (first, map.place(block)) {
+        (Place::Ram(first), Place::Ram(slot)) => slot.0 == first.0 + after,
+        (Place::Ram(_), _) | (_, Place::Ram(_)) => false,
+        _ => true,
     }
 }

@@ -4,28 +4,23 @@
 //! Invariants: a slot is free (backed, punched, stale or fresh), reserved, or owned by exactly one block; no more
 //! slots than the limit hold memory, but while a limit that has fallen is being reached.
 //! Why: `docs/design/009-memory-of-the-ram-tier.md`.
-//!
-//! The eviction policy is a clock with a two-bit frequency: a block enters at 0 and gains one by each later
-//! use, the hand takes one away as it passes and picks what it finds at 0. A block that is touched once, as a
-//! scan does, is gone after one turn; a block that is used again stays. Why: `docs/design/003-eviction.md`.
 
 mod memory;
 
+use crate::engine::cached::slots::{SlotSet, UNIT_SLOTS};
 use crate::io::{Io, PartId};
 use crate::meta::Meta;
-use crate::slots::{SlotSet, UNIT_SLOTS};
 use crate::units::{BLOCK_BYTES, Block, Slot};
+use spillway_policy::{HAND_STEPS, Hand, MAX_FREQUENCY, Pass};
 use std::ops::Range;
 
-const FREQUENCY: u8 = 0b11;
+/// Bits of a state that hold the frequency.
+const FREQUENCY: u8 = MAX_FREQUENCY;
 const EVICTING_SHIFT: u32 = 2;
 /// State of a slot without owner that is taken all the same.
 const RESERVED: u8 = 1;
 /// State of a free slot whose content is to be zeroed before it is used.
 const DIRTY: u8 = 2;
-/// Slots that the hand passes in one call at most: well below a millisecond.
-const HAND_STEPS: u32 = 16 * 1024;
-
 /// The `data` memory that the owner has for the slots: as much as the limit may ever be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataMemory {
@@ -77,7 +72,7 @@ pub(crate) struct RamTier {
     evicting: u32,
     /// How many of the backed free slots are to be given back to the host.
     give_back: u32,
-    hand: u32,
+    hand: Hand,
     /// How many of the free slots with memory were made ready and not used.
     ahead: u32,
     /// Slots taken in this turn that had no memory, or would have had none; and when there were some.
@@ -117,7 +112,7 @@ impl RamTier {
             peak: 0,
             evicting: 0,
             give_back: 0,
-            hand: 0,
+            hand: Hand::default(),
             ahead: 0,
             taken: 0,
             taken_ns: 0,
@@ -377,26 +372,21 @@ impl RamTier {
 
     /// Picks up to `n` cold blocks for `part`; they count as evicting from here on.
     pub fn pick_cold(&mut self, n: usize, part: PartId, out: &mut Vec<(Block, Slot)>) {
-        let mut steps = HAND_STEPS.min(self.fresh.saturating_mul(u32::from(FREQUENCY) + 1));
-        while out.len() < n && steps > 0 {
-            steps -= 1;
-            if self.hand >= self.fresh {
-                self.hand = 0;
+        let RamTier { hand, owner, state, evicting, fresh, .. } = self;
+        hand.go(*fresh, n, HAND_STEPS, |slot| {
+            let (owner, state) = (owner[slot as usize], &mut state[slot as usize]);
+            if owner == 0 || *state >> EVICTING_SHIFT != 0 {
+                return Pass::Nothing;
             }
-            let i = self.hand as usize;
-            self.hand += 1;
-            let (owner, state) = (self.owner[i], self.state[i]);
-            if owner == 0 || state >> EVICTING_SHIFT != 0 {
-                continue;
+            if *state != 0 {
+                *state -= 1;
+                return Pass::Cooled;
             }
-            if state != 0 {
-                self.state[i] = state - 1;
-                continue;
-            }
-            self.state[i] = (part.0 + 1) << EVICTING_SHIFT;
-            self.evicting += 1;
-            out.push((Block(owner - 1), Slot(i as u32)));
-        }
+            *state = (part.0 + 1) << EVICTING_SHIFT;
+            *evicting += 1;
+            out.push((Block(owner - 1), Slot(slot)));
+            Pass::Picked
+        });
     }
 
     /// Whether the slot still holds the content that `part` took from it.

@@ -6,21 +6,12 @@
 //! punched only when nothing lives in it and no read or write of it is under way; while a write or a punch may
 //! be under way its mark in `meta` says busy, so that whoever attaches after a death knows.
 
+use crate::engine::cached::segments::{Segment, Segments, Status};
+use crate::engine::part::{Extent, Stream};
 use crate::meta::{Meta, SegmentMark};
-use crate::segments::{Segment, Segments, Status};
 use crate::spec::LogShape;
 use crate::units::Location;
 use std::collections::{HashMap, VecDeque};
-
-/// Who appends: each stream has an open segment of its own, so that cold survivors do not mix with newcomers
-/// and the collector never waits for room that eviction has taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stream {
-    /// Eviction, and the writes of mode `overflow`.
-    Write = 0,
-    /// The collector.
-    Collect = 1,
-}
 
 struct Open {
     segment: u32,
@@ -29,44 +20,35 @@ struct Open {
 
 /// Why a segment of which a write has failed is not opened before others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Doubt {
+pub(super) enum Doubt {
     /// The spot may be bad.
     Spot,
     /// The file system has no room for what the file does not hold there; another segment it may hold.
     Room,
 }
 
-/// Room for `n` blocks in a row.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
-    pub segment: u32,
-    pub first: Location,
-    /// The extent ends the segment: its summary follows.
-    pub seals: bool,
-}
-
 /// Free segments that only the collector may open.
-pub(crate) const COLLECTOR_OWN: u32 = 2;
+pub(super) const COLLECTOR_OWN: u32 = 2;
 /// Stuck segments that are tried again at a time.
 const RETRIES: u32 = 256;
 
-pub(crate) struct Log {
-    pub(crate) shape: LogShape,
+pub(super) struct Log {
+    pub(super) shape: LogShape,
     /// Segments that the file may hold.
-    pub(crate) total: u32,
+    pub(super) total: u32,
     /// The same until it has shrunk to a limit that was lowered.
-    pub(crate) ceiling: u32,
-    pub(crate) segments: Segments,
+    pub(super) ceiling: u32,
+    pub(super) segments: Segments,
     /// Free ones that the file holds, the next to be opened at the end, the next to be punched out in front.
-    pub(crate) empty: VecDeque<u32>,
+    pub(super) empty: VecDeque<u32>,
     /// Free ones that have left it.
-    pub(crate) punched: Vec<u32>,
+    pub(super) punched: Vec<u32>,
     /// Free ones that the file holds and whose spot may be bad, opened when no others are left but those that are the
     /// collector's own.
-    pub(crate) doubtful: VecDeque<u32>,
+    pub(super) doubtful: VecDeque<u32>,
     /// What is to be remembered of segments when they are free.
     doubted: HashMap<u32, Doubt>,
-    pub(crate) punching: u32,
+    pub(super) punching: u32,
     /// Those that wait for a drain.
     draining: Vec<u32>,
     /// While attaching: a bit for each location that the map has named.

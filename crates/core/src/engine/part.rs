@@ -6,9 +6,27 @@
 
 use crate::entry::Entry;
 use crate::io::{PARTS, PartId};
-use crate::log::{Extent, Stream};
 use crate::table::Id;
 use crate::units::{Block, Location, Slot};
+
+/// Who appends: each stream has an open segment of its own, so that cold survivors do not mix with newcomers
+/// and the collector never waits for room that eviction has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stream {
+    /// Eviction, and the writes of mode `overflow`.
+    Write = 0,
+    /// The collector.
+    Collect = 1,
+}
+
+/// Room for `n` blocks in a row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub segment: u32,
+    pub first: Location,
+    /// The extent ends the segment: its summary follows.
+    pub seals: bool,
+}
 
 /// Where a block in a part came from: what must still be true for its write to be committed.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +73,12 @@ pub(crate) struct Part {
 /// All parts.
 pub(crate) struct Parts {
     parts: [Part; PARTS],
+}
+
+impl std::fmt::Debug for Parts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.parts.iter().map(|p| p.state)).finish()
+    }
 }
 
 impl Parts {

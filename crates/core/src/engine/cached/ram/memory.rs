@@ -4,10 +4,10 @@
 //! Invariant: each step is well below a millisecond.
 
 use super::{DIRTY, RamTier};
+use crate::engine::cached::slots::{SlotSet, UNIT_SLOTS};
+use crate::engine::cached::stretch::SHORTEST_STRETCH;
 use crate::io::Io;
 use crate::meta::Meta;
-use crate::slots::{SlotSet, UNIT_SLOTS};
-use crate::stretch::SHORTEST_STRETCH;
 use crate::units::Slot;
 
 /// Slots that one step gives back to the host at most, and those that it looks at.

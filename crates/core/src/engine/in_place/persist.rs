@@ -8,14 +8,16 @@
 //! `docs/design/031-persistent.md`.
 
 use crate::counters::add;
-use crate::disk::Disk;
+use crate::engine::in_place::InPlace;
+use crate::engine::in_place::states::{BlockState, STATE_PAGE_BLOCKS, StateMap};
+use crate::engine::part::Stream;
 use crate::entry::{Entry, Place};
 use crate::error::{DiskError, Errno};
 use crate::io::{Io, PartId};
-use crate::log::Stream;
+use crate::map::BlockMap;
 use crate::meta::RegionState;
 use crate::ops::Op;
-use crate::states::{BlockState, STATE_PAGE_BLOCKS, StateMap};
+use crate::shared::Shared;
 use crate::table::Id;
 use crate::units::{BLOCK_BYTES, Block, Location, REGION_BLOCKS};
 use std::ops::Range;
@@ -158,80 +160,76 @@ impl Persistent {
     }
 }
 
-impl Disk {
-    /// A new `meta` becomes what the live map says. One that an earlier process has left is the newer of the two.
-    pub(crate) fn load_states(&mut self, live: &mut StateMap) -> Result<(), DiskError> {
-        if live.pages() != self.spec.blocks().div_ceil(STATE_PAGE_BLOCKS) {
-            return Err(DiskError::Damaged("the file's map is of another size".into()));
+/// A new `meta` becomes what the live map says. One that an earlier process has left is the newer of the two.
+pub(super) fn load_states(map: &BlockMap, live: &mut StateMap) -> Result<(), DiskError> {
+    let meta = map.meta();
+    if live.pages() != map.blocks().div_ceil(STATE_PAGE_BLOCKS) {
+        return Err(DiskError::Damaged("the file's map is of another size".into()));
+    }
+    if meta.has_states() {
+        return Ok(());
+    }
+    live.load();
+    for region in 0..meta.regions() {
+        let blocks = map.blocks_of(region);
+        let mut entries = [Entry::BASE; REGION_BLOCKS];
+        for (entry, block) in entries.iter_mut().zip(blocks.clone()) {
+            *entry = match live.get(Block(block)) {
+                Some(BlockState::Base) => Entry::BASE,
+                Some(BlockState::File) => Entry::overflow(Location(block), 0),
+                Some(BlockState::Zero) => Entry::ZERO,
+                None => return Err(DiskError::Damaged(format!("the file's map: block {block}"))),
+            };
         }
-        if self.meta.has_states() {
-            return Ok(());
-        }
-        live.load();
-        for region in 0..self.meta.regions() {
-            let first = (region * REGION_BLOCKS) as u32;
-            let blocks = first..(first + REGION_BLOCKS as u32).min(self.spec.blocks());
-            let mut entries = [Entry::BASE; REGION_BLOCKS];
-            for (entry, block) in entries.iter_mut().zip(blocks.clone()) {
-                *entry = match live.get(Block(block)) {
-                    Some(BlockState::Base) => Entry::BASE,
-                    Some(BlockState::File) => Entry::overflow(Location(block), 0),
-                    Some(BlockState::Zero) => Entry::ZERO,
-                    None => return Err(DiskError::Damaged(format!("the file's map: block {block}"))),
-                };
-            }
-            let all = |entry: Entry| entries[..blocks.len()].iter().all(|&e| e == entry);
-            let beyond_base = Block(first).offset_bytes() >= self.spec.base_bytes;
-            match self.meta.region(region) {
-                RegionState::Untouched if all(Entry::BASE) => {}
-                RegionState::Untouched if all(Entry::ZERO) => {
-                    self.meta.set_region(region, RegionState::Zero);
-                }
-                RegionState::Zero if all(Entry::ZERO) || beyond_base && all(Entry::BASE) => {}
-                state => {
-                    for (block, entry) in (first..).zip(entries) {
-                        if state != RegionState::Mapped || self.meta.entry(Block(block)) != entry {
-                            self.meta.set_entry(Block(block), entry);
-                        }
+        let all = |entry: Entry| entries[..blocks.len()].iter().all(|&e| e == entry);
+        match meta.region(region) {
+            RegionState::Untouched if all(Entry::BASE) => {}
+            RegionState::Untouched if all(Entry::ZERO) => meta.set_region(region, RegionState::Zero),
+            RegionState::Zero if all(Entry::ZERO) || map.is_beyond_base(region) && all(Entry::BASE) => {}
+            state => {
+                for (block, entry) in (blocks.start..).zip(entries) {
+                    if state != RegionState::Mapped || meta.entry(Block(block)) != entry {
+                        meta.set_entry(Block(block), entry);
                     }
-                    self.meta.set_region(region, RegionState::Mapped);
                 }
+                meta.set_region(region, RegionState::Mapped);
             }
         }
-        self.meta.set_has_states();
-        Ok(())
     }
+    meta.set_has_states();
+    Ok(())
+}
 
-    /// Makes the map what the adopted `meta` says, in shared memory too: a process may have died between the two, or the page
-    /// cache may have fallen back to what the file has.
-    pub(crate) fn adopt_states(&mut self, mut live: StateMap) {
-        for region in 0..self.meta.regions() {
-            let first = (region * REGION_BLOCKS) as u32;
-            let blocks = first..(first + REGION_BLOCKS as u32).min(self.spec.blocks());
-            let state = self.meta.region(region);
-            for block in blocks.map(Block).filter(|_| state != RegionState::Untouched) {
-                let place = match state {
-                    RegionState::Zero => Place::Zero,
-                    _ => self.meta.entry(block).place(),
-                };
-                match place {
-                    Place::Base => {}
-                    Place::Zero => live.set_unshared(block, BlockState::Zero),
-                    Place::Ram(_) | Place::Overflow(..) => live.set_unshared(block, BlockState::File),
-                }
+/// Makes the live map what the adopted `meta` says, in shared memory too: a process may have died between the two, or the page
+/// cache may have fallen back to what the file has.
+pub(super) fn adopt_states(map: &BlockMap, mut live: StateMap) -> Persistent {
+    let meta = map.meta();
+    for region in 0..meta.regions() {
+        let state = meta.region(region);
+        for block in map.blocks_of(region).map(Block).filter(|_| state != RegionState::Untouched) {
+            let place = match state {
+                RegionState::Zero => Place::Zero,
+                _ => meta.entry(block).place(),
+            };
+            match place {
+                Place::Base => {}
+                Place::Zero => live.set_unshared(block, BlockState::Zero),
+                Place::Ram(_) | Place::Overflow(..) => live.set_unshared(block, BlockState::File),
             }
         }
-        let mut persistent = Persistent::new(live);
-        if self.meta.is_marked() {
-            // What the medium has of the map is of no use: all of it is written before the mark goes.
-            (0..persistent.live.pages()).for_each(|page| persistent.changed.insert(page));
-        }
-        self.persistent = Some(Box::new(persistent));
     }
+    let mut persistent = Persistent::new(live);
+    if meta.is_marked() {
+        // What the medium has of the map is of no use: all of it is written before the mark goes.
+        (0..persistent.live.pages()).for_each(|page| persistent.changed.insert(page));
+    }
+    persistent
+}
 
+impl InPlace {
     /// A write that was to be on the medium when it ended has failed: see [`Persistent::store_live_again`]. The kernel says
     /// once that a page was lost: an fdatasync that is under way may end well, and have left that page out.
-    pub(crate) fn stable_write_failed(&mut self, errno: Errno) {
+    pub(super) fn stable_write_failed(&mut self, errno: Errno) {
         if let Some(p) = &mut self.persistent {
             p.store_live_again();
             if let Some(round) = &mut p.round {
@@ -241,22 +239,13 @@ impl Disk {
     }
 
     /// One of the request's operations: it ends when all that has completed so far is on the medium.
-    pub(crate) fn join_flush<I: Io>(&mut self, io: &mut I, id: Id) {
+    pub(super) fn join_flush<I: Io>(&mut self, shared: &mut Shared, io: &mut I, id: Id) {
         self.persistent().waiters.push(id);
-        self.begin_round(io);
-    }
-
-    /// One of the request's operations has put content, or a hole, in place durably. It ends when the medium also says so.
-    pub(crate) fn end_when_stable<I: Io>(&mut self, io: &mut I, id: Id, blocks: Range<u32>) {
-        if self.may_be_unstable(blocks) {
-            self.join_flush(io, id);
-        } else {
-            self.operation_done(io, id, Ok(()));
-        }
+        self.begin_round(shared, io);
     }
 
     /// In mode `persistent`: whether the medium may say something else of these blocks than the live map does.
-    pub(crate) fn may_be_unstable(&self, blocks: Range<u32>) -> bool {
+    pub(super) fn may_be_unstable(&self, blocks: Range<u32>) -> bool {
         self.persistent.as_ref().is_some_and(|p| !p.is_stable(blocks))
     }
 
@@ -264,21 +253,21 @@ impl Disk {
         self.persistent.as_mut().expect("mode persistent has it")
     }
 
-    fn begin_round<I: Io>(&mut self, io: &mut I) {
-        let unmark = self.meta.is_marked();
+    fn begin_round<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
+        let unmark = shared.map.meta().is_marked();
         let p = self.persistent();
         if p.round.is_some() || p.waiters.is_empty() {
             return;
         }
         p.start_round(unmark, false);
-        self.go_on_round(io);
+        self.go_on_round(shared, io);
     }
 
     /// Brings everything to the medium, for whoever stops: no request may be unfinished or arrive meanwhile. `None`: it is
     /// on its way; call again after each [`Disk::end_turn`].
-    pub fn put_away<I: Io>(&mut self, io: &mut I) -> Option<Result<(), Errno>> {
-        let unmark = self.meta.is_marked();
-        let (draining, rests) = (self.is_draining(), self.drain_rests());
+    pub fn put_away<I: Io>(&mut self, shared: &mut Shared, io: &mut I) -> Option<Result<(), Errno>> {
+        let unmark = shared.map.meta().is_marked();
+        let (draining, rests) = (shared.drain.is_needed(), shared.drain.rests(shared.now_ns()));
         let Some(p) = &mut self.persistent else { return Some(Ok(())) };
         if draining {
             // An earlier page of the map may still land. A barrier that fails may do so for ever.
@@ -290,15 +279,15 @@ impl Disk {
         let put_away = p.put_away.take();
         if put_away.is_none() {
             p.start_round(unmark, true);
-            self.go_on_round(io);
+            self.go_on_round(shared, io);
         }
         put_away
     }
 
     /// The next step of the round: pages, as they are now, into a staging buffer, and an fdatasync of the content that they
     /// tell of; or behind the last pages an fdatasync for those.
-    fn go_on_round<I: Io>(&mut self, io: &mut I) {
-        let most = self.spec.shape.part_blocks as usize;
+    fn go_on_round<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
+        let most = shared.spec.shape.part_blocks as usize;
         let p = self.persistent.as_mut().expect("mode persistent has it");
         let round = p.round.as_mut().expect("it goes on");
         let next = &round.pages[round.done..];
@@ -310,25 +299,25 @@ impl Disk {
             }
             round.staged = Some((part, n));
         }
-        let op = self.ops.begin(Op::RoundSync);
+        let op = shared.ops.begin(Op::RoundSync);
         io.sync_overflow(op);
     }
 
     /// The round's fdatasync has ended.
-    pub(crate) fn round_synced<I: Io>(&mut self, io: &mut I, result: Result<(), Errno>) {
+    pub(super) fn round_synced<I: Io>(&mut self, shared: &mut Shared, io: &mut I, result: Result<(), Errno>) {
         let round = self.persistent().round();
         let (staged, unmark) = (round.staged, round.unmark);
         let result = round.errno.map_or(result, Err);
         match (result, staged) {
-            (Err(errno), _) => self.fail_round(io, errno),
-            (Ok(()), Some((part, n))) => self.write_pages(io, part, n),
-            (Ok(()), None) if unmark => self.write_mark(io, false),
-            (Ok(()), None) => self.end_round(io, Ok(())),
+            (Err(errno), _) => self.fail_round(shared, io, errno),
+            (Ok(()), Some((part, n))) => self.write_pages(shared, io, part, n),
+            (Ok(()), None) if unmark => self.write_mark(shared, io, false),
+            (Ok(()), None) => self.end_round(shared, io, Ok(())),
         }
     }
 
     /// The staged pages go to their places in the durable map: page 0 there is the mark's.
-    fn write_pages<I: Io>(&mut self, io: &mut I, part: PartId, n: usize) {
+    fn write_pages<I: Io>(&mut self, shared: &mut Shared, io: &mut I, part: PartId, n: usize) {
         let round = self.persistent().round();
         let pages = round.pages[round.done..round.done + n].to_vec();
         let runs: Vec<_> = pages.chunk_by(|a, b| a + 1 == *b).collect();
@@ -336,22 +325,22 @@ impl Disk {
         let mut staged = 0;
         for run in runs {
             let n = run.len() as u32;
-            self.count_pages(n);
-            let op = self.ops.begin(Op::RoundWrite);
+            count_pages(shared, n);
+            let op = shared.ops.begin(Op::RoundWrite);
             io.write_map(op, part, staged * BLOCK_BYTES, run[0] + 1, n, false);
             staged += run.len();
         }
     }
 
-    fn count_pages(&self, pages: u32) {
-        self.counters().overflow.write(u64::from(pages) * BLOCK_BYTES as u64);
-        add(&self.counters().summaries, u64::from(pages));
-    }
-
     /// One of the round's writes has ended.
-    pub(crate) fn round_written<I: Io>(&mut self, io: &mut I, result: Result<(), Errno>) {
+    pub(super) fn round_written<I: Io>(
+        &mut self,
+        shared: &mut Shared,
+        io: &mut I,
+        result: Result<(), Errno>,
+    ) {
         if let Err(errno) = result {
-            self.health.write_failed(io, self.meta.counters(), self.now_ns, errno);
+            shared.write_failed(io, errno);
         }
         let round = self.persistent().round();
         round.writes -= 1;
@@ -360,18 +349,18 @@ impl Disk {
             return;
         }
         if let Some(errno) = round.errno {
-            self.fail_round(io, errno);
+            self.fail_round(shared, io, errno);
             return;
         }
         if let Some((part, n)) = round.staged.take() {
             round.done += n;
             self.parts.release(part);
         }
-        self.go_on_round(io);
+        self.go_on_round(shared, io);
     }
 
     /// What it was to bring to the medium may be there or not: all of it is to be written again.
-    fn fail_round<I: Io>(&mut self, io: &mut I, errno: Errno) {
+    fn fail_round<I: Io>(&mut self, shared: &mut Shared, io: &mut I, errno: Errno) {
         self.stable_write_failed(errno);
         let p = self.persistent();
         let round = p.round.as_mut().expect("it fails once");
@@ -379,25 +368,25 @@ impl Disk {
         if let Some((part, _)) = round.staged.take() {
             self.parts.release(part);
         }
-        self.end_round(io, Err(errno));
+        self.end_round(shared, io, Err(errno));
     }
 
-    fn end_round<I: Io>(&mut self, io: &mut I, result: Result<(), Errno>) {
+    fn end_round<I: Io>(&mut self, shared: &mut Shared, io: &mut I, result: Result<(), Errno>) {
         let p = self.persistent();
         let Some(round) = p.round.take() else { return };
         if round.last {
             p.put_away = Some(result);
         }
         for id in round.waiters {
-            self.operation_done(io, id, result);
+            shared.admission.operation_done(id, result);
         }
-        self.begin_round(io);
+        self.begin_round(shared, io);
     }
 
     /// Sets the mark of a reset on the medium, or takes it off.
-    pub(crate) fn write_mark<I: Io>(&mut self, io: &mut I, set: bool) {
+    pub(super) fn write_mark<I: Io>(&mut self, shared: &mut Shared, io: &mut I, set: bool) {
         if set {
-            self.meta.set_marked(true);
+            shared.map.meta().set_marked(true);
             self.persistent().mark = Mark::UnderWay;
         }
         let part = self.parts.take(Stream::Collect).expect("writes leave one, and nobody else takes it");
@@ -406,14 +395,15 @@ impl Disk {
         if set {
             page[..RESET_MARK.len()].copy_from_slice(&RESET_MARK);
         }
-        self.count_pages(1);
-        let op = self.ops.begin(Op::Mark { part, set });
+        count_pages(shared, 1);
+        let op = shared.ops.begin(Op::Mark { part, set });
         io.write_map(op, part, 0, 0, 1, true);
     }
 
     /// The mark is written, or was not.
-    pub(crate) fn mark_written<I: Io>(
+    pub(super) fn mark_written<I: Io>(
         &mut self,
+        shared: &mut Shared,
         io: &mut I,
         part: PartId,
         set: bool,
@@ -421,8 +411,8 @@ impl Disk {
     ) {
         self.parts.release(part);
         match (set, result) {
-            (_, Ok(())) => self.health.write_succeeded(io, self.meta.counters()),
-            (_, Err(errno)) => self.health.write_failed(io, self.meta.counters(), self.now_ns, errno),
+            (_, Ok(())) => shared.write_succeeded(io),
+            (_, Err(errno)) => shared.write_failed(io, errno),
         }
         match (set, result) {
             // One that was not written, as far as is known, is tried again.
@@ -433,15 +423,15 @@ impl Disk {
                 self.persistent().mark = if result.is_ok() { Mark::Written } else { Mark::Unwritten };
             }
             (false, Ok(())) => {
-                self.meta.set_marked(false);
-                self.end_round(io, Ok(()));
+                shared.map.meta().set_marked(false);
+                self.end_round(shared, io, Ok(()));
             }
-            (false, Err(errno)) => self.fail_round(io, errno),
+            (false, Err(errno)) => self.fail_round(shared, io, errno),
         }
     }
 
     /// Nothing is left in the live map: the rest of the reset is a FLUSH's to bring to the medium, where its mark is.
-    pub(crate) fn forget_states(&mut self) {
+    pub(super) fn forget_states(&mut self) {
         let Some(p) = &mut self.persistent else { return };
         p.live.clear();
         (0..p.live.pages()).for_each(|page| p.changed.insert(page));
@@ -466,4 +456,9 @@ impl Persistent {
             last,
         });
     }
+}
+
+fn count_pages(shared: &Shared, pages: u32) {
+    shared.counters().overflow.write(u64::from(pages) * BLOCK_BYTES as u64);
+    add(&shared.counters().summaries, u64::from(pages));
 }

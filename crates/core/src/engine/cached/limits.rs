@@ -1,0 +1,110 @@
+//! Limits of the write cache that change while the disk serves.
+//!
+//! Owns what can be changed and what is refused. Invariant: what is refused changes nothing.
+
+use crate::engine::cached::Cached;
+use crate::engine::cached::ram::DataMemory;
+use crate::engine::cached::room::MIN_RESERVE;
+use crate::error::DiskError;
+use crate::io::PARTS;
+use crate::shared::Shared;
+use crate::spec::DiskSpec;
+use crate::units::{BLOCK_BYTES, bytes_in_words};
+use spillway_policy::{RecentReads, kept_free};
+
+impl Cached {
+    /// Changes the limits: see [`crate::Disk::set_limits`].
+    pub fn set_limits(&mut self, shared: &mut Shared, spec: DiskSpec) -> Result<(), DiskError> {
+        let before = shared.spec;
+        check_data(&spec, self.tiers.ram.data())?;
+        self.check_file(shared, &spec)?;
+        self.check_fits(&before, &spec)?;
+        shared.spec = spec;
+        if spec.overflow_limit_bytes != before.overflow_limit_bytes {
+            self.tiers.log.set_total(spec.segments(), shared.map.meta());
+        }
+        if spec.ram_limit_bytes != before.ram_limit_bytes {
+            self.tiers.ram.set_limit(spec.slots());
+            self.recent_reads = RecentReads::new(spec.slots().into(), 1.0);
+        }
+        shared.publish_limits();
+        // Less room, too, for what is beyond a RAM limit that fell before.
+        self.lower_ram_ceiling(shared);
+        Ok(())
+    }
+
+    /// Whether the file can become what the limit says.
+    fn check_file(&self, shared: &Shared, spec: &DiskSpec) -> Result<(), DiskError> {
+        let (bytes, before) = (spec.overflow_limit_bytes, shared.spec.overflow_limit_bytes);
+        if shared.drain.is_needed() && bytes > before {
+            // The barrier punches the end of the file as it was when this process began.
+            return refused("I/O of an earlier worker may still be under way: try again".into());
+        }
+        if self.punching.impossible && bytes < before && self.tiers.log.in_file() > spec.segments() {
+            return refused(format!(
+                "the overflow file holds {}, and its file system cannot take parts of a file back",
+                bytes_in_words(self.tiers.log.file_blocks() * BLOCK_BYTES as u64)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether a limit that falls leaves room for what is in use: in the overflow for what lives there and what leaves the RAM
+    /// tier.
+    fn check_fits(&self, before: &DiskSpec, spec: &DiskSpec) -> Result<(), DiskError> {
+        let (ram, overflow) =
+            (bytes_in_words(spec.ram_limit_bytes), bytes_in_words(spec.overflow_limit_bytes));
+        let words = |blocks: u64| bytes_in_words(blocks * BLOCK_BYTES as u64);
+        let leaving = self.tiers.beyond_ram(spec.slots());
+        let living = self.tiers.log.live() + self.tiers.log.arriving;
+        let capacity = if spec.mode.has_log() { self.tiers.log.capacity_of(spec.segments()) } else { 0 };
+        if living + leaving <= capacity {
+            return Ok(());
+        }
+        if spec.overflow_limit_bytes < before.overflow_limit_bytes {
+            let segments = (living + leaving).div_ceil(self.tiers.log.data_blocks().into());
+            return refused(format!(
+                "overflow limit {overflow} is too small: {} live there or leave the RAM tier, and a twentieth, or \
+                 {MIN_RESERVE} segments, must stay free; discard, or reset, to make room",
+                bytes_in_words(segments * spec.segment_bytes())
+            ));
+        }
+        if spec.ram_limit_bytes < before.ram_limit_bytes && leaving > 0 {
+            return refused(format!(
+                "RAM limit {ram} is too small: {} are in use, and the overflow has room for {}",
+                words(self.tiers.ram.used().into()),
+                words(capacity.saturating_sub(living))
+            ));
+        }
+        Ok(())
+    }
+
+    /// While a RAM limit that has fallen is being reached, writes get some of the slots that come free: as long as the
+    /// log has room for all that is beyond the limit, what they take up and what a turn's evictions free included.
+    pub(super) fn lower_ram_ceiling(&mut self, shared: &Shared) {
+        let tiers = &mut self.tiers;
+        if !tiers.ram.is_above_limit() {
+            return;
+        }
+        let a_turn = u64::from(PARTS as u32 * shared.spec.shape.part_blocks);
+        let beyond = tiers.beyond_ram(tiers.ram.limit());
+        let spare = tiers.log.room().saturating_sub(beyond).saturating_sub(a_turn);
+        let spare = if tiers.evicts() { spare } else { 0 };
+        let shared_out = spare.min(kept_free(tiers.ram.limit().into()) / 2) as u32;
+        tiers.ram.lower_ceiling(shared_out, spare > 0);
+    }
+}
+
+fn refused<T>(why: String) -> Result<T, DiskError> {
+    Err(DiskError::Spec(why))
+}
+
+/// Refuses a RAM limit for which there is no memory.
+pub(crate) fn check_data(spec: &DiskSpec, data: DataMemory) -> Result<(), DiskError> {
+    spec.check()?;
+    if spec.slots() > data.slots() && spec.mode.has_ram() {
+        let (limit, most) = (bytes_in_words(spec.ram_limit_bytes), bytes_in_words(data.bytes));
+        return Err(DiskError::Spec(format!("RAM limit {limit} is more than the {most} that there can be")));
+    }
+    Ok(())
+}

@@ -1,0 +1,402 @@
+//! The write cache: a RAM tier, an overflow log, or the one before the other.
+//!
+//! Owns both tiers and what moves blocks between them: eviction, the collector, promotion, the punching of empty segments. Each
+//! works on the tiers that are handed to it and knows nothing of the others. Invariant: of two places of a block, the map names
+//! the one that holds its newest content.
+
+mod append;
+mod check;
+mod collect;
+mod evict;
+mod limits;
+mod log;
+mod punch;
+mod ram;
+mod room;
+mod segments;
+mod slots;
+mod stretch;
+mod summary;
+mod tiers;
+mod write;
+
+pub(crate) use limits::check_data;
+pub use ram::DataMemory;
+
+use crate::counters::{add, get};
+use crate::engine::Holdings;
+use crate::engine::cached::collect::Collector;
+use crate::engine::cached::evict::Eviction;
+use crate::engine::cached::log::Doubt;
+use crate::engine::cached::punch::Punching;
+use crate::engine::cached::tiers::Tiers;
+use crate::engine::part::{Source, Stream};
+use crate::entry::{Entry, Place};
+use crate::error::Errno;
+use crate::health::WRITE_TRIES;
+use crate::io::{Event, Io, PartId};
+use crate::map::BlockMap;
+use crate::meta::Meta;
+use crate::ops::{CollectRead, Op};
+use crate::shared::Shared;
+use crate::spec::{DiskSpec, FullPolicy, Mode};
+use crate::table::Active;
+use crate::units::{BLOCK_BYTES, Block, Location, Slot};
+use spillway_policy::{RecentReads, Reserve};
+
+pub(crate) struct Cached {
+    tiers: Tiers,
+    recent_reads: RecentReads,
+    eviction: Eviction,
+    collector: Collector,
+    punching: Punching,
+    /// Something went to the overflow in this generation.
+    overflowed: bool,
+    slots_scratch: Vec<Slot>,
+}
+
+impl Cached {
+    pub fn new(spec: &DiskSpec, data: DataMemory) -> Cached {
+        Cached {
+            tiers: Tiers::new(spec, data),
+            recent_reads: RecentReads::new(spec.slots().into(), 1.0),
+            eviction: Eviction::default(),
+            collector: Collector::default(),
+            punching: Punching::default(),
+            overflowed: false,
+            slots_scratch: Vec::new(),
+        }
+    }
+
+    // Attaching.
+
+    /// Takes what the map says of a block. False: it cannot be there.
+    pub fn adopt(&mut self, meta: &Meta, block: Block, place: Place) -> bool {
+        match place {
+            Place::Ram(slot) => self.tiers.ram.adopt(slot, block),
+            Place::Overflow(location, _) => {
+                self.tiers.has_log && self.tiers.log.adopt(location, block.0, meta)
+            }
+            Place::Base | Place::Zero => true,
+        }
+    }
+
+    /// After the last of them. True: some segments wait for the end of what a dead process had begun.
+    pub fn finish_adopting(&mut self, map: &BlockMap) -> bool {
+        let tiers = &mut self.tiers;
+        tiers.ram.finish_adopting(map.meta());
+        tiers.log.finish_adopting(map.meta());
+        tiers.ram.remember_peak(get(&map.counters().ram_peak_bytes) / BLOCK_BYTES as u64);
+        self.overflowed = tiers.log.live() > 0;
+        tiers.log.is_draining()
+    }
+
+    /// Whether the file system has room is not known until a write has succeeded: when a disk without a RAM tier was full.
+    pub fn is_on_trial_when_full(&self) -> bool {
+        !self.tiers.has_ram && self.tiers.log.room() > 0
+    }
+
+    /// Nothing that a dead process had begun can land any more.
+    fn drained(&mut self, shared: &mut Shared, result: Result<(), Errno>) {
+        if result.is_err() {
+            let now_ns = shared.now_ns();
+            shared.drain.fail(now_ns);
+        } else {
+            shared.drain.end();
+            self.tiers.log.drained(shared.map.meta());
+        }
+    }
+
+    // Requests.
+
+    #[inline]
+    pub fn write<I: Io>(&mut self, shared: &mut Shared, io: &mut I, a: &mut Active) {
+        if self.tiers.has_ram {
+            self.write_to_ram(shared, io, a);
+        } else {
+            self.write_to_log(shared, io, a);
+        }
+    }
+
+    #[inline]
+    pub fn prefetch(&self, slot: Slot) {
+        self.tiers.ram.prefetch(slot);
+    }
+
+    /// The block in this slot was read.
+    #[inline]
+    pub fn touch(&mut self, slot: Slot) {
+        self.tiers.ram.touch(slot);
+    }
+
+    /// A read of this place is under way.
+    pub fn pin(&mut self, location: Location) {
+        self.tiers.pin(location);
+    }
+
+    /// It has ended.
+    pub fn unpin(&mut self, shared: &Shared, location: Location) {
+        self.tiers.unpin(&shared.map, location);
+    }
+
+    /// Checks what was read from the log.
+    pub fn verify<I: Io>(
+        &self,
+        shared: &Shared,
+        io: &mut I,
+        block: Block,
+        content: &[u8],
+    ) -> Result<(), Errno> {
+        Tiers::verify(&shared.map, io, block, content)
+    }
+
+    /// Frees what a block's earlier content took. Returns the bytes given back.
+    pub fn give_up(&mut self, map: &BlockMap, old: Place, to_host: bool) -> u64 {
+        self.tiers.give_up(map, old, to_host)
+    }
+
+    /// A block was read from the log, `content`, and found right, for a request that still holds it against every write: if it
+    /// is read again and again it comes back to RAM. Takes no slot that a write may need soon; eviction replaces what is taken
+    /// by colder blocks.
+    pub fn promote<I: Io>(&mut self, shared: &mut Shared, io: &mut I, block: Block, content: &[u8]) {
+        let tiers = &mut self.tiers;
+        if !tiers.evicts()
+            || !Reserve::of(tiers.ram.limit(), shared.spec.shape.part_blocks).may_come_back(tiers.ram.free())
+            || tiers.wants_room(shared)
+            || shared.overflow_rests()
+            // Another read may have brought it back while this one was under way.
+            || !matches!(shared.map.place(block), Place::Overflow(..))
+            || !self.recent_reads.count(block.0)
+        {
+            return;
+        }
+        let Some(slot) = tiers.ram.allocate(io, shared.map.meta()) else { return };
+        io.slot(slot).copy_from_slice(content);
+        tiers.ram.own(slot, block);
+        tiers.commit(&mut shared.map, block, Entry::ram(slot));
+        add(&shared.counters().promoted_blocks, 1);
+    }
+
+    // Operations that have ended.
+
+    pub fn summary_done<I: Io>(
+        &mut self,
+        shared: &mut Shared,
+        io: &mut I,
+        segment: u32,
+        bytes: Result<&[u8], Errno>,
+    ) {
+        self.collector.summary_done(&mut self.tiers, shared, io, segment, bytes);
+    }
+
+    pub fn collect_read_done<I: Io>(
+        &mut self,
+        shared: &mut Shared,
+        io: &mut I,
+        read: CollectRead,
+        bytes: Result<&[u8], Errno>,
+    ) {
+        self.collector.read_done(&mut self.tiers, shared, io, read, bytes);
+    }
+
+    pub fn op_done<I: Io>(&mut self, shared: &mut Shared, io: &mut I, op: Op, result: Result<(), Errno>) {
+        match op {
+            Op::PartWrite { part } => self.part_written(shared, io, part, result),
+            Op::Drain => self.drained(shared, result),
+            Op::Punch { segment } => self.punching.done(&mut self.tiers, shared, segment, result),
+            other => panic!("{other:?} is not one of this engine"),
+        }
+    }
+
+    /// A part's write has ended: commit those of its blocks that are still what they were.
+    fn part_written<I: Io>(
+        &mut self,
+        shared: &mut Shared,
+        io: &mut I,
+        id: PartId,
+        result: Result<(), Errno>,
+    ) {
+        let tiers = &mut self.tiers;
+        let part = tiers.parts.get(id);
+        let staged = std::mem::take(&mut part.staged);
+        let extent = part.extent.expect("a part being written has an extent");
+        let stream = part.stream;
+        match result {
+            Ok(()) => {
+                shared.write_succeeded(io);
+                if extent.seals {
+                    tiers.log.kept_owners.remove(&extent.segment);
+                }
+            }
+            Err(errno) => {
+                shared.write_failed(io, errno);
+                let doubt = if errno == Errno::NO_SPACE { Doubt::Room } else { Doubt::Spot };
+                tiers.log.doubt(extent.segment, doubt);
+                tiers.log.abandon(stream, extent.segment, shared.map.meta());
+                let part = tiers.parts.get(id);
+                part.failures += 1;
+                // A request's blocks are tried in other segments; those from RAM stay there, and the collector's
+                // where they are. When the file system is full, which may pass, they wait.
+                let again = match errno {
+                    Errno::NO_SPACE => shared.spec.full == FullPolicy::Pause,
+                    _ => part.failures < WRITE_TRIES,
+                };
+                if again && !tiers.has_ram && stream == Stream::Write {
+                    add(&shared.counters().lost_blocks, staged.len() as u64);
+                    part.staged = staged;
+                    part.extent = None;
+                    tiers.unflushed.push_back(id);
+                    tiers.log.appended(extent.segment, shared.map.meta());
+                    self.drop_unflushed(shared, io, |a| a.withdrawn);
+                    return;
+                }
+            }
+        }
+        let committed = tiers.commit_part(shared, id, &staged, result.is_ok());
+        add(&shared.counters().lost_blocks, (staged.len() - committed) as u64);
+        if !self.overflowed && tiers.log.live() > 0 {
+            self.overflowed = true;
+            io.event(Event::FirstOverflow);
+        }
+        for s in &staged {
+            if let Source::Write(request) = s.source {
+                shared.admission.operation_done(request, result);
+            }
+        }
+        // Its list keeps its memory.
+        tiers.parts.get(id).staged = staged;
+        tiers.parts.release(id);
+        tiers.log.appended(extent.segment, shared.map.meta());
+        if stream == Stream::Collect {
+            self.collector.part_written(tiers, shared, io);
+        }
+    }
+
+    // The turn.
+
+    /// Before the waiting requests are served: what has gathered is written, and more room is made.
+    pub fn work<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
+        self.eviction.begin_turn();
+        self.flush_parts(shared, io);
+        self.make_room(shared, io);
+    }
+
+    /// Eviction and the collector go on.
+    fn make_room<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
+        if !self.tiers.has_log {
+            return;
+        }
+        self.collector.step(&mut self.tiers, shared, io);
+        if self.tiers.evicts() {
+            self.eviction.step(&mut self.tiers, shared, io);
+        }
+    }
+
+    /// The same after the waiting requests were served: what was free is used up, or has become worth collecting, and more
+    /// room must be on its way before the owner sleeps. Last what leaves the file: what those requests have emptied must not
+    /// wait for another turn.
+    pub fn make_more_room<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
+        if !self.tiers.has_log {
+            return;
+        }
+        if self.tiers.wants_room(shared) {
+            self.make_room(shared, io);
+        }
+        self.punching.step(&mut self.tiers, shared, io);
+    }
+
+    /// Memory of slots comes and goes. True: there is more to do at once.
+    pub fn tidy<I: Io>(&mut self, shared: &mut Shared, io: &mut I, idle: bool) -> bool {
+        self.lower_ram_ceiling(shared);
+        let ram = &mut self.tiers.ram;
+        ram.populate(io, shared.map.meta(), shared.now_ns(), idle)
+            | ram.give_back(io, &mut self.slots_scratch)
+    }
+
+    /// Eviction goes on in the next turn.
+    pub fn goes_on(&self) -> bool {
+        self.eviction.goes_on()
+    }
+
+    pub fn deadlines_ns(&self) -> [u64; 3] {
+        [self.collector.deadline_ns(), self.punching.deadline_ns(), self.tiers.ram.deadline_ns()]
+    }
+
+    // Room.
+
+    pub fn wants_room(&self, shared: &Shared) -> bool {
+        self.tiers.wants_room(shared)
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.tiers.has_room()
+    }
+
+    pub fn has_room_in_log(&self) -> bool {
+        self.tiers.log.room() > 0
+    }
+
+    pub fn next_to_serve(&self, shared: &Shared) -> Option<usize> {
+        self.tiers.next_to_serve(shared)
+    }
+
+    pub fn can_take_part(&self) -> bool {
+        self.tiers.parts.can_take(Stream::Write)
+    }
+
+    /// Nothing that is under way, or can be, will make room for a write; but a drain may.
+    pub fn has_no_room(&self, shared: &Shared) -> bool {
+        let tiers = &self.tiers;
+        let log_is_at_rest = || {
+            !self.collector.is_busy()
+                && !self.punching.is_busy()
+                && !self.eviction.goes_on()
+                && tiers.parts.in_use() == tiers.unflushed.len()
+        };
+        match tiers.mode() {
+            Mode::Ram => tiers.ram.free() == 0,
+            Mode::RamOverflow => {
+                tiers.next_to_serve(shared).is_none()
+                    && tiers.ram.evicting() == 0
+                    && log_is_at_rest()
+                    && tiers.log_is_full(shared)
+            }
+            _ => log_is_at_rest() && tiers.log_is_full(shared),
+        }
+    }
+
+    // Figures, and the reset.
+
+    /// Blocks in the cache, and how many there may be.
+    pub fn fill(&self) -> (u64, u64) {
+        let (ram, log) = (u64::from(self.tiers.ram.used()), self.tiers.log.live());
+        let (ram_limit, log_limit) = (u64::from(self.tiers.ram.limit()), self.tiers.log.capacity());
+        match self.tiers.mode() {
+            Mode::RamOverflow => (ram + log, ram_limit + log_limit),
+            Mode::Ram => (ram, ram_limit),
+            _ => (log, log_limit),
+        }
+    }
+
+    pub fn holdings(&self) -> Holdings {
+        Holdings {
+            ram: self.tiers.ram.used().into(),
+            ram_peak: self.tiers.ram.peak().into(),
+            overflow: self.tiers.log.live(),
+            file: self.tiers.log.file_blocks(),
+        }
+    }
+
+    /// Nothing is under way.
+    pub fn is_quiet(&self) -> bool {
+        self.tiers.parts.in_use() == 0 && !self.collector.is_busy() && !self.punching.is_busy()
+    }
+
+    /// The map has forgotten every block.
+    pub fn reset(&mut self, shared: &Shared) {
+        self.tiers.ram.reset();
+        self.tiers.log.reset(shared.map.meta());
+        self.recent_reads = RecentReads::new(shared.spec.slots().into(), 1.0);
+        self.overflowed = false;
+    }
+}

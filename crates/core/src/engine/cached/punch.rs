@@ -1,0 +1,72 @@
+//! Empty segments leave the file.
+//!
+//! Owns when they do; which is the log's to say. Invariant: of what the file needs soon nothing is punched.
+
+use crate::counters::add;
+use crate::engine::cached::log::Log;
+use crate::engine::cached::tiers::Tiers;
+use crate::error::Errno;
+use crate::health::RETRY_NS;
+use crate::io::Io;
+use crate::ops::Op;
+use crate::shared::Shared;
+
+/// Punches of empty segments under way at a time.
+const PUNCHES: u32 = 2;
+/// How long no segment must have been filled before empty ones leave the file.
+const QUIET_NS: u64 = 500_000_000;
+
+#[derive(Default)]
+pub(super) struct Punching {
+    /// Until when empty segments stay in the file because more are filled, or a punch failed.
+    after_ns: u64,
+    /// The file system cannot punch.
+    pub impossible: bool,
+    under_way: u32,
+}
+
+impl Punching {
+    pub fn is_busy(&self) -> bool {
+        self.under_way > 0
+    }
+
+    /// When it must be asked again.
+    pub fn deadline_ns(&self) -> u64 {
+        self.after_ns
+    }
+
+    /// Empty segments beyond a few leave the file once no more are being filled; all of them at once when
+    /// nothing lives in it, and what is over a limit that was lowered at once too. A file system may make a punch wait
+    /// for the I/O under way, or the other way round.
+    pub fn step<I: Io>(&mut self, tiers: &mut Tiers, shared: &mut Shared, io: &mut I) {
+        let all = tiers.log.live() == 0 && tiers.log.arriving == 0;
+        let over = tiers.log.must_punch();
+        if tiers.stands_still(shared) || self.impossible || !(over || tiers.log.has_to_punch(all)) {
+            self.after_ns = 0;
+            return;
+        }
+        if !all && !over && (self.after_ns == 0 || tiers.parts.in_use() > 0) {
+            self.after_ns = shared.now_ns() + QUIET_NS;
+        }
+        let more = |log: &Log| if over { log.must_punch() } else { log.has_to_punch(all) };
+        while self.under_way < PUNCHES && shared.now_ns() >= self.after_ns && more(&tiers.log) {
+            let segment = tiers.log.next_to_punch(shared.map.meta());
+            self.under_way += 1;
+            let op = shared.ops.begin(Op::Punch { segment });
+            let offset = tiers.log.first_location(segment).offset_bytes();
+            io.punch_overflow(op, offset, shared.spec.segment_bytes());
+        }
+    }
+
+    /// A segment has left the file, or not.
+    pub fn done(&mut self, tiers: &mut Tiers, shared: &Shared, segment: u32, result: Result<(), Errno>) {
+        self.under_way -= 1;
+        tiers.log.punched(segment, result.is_ok(), shared.map.meta());
+        match result {
+            Ok(()) => add(&shared.counters().segments_punched, 1),
+            // Its blocks are reused all the same.
+            Err(Errno::NOT_SUPPORTED) => self.impossible = true,
+            Err(_) => self.after_ns = shared.now_ns() + RETRY_NS,
+        }
+    }
+}
