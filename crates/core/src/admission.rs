@@ -126,18 +126,23 @@ impl Admission {
 
     // A request begins, goes on and ends.
 
-    /// Takes a new request in. `None`: it waits behind an earlier one that it overlaps.
-    #[inline]
-    pub fn admit(&mut self, request: Request) -> Option<Active> {
+    /// A new request, to be admitted next.
+    #[inline(always)] // A request is built where it stays: to move one costs as much as to look a block up.
+    pub fn arrived(&mut self, request: Request) -> Active {
         self.sequence += 1;
-        let mut a = Active::new(request, self.now_ns, self.sequence);
-        if request.sectors == 0 && !a.is_flush() {
+        Active::new(request, self.now_ns, self.sequence)
+    }
+
+    /// Whether the request may begin; else it waits behind an earlier one that it overlaps.
+    #[inline]
+    pub fn admits(&mut self, a: &mut Active) -> bool {
+        if a.request.sectors == 0 && !a.is_flush() {
             a.walked = true;
-        } else if let Some(blocker) = self.table.blocker(&a) {
-            self.wait_behind(a, blocker);
-            return None;
+        } else if let Some(blocker) = self.table.blocker(a) {
+            self.wait_behind(*a, blocker);
+            return false;
         }
-        Some(a)
+        true
     }
 
     /// The request's row in the table: operations name it.
@@ -265,6 +270,12 @@ impl Admission {
     }
 
     // Who is next.
+
+    /// Some request may go on, or is a FLUSH that waits for writes.
+    #[inline]
+    pub fn may_run_some(&self) -> bool {
+        !self.runnable.is_empty() || !self.flush_waiters.is_empty()
+    }
 
     /// The next request that may go on, in this turn.
     pub fn next_runnable(&mut self) -> Option<Active> {

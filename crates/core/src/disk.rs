@@ -101,7 +101,8 @@ impl Disk {
             io.complete(request.token, Err(Errno::INVALID));
             return;
         }
-        if let Some(mut a) = self.shared.admission.admit(request) {
+        let mut a = self.shared.admission.arrived(request);
+        if self.shared.admission.admits(&mut a) {
             self.run(io, &mut a);
         }
     }

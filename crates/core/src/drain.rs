@@ -51,6 +51,7 @@ impl Drain {
     }
 
     /// Asks for the barrier when it is time.
+    #[inline]
     pub fn begin<I: Io>(&mut self, io: &mut I, ops: &mut Operations, now_ns: u64) {
         if matches!(self.0, State::Wanted { from_ns } if from_ns <= now_ns) {
             self.0 = State::UnderWay;

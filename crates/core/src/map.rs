@@ -295,8 +295,12 @@ impl BlockMap {
 
     /// After a reset or an attach, a step: what an earlier generation has left in the other directory is
     /// forgotten, and the map pages that it used and this one does not go back to the host. True: there is more.
+    #[inline]
     pub fn forget<I: Io>(&mut self, io: &mut I) -> bool {
-        let Some(from) = self.forget_from else { return false };
+        self.forget_from.is_some_and(|from| self.forget_more(io, from))
+    }
+
+    fn forget_more<I: Io>(&mut self, io: &mut I, from: usize) -> bool {
         let regions = self.meta.regions();
         let (mut region, mut cost) = (from, 0);
         while region < regions && cost < FORGET_COST {

@@ -11,7 +11,14 @@ use crate::spec::FullPolicy;
 
 impl Disk {
     /// Those for which what they waited for is there go on, in their order.
+    #[inline]
     pub(crate) fn run_runnable<I: Io>(&mut self, io: &mut I) {
+        if self.shared.admission.may_run_some() {
+            self.run_those(io);
+        }
+    }
+
+    fn run_those<I: Io>(&mut self, io: &mut I) {
         while let Some(mut a) = self.shared.admission.next_runnable() {
             self.run(io, &mut a);
         }

@@ -151,10 +151,14 @@ impl Cached {
     }
 
     /// Writes what has gathered, and parts that had to wait for a segment, oldest first.
+    #[inline]
     pub(crate) fn flush_parts<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
-        if self.tiers.has_ram {
-            return;
+        if !self.tiers.has_ram {
+            self.append_all(shared, io);
         }
+    }
+
+    fn append_all<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
         if let Some(part) = self.tiers.parts.filling(Stream::Write) {
             self.append_or_keep(shared, io, part);
         }
@@ -216,8 +220,12 @@ impl Cached {
     }
 
     /// Requests whose blocks found no segment.
+    #[inline]
     pub(crate) fn without_segment(&self) -> Vec<Id> {
         let mut writers = Vec::new();
+        if self.tiers.unflushed.is_empty() {
+            return writers;
+        }
         for (_, part) in self.tiers.parts.iter().filter(|(id, _)| self.tiers.unflushed.contains(id)) {
             for staged in &part.staged {
                 if let Source::Write(id) = staged.source

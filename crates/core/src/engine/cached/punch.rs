@@ -38,7 +38,16 @@ impl Punching {
     /// Empty segments beyond a few leave the file once no more are being filled; all of them at once when
     /// nothing lives in it, and what is over a limit that was lowered at once too. A file system may make a punch wait
     /// for the I/O under way, or the other way round.
+    #[inline]
     pub fn step<I: Io>(&mut self, tiers: &mut Tiers, shared: &mut Shared, io: &mut I) {
+        if tiers.log.empties() == 0 {
+            self.after_ns = 0;
+        } else {
+            self.step_with_some(tiers, shared, io);
+        }
+    }
+
+    fn step_with_some<I: Io>(&mut self, tiers: &mut Tiers, shared: &mut Shared, io: &mut I) {
         let all = tiers.log.live() == 0 && tiers.log.arriving == 0;
         let over = tiers.log.must_punch();
         if tiers.stands_still(shared) || self.impossible || !(over || tiers.log.has_to_punch(all)) {

@@ -160,10 +160,12 @@ impl Tiers {
 
     /// Who of those that wait for room would get on now: the first, or of a full log the first that replaces one
     /// of its blocks.
+    #[inline]
     pub fn next_to_serve(&self, shared: &Shared) -> Option<usize> {
-        if shared.admission.room_waiters() == 0 {
-            return None;
-        }
+        if shared.admission.room_waiters() == 0 { None } else { self.next_of_waiting(shared) }
+    }
+
+    fn next_of_waiting(&self, shared: &Shared) -> Option<usize> {
         let can_take = if self.has_ram {
             self.ram.free() > 0
         } else {
