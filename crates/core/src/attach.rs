@@ -12,7 +12,7 @@ use crate::engine::cached::{Cached, DataMemory, check_data};
 use crate::engine::in_place::{InPlace, StateMap};
 use crate::error::DiskError;
 use crate::health::OverflowHealth;
-use crate::level::LevelWatch;
+use crate::level_watch::LevelWatch;
 use crate::map::BlockMap;
 use crate::meta::Meta;
 use crate::ops::Operations;

@@ -1,11 +1,9 @@
-//! How full the write cache is, as a person wants to be told: normal, warning, critical. Owns the thresholds and the
-//! level that holds; never what happens to a write.
+//! How full the write cache is, as a person wants to be told: normal, warning, critical. Owns the thresholds; never what
+//! happens to a write.
 //!
-//! Invariant: one event for each crossing: a level is left again only some per cent below where it began.
+//! Invariant: a level is left again only some per cent below where it began.
 
-use crate::counters::{Counters, get, set};
 use crate::error::DiskError;
-use crate::io::{Event, Io};
 
 /// How far below its threshold a level ends, so that a cache that goes up and down there is told of once.
 const HYSTERESIS_PERCENT: u8 = 5;
@@ -52,7 +50,7 @@ impl Thresholds {
         )))
     }
 
-    fn level(&self, used: u64, total: u64, before: Level) -> Level {
+    pub(crate) fn level(&self, used: u64, total: u64, before: Level) -> Level {
         let above = |percent: u8| used * 100 >= total * u64::from(percent);
         let reached = |level: Level, percent: u8| {
             above(percent) || before >= level && above(percent.saturating_sub(HYSTERESIS_PERCENT))
@@ -72,35 +70,6 @@ impl Level {
             1 => Level::Warning,
             2 => Level::Critical,
             _ => Level::Normal,
-        }
-    }
-}
-
-/// The level that was told last.
-pub(crate) struct LevelWatch {
-    thresholds: Thresholds,
-    level: Level,
-}
-
-impl LevelWatch {
-    /// What an earlier process has told of is not told again.
-    pub fn adopt(c: &Counters) -> LevelWatch {
-        LevelWatch { thresholds: Thresholds::default(), level: Level::of(get(&c.level)) }
-    }
-
-    pub fn set_thresholds(&mut self, thresholds: Thresholds) -> Result<(), DiskError> {
-        thresholds.check()?;
-        self.thresholds = thresholds;
-        Ok(())
-    }
-
-    /// Tells of another level, now that this much is used.
-    pub fn watch<I: Io>(&mut self, io: &mut I, c: &Counters, used: u64, total: u64) {
-        let level = self.thresholds.level(used, total, self.level);
-        if level != self.level {
-            self.level = level;
-            set(&c.level, level as u64);
-            io.event(Event::Level(level, (used * 100 / total.max(1)).min(100) as u8));
         }
     }
 }

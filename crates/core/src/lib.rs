@@ -28,6 +28,7 @@ mod health;
 mod histogram;
 mod io;
 mod level;
+mod level_watch;
 mod map;
 mod meta;
 mod ops;
@@ -38,6 +39,7 @@ mod shared;
 mod spec;
 mod table;
 mod units;
+mod word_pages;
 mod written;
 
 pub use copy::{copy_past_caches, is_zero, is_zero_now};

@@ -11,7 +11,7 @@ use crate::io::Io;
 use crate::meta::{Meta, RegionState};
 use crate::spec::{DiskSpec, Mode};
 use crate::units::{BLOCK_BYTES, BLOCK_SECTORS, Block, Location, REGION_BLOCKS, REGION_BYTES};
-use crate::written::{WORDS_PER_PAGE, WordPages};
+use crate::word_pages::{WORDS_PER_PAGE, WordPages};
 use std::ops::{Range, RangeInclusive};
 
 /// Where the content of a stretch of a disk comes from.

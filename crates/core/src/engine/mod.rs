@@ -6,11 +6,13 @@
 
 pub(crate) mod cached;
 mod discard;
+mod holdings;
 pub(crate) mod in_place;
 pub(crate) mod part;
 mod read;
 
 use crate::engine::cached::Cached;
+use crate::engine::holdings::Holdings;
 use crate::engine::in_place::{InPlace, StateMap};
 use crate::engine::part::Parts;
 use crate::entry::Place;
@@ -28,16 +30,6 @@ use crate::units::{Block, Slot};
 pub(crate) enum Engine {
     Cached(Box<Cached>),
     InPlace(Box<InPlace>),
-}
-
-/// What a disk holds, in blocks, for whoever looks at its figures.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Holdings {
-    pub ram: u64,
-    pub ram_peak: u64,
-    pub overflow: u64,
-    /// Of the overflow file, or the file that is written in place.
-    pub file: u64,
 }
 
 impl Engine {

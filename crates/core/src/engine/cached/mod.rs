@@ -24,12 +24,12 @@ pub(crate) use limits::check_data;
 pub use ram::DataMemory;
 
 use crate::counters::{add, get};
-use crate::engine::Holdings;
 use crate::engine::cached::collect::Collector;
 use crate::engine::cached::evict::Eviction;
 use crate::engine::cached::log::Doubt;
 use crate::engine::cached::punch::Punching;
 use crate::engine::cached::tiers::Tiers;
+use crate::engine::holdings::Holdings;
 use crate::engine::part::{Source, Stream};
 use crate::entry::{Entry, Place};
 use crate::error::Errno;

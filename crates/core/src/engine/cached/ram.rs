@@ -11,6 +11,7 @@ use crate::engine::cached::slots::{SlotSet, UNIT_SLOTS};
 use crate::io::{Io, PartId};
 use crate::meta::Meta;
 use crate::units::{BLOCK_BYTES, Block, Slot};
+use memory::Ahead;
 use spillway_policy::{HAND_STEPS, Hand, MAX_FREQUENCY, Pass};
 use std::ops::Range;
 
@@ -37,14 +38,19 @@ impl DataMemory {
     }
 }
 
-pub(crate) struct RamTier {
+/// How many slots may be in use.
+struct Ceiling {
     limit: u32,
-    /// Slots that may be in use: the limit, and more while one that has fallen is being reached.
-    ceiling: u32,
+    /// The limit, and more while one that has fallen is being reached.
+    at: u32,
     /// Above the limit, every other slot that comes free is for writes; the others, or all, lower the ceiling.
     shares: bool,
     /// The next one is.
     for_writes: bool,
+}
+
+pub(crate) struct RamTier {
+    ceiling: Ceiling,
     data: DataMemory,
     /// Slots that it has.
     total: u32,
@@ -73,15 +79,7 @@ pub(crate) struct RamTier {
     /// How many of the backed free slots are to be given back to the host.
     give_back: u32,
     hand: Hand,
-    /// How many of the free slots with memory were made ready and not used.
-    ahead: u32,
-    /// Slots taken in this turn that had no memory, or would have had none; and when there were some.
-    taken: u32,
-    taken_ns: u64,
-    /// In this turn adjacent slots were taken that had no memory, or were ready.
-    filled: bool,
-    /// Such writes came lately, and not all are made ready yet that may be.
-    to_fill: bool,
+    ahead: Ahead,
     /// The limit has fallen below what holds memory, and still is.
     shrinking: bool,
     /// Owners and states of an earlier generation, given back in steps.
@@ -93,10 +91,7 @@ impl RamTier {
     pub fn new(limit: u32, data: DataMemory) -> RamTier {
         let total = data.slots();
         RamTier {
-            limit,
-            ceiling: limit,
-            shares: false,
-            for_writes: false,
+            ceiling: Ceiling { limit, at: limit, shares: false, for_writes: false },
             data,
             total,
             owner: vec![0; total as usize],
@@ -113,11 +108,7 @@ impl RamTier {
             evicting: 0,
             give_back: 0,
             hand: Hand::default(),
-            ahead: 0,
-            taken: 0,
-            taken_ns: 0,
-            filled: false,
-            to_fill: false,
+            ahead: Ahead::default(),
             shrinking: false,
             retired: (Vec::new(), Vec::new()),
         }
@@ -138,11 +129,11 @@ impl RamTier {
 
     /// Slots that may be taken.
     pub fn free(&self) -> u32 {
-        self.ceiling - self.used
+        self.ceiling.at - self.used
     }
 
     pub fn limit(&self) -> u32 {
-        self.limit
+        self.ceiling.limit
     }
 
     /// The memory that the slots lie in.
@@ -172,7 +163,7 @@ impl RamTier {
     /// How many more than may be in use hold memory. The last huge page may reach beyond it.
     fn beyond(&self) -> u32 {
         let page = if self.huge { UNIT_SLOTS - 1 } else { 0 };
-        self.memory().saturating_sub(self.ceiling.saturating_add(page))
+        self.memory().saturating_sub(self.ceiling.at.saturating_add(page))
     }
 
     /// Asks the processor to fetch what a use of the slot will change.
@@ -191,16 +182,16 @@ impl RamTier {
     /// Takes a free slot: reserved, owned by nobody until [`RamTier::own`].
     #[inline]
     pub fn allocate<I: Io>(&mut self, io: &mut I, meta: &Meta) -> Option<Slot> {
-        if self.used >= self.ceiling {
+        if self.used >= self.ceiling.at {
             return None;
         }
         let slot = match self.backed.pop_first() {
             Some(slot) => slot,
             None => self.take_unbacked(io, meta)?,
         };
-        if self.ahead > 0 {
-            self.ahead -= 1;
-            self.taken += 1;
+        if self.ahead.slots > 0 {
+            self.ahead.slots -= 1;
+            self.ahead.taken += 1;
         }
         self.give_back = self.give_back.min(self.spare());
         let state = std::mem::replace(&mut self.state[slot as usize], RESERVED);
@@ -225,8 +216,8 @@ impl RamTier {
                 io.slot(Slot(slot)).fill(0);
             }
         }
-        self.filled |= backed.is_none() || self.ahead > 0;
-        self.ahead = self.ahead.saturating_sub(n).min(self.spare());
+        self.ahead.filled |= backed.is_none() || self.ahead.slots > 0;
+        self.ahead.slots = self.ahead.slots.saturating_sub(n).min(self.spare());
         self.give_back = self.give_back.min(self.spare());
         self.used += n;
         self.peak = self.peak.max(self.used);
@@ -236,8 +227,8 @@ impl RamTier {
     /// None is free and backed: one without memory, if the ceiling allows one more with it; else a stale one, of
     /// which there are some, as then not all that hold memory are in use.
     fn take_unbacked<I: Io>(&mut self, io: &mut I, meta: &Meta) -> Option<u32> {
-        if self.whole.len() == 0 && self.memory() < self.ceiling && self.extend(1, meta).is_some() {
-            self.taken += 1;
+        if self.whole.len() == 0 && self.memory() < self.ceiling.at && self.extend(1, meta).is_some() {
+            self.ahead.taken += 1;
         }
         if let Some(unit) = self.whole.pop_first() {
             (unit * UNIT_SLOTS..(unit + 1) * UNIT_SLOTS).for_each(|slot| self.backed.insert(slot));
@@ -293,28 +284,28 @@ impl RamTier {
         meta.set_slots_used(self.fresh);
         self.stale = 0..self.fresh;
         self.stale_free = self.fresh - self.used;
-        self.ceiling = self.limit.max(self.used);
+        self.ceiling.at = self.ceiling.limit.max(self.used);
         self.shrinking = self.is_above_limit() || self.beyond() > 0;
     }
 
     /// From here on the limit is this, of at most all slots. What is in use beyond it is evicted, and what holds
     /// memory beyond it given back, step by step. To be followed by [`RamTier::lower_ceiling`].
     pub fn set_limit(&mut self, limit: u32) {
-        self.limit = limit;
-        self.ceiling = if self.used > limit { self.ceiling.max(limit) } else { limit };
+        self.ceiling.limit = limit;
+        self.ceiling.at = if self.used > limit { self.ceiling.at.max(limit) } else { limit };
         self.shrinking = self.is_above_limit() || self.beyond() > 0;
     }
 
     /// A limit that has fallen is still being reached.
     pub fn is_above_limit(&self) -> bool {
-        self.ceiling > self.limit
+        self.ceiling.at > self.ceiling.limit
     }
 
     /// While a limit that has fallen is being reached, at most this many slots are free for writes, and if it `shares`, every
     /// other one that comes free until the next call: so writes neither stop nor keep the limit from being reached.
     pub fn lower_ceiling(&mut self, free: u32, shares: bool) {
-        self.shares = shares;
-        self.ceiling = self.ceiling.min(self.used.saturating_add(free)).max(self.limit);
+        self.ceiling.shares = shares;
+        self.ceiling.at = self.ceiling.at.min(self.used.saturating_add(free)).max(self.ceiling.limit);
     }
 
     /// Frees a slot, owned or reserved. With `give_back`, its memory goes back to the host soon; so does what
@@ -328,9 +319,9 @@ impl RamTier {
         self.owner[i] = 0;
         self.state[i] = 0;
         self.used -= 1;
-        if self.ceiling > self.limit {
-            self.for_writes = self.shares && !give_back && !self.for_writes;
-            self.ceiling -= u32::from(!self.for_writes);
+        if self.ceiling.at > self.ceiling.limit {
+            self.ceiling.for_writes = self.ceiling.shares && !give_back && !self.ceiling.for_writes;
+            self.ceiling.at -= u32::from(!self.ceiling.for_writes);
         }
         if self.stale.contains(&slot.0) {
             self.stale_free += 1;
@@ -343,7 +334,7 @@ impl RamTier {
             self.whole.insert(slot.0 / UNIT_SLOTS);
         }
         if give_back {
-            let all = self.used < self.limit / 2;
+            let all = self.used < self.ceiling.limit / 2;
             self.give_back = if all { self.spare() } else { self.give_back + 1 };
         }
     }
@@ -402,7 +393,7 @@ impl RamTier {
 
     /// Forgets every block; all memory goes back to the host step by step.
     pub fn reset(&mut self) {
-        let old = std::mem::replace(self, RamTier::new(self.limit, self.data));
+        let old = std::mem::replace(self, RamTier::new(self.ceiling.limit, self.data));
         (self.fresh, self.peak, self.punched) = (old.fresh, old.peak, old.punched);
         (self.stale, self.stale_free) = (0..self.fresh, self.fresh - self.punched.len());
         self.retired = (old.owner, old.state);
@@ -412,7 +403,10 @@ impl RamTier {
     /// The part of [`RamTier::check`] that costs next to nothing.
     pub fn check_step(&self) {
         assert!(self.shrinking || !self.is_above_limit() && self.beyond() == 0, "RAM tier over its limit");
-        assert!(self.limit <= self.ceiling && self.used <= self.ceiling, "slots in use beyond the ceiling");
+        assert!(
+            self.ceiling.limit <= self.ceiling.at && self.used <= self.ceiling.at,
+            "slots in use beyond the ceiling"
+        );
         assert!(self.evicting <= self.used);
     }
 
@@ -437,7 +431,9 @@ impl RamTier {
         let free = self.spare() + self.punched.len() + self.stale_free;
         assert_eq!(free + self.used, self.fresh, "slots ever used");
         assert!(
-            self.give_back <= self.spare() && self.ahead <= self.spare() && self.ahead <= memory::AHEAD_SLOTS
+            self.give_back <= self.spare()
+                && self.ahead.slots <= self.spare()
+                && self.ahead.slots <= memory::AHEAD_SLOTS
         );
         self.check_step();
     }

@@ -4,6 +4,7 @@
 //! Owns the file's blocks and, in mode `persistent`, the map that outlives everything. Invariant: behind a dead process
 //! nothing is begun before the drain has ended.
 
+mod flush;
 mod persist;
 mod states;
 mod write;
@@ -11,7 +12,7 @@ mod write;
 pub use persist::RESET_MARK;
 pub use states::{BlockState, STATE_PAGE_BLOCKS, StateMap, find_bad_state, state_map_bytes};
 
-use crate::engine::Holdings;
+use crate::engine::holdings::Holdings;
 use crate::engine::in_place::persist::{Mark, Persistent};
 use crate::engine::part::Parts;
 use crate::engine::part::Stream;

@@ -23,6 +23,20 @@ const PAUSE_NS: u64 = 20_000_000;
 const AHEAD_STEP: u32 = 128;
 const IDLE_STEP: u32 = 32;
 
+/// Free slots that were made ready.
+#[derive(Default)]
+pub(super) struct Ahead {
+    /// How many of the free slots with memory were made ready and not used.
+    pub slots: u32,
+    /// Slots taken in this turn that had no memory, or would have had none; and when there were some.
+    pub taken: u32,
+    taken_ns: u64,
+    /// In this turn adjacent slots were taken that had no memory, or were ready.
+    pub filled: bool,
+    /// Such writes came lately, and not all are made ready yet that may be.
+    to_fill: bool,
+}
+
 impl RamTier {
     /// Takes up to `most` adjacent free slots without memory, or a unit of them, for ones that have it: the first
     /// use gives it to them. Returns the first, and how many.
@@ -59,7 +73,7 @@ impl RamTier {
     /// then.
     pub(super) fn unbacked_run(&mut self, most: u32, meta: &Meta) -> Option<(u32, u32)> {
         if self.whole.len() == 0 {
-            let most = most.min(self.ceiling.saturating_sub(self.memory()));
+            let most = most.min(self.ceiling.at.saturating_sub(self.memory()));
             let adjacent = match self.punched.first() {
                 // Its huge page has been split.
                 Some(first) if self.huge && !self.punched.holds_unit(first / UNIT_SLOTS) => 0,
@@ -100,40 +114,40 @@ impl RamTier {
     /// none, a few more than they took; a while after the last write that did, as many as may be ahead, while nothing else is to
     /// do (`idle`). What was not used a while after the last such write goes back. True when there is more to make ready.
     pub fn populate<I: Io>(&mut self, io: &mut I, meta: &Meta, now_ns: u64, idle: bool) -> bool {
-        let taken = std::mem::take(&mut self.taken);
-        if taken > 0 || std::mem::take(&mut self.filled) {
-            self.taken_ns = now_ns;
-            self.to_fill = true;
+        let taken = std::mem::take(&mut self.ahead.taken);
+        if taken > 0 || std::mem::take(&mut self.ahead.filled) {
+            self.ahead.taken_ns = now_ns;
+            self.ahead.to_fill = true;
         }
-        if now_ns >= self.taken_ns + AHEAD_NS {
-            self.give_back = (self.give_back + self.ahead).min(self.spare());
-            (self.ahead, self.to_fill) = (0, false);
+        if now_ns >= self.ahead.taken_ns + AHEAD_NS {
+            self.give_back = (self.give_back + self.ahead.slots).min(self.spare());
+            (self.ahead.slots, self.ahead.to_fill) = (0, false);
         }
-        let fills = idle && self.to_fill && now_ns >= self.taken_ns + PAUSE_NS;
+        let fills = idle && self.ahead.to_fill && now_ns >= self.ahead.taken_ns + PAUSE_NS;
         let step = match (taken, fills) {
             (0, false) => return false,
             (0, true) => IDLE_STEP,
             _ => taken.saturating_mul(2).min(AHEAD_STEP),
         };
         let unit = if self.huge { UNIT_SLOTS } else { 1 };
-        let most = step.min(self.limit.saturating_sub(self.memory()));
+        let most = step.min(self.ceiling.limit.saturating_sub(self.memory()));
         let wanted = self.spare() < AHEAD_SLOTS - AHEAD_STEP.max(unit) && (!self.huge || self.spare() < unit);
         let more = if most > 0 && wanted && self.give_back == 0 { self.extend(most, meta) } else { None };
         let Some((first, n)) = more else {
-            self.to_fill &= !fills;
+            self.ahead.to_fill &= !fills;
             return false;
         };
         io.populate_slots(Slot(first), n);
-        self.ahead += n;
+        self.ahead.slots += n;
         fills
     }
 
     /// When [`RamTier::populate`] must be called even if nothing happens.
     pub fn deadline_ns(&self) -> u64 {
-        match (self.to_fill, self.ahead) {
-            (true, _) => self.taken_ns + PAUSE_NS,
+        match (self.ahead.to_fill, self.ahead.slots) {
+            (true, _) => self.ahead.taken_ns + PAUSE_NS,
             (false, 0) => 0,
-            (false, _) => self.taken_ns + AHEAD_NS,
+            (false, _) => self.ahead.taken_ns + AHEAD_NS,
         }
     }
 
@@ -211,6 +225,6 @@ impl RamTier {
             batch.reverse();
         }
         self.give_back = self.give_back.saturating_sub(batch.len() as u32).min(self.spare());
-        self.ahead = self.ahead.min(self.spare());
+        self.ahead.slots = self.ahead.slots.min(self.spare());
     }
 }
