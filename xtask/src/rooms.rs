@@ -132,7 +132,7 @@ impl Rooms {
         let mut check = |of: &str, name: &str, n: usize, most: usize, what: String| {
             let exception = exceptions.iter().find(|(c, s, _)| *c == of && *s == name);
             used.extend(exception.filter(|_| n > most).map(|(c, s, _)| (*c, *s)));
-            let most = exception.map_or(most, |&(_, _, more)| more);
+            let most = exception.map_or(most, |&(_, _, more)| most.max(more));
             if n > most {
                 found.push(format!("{what}, {most} are the most"));
             }
