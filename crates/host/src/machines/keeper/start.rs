@@ -223,9 +223,9 @@ impl Keeper {
 
 /// What a probe has found out; never, if there is none.
 pub(super) async fn answered(probe: &mut Option<JoinHandle<Option<String>>>) -> Option<String> {
-    match probe {
-        // It ends by itself only when it knows; one that has panicked knows nothing.
-        Some(running) => running.await.unwrap_or(None),
-        None => pending().await,
-    }
+    let Some(running) = probe else { return pending().await };
+    // It ends by itself only when it knows; one that has panicked knows nothing.
+    let found = running.await.unwrap_or(None);
+    *probe = None;
+    found
 }
