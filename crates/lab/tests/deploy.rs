@@ -130,7 +130,9 @@ fn the_host_is_closed_by_asking_the_daemon_where_it_listens() {
     for unit in ["spillwayd.service", "spillway-machines.service"] {
         let text = std::fs::read_to_string(deploy(unit)).unwrap();
         assert!(text.contains("\nEnvironmentFile=-/etc/default/spillwayd\n"), "{unit}");
-        assert!(unit != "spillwayd.service" || text.contains("\nExecReload=/bin/sh -c 'kill -HUP $$MAINPID'\n"));
+        assert!(
+            unit != "spillwayd.service" || text.contains("\nExecReload=/bin/sh -c 'kill -HUP $$MAINPID'\n")
+        );
         assert!(
             unit == "spillwayd.service"
                 || text.matches("=/usr/lib/spillway/ask-host ").count()
