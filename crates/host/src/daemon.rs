@@ -140,6 +140,8 @@ pub async fn run(
     mut manager: Manager,
     ready: impl FnOnce(Option<SocketAddr>),
 ) -> Result<()> {
+    // Before anything that takes time: unheard it would end the daemon, and the service manager takes that for an end in order.
+    let hangup = signal(SignalKind::hangup())?;
     let state = std::path::absolute(&settings.state).context("--state")?;
     fs::create_dir_all(&state).with_context(|| format!("{}: cannot be made", state.display()))?;
     is_ours(&state)?;
@@ -223,7 +225,6 @@ pub async fn run(
     let listener = UnixListener::from_std(listener)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let hangup = signal(SignalKind::hangup())?;
     ready(door.as_ref().and_then(|door| door.address()));
     manager.say("READY=1");
     let router = api::router(app);

@@ -523,9 +523,8 @@ fn a_change_says_what_it_has_changed_in_which_object() {
 }
 
 /// The status of an answer on a connection that stays.
-fn ask_on(stream: &mut StreamOwned<ClientConnection, TcpStream>, role: &str) -> u16 {
-    let head = format!("GET /v1/operations HTTP/1.1\r\nhost: x\r\n{}\r\n", token(role));
-    stream.write_all(head.as_bytes()).unwrap();
+fn ask_on(stream: &mut Tls, role: &str) -> u16 {
+    send(stream, "/v1/operations", role);
     let (mut answer, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
         let n = stream.read(&mut buffer).unwrap();

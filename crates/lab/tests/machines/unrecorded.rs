@@ -7,7 +7,11 @@ use std::fs;
 /// Whether anything can be recorded of a machine: what is written first has a folder in its place, as root may write everywhere.
 fn can_be_recorded(world: &World, machine: &str, can: bool) {
     let new = world.machines().join(machine).join("run.json.new");
-    if can { fs::remove_dir(new).unwrap() } else { fs::create_dir(new).unwrap() }
+    if can {
+        return fs::remove_dir(new).unwrap();
+    }
+    fs::remove_file(&new).unwrap();
+    fs::create_dir(new).unwrap();
 }
 
 /// Waits until it is told that a machine's record cannot be written.
