@@ -435,7 +435,8 @@ mod tests {
     fn qemus_that_run_as_the_daemon_does_are_told_of() {
         let state = |hypervisor: &str, guest_users: Option<&str>| {
             let host = serde_json::json!({
-                "closed": false, "busy": 0, "hypervisor": hypervisor, "guest_users": guest_users, "version": "1"
+                "closed": false, "busy": 0, "hypervisor": hypervisor, "guest_users": guest_users, "version": "1",
+                "unreadable": []
             });
             super::guest_users(&serde_json::from_value(host).unwrap()).state
         };
