@@ -13,6 +13,9 @@ pub struct HostDetails {
     pub busy: u32,
     /// Who runs machines.
     pub hypervisor: Hypervisor,
+    /// The numbers of the users that machines' QEMUs run as, `FIRST-LAST`, one user for each machine; null: they run as the
+    /// daemon does, or the daemon starts none.
+    pub guest_users: Option<String>,
     /// The daemon's version.
     pub version: String,
     /// Records that this daemon cannot read. Nothing is done about what they are of, and their names stay taken.

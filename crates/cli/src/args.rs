@@ -11,7 +11,7 @@ use crate::examples::{
     SERVE_EXAMPLES, SET_EXAMPLES, STATS_EXAMPLES, TOP_EXAMPLES, UPGRADE_EXAMPLES,
 };
 use crate::host::{
-    self, CatalogCommand, Daemon, HostCommand, ImageCommand, LeftoverCommand, MachineCommand,
+    self, Before, CatalogCommand, Daemon, HostCommand, ImageCommand, LeftoverCommand, MachineCommand,
     OperationCommand, StoreCommand,
 };
 use crate::lab::LabCommand;
@@ -32,9 +32,53 @@ use std::path::PathBuf;
 #[derive(Debug, Parser)]
 #[command(name = "spillway", version, after_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub struct Cli {
+    /// Where the daemon is.
+    #[command(flatten)]
+    before: Before,
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    command: Command,
+}
+
+impl Cli {
+    /// What to do, with what was said before it.
+    pub fn asked(self) -> Result<Command, Failure> {
+        let Cli { before, mut command } = self;
+        match &mut command {
+            Command::Catalog { daemon, .. }
+            | Command::Machine { daemon, .. }
+            | Command::Host { daemon, .. }
+            | Command::Leftover { daemon, .. }
+            | Command::Image { daemon, .. }
+            | Command::Operation { daemon, .. }
+            | Command::Event { daemon, .. }
+            | Command::Store { daemon, .. }
+            | Command::Top { daemon, .. }
+            | Command::Doctor { daemon }
+            | Command::Advise(Advise { daemon, .. }) => daemon.or(before),
+            Command::Serve(Serve { json, .. })
+            | Command::Stats(Stats { json, .. })
+            | Command::Set(Set { json, .. })
+            | Command::Events(Events { json, .. })
+            | Command::Upgrade(Upgrade { json, .. }) => *json |= before.json()?,
+            Command::Run(_)
+            | Command::Reset(_)
+            | Command::Trace { .. }
+            | Command::Lab { .. }
+            | Command::StorageModel { .. }
+            | Command::Token { .. }
+            | Command::Attach(_)
+            | Command::Completion { .. }
+            | Command::Man(_) => {
+                if before.json()? {
+                    return Err(Failure::usage(
+                        "--json before this command says nothing: say it behind, if it has one (see --help)",
+                    ));
+                }
+            }
+        }
+        Ok(command)
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -434,7 +478,7 @@ mod tests {
 
     fn run(more: &[&str]) -> Options {
         let words = ["spillway", "run", "--image", "i.raw"].iter().chain(more);
-        match Cli::try_parse_from(words).unwrap().command {
+        match Cli::try_parse_from(words).unwrap().asked().unwrap() {
             Command::Run(args) => args.options().unwrap(),
             other => panic!("{other:?}"),
         }

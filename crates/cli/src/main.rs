@@ -51,7 +51,7 @@ fn main() -> ExitCode {
 }
 
 fn execute(cli: Cli) -> Result<ExitCode, Failure> {
-    match cli.command {
+    match cli.asked()? {
         Command::Serve(args) => serve::serve(&args)?,
         Command::Run(args) => return run::run(&args),
         Command::Stats(args) => stats::stats(&args)?,

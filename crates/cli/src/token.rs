@@ -19,7 +19,7 @@ pub enum TokenCommand {
 const NEW_EXAMPLES: &str = "\
 Example:
   spillway token new --role read prometheus --json > token.json
-  jq -r .line token.json >> /etc/spillway/tokens; systemctl restart spillwayd";
+  jq -r .line token.json >> /etc/spillway/tokens; systemctl reload spillwayd";
 
 /// Options of `token new`.
 #[derive(Debug, Args)]

@@ -258,3 +258,47 @@ fn a_control_socket_that_nobody_serves_says_so() {
         refuses(&mut asks(command), 69, &["nobody serves it"]);
     }
 }
+
+/// As podman, virsh and kubectl have it.
+#[test]
+fn where_the_daemon_is_can_be_said_before_the_command_and_behind_it() {
+    let nowhere = "/nonexistent/before";
+    for command in [
+        &["machine", "list"][..],
+        &["catalog", "list"],
+        &["image", "list"],
+        &["host", "show"],
+        &["leftover", "list"],
+        &["operation", "list"],
+        &["event"],
+        &["store", "list"],
+        &["top", "--once"],
+        &["advise", "--live", "desk"],
+    ] {
+        refuses(spillway().args(["--socket", nowhere]).args(command), 69, &[nowhere]);
+        refuses(spillway().args([command[0], "--socket", nowhere]).args(&command[1..]), 69, &[nowhere]);
+        refuses(spillway().args(command).args(["--socket", nowhere]), 69, &[nowhere]);
+        // What is said last holds, and options before variables.
+        let mut both = spillway();
+        both.env("SPILLWAY_SOCKET", "/nonexistent/variable").args(["--socket", "/nonexistent/first"]);
+        refuses(both.args(command).args(["--socket", nowhere]), 69, &[nowhere]);
+        let mut variable = spillway();
+        refuses(variable.env("SPILLWAY_SOCKET", nowhere).args(command), 69, &[nowhere]);
+        let mut option = spillway();
+        option.env("SPILLWAY_SOCKET", "/nonexistent/variable").args(["--socket", nowhere]);
+        refuses(option.args(command), 69, &[nowhere]);
+    }
+    let (_, found, _) = finishes(spillway().args(["--socket", nowhere, "--json", "doctor"]));
+    assert!(found.starts_with('{') && found.contains(nowhere), "{found}");
+    // Where it would have no effect.
+    for command in [&["stats", "c"][..], &["token", "new", "--role", "read", "x"], &["completion", "bash"]] {
+        refuses(spillway().args(["--socket", nowhere]).args(command), 2, &["--socket", "leave it out"]);
+    }
+    refuses(spillway().args(["--json", "completion", "bash"]), 2, &["--json", "behind"]);
+    refuses(spillway().args(["--json", "stats", "/nonexistent/control"]), 69, &["/nonexistent/control"]);
+    refuses(spillway().args(["--ca", "x", "machine", "list"]), 2, &["--ca", "leave one"]);
+    let help = finishes(spillway().arg("--help")).1;
+    assert!(help.contains("--socket <SOCK>") && help.contains("--token-file <FILE>"), "{help}");
+    let help = finishes(spillway().args(["machine", "list", "--help"])).1;
+    assert!(help.contains("SPILLWAY_SOCKET"), "{help}");
+}

@@ -14,6 +14,7 @@ use crate::backup::StateStore;
 use crate::catalogs::Catalogs;
 use crate::confined;
 use crate::events::{Events, say};
+use crate::guest_users::Choice;
 use crate::idempotency::Idempotency;
 use crate::images::Images;
 use crate::machines::{Machines, Parts};
@@ -42,7 +43,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How long a request's head may take to come: from the connection's start, or from the end of the last answer.
 const HEAD: Duration = Duration::from_secs(30);
@@ -85,6 +86,8 @@ pub struct Settings {
     pub hypervisor: Hypervisor,
     /// The libvirt that does, if it does.
     pub libvirt_uri: String,
+    /// The users that machines' QEMUs run as.
+    pub guest_users: Choice,
     /// The program that serves disks.
     pub program: PathBuf,
     /// Memory that all caches may have together; half of the host's if nothing is said.
@@ -137,6 +140,8 @@ pub async fn run(
     mut manager: Manager,
     ready: impl FnOnce(Option<SocketAddr>),
 ) -> Result<()> {
+    // Before anything that takes time: unheard it would end the daemon, and the service manager takes that for an end in order.
+    let hangup = signal(SignalKind::hangup())?;
     let state = std::path::absolute(&settings.state).context("--state")?;
     fs::create_dir_all(&state).with_context(|| format!("{}: cannot be made", state.display()))?;
     is_ours(&state)?;
@@ -168,6 +173,8 @@ pub async fn run(
             "{program} is not there, and no machine can start: say where it is with --spillway"
         ));
     }
+    let guest_users = settings.guest_users.settle(settings.hypervisor, &mut complain);
+    let guest_users = guest_users.map_err(anyhow::Error::msg)?;
     let parts = Parts {
         folder: state.join(RUN).join("machines"),
         program: settings.program.clone(),
@@ -178,6 +185,7 @@ pub async fn run(
         scopes: Scopes::choose(&mut complain),
         libvirt_uri: settings.libvirt_uri.clone(),
         claim_ttl_seconds: settings.claim_ttl_seconds,
+        guest_users,
     };
     if has_swap() {
         complain(
@@ -208,8 +216,8 @@ pub async fn run(
     };
     tokio::spawn(keep_reserve(store, events.clone()));
 
-    let door = match &settings.remote {
-        Some(remote) => Some(Door::open(remote).await?),
+    let door = match settings.remote {
+        Some(remote) => Some(Arc::new(Door::open(remote).await?)),
         None => None,
     };
     let is_kept = manager.keep(&listener);
@@ -217,13 +225,14 @@ pub async fn run(
     let listener = UnixListener::from_std(listener)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    ready(door.as_ref().and_then(Door::address));
+    ready(door.as_ref().and_then(|door| door.address()));
     manager.say("READY=1");
     let router = api::router(app);
     tokio::select! {
         () = manager.attend(async || machines.summary().await) => {}
         () = accept(listener, router.clone()) => {}
-        () = accept_remote(door, router) => {}
+        () = accept_remote(door.clone(), router) => {}
+        () = reload(hangup, door, events.clone()) => {}
         () = look_after(audit.clone()) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
@@ -286,7 +295,7 @@ async fn accept(listener: UnixListener, router: Router) {
 }
 
 /// The same for those who come over TCP; nobody, without a door.
-async fn accept_remote(door: Option<Door>, router: Router) {
+async fn accept_remote(door: Option<Arc<Door>>, router: Router) {
     let Some(door) = door else { return pending().await };
     let connections = Connections::new(Limits::REMOTE);
     loop {
@@ -312,6 +321,27 @@ async fn until_closed(place: Arc<Place>, answering: impl Future<Output = ()>) {
         () = answering => {}
         () = place.closed() => {}
     }
+}
+
+/// Reads again who may come over TCP, and by what they know us, each time that it is asked to (daemon(7): SIGHUP). All else
+/// needs another start, which no machine notices.
+async fn reload(mut hangup: Signal, door: Option<Arc<Door>>, events: Events) {
+    while hangup.recv().await.is_some() {
+        let Some(door) = &door else {
+            say("SIGHUP: there is nothing to read again without --listen");
+            continue;
+        };
+        match door.reload() {
+            Ok(()) => say("SIGHUP: the files of --tokens, --tls-cert and --tls-key were read again"),
+            // Where those look who have not sent it.
+            Err(e) => events.raise(
+                EventKind::Failed,
+                "host",
+                format!("SIGHUP: what was read before holds on, tokens and certificate: {e:#}"),
+            ),
+        }
+    }
+    pending().await
 }
 
 /// Answers a connection until it ends.

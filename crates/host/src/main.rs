@@ -8,6 +8,7 @@ use spillway_api::client::Address;
 use spillway_host::access::tls::Remote;
 use spillway_host::backup;
 use spillway_host::daemon::{self, AuditTo, LIBVIRT_URI_DEFAULT, Settings};
+use spillway_host::guest_users::Choice;
 use spillway_host::systemd::Manager;
 use std::ffi::OsString;
 use std::io;
@@ -27,8 +28,9 @@ Examples:
         --tls-key key.pem --tokens /etc/spillway/tokens
 
 SIGTERM and SIGINT end it, and no machine: those that run are found
-again by the next one, as after a crash. It does not go to the
-background; the package's service is spillwayd.service.
+again by the next one, as after a crash. SIGHUP makes it read the files
+of --tokens, --tls-cert and --tls-key again, and nothing else. It does not
+go to the background; the package's service is spillwayd.service.
 
 Files:
   DIR/audit.log           who has asked for which change; older parts
@@ -86,6 +88,10 @@ struct Arguments {
     /// The libvirt of this host that runs machines, if libvirt does
     #[arg(long, value_name = "URI", default_value = LIBVIRT_URI_DEFAULT)]
     libvirt_uri: String,
+    /// Users that machines' QEMUs run as, one for each, which nobody else may have; or none: they run as spillwayd does
+    /// [default: 2100000000-2100065535 if spillwayd is root]
+    #[arg(long, value_name = "FIRST-LAST|none", value_parser = str::parse::<Choice>)]
+    guest_users: Option<Choice>,
     /// The program that serves disks [default: 'spillway' beside this one]
     #[arg(long, value_name = "PATH")]
     spillway: Option<PathBuf>,
@@ -231,6 +237,7 @@ fn main() -> Result<()> {
         audit_keep: Duration::from_secs(u64::from(arguments.audit_days) * 86_400),
         audit_max_bytes: arguments.audit_size,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),
+        guest_users: arguments.guest_users.unwrap_or(Choice::Usual),
         program: std::path::absolute(&program).context("--spillway")?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

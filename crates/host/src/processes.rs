@@ -9,13 +9,13 @@
 use crate::error::HostError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use spillway_api::ErrorCode;
 use std::fs::File;
 use std::future::pending;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,17 @@ pub enum Seen {
 
 /// Begins a process in a folder, which becomes its working directory, in a session of its own. It is nobody's
 /// child. What it says goes to `NAME.log`. Refused while the last one of that name lives.
-pub fn start(folder: &Path, name: &str, mut command: Command) -> Result<Process, HostError> {
+pub fn start(folder: &Path, name: &str, command: Command) -> Result<Process, HostError> {
+    start_with(folder, name, command, &[])
+}
+
+/// The same for a process that is given these descriptors, by the numbers that they have here. It has no others.
+pub fn start_with(
+    folder: &Path,
+    name: &str,
+    mut command: Command,
+    given: &[BorrowedFd<'_>],
+) -> Result<Process, HostError> {
     let program = command.get_program().to_string_lossy().into_owned();
     let cannot = |what: &str, e: io::Error| {
         let code = match e.kind() {
@@ -82,6 +92,7 @@ pub fn start(folder: &Path, name: &str, mut command: Command) -> Result<Process,
     let log = log.and_then(|log| Ok((log.try_clone()?, log))).map_err(|e| cannot("has no log", e))?;
     command.current_dir(folder).stdin(Stdio::null()).stdout(log.0).stderr(log.1);
     let fd = record.as_raw_fd();
+    let given: Vec<RawFd> = given.iter().map(AsRawFd::as_raw_fd).collect();
     let born = move || {
         // SAFETY: system calls on plain numbers. The process between us and the one that executes ends at once.
         unsafe {
@@ -95,6 +106,10 @@ pub fn start(folder: &Path, name: &str, mut command: Command) -> Result<Process,
             }
             // What our own parent left open is not the machine's. A kernel without the call keeps it open.
             libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+        }
+        for given in &given {
+            // SAFETY: whoever began this holds them open until the program is executed.
+            rustix::io::fcntl_setfd(unsafe { BorrowedFd::borrow_raw(*given) }, FdFlags::empty())?;
         }
         // Who it is, in its own words: a number alone may be somebody else's tomorrow.
         let mut stat = [0; 1024];

@@ -98,7 +98,8 @@ fn in_scope(machine: &str, process: &str, command: &Command) -> Command {
     followed_by(run, command)
 }
 
-fn followed_by(mut wrapper: Command, command: &Command) -> Command {
+/// The wrapper, which becomes this command.
+pub fn followed_by(mut wrapper: Command, command: &Command) -> Command {
     wrapper.arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
@@ -109,7 +110,8 @@ fn followed_by(mut wrapper: Command, command: &Command) -> Command {
     wrapper
 }
 
-fn is_there(command: &Command) -> bool {
+/// Whether the program of a command is on this host.
+pub fn is_there(command: &Command) -> bool {
     let program = Path::new(command.get_program());
     let path = std::env::var_os("PATH").unwrap_or_default();
     // One with a slash is taken as it is.

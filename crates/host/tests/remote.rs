@@ -521,3 +521,78 @@ fn a_change_says_what_it_has_changed_in_which_object() {
     );
     assert_eq!(line("close")["object"]["kind"], "host");
 }
+
+/// The status of an answer on a connection that stays.
+fn ask_on(stream: &mut Tls, role: &str) -> u16 {
+    send(stream, "/v1/operations", role);
+    let (mut answer, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
+        let n = stream.read(&mut buffer).unwrap();
+        assert!(n > 0, "{:?}", String::from_utf8_lossy(&answer));
+        answer.extend_from_slice(&buffer[..n]);
+        let text = String::from_utf8_lossy(&answer);
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        let length =
+            head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+        if body.len() >= length.unwrap_or(0) {
+            return text.split(' ').nth(1).unwrap().parse().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_hangup_makes_it_read_tokens_and_certificate_again() {
+    let Some(mut world) = remote() else { return };
+    let mut stays = tls(&world);
+    assert_eq!((ask_on(&mut stays, "admin"), ask_on(&mut stays, "new")), (200, 401));
+    let tokens = world.path("tokens").display().to_string();
+    let write = |name: &str| {
+        std::fs::write(&tokens, format!("admin {name} {:x}\n", Sha256::digest(name))).unwrap();
+        private(&tokens);
+    };
+    let until = |what: &str, is: &mut dyn FnMut() -> bool| {
+        let found = spillway_lab::process::wait_until(Duration::from_secs(20), || is().then_some(()));
+        found.unwrap_or_else(|| panic!("{what}"));
+    };
+    // Another token and another certificate: those who are known hold at once, on old connections too.
+    write("new");
+    let [cert, key] = ["cert", "key"].map(|name| world.path(name));
+    let old = std::fs::read(&cert).unwrap();
+    certificate::make("localhost", false, &cert, &key).unwrap();
+    assert_ne!(old, std::fs::read(&cert).unwrap());
+    assert_eq!(
+        (ask_on(&mut stays, "admin"), ask_on(&mut stays, "new")),
+        (200, 401),
+        "nobody has asked for it"
+    );
+    world.signal(Signal::HUP);
+    until("the new token is not known", &mut || ask_on(&mut stays, "new") == 200);
+    assert_eq!(ask_on(&mut stays, "admin"), 401, "one that was taken away");
+    // By the certificate that is in the file now.
+    assert_eq!(ask(&world, "GET", "/v1/images", &token("new"), b""), 200);
+
+    // What cannot be used changes nothing, and is told; nor does the half that could be.
+    let failures = |world: &World| -> Vec<String> {
+        let events: List<Event> = world.client().get("/v1/events").unwrap();
+        events.items.into_iter().filter(|event| event.object == "host").map(|event| event.text).collect()
+    };
+    std::fs::write(&key, "no key").unwrap();
+    write("newer");
+    world.signal(Signal::HUP);
+    until("a key that is none is not told of", &mut || failures(&world).len() == 1);
+    std::fs::write(&tokens, "nonsense\n").unwrap();
+    world.signal(Signal::HUP);
+    until("tokens that are none are not told of", &mut || failures(&world).len() == 2);
+    let told = failures(&world);
+    assert!(told[0].contains("--tls-key") && told[0].contains("holds on"), "{told:?}");
+    assert!(told[1].contains("--tokens") && told[1].contains("line 1"), "{told:?}");
+    assert_eq!(["new", "newer", "nonsense"].map(|role| ask_on(&mut stays, role)), [200, 401, 401]);
+    assert_eq!(ask(&world, "GET", "/v1/images", &token("new"), b""), 200);
+
+    // A daemon that listens nowhere else goes on too.
+    world.end(Signal::KILL);
+    world.start_with(vec![]);
+    world.signal(Signal::HUP);
+    world.client().get::<Value>("/v1/images").unwrap();
+    assert_eq!(world.end(Signal::TERM), Some(0));
+}

@@ -96,6 +96,52 @@ fn rules_and_dashboard_ask_for_metrics_that_there_are() {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
 }
 
+/// Asks as the unit does, with these variables of the service manager's, a daemon of this world.
+fn ask_host(variables: &[(&str, &str)], arguments: &[&str]) -> std::process::Output {
+    let mut ask = Command::new(deploy("ask-host"));
+    let programs = spillway_lab::disk::program().unwrap();
+    let path = format!("{}:{}", programs.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    ask.args(arguments).env("PATH", path).env_remove("SPILLWAY_SOCKET").envs(variables.iter().copied());
+    ask.output().unwrap()
+}
+
+#[test]
+fn the_host_is_closed_by_asking_the_daemon_where_it_listens() {
+    let world = World::new();
+    let socket = world.path("sock").display().to_string();
+    let closed = || world.json(&["host", "show"])["closed"] == true;
+    let (apart, joined) =
+        (format!("--hypervisor none --socket {socket} --overcommit 200"), format!("--socket={socket}"));
+    for variables in [
+        &[("SPILLWAYD_OPTIONS", apart.as_str())][..],
+        &[("SPILLWAYD_OPTIONS", joined.as_str()), ("SPILLWAY_SOCKET", "/nonexistent")],
+        &[("SPILLWAYD_OPTIONS", "--hypervisor none"), ("SPILLWAY_SOCKET", socket.as_str())],
+    ] {
+        for (action, is_closed) in [(&["close", "--wait"][..], true), (&["open"], false)] {
+            let done = ask_host(variables, action);
+            assert!(done.status.success(), "{variables:?}: {}", String::from_utf8_lossy(&done.stderr));
+            assert_eq!(closed(), is_closed, "{variables:?}");
+        }
+    }
+    // Where all daemons listen if nothing is said.
+    let nobody = ask_host(&[("SPILLWAYD_OPTIONS", "")], &["show", "--token-file", "/nonexistent"]);
+    assert!(String::from_utf8_lossy(&nobody.stderr).contains("/run/spillway/spillwayd.sock"), "{nobody:?}");
+    // Both units read the same file.
+    for unit in ["spillwayd.service", "spillway-machines.service"] {
+        let text = std::fs::read_to_string(deploy(unit)).unwrap();
+        assert!(text.contains("\nEnvironmentFile=-/etc/default/spillwayd\n"), "{unit}");
+        assert!(
+            unit != "spillwayd.service" || text.contains("\nExecReload=/bin/sh -c 'kill -HUP $$MAINPID'\n")
+        );
+        assert!(
+            unit == "spillwayd.service"
+                || text.matches("=/usr/lib/spillway/ask-host ").count()
+                    + text.matches("=-/usr/lib/spillway/ask-host ").count()
+                    == 2
+        );
+    }
+}
+
 #[test]
 fn the_dashboard_can_be_imported() {
     let text = std::fs::read_to_string(deploy("grafana-dashboard.json")).unwrap();

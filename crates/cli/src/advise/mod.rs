@@ -61,7 +61,7 @@ pub struct Advise {
     live: Option<Name>,
     /// Where spillwayd is.
     #[command(flatten)]
-    daemon: Daemon,
+    pub daemon: Daemon,
     #[command(flatten)]
     format: Format,
     /// The share of the written bytes that RAM should absorb

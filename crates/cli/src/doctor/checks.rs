@@ -7,7 +7,7 @@ use crate::error::Failure;
 use crate::host::Daemon;
 use rustix::process::{Resource, getrlimit};
 use spillway_api::client::{Client, ClientError};
-use spillway_api::{Figures, HostDetails, List, StoreDetails};
+use spillway_api::{Figures, HostDetails, Hypervisor, List, StoreDetails};
 use spillway_worker::kvm::{self, Accelerator};
 use spillway_worker::supervisor::bytes;
 use spillway_worker::worker;
@@ -66,6 +66,7 @@ pub fn all(daemon: &Daemon) -> Result<Vec<Finding>, Failure> {
     };
     found.extend(folders.iter().map(|folder| space(folder)));
     let host = client.as_ref().and_then(|client| client.get::<HostDetails>("/v1/host").ok());
+    found.extend(host.as_ref().map(guest_users));
     if let Some(records) = host.filter(|host| !host.unreadable.is_empty()).map(|host| host.unreadable) {
         let keys: Vec<&str> = records.iter().map(|record| record.key.as_str()).collect();
         let text = format!("cannot be read, and nothing is done about what they are of: {}", keys.join(", "));
@@ -272,7 +273,7 @@ fn cgroup(root: &Path) -> Finding {
 fn socket(daemon: &Daemon) -> Result<(Finding, Option<Client>), Failure> {
     let path = daemon.local("doctor")?;
     let client = daemon.client()?;
-    let rights = fs::metadata(path).ok().filter(|found| found.file_type().is_socket());
+    let rights = fs::metadata(&path).ok().filter(|found| found.file_type().is_socket());
     let rights = rights.map(|found| found.permissions().mode() & 0o777);
     let path = path.display();
     let finding = match client.get::<List<StoreDetails>>("/v1/stores") {
@@ -322,6 +323,22 @@ fn enough(at: &str, size: u64, free: u64) -> Finding {
         _ if free < size / 20 => Finding::problem("space", text, advice),
         _ if free < size / 5 => Finding::notice("space", text, advice),
         _ => Finding::ok("space", text),
+    }
+}
+
+/// By which users machines' QEMUs run.
+fn guest_users(host: &HostDetails) -> Finding {
+    match (&host.guest_users, host.hypervisor) {
+        (Some(range), _) => {
+            Finding::ok("guest-users", format!("each machine's QEMU runs as a user of its own, of {range}"))
+        }
+        (None, Hypervisor::Libvirt) => Finding::ok("guest-users", "machines' QEMUs run as libvirt's user"),
+        (None, Hypervisor::None) => Finding::ok("guest-users", "spillwayd starts no QEMU"),
+        (None, Hypervisor::Qemu) => Finding::notice(
+            "guest-users",
+            "machines' QEMUs run as spillwayd's own user: a guest that breaks out of its QEMU has all that spillwayd has",
+            "run spillwayd as root, without --guest-users none: each gets a user of its own",
+        ),
     }
 }
 
@@ -412,6 +429,20 @@ mod tests {
             assert!(found.state == state && found.text.contains(word), "{files:?}: {found:?}");
             assert_eq!(found.advice.is_none(), state == Ok, "{found:?}");
         }
+    }
+
+    #[test]
+    fn qemus_that_run_as_the_daemon_does_are_told_of() {
+        let state = |hypervisor: &str, guest_users: Option<&str>| {
+            let host = serde_json::json!({
+                "closed": false, "busy": 0, "hypervisor": hypervisor, "guest_users": guest_users, "version": "1",
+                "unreadable": []
+            });
+            super::guest_users(&serde_json::from_value(host).unwrap()).state
+        };
+        assert_eq!(state("qemu", Some("100000-165535")), State::Ok);
+        assert_eq!(state("qemu", None), State::Notice);
+        assert_eq!([state("libvirt", None), state("none", None)], [State::Ok, State::Ok]);
     }
 
     #[test]

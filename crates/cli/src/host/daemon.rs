@@ -8,18 +8,19 @@ use crate::output;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::Serialize;
-use spillway_api::client::{Address, AddressError, Client, Token};
+use spillway_api::client::{Address, AddressError, Client, HostPort, Token};
 use spillway_api::{CA_VARIABLE, DEFAULT_SOCKET, SOCKET_VARIABLE, TOKEN_VARIABLE};
 use std::env;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-/// Where the daemon is.
+/// Where the daemon is. The same options are taken before the command and behind it.
 #[derive(Debug, Args)]
 pub struct Daemon {
-    /// Socket that spillwayd listens on; of another host's, https://HOST:PORT
-    #[arg(long, global = true, value_name = "SOCK", env = SOCKET_VARIABLE, default_value = DEFAULT_SOCKET, value_parser = address())]
-    socket: Address,
+    /// Socket that spillwayd listens on; of another host's, https://HOST:PORT [default: SPILLWAY_SOCKET, else
+    /// /run/spillway/spillwayd.sock]
+    #[arg(long, global = true, value_name = "SOCK", value_parser = address())]
+    socket: Option<Address>,
     /// With https: a file with the token that says who asks [default: the token in SPILLWAY_TOKEN]
     #[arg(long, global = true, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -31,17 +32,69 @@ pub struct Daemon {
     pub json: bool,
 }
 
+/// The same before the command, where those of other commands are none.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of commands that ask spillwayd, here or behind the command")]
+pub struct Before {
+    /// Socket that spillwayd listens on; of another host's, https://HOST:PORT
+    #[arg(long, value_name = "SOCK", value_parser = address())]
+    socket: Option<Address>,
+    /// With https: a file with the token that says who asks
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// With https: the certificates (PEM) one of which has signed spillwayd's
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Before {
+    /// Whether JSON is wanted, of a command that does not ask the daemon.
+    pub fn json(self) -> Result<bool, Failure> {
+        let given = [
+            ("--socket", self.socket.is_some()),
+            ("--token-file", self.token_file.is_some()),
+            ("--ca", self.ca.is_some()),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            None => Ok(self.json),
+            Some((option, _)) => Err(Failure::usage(format!(
+                "{option} says where spillwayd is, and this command does not ask it: leave it out"
+            ))),
+        }
+    }
+}
+
 fn address() -> impl TypedValueParser<Value = Address> {
-    OsStringValueParser::new().try_map(|text: OsString| -> Result<Address, AddressError> {
-        // A variable that is set to nothing says nothing.
-        if text.is_empty() { Ok(Address::Socket(DEFAULT_SOCKET.into())) } else { Address::parse(&text) }
-    })
+    OsStringValueParser::new()
+        .try_map(|text: OsString| -> Result<Address, AddressError> { Address::parse(&text) })
 }
 
 impl Daemon {
+    /// Takes over what was said before the command, and is not said again behind it.
+    pub fn or(&mut self, before: Before) {
+        let Before { socket, token_file, ca, json } = before;
+        self.socket = self.socket.take().or(socket);
+        self.token_file = self.token_file.take().or(token_file);
+        self.ca = self.ca.take().or(ca);
+        self.json |= json;
+    }
+
+    fn address(&self) -> Result<Address, Failure> {
+        match (&self.socket, variable(SOCKET_VARIABLE)) {
+            (Some(socket), _) => Ok(socket.clone()),
+            (None, Some(text)) => {
+                Address::parse(&text).map_err(|e| Failure::usage(format!("{SOCKET_VARIABLE}: {e}")))
+            }
+            (None, None) => Ok(Address::Socket(DEFAULT_SOCKET.into())),
+        }
+    }
+
     /// Its socket, for what must be done on the daemon's own host.
-    pub fn local(&self, what: &str) -> Result<&Path, Failure> {
-        match &self.socket {
+    pub fn local(&self, what: &str) -> Result<PathBuf, Failure> {
+        match self.address()? {
             Address::Socket(path) => Ok(path),
             Address::Remote(remote) => Err(Failure::usage(format!(
                 "{what} works on spillwayd's own host, and this would ask {remote}: run it there, with the path of its socket"
@@ -51,7 +104,7 @@ impl Daemon {
 
     /// Who asks it.
     pub fn client(&self) -> Result<Client, Failure> {
-        match &self.socket {
+        match self.address()? {
             Address::Socket(path) => {
                 let given = [("--token-file", &self.token_file), ("--ca", &self.ca)];
                 if let Some((option, _)) = given.iter().find(|(_, file)| file.is_some()) {
@@ -61,17 +114,18 @@ impl Daemon {
                     )));
                 }
                 let cannot = |e| Failure::new(Exit::Internal, format!("cannot ask spillwayd: {e}"));
-                Client::new(path).map_err(cannot)
+                Client::new(&path).map_err(cannot)
             }
             Address::Remote(remote) => {
                 let ca = variable(CA_VARIABLE).map(PathBuf::from);
                 let ca = self.ca.as_ref().or(ca.as_ref());
-                Ok(Client::remote(remote.clone(), self.token()?, ca.map(PathBuf::as_path))?)
+                let token = self.token(&remote)?;
+                Ok(Client::remote(remote, token, ca.map(PathBuf::as_path))?)
             }
         }
     }
 
-    fn token(&self) -> Result<Token, Failure> {
+    fn token(&self, remote: &HostPort) -> Result<Token, Failure> {
         match (&self.token_file, variable(TOKEN_VARIABLE)) {
             (Some(file), _) => Ok(Token::load(file)?),
             (None, Some(token)) => {
@@ -79,8 +133,7 @@ impl Daemon {
                 token.map_err(|e| Failure::usage(format!("{TOKEN_VARIABLE}: {e}")))
             }
             (None, None) => Err(Failure::usage(format!(
-                "{} wants to know who asks: give a token in {TOKEN_VARIABLE} or by --token-file FILE",
-                self.socket
+                "{remote} wants to know who asks: give a token in {TOKEN_VARIABLE} or by --token-file FILE"
             ))),
         }
     }

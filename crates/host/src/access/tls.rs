@@ -8,7 +8,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::rustls::ServerConfig;
@@ -36,19 +36,33 @@ pub struct Remote {
 /// The open port.
 pub struct Door {
     listener: TcpListener,
-    acceptor: TlsAcceptor,
+    remote: Remote,
+    /// What the next who comes is greeted with.
+    acceptor: RwLock<TlsAcceptor>,
     /// Whom it knows.
     pub tokens: Arc<Tokens>,
 }
 
 impl Door {
     /// Opens it, once everything that it takes was read.
-    pub async fn open(remote: &Remote) -> Result<Door> {
+    pub async fn open(remote: Remote) -> Result<Door> {
         let tokens = Arc::new(Tokens::load(&remote.tokens).context("--tokens")?);
-        let config = config(remote)?;
+        let config = config(&remote)?;
         let listener = TcpListener::bind(remote.address).await;
         let listener = listener.with_context(|| format!("--listen {}", remote.address))?;
-        Ok(Door { listener, acceptor: TlsAcceptor::from(Arc::new(config)), tokens })
+        let acceptor = RwLock::new(TlsAcceptor::from(Arc::new(config)));
+        Ok(Door { listener, remote, acceptor, tokens })
+    }
+
+    /// Reads the files again: tokens hold for the next request of each connection, the certificate for the next connection. All
+    /// of them, or none if one cannot be used.
+    pub fn reload(&self) -> Result<()> {
+        let tokens = Tokens::load(&self.remote.tokens).context("--tokens")?;
+        let config = config(&self.remote)?;
+        self.tokens.become_those(tokens);
+        *self.acceptor.write().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+            TlsAcceptor::from(Arc::new(config));
+        Ok(())
     }
 
     /// Where it is: the port may have been the kernel's choice.
@@ -59,7 +73,8 @@ impl Door {
     /// Whoever comes next, unknown yet. May be given up at any time.
     pub async fn next(&self) -> Option<Stranger> {
         let (stream, address) = self.listener.accept().await.ok()?;
-        Some(Stranger { stream, address, acceptor: self.acceptor.clone() })
+        let acceptor = self.acceptor.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        Some(Stranger { stream, address, acceptor })
     }
 }
 

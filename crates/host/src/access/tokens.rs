@@ -1,5 +1,5 @@
-//! The tokens by which requests over TCP are known: a file with a line each, `ROLE NAME HASH`. Owns what was read of it;
-//! the tokens themselves are nowhere here.
+//! The tokens by which requests over TCP are known: a file with a line each, `ROLE NAME HASH`. Owns what was read of it
+//! last; the tokens themselves are nowhere here.
 //!
 //! Invariant: how long a token takes to be refused says nothing of those that there are.
 
@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::RwLock;
 
 /// Longest file that is taken.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -23,7 +24,7 @@ struct Known {
 }
 
 /// All of them.
-pub struct Tokens(Vec<Known>);
+pub struct Tokens(RwLock<Vec<Known>>);
 
 impl Tokens {
     /// Those of a file that nobody else may read or write.
@@ -64,24 +65,31 @@ impl Tokens {
         if known.is_empty() {
             bail!("there is no token in it: 'spillway token new' makes one");
         }
-        Ok(Tokens(known))
+        Ok(Tokens(RwLock::new(known)))
+    }
+
+    /// These hold from now on, and no others.
+    pub fn become_those(&self, others: Tokens) {
+        let others = others.0.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        *self.0.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = others;
     }
 
     /// Whose it is.
-    pub fn find(&self, token: &str) -> Option<(&str, Role)> {
+    pub fn find(&self, token: &str) -> Option<(String, Role)> {
         if token.len() > MAX_TOKEN_BYTES {
             return None;
         }
         let hash: [u8; 32] = Sha256::digest(token.as_bytes()).into();
+        let all = self.0.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut found = None;
-        for known in &self.0 {
+        for known in all.iter() {
             // All of them, and all of each, whatever was found.
             let differs = known.hash.iter().zip(hash).fold(0, |sum, (a, b)| sum | (a ^ b));
             if std::hint::black_box(differs) == 0 {
                 found = Some(known);
             }
         }
-        found.map(|known| (known.name.as_str(), known.role))
+        found.map(|known| (known.name.clone(), known.role))
     }
 }
 
@@ -108,10 +116,19 @@ mod tests {
     fn a_token_is_found_by_its_hash() {
         let tokens =
             Tokens::parse(&format!("# ours\n\nread  eve  {}\noperate ci {HASH}\n", "0".repeat(64))).unwrap();
-        assert_eq!(tokens.find("secret"), Some(("ci", Role::Operate)));
+        assert_eq!(tokens.find("secret"), Some(("ci".into(), Role::Operate)));
         for wrong in ["", "secret ", "Secret", HASH, &"x".repeat(10_000)] {
             assert_eq!(tokens.find(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn those_that_were_read_last_hold() {
+        let tokens = Tokens::parse(&format!("operate ci {HASH}\n")).unwrap();
+        tokens.become_those(Tokens::parse(&format!("read other {HASH}\n")).unwrap());
+        assert_eq!(tokens.find("secret"), Some(("other".into(), Role::Read)));
+        tokens.become_those(Tokens::parse(&format!("read other {}\n", "0".repeat(64))).unwrap());
+        assert_eq!(tokens.find("secret"), None);
     }
 
     #[test]

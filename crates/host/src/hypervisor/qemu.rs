@@ -1,11 +1,13 @@
 //! QEMU as the machines' VMM: its command line. Owns the names of its sockets, which lie in the machine's folder;
-//! starts nothing.
+//! starts nothing and opens nothing.
 //!
-//! Invariant: what a name or path holds never becomes another option.
+//! Invariant: what a name or path holds never becomes another option. Of the host's files QEMU opens its own parts (firmware)
+//! and connects to its disk's socket; all else it is given open.
 
 use spillway_api::{CatalogSpec, Machine, Network, Ready};
 use spillway_worker::kvm::Accelerator;
 use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 
@@ -40,6 +42,37 @@ impl Files<'_> {
     }
 }
 
+/// What a QEMU is given open: it may run as a user who can open none of it.
+pub struct Handles {
+    /// Listens for the monitor's client.
+    pub monitor: OwnedFd,
+    /// Listens for the client of the first serial port.
+    pub console: OwnedFd,
+    /// Listens for the client of the guest agent's port.
+    pub agent: OwnedFd,
+    /// The data disk, to read and write.
+    pub data: Option<OwnedFd>,
+    /// The scratch disk, to read and write.
+    pub scratch: Option<OwnedFd>,
+    /// The cloud-init disk, to read.
+    pub seed: Option<OwnedFd>,
+    /// A kernel that everybody may read.
+    pub kernel: Option<OwnedFd>,
+    /// Its initrd, which everybody may read.
+    pub initrd: Option<OwnedFd>,
+    /// A tap in the machine's bridge.
+    pub tap: Option<OwnedFd>,
+}
+
+impl Handles {
+    /// All of them.
+    pub fn all(&self) -> Vec<BorrowedFd<'_>> {
+        let Handles { monitor, console, agent, data, scratch, seed, kernel, initrd, tap } = self;
+        let some = [data, scratch, seed, kernel, initrd, tap].into_iter().flatten();
+        [monitor, console, agent].into_iter().chain(some).map(AsFd::as_fd).collect()
+    }
+}
+
 /// What starts a machine in its folder, whose disk is served on `disk_socket` there.
 pub fn command(
     machine: &Machine,
@@ -47,6 +80,7 @@ pub fn command(
     accelerator: &Accelerator,
     disk_socket: &str,
     files: &Files,
+    handles: &Handles,
     exits_at_reboot: bool,
 ) -> Command {
     let (accel, cpu) = match accelerator {
@@ -71,37 +105,41 @@ pub fn command(
     let at_reboot = if exits_at_reboot { "shutdown" } else { "reset" };
     add("-action", format!("reboot={at_reboot},shutdown=pause").into());
 
-    add("-chardev", format!("socket,id=monitor,path={MONITOR},server=on,wait=off").into());
+    add("-chardev", listener("monitor", &handles.monitor));
     add("-mon", "chardev=monitor,mode=control".into());
-    add("-chardev", format!("socket,id=console,path={CONSOLE},server=on,wait=off").into());
+    add("-chardev", listener("console", &handles.console));
     add("-serial", "chardev:console".into());
 
     add("-chardev", format!("socket,id=disk,path={disk_socket},reconnect=1").into());
     // With a kernel of the host's the first place is that one's.
     let boot = if spec.kernel.is_some() { "" } else { ",bootindex=0" };
     add("-device", format!("vhost-user-blk-pci,chardev=disk,num-queues={}{boot}", files.queues(spec)).into());
-    for (id, path, more) in [
-        ("data", files.data, ",discard=unmap"),
-        ("scratch", files.scratch, ",discard=unmap"),
-        ("seed", files.seed, ",readonly=on"),
-    ] {
-        if let Some(path) = path {
-            add("-drive", drive(id, path, more));
+    let drives = [
+        ("data", &handles.data, "discard=unmap"),
+        ("scratch", &handles.scratch, "discard=unmap"),
+        ("seed", &handles.seed, "readonly=on"),
+    ];
+    for (set, (id, file, more)) in (1..).zip(drives) {
+        if let Some(file) = file {
+            add("-add-fd", format!("fd={},set={set}", file.as_raw_fd()).into());
+            // A guest is told that its disk is full: one that is stopped for it would wait for somebody to notice.
+            let errors = "werror=report,rerror=report";
+            // The file is opened once, as it is used.
+            let file = format!("file=/dev/fdset/{set},auto-read-only=off");
+            add("-drive", format!("if=none,id={id},format=raw,{errors},{file},{more}").into());
             add("-device", format!("virtio-blk-pci,drive={id},serial={id}").into());
         }
     }
     let mac = &machine.identity.mac;
-    let (network, spawn) = match &spec.network {
-        Network::None => (None, false),
-        Network::User => {
+    let network = match (&spec.network, &handles.tap) {
+        (Network::User, _) => {
             let forward = files
                 .forward
                 .map_or(String::new(), |(here, there)| format!(",hostfwd=tcp:127.0.0.1:{here}-:{there}"));
-            (Some(format!("user,id=network{forward}")), false)
+            Some(format!("user,id=network{forward}"))
         }
-        Network::Bridge(bridge) => {
-            (Some(format!("bridge,id=network,br={}", bridge.replace(',', ",,"))), true)
-        }
+        (Network::Bridge(_), Some(tap)) => Some(format!("tap,id=network,fd={}", tap.as_raw_fd())),
+        (Network::None, _) | (Network::Bridge(_), None) => None,
     };
     if let Some(network) = network {
         add("-netdev", network.into());
@@ -109,21 +147,19 @@ pub fn command(
     }
     add("-device", "virtio-rng-pci".into());
     add("-device", "virtio-serial-pci".into());
-    add("-chardev", format!("socket,id=agent,path={AGENT},server=on,wait=off").into());
+    add("-chardev", listener("agent", &handles.agent));
     add("-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0".into());
 
-    for (name, file) in [("-kernel", &spec.kernel), ("-initrd", &spec.initrd)] {
+    for (name, file) in [("-kernel", &handles.kernel), ("-initrd", &handles.initrd)] {
         if let Some(file) = file {
-            add(name, file.into());
+            // Whatever folder it lies in.
+            add(name, format!("/proc/self/fd/{}", file.as_raw_fd()).into());
         }
     }
     if spec.kernel.is_some() {
         add("-append", append(spec, accelerator).into());
     }
-    // The bridge's helper is a program of its own, which takes rights.
-    let children =
-        if spawn { "elevateprivileges=children,spawn=allow" } else { "elevateprivileges=deny,spawn=deny" };
-    add("-sandbox", format!("on,obsolete=deny,resourcecontrol=deny,{children}").into());
+    add("-sandbox", "on,obsolete=deny,resourcecontrol=deny,elevateprivileges=deny,spawn=deny".into());
     command.args(["-nodefaults", "-no-user-config"]);
     if matches!(spec.ready, Some(Ready::Serial(_))) {
         // It begins when its console is read.
@@ -142,8 +178,7 @@ pub fn append(spec: &CatalogSpec, accelerator: &Accelerator) -> String {
     append.trim().to_owned()
 }
 
-fn drive(id: &str, path: &Path, more: &str) -> OsString {
-    let path = path.display().to_string().replace(',', ",,");
-    // A guest is told that its disk is full: one that is stopped for it would wait for somebody to notice.
-    format!("if=none,id={id},format=raw,werror=report,rerror=report,file={path}{more}").into()
+/// One client at a time, who may come at any time.
+fn listener(id: &str, socket: &OwnedFd) -> OsString {
+    format!("socket,id={id},fd={},server=on,wait=off", socket.as_raw_fd()).into()
 }

@@ -80,6 +80,11 @@ impl Qmp {
         }
     }
 
+    /// Events that nobody has asked for yet, in order.
+    pub fn heard(&self) -> impl Iterator<Item = &Event> {
+        self.events.iter()
+    }
+
     fn keep(&mut self, message: Value) -> io::Result<()> {
         let event = serde_json::from_value(message).map_err(|_| strange("it says something else"))?;
         if self.events.len() == MOST_EVENTS {

@@ -50,6 +50,7 @@ impl Machines {
         Ok(HostDetails {
             closed: self.host_is_closed()?,
             hypervisor: self.shared.parts.hypervisor,
+            guest_users: self.shared.parts.guest_users.map(|range| range.to_string()),
             version: env!("CARGO_PKG_VERSION").into(),
             busy: self.busy()?,
             unreadable: self

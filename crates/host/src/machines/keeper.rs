@@ -1,7 +1,8 @@
 //! What brings a machine to what is wanted of it: one task for each that runs or is to. Owns the conversation with its
 //! VMM, and how often it has failed lately; what is wanted, and what runs, it looks up anew at every step.
 //!
-//! Invariant: a step may be broken off anywhere and done again: what it has recorded and what runs say where it was.
+//! Invariant: a step may be broken off anywhere and done again: what it has recorded and what runs say where it was. What runs
+//! is asked again and again, and what cannot be recorded of it stays known until it can: no step hangs on one event.
 
 mod end;
 mod place;
@@ -32,7 +33,7 @@ const LONGEST_RETRY: Duration = Duration::from_secs(60);
 /// A VMM that has run so long does not fail at once.
 const STABLE: Duration = Duration::from_secs(60);
 /// How often it looks although nothing has happened.
-const TICK: Duration = Duration::from_secs(60);
+const TICK: Duration = Duration::from_secs(30);
 
 /// Before what an earlier machine has left, and could not be removed, is tried again.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -53,6 +54,8 @@ pub struct Keeper {
     placing: Option<place::Placing>,
     /// Finds out when its guest is ready.
     probe: Option<JoinHandle<Option<String>>>,
+    /// What that has found out and is not recorded yet: it is ready, and perhaps where it is.
+    answered: Option<Option<String>>,
     /// When the VMM was started, by this daemon.
     begun: Option<Instant>,
     /// It is not started again before.
@@ -60,6 +63,8 @@ pub struct Keeper {
     /// Things that have not worked since it last ran for a while.
     failures: u32,
     crashes: u32,
+    /// It was told that its VMM has ended by itself.
+    is_told_of_end: bool,
     /// It was told that something of an earlier machine of its name cannot be removed.
     is_left: bool,
     /// Why its limits are not those that are wanted.
@@ -163,10 +168,12 @@ impl Keeper {
             is_made: false,
             placing: None,
             probe: None,
+            answered: None,
             begun: None,
             not_before: None,
             failures: 0,
             crashes: 0,
+            is_told_of_end: false,
             is_left: false,
             refused: None,
             seen: Revision::default(),
@@ -186,12 +193,19 @@ impl Keeper {
                 Err(error) => self.has_failed(&error),
             };
             let noted = match self.wait(wait).await {
-                Some(Said::Vmm(event)) => self.vmm.note(&event).await,
+                // What is to be recorded of these two the next step records, and the one after that if it cannot.
+                Some(Said::Vmm(event)) => {
+                    self.vmm.hear(&event);
+                    Ok(())
+                }
+                Some(Said::Ready(address)) => {
+                    self.answered = Some(address);
+                    Ok(())
+                }
                 Some(Said::Disk(text)) => {
                     self.raise(EventKind::Disk, &text);
                     Ok(())
                 }
-                Some(Said::Ready(address)) => self.is_ready(address).await,
                 Some(Said::Placed(made)) => self.is_placed(made).await,
                 None => Ok(()),
             };
@@ -298,6 +312,7 @@ impl Keeper {
                 // What it was told before belongs to the last one.
                 (run.ending, run.asked, run.ready, run.address) = (None, false, false, None);
                 run.port = self.port_for(&run)?;
+                run.user = self.shared.users().take(&self.name, &run.uuid)?;
                 self.folder.save_in_background(&run).await?;
                 self.start_vmm(machine, &run).await?;
                 Ok(Next::Again)
@@ -324,11 +339,12 @@ impl Keeper {
                 }
                 let heeds_until = self.vmm.goes_on(&mut run, wanted.grace()).await?;
                 self.adjust(&catalog, &mut run).await?;
-                if !run.ready && run.spec.ready.is_none() {
-                    self.is_ready(None).await?;
+                let ready = if run.spec.ready.is_none() { Some(None) } else { self.answered.clone() };
+                if let (false, Some(address)) = (run.ready, ready) {
+                    self.is_ready(address).await?;
                     return Ok(Next::Again);
                 }
-                self.probe(&run);
+                self.probe(machine, &run);
                 let wait = self.rests(&catalog, &run, &disk, Some(&vmm)).await?;
                 Ok(Next::Rest(Wait { until: heeds_until.unwrap_or(wait.until).min(wait.until), ..wait }))
             }

@@ -15,6 +15,7 @@ mod host;
 mod host_start;
 mod keeper;
 pub mod leftovers;
+mod neighbours;
 mod oversee;
 mod placing;
 mod ready;
@@ -29,6 +30,7 @@ pub mod wanted;
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::events::Events;
+use crate::guest_users::{GuestUsers, UserRange};
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu;
 use crate::images::Images;
@@ -54,7 +56,7 @@ use spillway_worker::kvm::{self, Accelerator};
 use std::collections::{HashMap, HashSet};
 use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -109,6 +111,8 @@ pub struct Parts {
     pub claim_ttl_seconds: Option<u32>,
     /// Where their processes are.
     pub scopes: Scopes,
+    /// The users that QEMUs run as which the daemon starts; `None`: as the daemon.
+    pub guest_users: Option<UserRange>,
 }
 
 struct Shared {
@@ -119,6 +123,7 @@ struct Shared {
     parts: Parts,
     libvirt: Arc<Libvirt>,
     budget: Mutex<Budget>,
+    users: Mutex<GuestUsers>,
     squeeze: Mutex<Squeeze>,
     rooms: Mutex<Rooms>,
     /// Of each catalog's rollout, by when it began: until when claimed machines are spared.
@@ -154,6 +159,7 @@ impl Machines {
             stores,
             images,
             budget: Mutex::new(Budget::new(parts.ram_budget_bytes, parts.overcommit_percent)),
+            users: Mutex::new(GuestUsers::new(parts.guest_users)),
             squeeze: Mutex::default(),
             rooms: Mutex::default(),
             graces: Mutex::default(),
@@ -171,6 +177,7 @@ impl Machines {
         let runs = shared.runs()?;
         // What runs has its memory, before anything else is promised some.
         runs.iter().for_each(|(name, run)| shared.budget().note(name, run.need()));
+        shared.note_users(&runs)?;
         // Nobody knows what a run names whose record cannot be read: its machine's name says enough.
         let unread = shared.unread_runs()?;
         let may_be_of_one = |path: &Path| {
@@ -375,6 +382,22 @@ impl Shared {
     fn unread_runs(&self) -> Result<Vec<Name>, HostError> {
         let is_unread = |name: &Name| Folder::of(&self.parts.folder, name).load().is_err();
         Ok(self.folders()?.into_iter().filter(is_unread).collect())
+    }
+
+    /// Whose VMM runs as which user. Of a run whose record cannot be read the folder's group says so.
+    fn note_users(&self, runs: &[(Name, Run)]) -> Result<(), HostError> {
+        let mut users = self.users();
+        for name in self.folders()? {
+            if let Ok(found) = std::fs::metadata(Folder::of(&self.parts.folder, &name).path()) {
+                users.note(&name, found.gid());
+            }
+        }
+        runs.iter().for_each(|(name, run)| run.user.into_iter().for_each(|user| users.note(name, user)));
+        Ok(())
+    }
+
+    fn users(&self) -> MutexGuard<'_, GuestUsers> {
+        self.users.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn budget(&self) -> MutexGuard<'_, Budget> {

@@ -1,8 +1,10 @@
 //! When a machine counts as ready: its guest agent answers, a service speaks, its console shows a line. Owns how that is
 //! found out; what it is, its catalog says.
 //!
-//! Invariant: a guest can keep itself from being ready, and nothing else: what it says is bounded and not believed.
+//! Invariant: a guest can keep itself from being ready, and nothing else: what it says is bounded and not believed. Nobody is
+//! connected to because a guest names them.
 
+use super::neighbours::{is_for_one, is_machines};
 use super::short_path::ShortPath;
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu;
@@ -16,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
 
 /// Between two tries.
@@ -28,33 +30,62 @@ const MAX_LINE_BYTES: usize = 64 << 10;
 const MAX_CONSOLE_LINE_BYTES: usize = 4 << 10;
 /// Between two looks at what a console says: a guest that says much costs no more than one that says little.
 const LOOK: Duration = Duration::from_millis(20);
+/// Refusals of what the guest names before that is told: an address may be new, and the last owner's for a moment.
+const REFUSALS: u32 = 6;
 /// Answers to other questions before an agent's own.
 const MAX_STRAY_ANSWERS: usize = 100;
 
-/// Waits until a machine is ready. Where it can be reached, if that is known. `port` is a port of this host's that QEMU
-/// passes on to the guest's.
-/// `console` is the guest's console as it was before the guest began, if somebody has connected to it.
+/// Where a machine's network can be reached from this host.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// A port of this host's loopback is passed on to the guest's.
+    Forwarded(u16),
+    /// On this bridge, by the machine's MAC.
+    Bridge(String, String),
+    /// Not at all.
+    Nowhere,
+}
+
+/// Waits until a machine is ready. Where it can be reached, if that is known.
+/// `console` is the guest's console as it was before the guest began, if somebody has connected to it. `tell` is told once why an
+/// address that the guest names is refused, if that goes on.
 pub async fn until_ready(
     folder: &Path,
     agent: &Agent,
     ready: &Ready,
-    port: Option<u16>,
+    place: &Place,
     mut console: Option<UnixStream>,
+    tell: impl Fn(&str),
 ) -> Option<String> {
+    let mut refused = 0;
     loop {
         let tried = match ready {
             Ready::Agent => agent.address(folder).await,
-            Ready::Tcp(guest_port) => match port {
-                Some(port) => speaks(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await,
-                None => takes_connections(folder, agent, guest_port.get()).await,
+            Ready::Tcp(guest_port) => match place {
+                Place::Forwarded(port) => speaks(SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).await,
+                Place::Bridge(bridge, mac) => {
+                    takes_connections(folder, agent, guest_port.get(), (bridge, mac)).await
+                }
+                Place::Nowhere => Err(not_its_own("it has no network in which a port could be reached")),
             },
             Ready::Serial(pattern) => read_console(folder, pattern, console.take()).await,
         };
         match tried {
             Ok(address) => return address,
-            Err(_) => sleep(PAUSE).await,
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                refused += 1;
+                if refused == REFUSALS {
+                    tell(&format!("it is not ready: {e}"));
+                }
+            }
+            Err(_) => {}
         }
+        sleep(PAUSE).await;
     }
+}
+
+fn not_its_own(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
 /// Who speaks with the guest agent.
@@ -109,7 +140,7 @@ fn address(interfaces: &Value) -> Option<String> {
     let mut addresses = all.filter_map(|entry| entry["ip-address"].as_str()?.parse::<IpAddr>().ok());
     addresses
         .find(|address| match address {
-            IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
+            IpAddr::V4(v4) => is_for_one(*v4),
             IpAddr::V6(_) => false,
         })
         .map(|address| address.to_string())
@@ -127,12 +158,22 @@ async fn speaks(address: SocketAddr) -> io::Result<Option<String>> {
     timeout(PATIENCE, listen).await?
 }
 
-async fn takes_connections(folder: &Path, agent: &Agent, port: u16) -> io::Result<Option<String>> {
-    let Some(address) = agent.address(folder).await? else {
+/// The guest says where it is; the host sees whether that is so, and connects by way of the bridge alone.
+async fn takes_connections(
+    folder: &Path,
+    agent: &Agent,
+    port: u16,
+    (bridge, mac): (&str, &str),
+) -> io::Result<Option<String>> {
+    let Some(named) = agent.address(folder).await? else {
         return Err(io::ErrorKind::AddrNotAvailable.into());
     };
-    timeout(PATIENCE, TcpStream::connect((address.as_str(), port))).await??;
-    Ok(Some(address))
+    let address: Ipv4Addr = named.parse().map_err(io::Error::other)?;
+    is_machines(address, bridge, mac).await.map_err(|why| not_its_own(&why))?;
+    let socket = TcpSocket::new_v4()?;
+    socket.bind_device(Some(bridge.as_bytes()))?;
+    timeout(PATIENCE, socket.connect((address, port).into())).await??;
+    Ok(Some(named))
 }
 
 /// Until a line fits, or the console ends.
@@ -237,7 +278,12 @@ mod tests {
         });
         let ready = Ready::Serial("^[a-z]+ login: $".into());
         assert_eq!(
-            timeout(PATIENCE * 2, until_ready(dir.path(), &Agent::Ours, &ready, None, None)).await.unwrap(),
+            timeout(
+                PATIENCE * 2,
+                until_ready(dir.path(), &Agent::Ours, &ready, &Place::Nowhere, None, |_| ())
+            )
+            .await
+            .unwrap(),
             None
         );
     }
@@ -252,11 +298,51 @@ mod tests {
             stream.write_all(b"SSH-2.0-x\r\n").await.unwrap();
         });
         let ready = Ready::Tcp(22.try_into().unwrap());
-        let found =
-            timeout(PATIENCE * 2, until_ready(Path::new("/"), &Agent::Ours, &ready, Some(port), None))
-                .await
-                .unwrap();
+        let found = timeout(
+            PATIENCE * 2,
+            until_ready(Path::new("/"), &Agent::Ours, &ready, &Place::Forwarded(port), None, |_| ()),
+        )
+        .await
+        .unwrap();
         assert_eq!(found, Some(format!("127.0.0.1:{port}")));
+    }
+
+    /// A guest whose agent names the daemon's own host, where somebody listens.
+    #[tokio::test]
+    async fn an_address_that_the_guest_names_is_not_connected_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let elsewhere = TcpListener::bind("0.0.0.0:0").await.unwrap();
+        let port = elsewhere.local_addr().unwrap().port();
+        // Any address of this host's that is no loopback one, if it has one: the one that it would go out by.
+        let own = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+        let own = own.connect("192.0.2.1:9").and_then(|()| own.local_addr());
+        let own = own.map_or("198.51.100.1".into(), |own| own.ip().to_string());
+        let agent = UnixListener::bind(dir.path().join(qemu::AGENT)).unwrap();
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = agent.accept().await.unwrap();
+                let mut asked = vec![0; 4096];
+                let n = stream.read(&mut asked).await.unwrap();
+                let sync: Value = serde_json::from_slice(&asked[..n]).unwrap();
+                let answer = json!({ "return": sync["arguments"]["id"] });
+                stream.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+                let _ = stream.read(&mut asked).await.unwrap();
+                let answer = json!({ "return": [{ "ip-addresses": [{ "ip-address": own }] }] });
+                stream.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+            }
+        });
+        let ready = Ready::Tcp(port.try_into().unwrap());
+        let mac = "52:54:00:12:34:56".to_owned();
+        for place in [Place::Bridge("no-bridge".into(), mac), Place::Nowhere] {
+            let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+            let tell = move |why: &str| told.send(why.to_owned()).unwrap();
+            let probe = until_ready(dir.path(), &Agent::Ours, &ready, &place, None, tell);
+            tokio::select! {
+                found = probe => panic!("it is ready on {found:?}"),
+                connected = elsewhere.accept() => panic!("it was connected to: {connected:?}"),
+                why = heard.recv() => assert!(why.unwrap().starts_with("it is not ready: "), "{place:?}"),
+            }
+        }
     }
 
     #[test]

@@ -79,6 +79,9 @@ pub struct Run {
     pub address: Option<String>,
     /// A port of this host's loopback that QEMU passes on to the one of the guest that says whether it is ready.
     pub port: Option<u16>,
+    /// The user that its VMM runs as, and the group with the same number; `None`: as the daemon does.
+    #[serde(default)]
+    pub user: Option<u32>,
 }
 
 /// What a disk is, as far as other settings may throw it away.

@@ -87,6 +87,11 @@ impl World {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
+    /// Sends it a signal that it lives on with.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(self.daemon.as_ref().unwrap()), signal).unwrap();
+    }
+
     /// Ends it with a signal. Its exit code.
     pub fn end(&mut self, signal: Signal) -> Option<i32> {
         let mut daemon = self.daemon.take().unwrap();

@@ -10,4 +10,6 @@ mod life;
 mod off;
 mod pool;
 mod power;
+mod unrecorded;
+mod users;
 mod world;

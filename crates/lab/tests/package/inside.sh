@@ -108,10 +108,16 @@ setting pause RestartSec=1
 say killed
 
 daemon=$(of MainPID)
+# A reload is no end.
+systemctl reload spillwayd
+spillway store list >/dev/null
+[ "$(of MainPID)" = "$daemon" ]
 systemctl stop spillwayd
 systemctl start spillwayd
 is_another "$daemon"
 lives_on
+# What a VMM is given open comes through its scope.
+[ "$(systemd-run --scope --quiet cat /dev/fd/9 9</etc/hostname)" = "$(cat /etc/hostname)" ]
 daemon=$(of MainPID)
 systemctl restart --no-block spillwayd
 n=0
@@ -150,7 +156,12 @@ say activated
 # As when the host goes down: the machine's end is asked for, and its scope is not ended before.
 scope=$(systemctl list-units --plain --no-legend 'spillway-desk-001-disk-*.scope' | cut -d' ' -f1)
 systemctl show --property Before "$scope" | grep -w spillway-machines.service
+# Wherever the daemon listens.
+echo 'SPILLWAYD_OPTIONS="--hypervisor none --socket /run/elsewhere.sock"' >/etc/default/spillwayd
+systemctl restart spillwayd
 systemctl stop spillway-machines
+echo 'SPILLWAYD_OPTIONS="--hypervisor none"' >/etc/default/spillwayd
+systemctl restart spillwayd
 spillway machine list --json | grep '"phase": "stopped"'
 spillway host show | grep closed
 if spillway machine start desk-001; then exit 1; fi

@@ -70,6 +70,7 @@ impl Keeper {
         let was_left = blocking(move || {
             let was_left = clear(&folder)?;
             shared.budget().give_back(&name);
+            shared.users().give_back(&name);
             Ok(was_left)
         })
         .await?;
@@ -181,7 +182,10 @@ impl Keeper {
                 }
             }
             Some(_) => {}
+            // Told already: what comes of it could not be recorded.
+            None if self.is_told_of_end => {}
             None => {
+                self.is_told_of_end = true;
                 let said = self.vmm.last_words().await?;
                 self.has_crashed(&format!("its VMM has ended by itself: {said}"));
             }

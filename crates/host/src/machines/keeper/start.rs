@@ -6,7 +6,7 @@ use super::end::clear;
 use super::{Keeper, Next};
 use crate::error::HostError;
 use crate::hypervisor::qemu;
-use crate::machines::ready::until_ready;
+use crate::machines::ready::{Place, until_ready};
 use crate::machines::run::{Copied, Run};
 use crate::machines::status::Status;
 use crate::machines::wanted::{Wanted, boot_id};
@@ -93,6 +93,7 @@ impl Keeper {
                 ready: false,
                 address: None,
                 port: None,
+                user: None,
                 ram_bytes: spec.ram_bytes(),
                 overflow_bytes: spec.overflow_bytes(),
                 rate: spec.rate(),
@@ -163,6 +164,7 @@ impl Keeper {
             most_queues: Some(run.queues),
         };
         self.vmm.start(machine, run, accelerator, &files, &self.shared.parts.scopes).await?;
+        self.is_told_of_end = false;
         self.begun = Some(Instant::now());
         self.raise(EventKind::Started, &format!("it starts on {}:{}", run.image, run.version));
         Ok(())
@@ -179,29 +181,41 @@ impl Keeper {
     }
 
     /// Begins to find out when its guest is ready, unless that is known or being found out.
-    pub(super) fn probe(&mut self, run: &Run) {
+    pub(super) fn probe(&mut self, machine: &Machine, run: &Run) {
         if let (false, Some(ready), None) = (run.ready, run.spec.ready.clone(), &self.probe) {
-            let (folder, agent, port) = (self.folder.clone(), self.vmm.agent(), run.port);
+            let place = match (run.port, &run.spec.network) {
+                (Some(port), _) => Place::Forwarded(port),
+                (None, Network::Bridge(bridge)) => {
+                    Place::Bridge(bridge.clone(), machine.identity.mac.clone())
+                }
+                (None, Network::User | Network::None) => Place::Nowhere,
+            };
+            let (folder, agent) = (self.folder.clone(), self.vmm.agent());
             let console = self.vmm.take_console();
-            let probe = async move { until_ready(folder.path(), &agent, &ready, port, console).await };
+            let (events, object) = (self.shared.events.clone(), format!("machine/{}", self.name));
+            let tell = move |text: &str| events.raise(EventKind::Failed, &object, text);
+            let probe =
+                async move { until_ready(folder.path(), &agent, &ready, &place, console, tell).await };
             self.probe = Some(tokio::spawn(probe));
         }
     }
 
+    /// What was found out is of a VMM that is no more.
     pub(super) fn stop_probing(&mut self) {
+        self.answered = None;
         if let Some(probe) = self.probe.take() {
             probe.abort();
         }
     }
 
     pub(super) async fn is_ready(&mut self, address: Option<String>) -> Result<(), HostError> {
-        self.stop_probing();
         let folder = self.folder.clone();
         blocking(move || match folder.load()? {
             Some(run) => folder.save(&Run { ready: true, address, ..run }),
             None => Ok(()),
         })
         .await?;
+        self.stop_probing();
         self.raise(EventKind::Ready, "it is ready");
         Ok(())
     }
@@ -209,9 +223,9 @@ impl Keeper {
 
 /// What a probe has found out; never, if there is none.
 pub(super) async fn answered(probe: &mut Option<JoinHandle<Option<String>>>) -> Option<String> {
-    match probe {
-        // It ends by itself only when it knows; one that has panicked knows nothing.
-        Some(running) => running.await.unwrap_or(None),
-        None => pending().await,
-    }
+    let Some(running) = probe else { return pending().await };
+    // It ends by itself only when it knows; one that has panicked knows nothing.
+    let found = running.await.unwrap_or(None);
+    *probe = None;
+    found
 }

@@ -6,7 +6,7 @@
 use super::super::ready::Agent;
 use super::super::run::{Ending, Folder, Run};
 use super::super::{blocking, disk, look};
-use super::{PROCESS, ending, unheard};
+use super::{PROCESS, ending, give, unheard};
 use crate::error::HostError;
 use crate::hypervisor::domain;
 use crate::hypervisor::libvirt::{Libvirt, State};
@@ -14,9 +14,9 @@ use crate::hypervisor::qemu::{CONSOLE, Files};
 use crate::processes::{self, Seen};
 use spillway_api::{ErrorCode, Machine, ResetEvent};
 use spillway_worker::kvm::Accelerator;
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -261,12 +261,6 @@ fn let_in(group: u32, folder: &Path, files: &[PathBuf]) -> Result<(), HostError>
     }
     give(&socket, group, 0o660)?;
     files.iter().try_for_each(|file| give(file, group, 0o660))
-}
-
-fn give(path: &Path, group: u32, rights: u32) -> Result<(), HostError> {
-    chown(path, None, Some(group))
-        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(rights)))
-        .map_err(|e| failed(path, &format!("cannot be given to group {group}, which libvirt's QEMU has"), e))
 }
 
 fn failed(path: &Path, what: &str, error: io::Error) -> HostError {

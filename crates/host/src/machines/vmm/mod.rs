@@ -3,6 +3,7 @@
 //!
 //! Invariant: a VMM that was started is found again by any later daemon, and is ended before it is forgotten.
 
+mod handles;
 mod libvirt;
 mod qemu;
 
@@ -15,9 +16,12 @@ use crate::hypervisor::qemu::Files;
 use crate::hypervisor::qmp::Event;
 use crate::processes::{self, Process, Seen};
 use crate::scopes::Scopes;
-use spillway_api::{Hypervisor, Machine, ResetEvent};
+use spillway_api::{ErrorCode, Hypervisor, Machine, ResetEvent};
 use spillway_worker::kvm::Accelerator;
+use std::fs::{self, Permissions};
 use std::future::pending;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
@@ -91,7 +95,8 @@ impl Vmm {
         }
     }
 
-    /// Listens to it, and learns what it is doing if nobody has listened before.
+    /// Listens to it, and learns what it is doing if nobody has listened, or asked it lately. What its guest has ended for is
+    /// recorded then: an error if it cannot be.
     pub async fn attach(&mut self, process: &Process, run: &mut Run) -> Result<(), HostError> {
         match &mut self.driver {
             Driver::Nobody => Ok(()),
@@ -119,17 +124,20 @@ impl Vmm {
         grace: Duration,
     ) -> Result<Option<Instant>, HostError> {
         let (now, is_over) = (Instant::now(), |asked: Instant| asked + grace <= Instant::now());
-        if run.ending.is_some() || self.asked.map_or(grace.is_zero(), is_over) {
+        if self.has_heard_end(run) || self.asked.map_or(grace.is_zero(), is_over) {
             return Ok(None);
         }
         // One that cannot be asked has its time, and is ended.
         let hears = self.attach(process, run).await.is_ok();
-        if run.ending.is_some() {
+        if self.has_heard_end(run) {
             return Ok(None);
         }
-        if hears && (self.asked.is_none() || !run.asked) {
+        if hears && !run.asked {
             run.asked = true;
-            self.folder.save_in_background(run).await?;
+            // It is for the next daemon. What can be written nowhere can be stopped nevertheless.
+            let _ = self.folder.save_in_background(run).await;
+        }
+        if hears && self.asked.is_none() {
             match &mut self.driver {
                 Driver::Nobody => {}
                 Driver::Qemu(qemu) => qemu.power_down().await,
@@ -181,11 +189,18 @@ impl Vmm {
     /// One that has ended: nobody is spoken to any more, and it is written down why it has, if that can be known.
     pub async fn has_ended(&mut self, run: &mut Run) -> Result<(), HostError> {
         self.is_gone();
-        if let (Driver::Libvirt(domain), None) = (&mut self.driver, run.ending) {
-            run.ending = domain.why(run).await?;
-            self.folder.save_in_background(run).await?;
+        if run.ending.is_some() {
+            return Ok(());
         }
-        Ok(())
+        run.ending = match &mut self.driver {
+            Driver::Nobody => None,
+            Driver::Qemu(qemu) => qemu.heard(),
+            Driver::Libvirt(domain) => domain.why(run).await?,
+        };
+        match run.ending {
+            Some(_) => self.folder.save_in_background(run).await,
+            None => Ok(()),
+        }
     }
 
     /// The last that one said that has ended by itself, for people.
@@ -199,8 +214,10 @@ impl Vmm {
     /// Forgets one that has ended, or was never there; nothing is left of it.
     pub async fn forget(&mut self) -> Result<(), HostError> {
         self.is_gone();
-        if let Driver::Libvirt(domain) = &mut self.driver {
-            domain.undefine().await?;
+        match &mut self.driver {
+            Driver::Nobody => {}
+            Driver::Qemu(qemu) => qemu.forget(),
+            Driver::Libvirt(domain) => domain.undefine().await?,
         }
         let folder = self.folder.clone();
         blocking(move || processes::forget(folder.path(), PROCESS)).await
@@ -214,19 +231,17 @@ impl Vmm {
         }
     }
 
-    /// Writes down why it ends, if that is what it says.
-    pub async fn note(&self, event: &Event) -> Result<(), HostError> {
-        let Some(ending) =
-            event.data["reason"].as_str().filter(|_| event.name == "SHUTDOWN").and_then(ending)
-        else {
-            return Ok(());
-        };
-        let folder = self.folder.clone();
-        blocking(move || match folder.load()? {
-            Some(run) => folder.save(&Run { ending: Some(ending), ..run }),
-            None => Ok(()),
-        })
-        .await
+    /// Takes note of what it has said. What is to be recorded of it the next step records.
+    pub fn hear(&mut self, event: &Event) {
+        if let Driver::Qemu(qemu) = &mut self.driver {
+            qemu.hear(event);
+        }
+    }
+
+    /// Whether its guest has ended, as far as is known: whether that is recorded already or not.
+    fn has_heard_end(&self, run: &Run) -> bool {
+        let heard = if let Driver::Qemu(qemu) = &self.driver { qemu.heard() } else { None };
+        run.ending.is_some() || heard.is_some()
     }
 
     fn is_gone(&mut self) {
@@ -252,4 +267,15 @@ fn unheard(run: &Run) -> Ending {
         ResetEvent::GuestReboot => Ending::GuestReboot,
         ResetEvent::PowerCycle | ResetEvent::Never => Ending::GuestShutdown,
     }
+}
+
+/// Lets a VMM that runs with this group come to a file or through a folder.
+fn give(path: &Path, group: u32, rights: u32) -> Result<(), HostError> {
+    chown(path, None, Some(group))
+        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(rights)))
+        .map_err(|e| {
+            let message =
+                format!("{} cannot be given to group {group}, which its QEMU has: {e}", path.display());
+            HostError::new(ErrorCode::Internal, message)
+        })
 }

@@ -1,28 +1,34 @@
-//! QEMU as a machine's VMM: a process in the machine's folder, and the conversation with it. Owns the monitor's
-//! connection.
+//! QEMU as a machine's VMM: a process in the machine's folder, by a user of its own, and the conversation with it. Owns the
+//! monitor's connection, and what was heard over it and could not be recorded yet.
 //!
-//! Invariant: a guest that ends is held until somebody has asked why.
+//! Invariant: a guest that ends is held until it is recorded why. What is recorded does not hang on one event: QEMU is asked
+//! again and again how it is.
 
-use super::super::run::{Folder, Run};
+use super::super::run::{Ending, Folder, Run};
 use super::super::short_path::ShortPath;
 use super::super::{blocking, disk};
-use super::{PROCESS, unheard};
+use super::handles::{self, Disks};
+use super::{PROCESS, ending, give, unheard};
 use crate::error::HostError;
+use crate::guest_users;
 use crate::hypervisor::qemu::{self, Files};
 use crate::hypervisor::qmp::{Event, Qmp};
 use crate::machines::ready::connect_console;
 use crate::processes::{self, Process};
-use crate::scopes::Scopes;
+use crate::scopes::{Scopes, is_there};
 use spillway_api::{ErrorCode, Machine, ResetEvent};
 use spillway_worker::kvm::Accelerator;
 use std::future::pending;
 use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 
 /// How long one that was started may take to answer.
 const GREETING: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(5);
+/// How long what it has said of itself is taken for true: shorter than the time between two looks at a machine.
+const TRUE_FOR: Duration = Duration::from_secs(20);
 
 /// A machine's QEMU.
 pub struct Qemu {
@@ -30,11 +36,15 @@ pub struct Qemu {
     monitor: Option<Qmp>,
     /// The guest's console, read from before the guest began.
     pub console: Option<UnixStream>,
+    /// Why its guest has ended, as it was heard. What is recorded may be behind.
+    heard: Option<Ending>,
+    /// When it was last asked how it is, and has answered.
+    answered: Option<Instant>,
 }
 
 impl Qemu {
     pub fn new(folder: Folder) -> Qemu {
-        Qemu { folder, monitor: None, console: None }
+        Qemu { folder, monitor: None, console: None, heard: None, answered: None }
     }
 
     /// Starts it on the machine's disk.
@@ -46,44 +56,107 @@ impl Qemu {
         files: &Files<'_>,
         scopes: &Scopes,
     ) -> Result<(), HostError> {
+        self.forget();
         let exits_at_reboot = run.spec.reset() == ResetEvent::GuestReboot;
-        let command = qemu::command(machine, &run.spec, accelerator, disk::SOCKET, files, exits_at_reboot);
+        let device_group = match run.user {
+            Some(_) => guest_users::device_group(accelerator)?,
+            None => None,
+        };
+        let owned = |path: Option<&Path>| path.map(Path::to_owned);
+        let disks = Disks { data: owned(files.data), scratch: owned(files.scratch), seed: owned(files.seed) };
+        let (folder, spec, user) = (self.folder.clone(), run.spec.clone(), run.user);
+        let handles = blocking(move || {
+            if let Some(user) = user {
+                // It goes through the folder to the disk's socket, and does nothing else there.
+                give(folder.path(), user, 0o710)?;
+                give(&folder.path().join(disk::SOCKET), user, 0o660)?;
+            }
+            handles::open(folder.path(), &spec, &disks)
+        })
+        .await?;
+        let mut command =
+            qemu::command(machine, &run.spec, accelerator, disk::SOCKET, files, &handles, exits_at_reboot);
+        if let Some(user) = run.user.filter(|_| is_there(&command)) {
+            command = guest_users::run_as(&command, user, device_group);
+        }
         let folder = self.folder.clone();
         let command = scopes.place(folder.path(), PROCESS, command);
-        blocking(move || processes::start(folder.path(), PROCESS, command).map(drop)).await
+        blocking(move || processes::start_with(folder.path(), PROCESS, command, &handles.all()).map(drop))
+            .await
     }
 
-    /// Listens to it, and learns what it is doing if nobody has listened before.
+    /// Listens to it, and learns what it is doing if nobody has listened, or asked it lately. Records why its guest has ended,
+    /// if it has.
     pub async fn attach(&mut self, process: &Process, run: &mut Run) -> Result<(), HostError> {
-        if self.monitor.is_some() {
-            return Ok(());
+        let is_true = self.answered.is_some_and(|answered| answered.elapsed() < TRUE_FOR);
+        if self.monitor.is_none() || !is_true {
+            self.look(process, run).await?;
         }
+        self.record(run).await
+    }
+
+    /// Asks it how it is.
+    async fn look(&mut self, process: &Process, run: &Run) -> Result<(), HostError> {
         let until = Instant::now() + GREETING;
-        let mut monitor = loop {
-            match self.connect().await {
-                Ok(monitor) => break monitor,
-                // It has ended, and is looked into for that.
-                Err(_) if process.ends_within(Duration::ZERO) => return Ok(()),
-                Err(_) if Instant::now() < until => tokio::time::sleep(LOOK).await,
-                Err(e) => {
-                    let message = format!("its VMM does not answer on {}: {e}", qemu::MONITOR);
-                    return Err(HostError::new(ErrorCode::Unavailable, message));
+        let mut monitor = match self.monitor.take() {
+            Some(monitor) => monitor,
+            None => loop {
+                match self.connect().await {
+                    Ok(monitor) => break monitor,
+                    // It has ended, and is looked into for that.
+                    Err(_) if process.ends_within(Duration::ZERO) => return Ok(()),
+                    Err(_) if Instant::now() < until => tokio::time::sleep(LOOK).await,
+                    Err(e) => {
+                        let message = format!("its VMM does not answer on {}: {e}", qemu::MONITOR);
+                        return Err(HostError::new(ErrorCode::Unavailable, message));
+                    }
                 }
-            }
+            },
         };
-        let strange = |e| HostError::new(ErrorCode::Internal, format!("its VMM: {e}"));
-        let status = monitor.execute("query-status").await.map_err(strange)?;
+        let strange = |e| HostError::new(ErrorCode::Unavailable, format!("its VMM: {e}"));
+        let status = match monitor.execute("query-status").await {
+            Err(_) if process.ends_within(Duration::ZERO) => return Ok(()),
+            status => status.map_err(strange)?,
+        };
         if status["status"] == "prelaunch" {
             // Held: nothing that it says is to be missed.
             self.console = Some(connect_console(self.folder.path()).await.map_err(strange)?);
             monitor.execute("cont").await.map_err(strange)?;
         }
-        self.monitor = Some(monitor);
-        if status["status"] == "shutdown" && run.ending.is_none() {
-            run.ending = Some(unheard(run));
-            self.folder.save_in_background(run).await?;
+        if status["status"] == "shutdown" && self.heard.is_none() {
+            // It may have said why, and nobody has listened yet.
+            self.heard = monitor.heard().find_map(reason).or_else(|| Some(unheard(run)));
+        }
+        (self.monitor, self.answered) = (Some(monitor), Some(Instant::now()));
+        Ok(())
+    }
+
+    /// Records why its guest has ended, if that is known and not recorded.
+    async fn record(&self, run: &mut Run) -> Result<(), HostError> {
+        if let (None, Some(heard)) = (run.ending, self.heard) {
+            let mut ended = run.clone();
+            ended.ending = Some(heard);
+            self.folder.save_in_background(&ended).await?;
+            *run = ended;
         }
         Ok(())
+    }
+
+    /// Takes note of what it has said.
+    pub fn hear(&mut self, event: &Event) {
+        // The first reason counts: another comes when it is ended then.
+        self.heard = self.heard.or_else(|| reason(event));
+    }
+
+    /// Why its guest has ended, if it has and nothing was forgotten since.
+    pub fn heard(&self) -> Option<Ending> {
+        self.heard
+    }
+
+    /// What was heard was of one that is no more.
+    pub fn forget(&mut self) {
+        self.is_gone();
+        self.heard = None;
     }
 
     /// Presses the power button.
@@ -102,7 +175,7 @@ impl Qemu {
 
     /// Nobody is spoken to any more.
     pub fn is_gone(&mut self) {
-        (self.monitor, self.console) = (None, None);
+        (self.monitor, self.console, self.answered) = (None, None, None);
     }
 
     /// What it says next; never, while nobody listens. May be given up at any time.
@@ -118,5 +191,137 @@ impl Qemu {
     async fn connect(&self) -> io::Result<Qmp> {
         let socket = ShortPath::of(self.folder.path(), qemu::MONITOR).map_err(io::Error::other)?;
         Qmp::connect(socket.path()).await
+    }
+}
+
+/// Of a `SHUTDOWN` event, why the guest has ended, if it wanted that itself.
+fn reason(event: &Event) -> Option<Ending> {
+    event.data["reason"].as_str().filter(|_| event.name == "SHUTDOWN").and_then(ending)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use std::fs;
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::UnixListener;
+    use tokio::sync::watch;
+
+    /// A machine's folder, with a process that stands for its QEMU and a monitor that answers with the status that is told.
+    struct World {
+        _dir: tempfile::TempDir,
+        folder: Folder,
+        process: Process,
+        status: watch::Sender<&'static str>,
+        run: Run,
+    }
+
+    impl World {
+        fn new(reset: &str) -> World {
+            let dir = tempfile::tempdir().unwrap();
+            let folder = Folder::of(dir.path(), &"desk-001".parse().unwrap());
+            folder.make().unwrap();
+            let mut sleep = std::process::Command::new("sleep");
+            sleep.arg("1000");
+            let process = processes::start(folder.path(), PROCESS, sleep).unwrap();
+            let listener = UnixListener::bind(folder.path().join(qemu::MONITOR)).unwrap();
+            let (status, now) = watch::channel("running");
+            tokio::spawn(async move {
+                loop {
+                    let (mut stream, _) = listener.accept().await.unwrap();
+                    let (input, mut output) = stream.split();
+                    output.write_all(b"{\"QMP\":{}}\n").await.unwrap();
+                    let mut lines = BufReader::new(input).lines();
+                    while let Ok(Some(_)) = lines.next_line().await {
+                        let answer = json!({ "return": { "status": *now.borrow() } });
+                        output.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+                    }
+                }
+            });
+            let spec = json!({ "image": "debian", "reset": reset });
+            let run = serde_json::from_value(json!({
+                "uuid": "u", "boot": "b", "image": "debian", "version": 1, "spec": spec, "hypervisor": "qemu",
+                "restarts": 0, "resets": 0, "queues": 1, "asked": false, "ready": true,
+            }));
+            World { _dir: dir, folder, process, status, run: run.unwrap() }
+        }
+
+        /// Whether anything can be recorded.
+        fn can_record(&self, can: bool) {
+            let new = self.folder.path().join("run.json.new");
+            if can { fs::remove_dir(new).unwrap() } else { fs::create_dir(new).unwrap() }
+        }
+
+        fn recorded(&self) -> Value {
+            serde_json::from_slice::<Value>(&fs::read(self.folder.path().join("run.json")).unwrap()).unwrap()
+                ["ending"]
+                .clone()
+        }
+    }
+
+    impl Drop for World {
+        fn drop(&mut self) {
+            let _ = self.process.end(Duration::ZERO);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_end_that_cannot_be_recorded_is_recorded_when_it_can_be() {
+        let shutdown = |reason: &str| Event { name: "SHUTDOWN".into(), data: json!({ "reason": reason }) };
+        for (reason, ending) in [("guest-shutdown", "guest-shutdown"), ("guest-reset", "guest-reboot")] {
+            let mut world = World::new("guest-reboot");
+            let mut qemu = Qemu::new(world.folder.clone());
+            qemu.attach(&world.process, &mut world.run).await.unwrap();
+            world.can_record(false);
+            qemu.hear(&shutdown(reason));
+            // Another comes when it is told to end; it is not the guest's.
+            qemu.hear(&shutdown("host-qmp-quit"));
+            for _ in 0..2 {
+                let error = qemu.attach(&world.process, &mut world.run).await.unwrap_err();
+                assert!(error.message.contains("cannot be written"), "{error}");
+                assert_eq!(world.run.ending, None, "nobody may act on what is not recorded");
+            }
+            // Whatever becomes of the connection.
+            qemu.is_gone();
+            world.can_record(true);
+            qemu.attach(&world.process, &mut world.run).await.unwrap();
+            assert!(world.run.ending.is_some());
+            assert_eq!(world.recorded(), ending);
+            qemu.forget();
+            assert_eq!(qemu.heard(), None);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_end_of_which_no_event_came_is_seen_by_asking() {
+        for (reset, ending) in [("power-cycle", "guest-shutdown"), ("guest-reboot", "guest-reboot")] {
+            let mut world = World::new(reset);
+            let mut qemu = Qemu::new(world.folder.clone());
+            qemu.attach(&world.process, &mut world.run).await.unwrap();
+            world.status.send_replace("shutdown");
+            qemu.attach(&world.process, &mut world.run).await.unwrap();
+            assert_eq!(world.run.ending, None, "it has said a moment ago that it runs");
+            qemu.answered = Instant::now().checked_sub(TRUE_FOR);
+            qemu.attach(&world.process, &mut world.run).await.unwrap();
+            assert_eq!(world.recorded(), ending);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_guest_is_asked_to_end_whether_that_can_be_recorded_or_not() {
+        use super::super::Vmm;
+        use crate::hypervisor::libvirt::Libvirt;
+        let mut world = World::new("power-cycle");
+        let libvirt = std::sync::Arc::new(Libvirt::new("qemu:///system".into()));
+        let mut vmm = Vmm::new(world.folder.clone(), libvirt);
+        vmm.look(&world.run).await.unwrap();
+        world.can_record(false);
+        let grace = Duration::from_secs(100);
+        assert!(vmm.shut_down(&world.process, &mut world.run, grace).await.unwrap().is_some());
+        // It heeds that, and is not waited for any longer.
+        vmm.hear(&Event { name: "SHUTDOWN".into(), data: json!({ "reason": "guest-shutdown" }) });
+        world.run.asked = false;
+        assert!(vmm.shut_down(&world.process, &mut world.run, grace).await.unwrap().is_none());
     }
 }

@@ -1,0 +1,137 @@
+//! What a machine's QEMU is given open: its sockets, which listen before it begins, its files, its tap. Owns the socket files in
+//! the machine's folder.
+//!
+//! Invariant: nothing in the machine's folder is the VMM's to write, so that nobody else is led astray by it.
+
+use super::super::short_path::ShortPath;
+use crate::error::HostError;
+use crate::hypervisor::bridge;
+use crate::hypervisor::qemu::{AGENT, CONSOLE, Handles, MONITOR};
+use rustix::fs::{CWD, Mode, OFlags, fchmod, openat};
+use spillway_api::{CatalogSpec, ErrorCode, Network};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+/// Its disks that are files of the host's.
+pub struct Disks {
+    pub data: Option<PathBuf>,
+    pub scratch: Option<PathBuf>,
+    pub seed: Option<PathBuf>,
+}
+
+/// Opens all of it, as the daemon can.
+pub fn open(folder: &Path, spec: &CatalogSpec, disks: &Disks) -> Result<Handles, HostError> {
+    let disk = |path: &Option<PathBuf>, writes| path.as_deref().map(|path| file(path, writes)).transpose();
+    let host_file =
+        |path: &Option<String>| path.as_ref().map(|path| readable(Path::new(path), folder)).transpose();
+    Ok(Handles {
+        monitor: listener(folder, MONITOR)?,
+        console: listener(folder, CONSOLE)?,
+        agent: listener(folder, AGENT)?,
+        data: disk(&disks.data, true)?,
+        scratch: disk(&disks.scratch, true)?,
+        seed: disk(&disks.seed, false)?,
+        kernel: host_file(&spec.kernel)?,
+        initrd: host_file(&spec.initrd)?,
+        tap: match &spec.network {
+            Network::Bridge(bridge) => Some(bridge::tap(bridge)?),
+            Network::User | Network::None => None,
+        },
+    })
+}
+
+/// A socket in place of the last VMM's.
+fn listener(folder: &Path, name: &str) -> Result<OwnedFd, HostError> {
+    let failed = |e: io::Error| failed(&folder.join(name), "cannot be made", e);
+    let socket = ShortPath::of(folder, name)?;
+    match std::fs::remove_file(socket.path()) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+        _ => {}
+    }
+    Ok(UnixListener::bind(socket.path()).map_err(failed)?.into())
+}
+
+fn file(path: &Path, writes: bool) -> Result<OwnedFd, HostError> {
+    let opened = File::options().read(true).write(writes).open(path);
+    Ok(opened.map_err(|e| failed(path, "cannot be opened", e))?.into())
+}
+
+/// A kernel or initrd. QEMU opens it anew, by its descriptor: the folders that it lies in are of no matter then, its own rights
+/// are. One that not everybody may read is copied to a file without a name.
+fn readable(path: &Path, folder: &Path) -> Result<OwnedFd, HostError> {
+    let cannot = |e| failed(path, "cannot be read", e);
+    let mut original = File::open(path).map_err(cannot)?;
+    let found = original.metadata().map_err(cannot)?;
+    if !found.is_file() {
+        return Err(HostError::invalid(format!("{} is no file", path.display())));
+    }
+    if found.mode() & 0o004 != 0 {
+        return Ok(original.into());
+    }
+    let mut copy = || -> io::Result<File> {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let mut copy = File::from(openat(CWD, folder, flags, Mode::from_raw_mode(0o600))?);
+        io::copy(&mut original, &mut copy)?;
+        fchmod(&copy, Mode::from_raw_mode(0o444))?;
+        Ok(copy)
+    };
+    let copied = copy().map_err(|e| failed(path, &format!("cannot be copied to {}", folder.display()), e))?;
+    Ok(copied.into())
+}
+
+fn failed(path: &Path, what: &str, error: io::Error) -> HostError {
+    let code = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::Exhausted,
+        _ => ErrorCode::Internal,
+    };
+    HostError::new(code, format!("{} {what}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, Permissions};
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_kernel_is_what_everybody_may_read_and_stays_where_it_is() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let kernel = dir.path().join("vmlinuz");
+        fs::write(&kernel, "a kernel").unwrap();
+        for (rights, is_copied) in [(0o644, false), (0o600, true)] {
+            fs::set_permissions(&kernel, Permissions::from_mode(rights)).unwrap();
+            let opened = readable(&kernel, dir.path()).unwrap();
+            // As QEMU opens it.
+            let mut again = File::open(format!("/proc/self/fd/{}", opened.as_raw_fd())).unwrap();
+            let mut text = String::new();
+            again.read_to_string(&mut text).unwrap();
+            let found = again.metadata().unwrap();
+            assert_eq!((text.as_str(), found.mode() & 0o004), ("a kernel", 0o004), "{rights:o}");
+            assert_eq!(found.ino() != fs::metadata(&kernel).unwrap().ino(), is_copied, "{rights:o}");
+            assert_eq!(fs::metadata(&kernel).unwrap().mode() & 0o777, rights, "the host's own is left alone");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "a copy has no name");
+        assert!(readable(dir.path(), dir.path()).unwrap_err().message.contains("is no file"));
+        assert!(
+            readable(Path::new("/nonexistent/vmlinuz"), dir.path())
+                .unwrap_err()
+                .message
+                .contains("/nonexistent")
+        );
+    }
+
+    #[test]
+    fn a_socket_listens_in_place_of_the_last_one() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let first = listener(dir.path(), "x.sock").unwrap();
+        let _second = listener(dir.path(), "x.sock").unwrap();
+        drop(first);
+        std::os::unix::net::UnixStream::connect(dir.path().join("x.sock")).unwrap();
+    }
+}
