@@ -1,7 +1,8 @@
 //! From a stranger's file to the bytes of a disk, by qemu-img in a confined process. Owns what is refused.
 //!
 //! Invariant: the format is the one that was said; a file that names others (a backing file, a data file, extents) is
-//! refused, and could not be followed if it were not. No program of QEMU's can open it for writing meanwhile.
+//! refused, and could not be followed if it were not. No program of QEMU's can open it for writing meanwhile, and what any
+//! other program wrote meanwhile is found afterwards.
 
 use super::complaint::in_plain_words;
 use super::source;
@@ -17,7 +18,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// How long qemu-img may take to read a header.
 const LOOK: Duration = Duration::from_secs(30);
@@ -74,6 +75,8 @@ pub struct Source {
     format: SourceFormat,
     /// For people.
     path: PathBuf,
+    /// Its length and the time of its last write, when it was opened. Programs that know nothing of QEMU's locks change them.
+    opened: (u64, Option<SystemTime>),
 }
 
 impl Source {
@@ -93,10 +96,22 @@ impl Source {
         }
         let again = format!("/proc/self/fd/{}", found.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        let file = rustix::fs::open(again, flags, Mode::empty()).map_err(failed)?.into();
-        let source = Source { file, format, path: path.to_owned() };
-        keep_writers_out(&source.file, path).map_err(|e| HostError::new(ErrorCode::InUse, e.to_string()))?;
-        Ok(source)
+        let file: File = rustix::fs::open(again, flags, Mode::empty()).map_err(failed)?.into();
+        keep_writers_out(&file, path).map_err(|e| HostError::new(ErrorCode::InUse, e.to_string()))?;
+        let opened = last_write(&file);
+        Ok(Source { file, format, path: path.to_owned(), opened })
+    }
+
+    /// Refuses a file that somebody wrote to since it was opened: what was read may be of two states.
+    fn is_unchanged(&self) -> Result<(), HostError> {
+        if last_write(&self.file) == self.opened {
+            return Ok(());
+        }
+        let path = self.path.display();
+        let message = format!(
+            "{path}: another program wrote to it while it was imported: stop that program, and import it again"
+        );
+        Err(HostError::new(ErrorCode::InUse, message))
     }
 
     /// What an import makes of it, if it can be imported.
@@ -197,6 +212,8 @@ impl Source {
                 progress.goes_on()?;
                 has_room(folder)
             })?;
+        // Before anything that a half-written file may have led to.
+        self.is_unchanged()?;
         if outcome.success {
             return Ok(());
         }
@@ -211,6 +228,11 @@ impl Source {
         let format = self.format.as_str();
         HostError::invalid(format!("{}: not imported as {format}: {why}", self.path.display()))
     }
+}
+
+/// The length of a file, and when it was last written to, if its file system says so.
+fn last_write(file: &File) -> (u64, Option<SystemTime>) {
+    file.metadata().map_or((0, None), |found| (found.len(), found.modified().ok()))
 }
 
 /// A file system that is full to the brim harms all others on it, the daemon's own records first.
@@ -236,7 +258,33 @@ fn last_percent(said: &[u8]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::last_percent;
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    /// QEMU's locks keep QEMU's programs out. Others do not ask for them.
+    #[test]
+    fn what_another_program_writes_to_meanwhile_is_not_imported() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, to] = ["disk", "to"].map(|name| dir.path().join(name));
+        let writer = File::create(&path).unwrap();
+        writer.set_len(1 << 20).unwrap();
+        // Long ago: two writes within a tick of the clock have the same time.
+        writer.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        let convert = |before: &dyn Fn()| {
+            File::create(&to).unwrap().set_len(1 << 20).unwrap();
+            let source = Source::open(&path, SourceFormat::Raw).unwrap();
+            let size_bytes = source.look().unwrap().size_bytes;
+            before();
+            source.convert(&to, size_bytes, &Progress::default())
+        };
+        convert(&|| ()).unwrap();
+        let error = convert(&|| writer.write_all_at(&[7; 512], 4096).unwrap()).unwrap_err();
+        let says = error.message.starts_with(path.to_str().unwrap()) && error.message.contains("wrote to it");
+        assert!(error.code == ErrorCode::InUse && says, "{error:?}");
+        let error = convert(&|| writer.set_len(4096).unwrap()).unwrap_err();
+        assert_eq!(error.code, ErrorCode::InUse, "it has become shorter: {error:?}");
+        convert(&|| ()).unwrap();
+    }
 
     #[test]
     fn progress_is_read_from_what_qemu_img_says() {

@@ -78,28 +78,23 @@ pub fn start(folder: &Path, run: &Run, source: &Source, scopes: &Scopes) -> Resu
 
 /// Refuses what no other try could serve either: the server of a disk would say so each time, and its end tells less.
 pub fn can_be_made(run: &Run, image: &Path) -> Result<(), HostError> {
-    let image_bytes = match run.spec.mode() {
-        // Its own file is all that it has.
-        DiskMode::Ephemeral => return Ok(()),
-        _ => {
-            let cache = match run.spec.base_cache {
-                spillway_api::BaseCache::Host => BaseCache::Host,
-                spillway_api::BaseCache::None => BaseCache::None,
-            };
-            let opened = open_image(image, Some(ImageFormat::Raw), cache).map_err(|e| {
-                use ImageErrorKind::{InUse, Io, Missing, Permission};
-                let error = HostError::new(ErrorCode::Damaged, e.to_string());
-                match e.kind() {
-                    Missing | Permission | InUse | Io => error,
-                    _ => error.permanent(),
-                }
-            })?;
-            opened.virtual_size_bytes
-        }
+    // Its own copy is all that a disk in mode `ephemeral` reads.
+    let image = run.copy.as_ref().map_or(image, |copy| &copy.path);
+    let cache = match run.spec.base_cache {
+        spillway_api::BaseCache::None if run.copy.is_none() => BaseCache::None,
+        _ => BaseCache::Host,
     };
+    let opened = open_image(image, Some(ImageFormat::Raw), cache).map_err(|e| {
+        use ImageErrorKind::{InUse, Io, Missing, Permission};
+        let error = HostError::new(ErrorCode::Damaged, e.to_string());
+        match e.kind() {
+            Missing | Permission | InUse | Io => error,
+            _ => error.permanent(),
+        }
+    })?;
     // One that is not there is made, or its file system is not mounted.
     let Some(own) = run.kept.as_deref().filter(|own| own.exists()) else { return Ok(()) };
-    match DiskAtRest::open(own, &image_id(run), image_bytes) {
+    match DiskAtRest::open(own, &image_id(run), opened.virtual_size_bytes) {
         Err(e) if e.kind == ErrorKind::Image => Err(HostError::from(e).permanent()),
         // Whatever else it is, its server says it, and it may pass.
         _ => Ok(()),
@@ -247,7 +242,8 @@ mod tests {
             serde_json::from_value(json!({
                 "uuid": "u", "boot": "b", "image": "golden", "version": version, "hypervisor": "none",
                 "spec": { "image": "golden", "mode": mode }, "restarts": 0, "resets": 0, "queues": 1,
-                "kept": (mode == "persistent").then_some(&own), "asked": false, "ready": false,
+                "kept": (mode == "persistent").then_some(&own), "copy": (mode == "ephemeral").then(|| json!({ "path": own, "size_bytes": 1 << 20, "is_shared": false })),
+                "asked": false, "ready": false,
             }))
             .unwrap()
         };
@@ -275,5 +271,11 @@ mod tests {
         assert_eq!(is_final(&run(2, "persistent")), Err(true), "it is of another version");
         file.write_all_at(&[0xff; 8192], 0).unwrap();
         assert_eq!(is_final(&run(1, "persistent")), Err(true), "it is damaged");
+        // What a copy was made of may be gone.
+        std::fs::remove_file(&image).unwrap();
+        for (bytes, expected) in [(0, Err(true)), (1000, Err(true)), (1 << 20, Ok(()))] {
+            File::create(&own).unwrap().set_len(bytes).unwrap();
+            assert_eq!(is_final(&run(1, "ephemeral")), expected, "{bytes}");
+        }
     }
 }
