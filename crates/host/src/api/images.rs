@@ -130,7 +130,8 @@ async fn verify_image_version(State(app): State<App>, Path((name, version)): Pat
 }
 
 /// Looks into a version for what breaks its clones, and says what firmware finds on its disk. It takes some seconds, 40 at
-/// most, and a minute more where other images are being checked. The result is kept: the same content is looked into once.
+/// most. Two checks run at a time: where the answer takes more than 50 s for the sake of others it is a conflict, the check goes
+/// on, and a later request has its result. The result is kept: the same content is looked into once.
 #[utoipa::path(get, path = "/{name}/versions/{version}/check", params(("name" = Name, Path), ("version" = u32, Path)), responses((status = 200, body = ImageCheck), Failure))]
 async fn check_image_version(
     State(app): State<App>,

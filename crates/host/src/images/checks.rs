@@ -16,8 +16,8 @@ use tokio::time::timeout;
 
 /// How long a check may take. Who asks for one waits for it.
 const CHECK: Duration = Duration::from_secs(40);
-/// How long it is waited for, with the turns of others before it.
-const PATIENCE: Duration = Duration::from_secs(100);
+/// How long it is waited for, with the turns of others before it: clients give up after a minute without an answer.
+const PATIENCE: Duration = Duration::from_secs(50);
 /// Checks that run at a time.
 const AT_A_TIME: usize = 2;
 /// Results that are kept: some kilobytes each.
@@ -52,7 +52,8 @@ impl Checks {
         let mut outcome = self.outcome(digest, look);
         let ended = timeout(PATIENCE, outcome.wait_for(Option::is_some)).await;
         let ended = ended.map_err(|_| {
-            let message = "other images are being checked: try again in a minute";
+            let message =
+                "other images are being checked before it: ask again in a minute, the check goes on";
             HostError::new(ErrorCode::Conflict, message)
         })?;
         // Its task is gone, and has said nothing.
