@@ -13,6 +13,8 @@ pub struct ImageCheck {
     pub version: u32,
     /// What is on the disk, and what of it was looked into.
     pub volumes: Vec<Volume>,
+    /// What firmware finds on the disk to start a machine with.
+    pub boot: BootFacts,
     /// What breaks clones. Empty says something only if a volume is the system's root.
     pub findings: Vec<Finding>,
 }
@@ -22,6 +24,47 @@ impl ImageCheck {
     pub fn has_system(&self) -> bool {
         self.volumes.iter().any(|volume| volume.role == Some(VolumeRole::Root))
     }
+
+    /// Findings that are more than notes.
+    pub fn faults(&self) -> usize {
+        self.findings.iter().filter(|finding| finding.severity != Severity::Note).count()
+    }
+}
+
+/// What firmware finds on a disk to start a machine with. A catalog with a `kernel` needs none of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BootFacts {
+    /// The kind of partition table.
+    pub partition_table: PartitionTable,
+    /// Whether the first sector has code that a BIOS runs.
+    pub bios_code: bool,
+    /// The number of the partition that is the EFI system partition. None: there is none.
+    pub efi_partition: Option<u32>,
+    /// The programs in the folders of `/EFI` on FAT file systems, such as `/EFI/BOOT/BOOTX64.EFI`. UEFI firmware without a
+    /// memory of earlier starts looks for that one alone.
+    pub efi_programs: Vec<String>,
+}
+
+impl BootFacts {
+    /// Whether UEFI firmware of a new machine finds something to start.
+    pub fn starts_with_uefi(&self) -> bool {
+        const FALLBACKS: [&str; 3] =
+            ["/EFI/BOOT/BOOTX64.EFI", "/EFI/BOOT/BOOTAA64.EFI", "/EFI/BOOT/BOOTIA32.EFI"];
+        self.efi_programs.iter().any(|program| FALLBACKS.contains(&program.as_str()))
+    }
+}
+
+/// Kinds of partition tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PartitionTable {
+    /// The disk has no partition table.
+    #[default]
+    None,
+    /// A master boot record (MS-DOS).
+    Mbr,
+    /// A GUID partition table.
+    Gpt,
 }
 
 /// A partition, or the whole disk if it has no partition table.
@@ -100,6 +143,8 @@ pub enum VolumeRole {
 pub struct Finding {
     /// For programs.
     pub kind: FindingKind,
+    /// How much it matters.
+    pub severity: Severity,
     /// Where, as the system itself would name it.
     pub path: String,
     /// What was found.
@@ -108,6 +153,29 @@ pub struct Finding {
     pub why: String,
     /// What to do.
     pub remedy: String,
+}
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Clones do not start, or take each other's place.
+    Error,
+    /// Clones work, and share a secret or lack something.
+    Warning,
+    /// A fact that does no harm where it is meant so. `image check --strict` passes with it.
+    Note,
+}
+
+impl Severity {
+    /// For people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+            Severity::Note => "note",
+        }
+    }
 }
 
 /// Kinds of findings.
@@ -122,10 +190,14 @@ pub enum FindingKind {
     NoCloudInit,
     /// cloud-init does not look for the seed disk, or leaves out a part of it.
     CloudInitSource,
+    /// cloud-init takes an instance-id or user-data from the image itself before it looks at the seed disk.
+    CloudInitSeed,
     /// A host name is in the image, and nothing gives the clone its own.
     HostName,
     /// The kernel cannot read a virtio disk when it starts.
     NoVirtioDriver,
+    /// Firmware finds nothing on the disk that it could start.
+    NoBootLoader,
     /// Nothing discards what files leave behind.
     NoDiscard,
     /// A seed of randomness, or the secret that credentials are sealed with.

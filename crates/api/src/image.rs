@@ -55,6 +55,9 @@ pub struct ImageVersion {
     pub stored_bytes: u64,
     /// `sha256:` and the digest of the list of its chunks' digests.
     pub digest: Option<String>,
+    /// What the import made of the file that its owner may not expect, such as another size.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// When it was begun.
     #[schema(value_type = String, format = DateTime)]
     pub created: Timestamp,

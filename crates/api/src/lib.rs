@@ -28,7 +28,9 @@ pub use catalog::{
     FullPolicy, HistoryEntry, Network, NewCatalog, OVERFLOW_BYTES_DEFAULT, RAM_BYTES_DEFAULT, Rate, Ready,
     ResetEvent, Rollout, RolloutStrategy, differences, settings,
 };
-pub use check::{Finding, FindingKind, ImageCheck, Volume, VolumeContent, VolumeRole};
+pub use check::{
+    BootFacts, Finding, FindingKind, ImageCheck, PartitionTable, Severity, Volume, VolumeContent, VolumeRole,
+};
 pub use curve::{CURVE_LIMITS, CurveFigures, CurvePoint, CurveTotals, DiskCurve, Fill};
 pub use error::{ErrorBody, ErrorCode};
 pub use event::{Event, EventId, EventKind};

@@ -122,6 +122,9 @@ pub struct MachineStatus {
     pub message: Option<String>,
     /// The same for programs, if it has failed.
     pub code: Option<ErrorCode>,
+    /// Whether a failure is final: it is not tried again before the machine is started by somebody, or its catalog or the
+    /// version that its catalog takes changes.
+    pub permanent: bool,
     /// What it was started with, unless it is stopped.
     pub run: Option<MachineRun>,
 }
@@ -140,7 +143,7 @@ pub enum Phase {
     Running,
     /// It was asked to end.
     Stopping,
-    /// It could not be started, and is tried again after a while.
+    /// It could not be started. It is tried again after a while, unless the failure is permanent.
     Failed,
 }
 

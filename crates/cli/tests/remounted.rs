@@ -2,21 +2,22 @@
 //! forced shutdown and a new mount in the same boot, on a crash-consistent copy of the volume, and after the death of all
 //! processes alone.
 //!
-//! Owns loop devices with ext4, XFS and btrfs. Invariant: what it mounted is unmounted when a test ends, also when it fails.
+//! Owns what each block may then be. Invariant: what nobody wrote is the image's.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
 mod common;
 
-use common::{Server, World, alive, is_root, spillway, until};
+use common::volume::{Volume, kill, runs, serve};
+use common::{World, is_root};
 use rustix::process::Signal;
-use spillway_lab::{Driver, Shape, skip};
+use spillway_lab::{Driver, skip};
 use spillway_worker::persistent_file::LIVE_AT;
 use spillway_worker::supervisor::{Content, DiskAtRest};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 const BLOCK: u64 = 4096;
@@ -30,89 +31,14 @@ const NEW: u8 = 0x22;
 /// Blocks of which one sector is written.
 const BLOCKS: std::ops::Range<u64> = 16..1016;
 
-/// Whether a command ended well; its words are the test's.
-fn runs(command: &mut Command) -> bool {
-    let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    print!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    output.status.success()
-}
-
-/// A file system in a file, mounted or not.
-struct Volume {
-    image: PathBuf,
-    at: PathBuf,
-}
-
-impl Volume {
-    fn of(world: &World, name: &str) -> Volume {
-        let volume = Volume { image: world.path(&format!("{name}.img")), at: world.path(name) };
-        std::fs::create_dir(&volume.at).unwrap();
-        volume
-    }
-
-    fn make(&self, kind: &str) {
-        File::create(&self.image).unwrap().set_len(512 << 20).unwrap();
-        let quiet = Command::new(format!("mkfs.{kind}")).arg("-q").arg(&self.image).output();
-        assert!(quiet.unwrap().status.success(), "mkfs.{kind}");
-    }
-
-    fn mount(&self) -> bool {
-        // XFS would not mount a copy beside its original.
-        let options = ["loop", "loop,nouuid"];
-        options
-            .iter()
-            .any(|options| runs(Command::new("mount").args(["-o", options]).arg(&self.image).arg(&self.at)))
-    }
-
-    /// As soon as the last process that had a file open is gone.
-    fn unmount(&self) {
-        until("it is unmounted", || Command::new("umount").arg(&self.at).output().unwrap().status.success());
-    }
-
-    fn disk(&self) -> PathBuf {
-        self.at.join("disk")
-    }
-
-    /// As if the device had gone: nothing more reaches it, the journal neither.
-    fn shut_down(&self) {
-        // `_IOR('X', 125, __u32)`, ext4's and XFS's; 2: without the log.
-        const GOING_DOWN: u64 = 0x8004_587d;
-        let (folder, flags) = (File::open(&self.at).unwrap(), 2u32);
-        // SAFETY: the call reads four bytes, which are there, and the fd is open.
-        let result = unsafe { libc::ioctl(folder.as_raw_fd(), GOING_DOWN, &raw const flags) };
-        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
-    }
-
-    /// What the device has now, as another volume, with its journal to be replayed.
-    fn copied(&self, to: &Volume) {
-        assert!(runs(Command::new("cp").arg("--sparse=always").arg(&self.image).arg(&to.image)));
-    }
-}
-
-impl Drop for Volume {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.at).output();
-    }
-}
-
-fn serve(world: &World, disk: &Path) -> (Server, Driver) {
-    let mut command = spillway();
-    command.args(["serve", "--mode", "persistent", "--image-id", "golden:1"]);
-    command.arg("--image").arg(world.path("base.raw")).arg("--disk").arg(disk);
-    command.arg("--vhost-user").arg(world.path("vhost")).arg("--control").arg(world.path("control"));
-    let server = Server::start(&mut command);
-    let shape = Shape { depth: 16, request_bytes: 4096, ..Shape::default() };
-    (server, Driver::connect_with(&world.path("vhost"), shape).unwrap())
-}
-
-fn kill(mut server: Server) {
-    let pids = [server.pid(), server.worker_pid()];
-    pids.iter().for_each(|pid| rustix::process::kill_process(*pid, Signal::KILL).unwrap());
-    server.child.wait().unwrap();
-    until("the worker is dead", || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pids[1].as_raw_nonzero()));
-        !alive(pids[1]) || stat.map_or(true, |stat| stat.rsplit_once(')').unwrap().1.starts_with(" Z"))
-    });
+/// As if the device had gone: nothing more reaches it, the journal neither.
+fn shut_down(volume: &Volume) {
+    // `_IOR('X', 125, __u32)`, ext4's and XFS's; 2: without the log.
+    const GOING_DOWN: u64 = 0x8004_587d;
+    let (folder, flags) = (File::open(&volume.at).unwrap(), 2u32);
+    // SAFETY: the call reads four bytes, which are there, and the fd is open.
+    let result = unsafe { libc::ioctl(folder.as_raw_fd(), GOING_DOWN, &raw const flags) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
 /// The live map reaches the medium, as it may at any time, and nothing else does.
@@ -173,7 +99,7 @@ fn look_at_rest(disk: &Path) -> u64 {
     new
 }
 
-fn what_is_found(kind: &str, shut_down: bool) {
+fn what_is_found(kind: &str, is_shut_down: bool) {
     if !is_root() {
         return skip("file systems can be mounted by root only");
     }
@@ -193,8 +119,8 @@ fn what_is_found(kind: &str, shut_down: bool) {
     }
     write_live_map(&volume.disk());
     volume.copied(&copy);
-    if shut_down {
-        volume.shut_down();
+    if is_shut_down {
+        shut_down(&volume);
     }
     drop(driver);
     kill(server);
@@ -207,7 +133,7 @@ fn what_is_found(kind: &str, shut_down: bool) {
         assert_eq!(at_rest, new);
         server
     };
-    if !shut_down {
+    if !is_shut_down {
         // The same mount, in another place too: as a service sees it that has a mount namespace of its own.
         let elsewhere = Volume::of(&world, "elsewhere");
         assert!(runs(Command::new("mount").arg("--bind").arg(&volume.at).arg(&elsewhere.at)));

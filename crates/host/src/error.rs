@@ -5,19 +5,26 @@ use spillway_api::{ErrorBody, ErrorCode};
 use spillway_worker::supervisor::{ErrorKind, SupervisorError};
 
 /// Why something was not done: for programs a code, for people what, where and what to do.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct HostError {
     /// For programs.
     pub code: ErrorCode,
     /// For people.
     pub message: String,
+    /// Whether what failed fails again however often it is tried.
+    pub is_permanent: bool,
 }
 
 impl HostError {
-    /// With these words.
+    /// With these words. It may work when it is tried again.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> HostError {
-        HostError { code, message: message.into() }
+        HostError { code, message: message.into(), is_permanent: false }
+    }
+
+    /// No other try can have another outcome until something else is asked for: other settings, another image.
+    pub fn permanent(self) -> HostError {
+        HostError { is_permanent: true, ..self }
     }
 
     /// What was sent cannot be.

@@ -5,7 +5,7 @@ mod common;
 
 use common::{World, ends, refused, run};
 use spillway_api::{ErrorCode, FindingKind, ImageCheck, ImageImport, Operation, SourceFormat, VolumeContent};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 
 #[test]
 fn a_version_is_checked_and_stays_as_it_was() {
@@ -33,32 +33,29 @@ fn a_version_is_checked_and_stays_as_it_was() {
         ErrorCode::NotFound
     );
 
-    // One at a time: who comes meanwhile is told so. All are done or told, and some round has both.
-    let refusals = (0..20).map(|_| {
-        let answers = std::thread::scope(|scope| {
-            let asked = [(); 4].map(|()| {
-                scope.spawn(|| world.client().get::<ImageCheck>("/v1/images/debian/versions/1/check"))
-            });
-            asked.map(|thread| thread.join().unwrap())
-        });
-        assert!(answers.iter().any(Result::is_ok));
-        let refused: Vec<_> = answers.into_iter().filter(Result::is_err).map(refused).collect();
-        for error in &refused {
-            assert!(
-                error.code == ErrorCode::Conflict && error.message.contains("being checked"),
-                "{error:?}"
-            );
-        }
-        refused.len()
-    });
-    assert!({ refusals }.any(|refusals| refusals > 0));
-
-    // Of what the file system keeps for itself nothing is right any more.
+    // All who ask at the same time are answered, and what was found is kept: it does not change, nor does the version.
     let stored = world.state().join("store/images/debian/1/disk.raw");
-    std::fs::set_permissions(&stored, PermissionsExt::from_mode(0o644)).unwrap();
-    let file = std::fs::File::options().write(true).open(&stored).unwrap();
-    file.write_all_at(&[0xff; 60_000], 2048).unwrap();
-    let found = check().unwrap();
+    std::fs::rename(&stored, world.path("away")).unwrap();
+    std::thread::scope(|scope| {
+        let asked = [(); 8]
+            .map(|()| scope.spawn(|| world.client().get::<ImageCheck>("/v1/images/debian/versions/1/check")));
+        asked.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap().unwrap(), found));
+    });
+    std::fs::rename(world.path("away"), &stored).unwrap();
+}
+
+/// A file system of which nothing is right that it keeps for itself.
+#[test]
+fn a_damaged_file_system_is_said_to_be_unread() {
+    let world = World::new();
+    let client = world.client();
+    let path = world.path("disk").display().to_string();
+    run("/usr/sbin/mke2fs", &["-q", "-t", "ext4", &path, "16M"]);
+    std::fs::File::options().write(true).open(&path).unwrap().write_all_at(&[0xff; 60_000], 2048).unwrap();
+    let import = ImageImport { path, format: SourceFormat::Raw, store: None };
+    ends(&client, &client.post::<_, Operation>("/v1/images/debian/versions", &import).unwrap()).unwrap();
+    let found: ImageCheck = client.get("/v1/images/debian/versions/1/check").unwrap();
     let unread = found.volumes[0].unread.as_ref().unwrap();
     assert!(!found.has_system() && unread.contains("debugfs cannot read it"), "{found:?}");
+    assert!(!found.boot.bios_code && found.boot.efi_programs.is_empty(), "{found:?}");
 }

@@ -187,8 +187,10 @@ fn hostile_files_are_refused() {
         (&external, Qcow2, "another file"),
         (&flat, Vmdk, "flat-flat.vmdk"),
         (&pipe, Raw, "not a regular file"),
-        (&raw, Qcow2, "is it of that format"),
-        (&base, Qcow2, "is it of that format"),
+        (&raw, Qcow2, "ends inside its qcow2 header"),
+        (&base, Qcow2, "does not begin like a qcow2 image"),
+        (&base, Vmdk, "say --format raw"),
+        (&backed, Vhdx, "say --format qcow2"),
         (&"/nonexistent".to_string(), Raw, "must be able to read it"),
         (&"base".to_string(), Raw, "absolute"),
         (&"/dev".to_string(), Raw, "not a regular file"),
@@ -336,5 +338,196 @@ fn a_file_that_changes_meanwhile_opens_no_other() {
     for name in world.below(&images).iter().filter(|name| name.ends_with("disk.raw")) {
         let content = std::fs::read(images.join(name)).unwrap();
         assert!(content.iter().all(|&byte| byte == 0), "{name} has the secret");
+    }
+}
+
+/// Programs that a test feeds line by line.
+struct Writer(std::process::Child);
+
+impl Writer {
+    /// `qemu-io` that has an image open for writing, and has written to it.
+    fn open(path: &str, format: SourceFormat) -> Writer {
+        let mut child = std::process::Command::new("qemu-io")
+            .args(["-f", format.as_str(), path])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"write -P 3 0 4k\n").unwrap();
+        let mut said = String::new();
+        let mut out = std::io::BufReader::new(child.stdout.as_mut().unwrap());
+        while !said.contains("wrote") {
+            assert!(std::io::BufRead::read_line(&mut out, &mut said).unwrap() > 0, "{said}");
+        }
+        Writer(child)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// The rule by which a base image is served: who writes to it keeps others out, and is kept out.
+#[test]
+fn an_image_that_is_written_to_is_not_imported() {
+    use SourceFormat::*;
+    let world = World::new();
+    let client = world.client();
+    for format in [Raw, Qcow2] {
+        let path = disk(&world, &format!("used-{}", format.as_str()), format);
+        let writer = Writer::open(&path, format);
+        let import_it = ImageImport { path: path.clone(), format, store: None };
+        let error = refused(client.post::<_, Operation>("/v1/images/torn/versions", &import_it));
+        assert!(error.code == ErrorCode::InUse && error.message.contains("open for writing"), "{error:?}");
+        drop(writer);
+        ends(&client, &import(&world, "torn", &path, format)).unwrap();
+    }
+    assert_eq!(details(&world, "torn").versions.len(), 2, "what was refused has left nothing");
+    // Who comes while it is imported is kept out, by the same locks.
+    let path = world.path("large");
+    let file = std::fs::File::create(&path).unwrap();
+    for at in 0..192 {
+        file.write_all_at(&vec![at as u8 | 1; MIB as usize], at * MIB).unwrap();
+    }
+    let begun = import(&world, "large", path.to_str().unwrap(), Raw);
+    let tried =
+        std::process::Command::new("qemu-io").args(["-f", "raw", "-c", "write 0 4k"]).arg(&path).output();
+    let said = String::from_utf8(tried.unwrap().stderr).unwrap();
+    let now: Operation = client.get(&format!("/v1/operations/{}", begun.id)).unwrap();
+    assert!(now.state == spillway_api::OperationState::Running, "the import has ended too soon to tell");
+    assert!(said.contains("Failed to get \"write\" lock"), "{said}");
+    ends(&client, &begun).unwrap();
+    drop(Writer::open(path.to_str().unwrap(), Raw));
+}
+
+#[test]
+fn a_disk_larger_than_any_is_refused_where_it_is_asked_for() {
+    use SourceFormat::*;
+    let world = World::new();
+    let client = world.client();
+    for (format, size) in [(Qcow2, "5T"), (Raw, "4398046511616"), (Vhdx, "5T")] {
+        let path = world.path(&format!("big-{}", format.as_str())).display().to_string();
+        run("qemu-img", &["create", "-q", "-f", format.as_str(), &path, size]);
+        let import = ImageImport { path, format, store: None };
+        let error = refused(client.post::<_, Operation>("/v1/images/big/versions", &import));
+        let says = error.message.contains("the largest disk 4.0 TiB");
+        assert!(error.code == ErrorCode::Invalid && says, "{format:?}: {error:?}");
+    }
+    assert_eq!(client.get::<List<Image>>("/v1/images").unwrap().items, []);
+    let path = world.path("largest").display().to_string();
+    run("qemu-img", &["create", "-q", "-f", "raw", &path, "4T"]);
+    let begun = import(&world, "largest", &path, Raw);
+    client.delete::<Empty>(&format!("/v1/operations/{}", begun.id)).unwrap();
+    let _ = ends(&client, &begun);
+}
+
+/// One line, with the path that was given and what to do; nothing of what the daemon calls the file.
+#[test]
+fn what_qemu_img_refuses_is_said_in_words_for_who_asked() {
+    use SourceFormat::*;
+    let world = World::new();
+    let client = world.client();
+    let at = |name: &str| world.path(name).display().to_string();
+    run("qemu-img", &["create", "-q", "-f", "raw", &at("plain"), "5M"]);
+    for kind in ["monolithicFlat", "twoGbMaxExtentSparse", "streamOptimized"] {
+        let option = format!("subformat={kind}");
+        let to = at(&format!("{kind}.vmdk"));
+        run("qemu-img", &["convert", "-f", "raw", "-O", "vmdk", "-o", &option, &at("plain"), &to]);
+    }
+    // A log that is not replayed: the write behind it has failed, and nobody closes it.
+    run("qemu-img", &["create", "-q", "-f", "vhdx", &at("log"), "64M"]);
+    let fail = format!(
+        r#"json:{{"driver":"vhdx","file":{{"driver":"blkdebug","image":{{"driver":"file","filename":"{}"}},"inject-error":[{{"event":"none","iotype":"write","sector":4096,"errno":5}}]}}}}"#,
+        at("log")
+    );
+    let _ =
+        std::process::Command::new("qemu-io").args(["-c", "write -P 7 0 1M", "-c", "abort", &fail]).output();
+    // Marks of qcow2: corrupt, dirty, a feature that nobody knows.
+    for (name, bit) in [("corrupt", 2u8), ("dirty", 1), ("unknown", 0x40)] {
+        run("qemu-img", &["create", "-q", "-f", "qcow2", &at(name), "8M"]);
+        let file = std::fs::File::options().write(true).open(world.path(name)).unwrap();
+        file.write_all_at(&[bit], 79).unwrap();
+    }
+    run("qemu-img", &["create", "-q", "-f", "qcow2", "-o", "compat=0.10", &at("version"), "8M"]);
+    std::fs::File::options().write(true).open(world.path("version")).unwrap().write_all_at(&[9], 7).unwrap();
+    for (name, whole, bytes) in
+        [("short.vmdk", "streamOptimized.vmdk", 40_000), ("short.vhdx", "log", 300_000)]
+    {
+        let whole = std::fs::read(world.path(whole)).unwrap();
+        std::fs::write(world.path(name), &whole[..bytes.min(whole.len() / 2)]).unwrap();
+    }
+    run("qemu-img", &["create", "-q", "-f", "vpc", &at("broken.vhd"), "8M"]);
+    let broken = std::fs::File::options().write(true).open(world.path("broken.vhd")).unwrap();
+    broken.write_all_at(&[0xff; 8], 16).unwrap();
+    broken.set_len(600).unwrap();
+    for (name, format, why) in [
+        ("monolithicFlat.vmdk", Vmdk, "whose content is in monolithicFlat-flat.vmdk|make one file"),
+        ("twoGbMaxExtentSparse.vmdk", Vmdk, "twoGbMaxExtentSparse-s001.vmdk"),
+        ("twoGbMaxExtentSparse-s001.vmdk", Vmdk, "one part of a VMware disk"),
+        ("log", Vhdx, "its log has writes|on a copy"),
+        ("corrupt", Qcow2, "is marked corrupt|qemu-img check -r all"),
+        ("dirty", Qcow2, "was not closed cleanly"),
+        ("unknown", Qcow2, "features"),
+        ("version", Qcow2, "version"),
+        ("short.vmdk", Vmdk, "whole"),
+        ("short.vhdx", Vhdx, ""),
+        ("broken.vhd", Vpc, ""),
+        ("plain", Vpc, "say --format raw"),
+    ] {
+        let name = world.path(name);
+        let import = ImageImport { path: name.display().to_string(), format, store: None };
+        let answer = client.post::<_, Operation>("/v1/images/odd/versions", &import);
+        // What is damaged behind its header is found when it is read.
+        let error = match answer {
+            Ok(begun) => ends(&client, &begun).expect_err(&format!("{} was imported", name.display())),
+            answer => refused(answer),
+        };
+        println!("{}", error.message);
+        assert_eq!(error.code, ErrorCode::Invalid, "{error:?}");
+        assert!(error.message.contains(name.to_str().unwrap()), "{error:?}");
+        assert!(why.split('|').all(|why| error.message.contains(why)), "{why}: {error:?}");
+        assert!(!error.message.contains('\n') && !error.message.contains("/proc/"), "{error:?}");
+    }
+}
+
+#[test]
+fn a_size_that_an_import_changes_is_said() {
+    use SourceFormat::*;
+    let world = World::new();
+    let client = world.client();
+    std::fs::write(world.path("odd"), vec![7; MIB as usize + 100]).unwrap();
+    run("qemu-img", &["create", "-q", "-f", "vpc", &world.path("vhd").display().to_string(), "8M"]);
+    // As VirtualBox writes it: the size is what was asked for, and the cylinders hold less.
+    let vhd = std::fs::File::options().read(true).write(true).open(world.path("vhd")).unwrap();
+    for at in [0, vhd.metadata().unwrap().len() - 512] {
+        let mut footer = [0; 512];
+        vhd.read_exact_at(&mut footer, at).unwrap();
+        footer[28..32].copy_from_slice(b"vbox");
+        footer[48..56].copy_from_slice(&(8 * MIB + 100 * 512).to_be_bytes());
+        footer[64..68].fill(0);
+        let sum: u32 = footer.iter().map(|byte| u32::from(*byte)).sum();
+        footer[64..68].copy_from_slice(&(!sum).to_be_bytes());
+        vhd.write_all_at(&footer, at).unwrap();
+    }
+    disk(&world, "even", Raw);
+    for (n, (name, format, note)) in [
+        ("odd", Raw, Some("zeroes fill its last sector")),
+        ("vhd", Vpc, Some("whole cylinders")),
+        ("even", Raw, None),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = world.path(name).display().to_string();
+        ends(&client, &import(&world, "sizes", &path, format)).unwrap();
+        let version = &details(&world, "sizes").versions[n];
+        match note {
+            Some(note) => assert!(version.notes.len() == 1 && version.notes[0].contains(note), "{version:?}"),
+            None => assert_eq!(version.notes, [""; 0]),
+        }
+        assert!(version.size_bytes.is_multiple_of(512));
     }
 }

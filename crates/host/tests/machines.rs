@@ -8,11 +8,13 @@ use common::{World, create, import, machines, refused};
 use rustix::process::Signal;
 use spillway_api::client::Client;
 use spillway_api::{
-    Catalog, CatalogSpec, Empty, ErrorCode, HostAction, HostDetails, ImageCommit, ImageDetails, List,
-    Machine, MachineDetails, NewClaim, NewHostAction, Operation, Power,
+    Catalog, CatalogSpec, Empty, ErrorCode, Event, EventKind, HostAction, HostDetails, Image, ImageCommit,
+    ImageDetails, List, Machine, MachineDetails, MachineStatus, NewClaim, NewHostAction, Operation, Phase,
+    Power, VersionChoice,
 };
 use spillway_lab::process::wait_until;
 use std::collections::HashSet;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 /// Asks machines to do something.
@@ -248,4 +250,93 @@ fn a_disk_that_is_not_kept_or_not_there_becomes_no_version() {
     assert!(error.code == ErrorCode::Invalid && error.message.contains("unknown field `force`"), "{error:?}");
     let image: ImageDetails = client.get("/v1/images/debian").unwrap();
     assert_eq!((image.versions.len(), image.image.newest), (1, 1), "nothing was begun");
+}
+
+fn damage(world: &World, version: u32, bytes: u64) {
+    let stored = world.state().join(format!("store/images/debian/{version}/disk.raw"));
+    std::fs::set_permissions(&stored, PermissionsExt::from_mode(0o644)).unwrap();
+    std::fs::File::options().write(true).open(&stored).unwrap().set_len(bytes).unwrap();
+}
+
+/// A machine of which nothing is to be done, as it is after this change.
+fn settled(client: &Client, name: &str) -> MachineStatus {
+    let status = || {
+        let machine: MachineDetails = client.get(&format!("/v1/machines/{name}?wait_seconds=5")).unwrap();
+        machine.status.settled.then_some(machine.status)
+    };
+    wait_until(Duration::from_secs(30), status).unwrap_or_else(|| panic!("{name} is not settled"))
+}
+
+/// How often it was told that a machine has failed.
+fn failures(client: &Client, name: &str) -> usize {
+    let events: List<Event> = client.get("/v1/events").unwrap();
+    let failed =
+        |event: &&Event| event.kind == EventKind::Failed && event.object == format!("machine/{name}");
+    events.items.iter().filter(failed).count()
+}
+
+/// A disk of such an image fails each time. What passes is told by another reason: there is no program that could serve one.
+#[test]
+fn a_failure_that_no_retry_mends_is_final_until_something_changes() {
+    const WHOLE: u64 = 1 << 20;
+    let world = World::new();
+    import(&world, "debian", 1);
+    let client = world.client();
+    create(&client, "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
+    create(&client, "other", r#"{"image": "debian", "count": 1}"#).unwrap();
+    let is_final = |what: &str| {
+        let status = settled(&client, "desk-001");
+        let why = status.message.clone().unwrap_or_default();
+        assert!(status.phase == Phase::Failed && status.permanent, "{what}: {status:?}");
+        assert!(why.contains("not a multiple of 512") && why.contains("machine start"), "{what}: {why}");
+    };
+    let may_pass = |what: &str| {
+        let status = settled(&client, "desk-001");
+        let why = status.message.clone().unwrap_or_default();
+        assert!(status.phase == Phase::Failed && !status.permanent, "{what}: {status:?}");
+        assert!(why.contains("/nonexistent/spillway"), "{what}: {why}");
+    };
+    let change = |vcpus: u32| {
+        let spec = client.get::<Catalog>("/v1/catalogs/desk").unwrap().spec;
+        client.put::<_, Catalog>("/v1/catalogs/desk", &CatalogSpec { vcpus, ..spec }).unwrap();
+    };
+    damage(&world, 1, 1000);
+    act(&client, "start", "desk-001");
+    is_final("the first start");
+    assert_eq!(failures(&client, "desk-001"), 1);
+    // It would not fail so any more; and what wakes its task, or is of another catalog, is no reason to try.
+    damage(&world, 1, WHOLE);
+    for vcpus in [2, 3, 4] {
+        let spec = client.get::<Catalog>("/v1/catalogs/other").unwrap().spec;
+        client.put::<_, Catalog>("/v1/catalogs/other", &CatalogSpec { vcpus, ..spec }).unwrap();
+        act(&client, "start", "other-001");
+        assert_eq!(settled(&client, "other-001").phase, Phase::Failed);
+        is_final("another catalog has changed");
+    }
+    assert_eq!(failures(&client, "desk-001"), 1, "it was not tried again");
+    act(&client, "start", "desk-001");
+    may_pass("somebody has started it");
+
+    damage(&world, 1, 1000);
+    act(&client, "start", "desk-001");
+    is_final("damaged again");
+    damage(&world, 1, WHOLE);
+    change(2);
+    let tried =
+        wait_until(Duration::from_secs(30), || (!settled(&client, "desk-001").permanent).then_some(()));
+    tried.expect("its catalog has other settings, and it is not tried");
+    may_pass("its catalog has other settings");
+
+    damage(&world, 1, 1000);
+    act(&client, "start", "desk-001");
+    is_final("damaged a third time");
+    import(&world, "debian", 1);
+    is_final("a version that nobody takes");
+    client.put::<_, Image>("/v1/images/debian/published", &VersionChoice { version: 2 }).unwrap();
+    let tried =
+        wait_until(Duration::from_secs(30), || (!settled(&client, "desk-001").permanent).then_some(()));
+    tried.expect("its catalog has another image, and it is not tried");
+    may_pass("its catalog has another version");
+    act(&client, "stop", "desk-001");
+    is_off(&client, "desk-001");
 }

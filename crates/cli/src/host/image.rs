@@ -7,8 +7,9 @@ use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use spillway_api::client::Client;
 use spillway_api::{
-    Catalog, Empty, Finding, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, ImageRef,
-    ImageVersion, List, MachineDetails, Name, Operation, Origin, SourceFormat, VersionChoice, VersionState,
+    BootFacts, Catalog, Empty, Finding, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, ImageRef,
+    ImageVersion, List, MachineDetails, Name, Operation, Origin, PartitionTable, SourceFormat, VersionChoice,
+    VersionState,
 };
 use spillway_worker::supervisor::bytes;
 use std::path::PathBuf;
@@ -168,7 +169,7 @@ pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
             let path = format!("/v1/images/{}/versions/{version}/check", image.name);
             let check: ImageCheck = client.get(&path)?;
             daemon.show(&check, told)?;
-            let sound = check.findings.is_empty() && check.has_system();
+            let sound = check.faults() == 0 && check.has_system();
             match strict && !sound {
                 true => Err(Failure::new(Exit::Found, verdict(&check))),
                 false => Ok(()),
@@ -224,7 +225,7 @@ fn published(client: &Client, name: &Name) -> Result<u32, Failure> {
 
 /// In one line.
 fn verdict(check: &ImageCheck) -> String {
-    let said = match check.findings.len() {
+    let said = match check.faults() {
         _ if !check.has_system() => "no system was found that can be looked into".to_owned(),
         0 => "nothing was found that breaks clones".to_owned(),
         1 => "1 thing breaks clones".to_owned(),
@@ -235,9 +236,11 @@ fn verdict(check: &ImageCheck) -> String {
 
 fn told(check: &ImageCheck) -> String {
     let mut text = format!("{}\n", verdict(check));
-    for Finding { path, what, why, remedy, .. } in &check.findings {
-        text += &format!("\n{path}: {what}\n    why: {why}\n    do:  {remedy}\n");
+    for Finding { severity, path, what, why, remedy, .. } in &check.findings {
+        let severity = severity.as_str();
+        text += &format!("\n{severity}: {path}: {what}\n    why: {why}\n    do:  {remedy}\n");
     }
+    text += &format!("\nfirmware finds: {}\n", boot_text(&check.boot));
     let unread = check.volumes.iter().filter_map(|volume| Some((volume, volume.unread.as_ref()?)));
     for (n, (volume, why)) in unread.enumerate() {
         let name = volume.partition.map_or("the disk".into(), |number| format!("partition {number}"));
@@ -250,11 +253,34 @@ fn told(check: &ImageCheck) -> String {
     text
 }
 
+/// What firmware finds on a disk, in one line.
+fn boot_text(boot: &BootFacts) -> String {
+    let mut found = vec![
+        match boot.partition_table {
+            PartitionTable::None => "no partition table",
+            PartitionTable::Mbr => "an MBR",
+            PartitionTable::Gpt => "a GPT",
+        }
+        .to_owned(),
+    ];
+    found.push(if boot.bios_code { "code for a BIOS" } else { "no code for a BIOS" }.into());
+    found.extend(boot.efi_partition.map(|number| format!("an EFI system partition ({number})")));
+    found.push(match boot.efi_programs.as_slice() {
+        [] => "no program for UEFI".into(),
+        programs => programs.join(", "),
+    });
+    found.join(", ")
+}
+
 fn show(daemon: &Daemon, client: &Client, name: &Name) -> Result<(), Failure> {
     let details: ImageDetails = client.get(&format!("/v1/images/{name}"))?;
     daemon.show(&details, |details| {
         let rows = details.versions.iter().map(|version| row(&details.image, version));
-        table(["VERSION", "STATE", "DISK", "STORED", "CREATED", "DIGEST", "FROM"], rows)
+        let mut text = table(["VERSION", "STATE", "DISK", "STORED", "CREATED", "DIGEST", "FROM"], rows);
+        for version in &details.versions {
+            version.notes.iter().for_each(|note| text += &format!("version {}: {note}\n", version.version));
+        }
+        text
     })
 }
 

@@ -402,7 +402,13 @@ fn page(machine: &MachineDetails) -> String {
         ("name", machine.machine.name.to_string()),
         ("catalog", machine.machine.catalog.to_string()),
         ("wanted", word(&machine.power)),
-        ("state", word(&machine.status.phase)),
+        (
+            "state",
+            match machine.status.permanent {
+                true => format!("{}, for good", word(&machine.status.phase)),
+                false => word(&machine.status.phase),
+            },
+        ),
         ("MAC", machine.machine.identity.mac.clone()),
         ("UUID", machine.machine.identity.uuid.clone()),
     ];

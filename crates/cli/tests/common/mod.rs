@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod volume;
+
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};

@@ -205,8 +205,8 @@ impl Catalogs {
         };
         let version = image.version.map_or_else(published, |version| Ok(version.get()))?;
         let record = changes.get::<ImageVersion>(&crate::images::key(&image.name, version))?;
-        match record.map(|record| record.value.state) {
-            Some(VersionState::Ready) => {}
+        match record.map(|record| record.value) {
+            Some(record) if record.state == VersionState::Ready => crate::images::can_be_served(&record)?,
             Some(_) => {
                 let message = format!("{}:{version} is being made or deleted", image.name);
                 return Err(HostError::new(ErrorCode::Conflict, message));
@@ -229,5 +229,61 @@ impl Catalogs {
         let catalogs = self.list().unwrap_or_default();
         let names = catalogs.iter().map(|catalog| catalog.name.as_str());
         HostError::not_found(Catalog::WORD, name.as_str(), names)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::images::Images;
+    use crate::operations::Operations;
+    use crate::store::SqliteStore;
+    use serde_json::json;
+
+    /// An earlier daemon took images of up to 16 TiB.
+    #[test]
+    fn a_version_that_no_disk_can_be_made_of_is_taken_by_no_catalog() {
+        let dir = tempfile::tempdir().unwrap();
+        let objects = Objects::new(Arc::new(SqliteStore::open(&dir.path().join("db")).unwrap()));
+        let stores = Stores::open(objects.clone(), &dir.path().join("store")).unwrap();
+        let version = |number: u32, size_bytes: u64| -> ImageVersion {
+            serde_json::from_value(json!({
+                "image": "big", "version": number, "state": "ready", "store": "default", "size_bytes": size_bytes,
+                "origin": { "kind": "import", "path": "/x", "format": "raw" }, "stored_bytes": 0,
+                "digest": "sha256:0", "created": "2026-01-01T00:00:00Z",
+            }))
+            .unwrap()
+        };
+        let image: Image = serde_json::from_value(json!({
+            "name": "big", "published": 1, "tags": {}, "newest": 2, "created": "2026-01-01T00:00:00Z",
+        }))
+        .unwrap();
+        objects
+            .change(|changes| {
+                changes.put("big", &image);
+                for (number, size_bytes) in [(1, 1 << 20), (2, 5 << 40)] {
+                    let name = image.name.clone();
+                    changes.put(&crate::images::key(&name, number), &version(number, size_bytes));
+                }
+                Ok::<_, HostError>(())
+            })
+            .unwrap();
+        let mut complain = |why: &str| panic!("{why}");
+        let catalogs = Catalogs::open(objects.clone(), stores.clone(), &mut complain).unwrap();
+        let images = Images::open(objects, Operations::default(), stores, &mut complain).unwrap();
+        let spec = |image: &str| serde_json::from_value(json!({ "image": image, "count": 0 })).unwrap();
+        let [small, large, name] = ["small", "large", "big"].map(|name| name.parse::<Name>().unwrap());
+        catalogs.create(&small, &spec("big"), false).unwrap();
+        let too_large = |error: HostError| {
+            let says = error.message.contains("big:2 has 5.0 TiB, and the largest disk 4.0 TiB");
+            assert!(error.code == ErrorCode::Invalid && says, "{error:?}");
+        };
+        too_large(catalogs.create(&large, &spec("big:2"), false).unwrap_err());
+        too_large(catalogs.change(&small, &spec("big:2"), Terms::default()).unwrap_err());
+        let update = serde_json::from_value(json!({ "image": "big:2" })).unwrap();
+        too_large(catalogs.update(&small, &update, None).unwrap_err());
+        too_large(images.publish(&name, 2).unwrap_err());
+        too_large(images.disk(&name, 2).unwrap_err());
+        assert_eq!(catalogs.get(&small).unwrap().version, 1);
     }
 }

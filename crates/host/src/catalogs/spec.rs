@@ -4,6 +4,7 @@ use super::naming::Naming;
 use crate::error::HostError;
 use regex::bytes::{Regex, RegexBuilder};
 use spillway_api::{CatalogKind, CatalogSpec, DiskMode, FullPolicy, Name, Network, Ready, ResetEvent};
+use spillway_worker::base::MAX_DISK_BYTES;
 
 /// Machines of a catalog.
 const MOST_MACHINES: u32 = 100_000;
@@ -12,7 +13,7 @@ const LEAST_MEMORY_BYTES: u64 = 64 << 20;
 const LEAST_RAM_BYTES: u64 = 64 << 10;
 const MOST_RAM_BYTES: u64 = 8 << 40;
 const LEAST_OVERFLOW_BYTES: u64 = 16 << 20;
-const MOST_DISK_BYTES: u64 = 4 << 40;
+const MOST_DISK_BYTES: u64 = MAX_DISK_BYTES;
 const MOST_GRACE_SECONDS: u32 = 3600;
 const MOST_LABELS: usize = 64;
 const MOST_LABEL_CHARS: usize = 256;

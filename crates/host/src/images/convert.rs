@@ -1,26 +1,29 @@
 //! From a stranger's file to the bytes of a disk, by qemu-img in a confined process. Owns what is refused.
 //!
 //! Invariant: the format is the one that was said; a file that names others (a backing file, a data file, extents) is
-//! refused, and could not be followed if it were not.
+//! refused, and could not be followed if it were not. No program of QEMU's can open it for writing meanwhile, and what any
+//! other program wrote meanwhile is found afterwards.
 
+use super::complaint::in_plain_words;
+use super::source;
 use crate::confined::{Confined, path_of};
 use crate::error::HostError;
 use crate::operations::Progress;
 use rustix::fs::{FileType, Mode, OFlags};
 use serde::Deserialize;
 use spillway_api::{ErrorCode, SourceFormat};
+use spillway_worker::base::{keep_writers_out, qcow2_damage, size_fault};
+use spillway_worker::supervisor::bytes;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// How long qemu-img may take to read a header.
 const LOOK: Duration = Duration::from_secs(30);
 /// How long it may take to convert: a day.
 const CONVERSION: Duration = Duration::from_secs(86_400);
-/// The largest disk.
-const MOST_BYTES: u64 = 16 << 40;
 /// What must stay free, or a twentieth of the file system if that is less.
 const LEAST_FREE_BYTES: u64 = 1 << 30;
 
@@ -56,12 +59,24 @@ struct Extent {
     filename: Option<String>,
 }
 
-/// A file that is to be imported: opened once, so that what is looked at is what is converted.
+/// What an import makes of a file.
+#[derive(Debug)]
+pub struct Found {
+    /// Size of the disk.
+    pub size_bytes: u64,
+    /// What whoever imports it may not expect.
+    pub notes: Vec<String>,
+}
+
+/// A file that is to be imported: opened once, so that what is looked at is what is converted. While this lives it is locked
+/// against writers, as a base image is that is served.
 pub struct Source {
     file: File,
     format: SourceFormat,
     /// For people.
     path: PathBuf,
+    /// Its length and the time of its last write, when it was opened. Programs that know nothing of QEMU's locks change them.
+    opened: (u64, Option<SystemTime>),
 }
 
 impl Source {
@@ -81,12 +96,32 @@ impl Source {
         }
         let again = format!("/proc/self/fd/{}", found.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        let file = rustix::fs::open(again, flags, Mode::empty()).map_err(failed)?.into();
-        Ok(Source { file, format, path: path.to_owned() })
+        let file: File = rustix::fs::open(again, flags, Mode::empty()).map_err(failed)?.into();
+        keep_writers_out(&file, path).map_err(|e| HostError::new(ErrorCode::InUse, e.to_string()))?;
+        let opened = last_write(&file);
+        Ok(Source { file, format, path: path.to_owned(), opened })
     }
 
-    /// The size of its disk, if it can be imported.
-    pub fn look(&self) -> Result<u64, HostError> {
+    /// Refuses a file that somebody wrote to since it was opened: what was read may be of two states.
+    fn is_unchanged(&self) -> Result<(), HostError> {
+        if last_write(&self.file) == self.opened {
+            return Ok(());
+        }
+        let path = self.path.display();
+        let message = format!(
+            "{path}: another program wrote to it while it was imported: stop that program, and import it again"
+        );
+        Err(HostError::new(ErrorCode::InUse, message))
+    }
+
+    /// What an import makes of it, if it can be imported.
+    pub fn look(&self) -> Result<Found, HostError> {
+        let own = source::look(&self.file, self.format).map_err(|why| self.refuse(&why))?;
+        if self.format == SourceFormat::Qcow2
+            && let Some(damage) = qcow2_damage(&self.file, &self.path)
+        {
+            return Err(HostError::invalid(damage.to_string()));
+        }
         let name = path_of(&self.file);
         let outcome = Confined::new("qemu-img", LOOK)
             .arg("info")
@@ -98,12 +133,12 @@ impl Source {
             .may_read(&self.file)
             .run(|_| Ok(()))?;
         if !outcome.success {
-            return Err(self.refuse(&format!("{}: is it of that format, and whole?", outcome.complaint)));
+            return Err(self.refuse(&in_plain_words(&outcome.complaint, &name)));
         }
         let info: Info = serde_json::from_slice(&outcome.said)
             .map_err(|e| self.refuse(&format!("qemu-img says what is not understood: {e}")))?;
         if info.backing.is_some() {
-            return Err(self.refuse("it has a backing file: flatten it first (qemu-img convert)"));
+            return Err(self.refuse("it has a backing file: make one file of both first (qemu-img convert)"));
         }
         if info.encrypted {
             return Err(self.refuse("it is encrypted: decrypt it first (qemu-img convert)"));
@@ -113,12 +148,32 @@ impl Source {
         if data.data_file.is_some() || elsewhere {
             return Err(self.refuse("its content is in another file: make it one (qemu-img convert)"));
         }
-        if info.virtual_size == 0 || info.virtual_size > MOST_BYTES {
-            let size = info.virtual_size;
-            return Err(self.refuse(&format!("its disk has {size} bytes: 1 to {MOST_BYTES} can be")));
+        if info.virtual_size == 0 {
+            return Err(self.refuse("its disk has no bytes: was it copied whole?"));
+        }
+        if let Some(fault) = size_fault(info.virtual_size) {
+            return Err(self.refuse(&format!("its disk {fault}: make it smaller (qemu-img resize --shrink)")));
         }
         // A disk has whole sectors.
-        Ok(info.virtual_size.next_multiple_of(512))
+        let size_bytes = info.virtual_size.next_multiple_of(512);
+        let resized = own.recorded_bytes.and_then(|recorded| self.resized(recorded, size_bytes));
+        Ok(Found { size_bytes, notes: own.note.into_iter().chain(resized).collect() })
+    }
+
+    /// What is said of a disk that the conversion gives another size than the file records.
+    fn resized(&self, recorded_bytes: u64, size_bytes: u64) -> Option<String> {
+        let (before, after) = (bytes(recorded_bytes), bytes(size_bytes));
+        let sizes = format!(
+            "the file records a disk of {recorded_bytes} bytes ({before}), and the version has {size_bytes} ({after})"
+        );
+        match size_bytes {
+            _ if size_bytes == recorded_bytes => None,
+            _ if self.format == SourceFormat::Vpc => Some(format!(
+                "{sizes}: of a VHD qemu-img counts whole cylinders, as Virtual PC does, unless Hyper-V made it"
+            )),
+            _ if size_bytes > recorded_bytes => Some(format!("{sizes}: zeroes fill its last sector")),
+            _ => Some(format!("{sizes}: what lies beyond is left out")),
+        }
     }
 
     /// Writes the disk to a file, which is there and reads as zeroes, holes for zeroes. It counts as half of the work.
@@ -157,6 +212,8 @@ impl Source {
                 progress.goes_on()?;
                 has_room(folder)
             })?;
+        // Before anything that a half-written file may have led to.
+        self.is_unchanged()?;
         if outcome.success {
             return Ok(());
         }
@@ -164,13 +221,18 @@ impl Source {
         if complaint.contains("No space left on device") {
             return Err(no_room(folder));
         }
-        Err(self.refuse(&format!("{complaint}: is the file whole?")))
+        Err(self.refuse(&in_plain_words(&complaint, &path_of(&self.file))))
     }
 
     fn refuse(&self, why: &str) -> HostError {
         let format = self.format.as_str();
         HostError::invalid(format!("{}: not imported as {format}: {why}", self.path.display()))
     }
+}
+
+/// The length of a file, and when it was last written to, if its file system says so.
+fn last_write(file: &File) -> (u64, Option<SystemTime>) {
+    file.metadata().map_or((0, None), |found| (found.len(), found.modified().ok()))
 }
 
 /// A file system that is full to the brim harms all others on it, the daemon's own records first.
@@ -196,7 +258,33 @@ fn last_percent(said: &[u8]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::last_percent;
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    /// QEMU's locks keep QEMU's programs out. Others do not ask for them.
+    #[test]
+    fn what_another_program_writes_to_meanwhile_is_not_imported() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, to] = ["disk", "to"].map(|name| dir.path().join(name));
+        let writer = File::create(&path).unwrap();
+        writer.set_len(1 << 20).unwrap();
+        // Long ago: two writes within a tick of the clock have the same time.
+        writer.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        let convert = |before: &dyn Fn()| {
+            File::create(&to).unwrap().set_len(1 << 20).unwrap();
+            let source = Source::open(&path, SourceFormat::Raw).unwrap();
+            let size_bytes = source.look().unwrap().size_bytes;
+            before();
+            source.convert(&to, size_bytes, &Progress::default())
+        };
+        convert(&|| ()).unwrap();
+        let error = convert(&|| writer.write_all_at(&[7; 512], 4096).unwrap()).unwrap_err();
+        let says = error.message.starts_with(path.to_str().unwrap()) && error.message.contains("wrote to it");
+        assert!(error.code == ErrorCode::InUse && says, "{error:?}");
+        let error = convert(&|| writer.set_len(4096).unwrap()).unwrap_err();
+        assert_eq!(error.code, ErrorCode::InUse, "it has become shorter: {error:?}");
+        convert(&|| ()).unwrap();
+    }
 
     #[test]
     fn progress_is_read_from_what_qemu_img_says() {

@@ -18,6 +18,7 @@ use spillway_api::{
     ErrorCode, Image, ImageCommit, ImageImport, ImageRef, ImageVersion, Name, Operation, Origin, StoreFolder,
     VersionState,
 };
+use spillway_worker::base::size_fault;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
@@ -42,9 +43,12 @@ impl Images {
         let source = Source::open(Path::new(&import.path), import.format)?;
         let store = self.stores.for_images(import.store.as_ref())?;
         self.stores.check(&store)?;
-        let size_bytes = source.look()?;
+        let found = source.look()?;
+        let size_bytes = found.size_bytes;
         let origin = Origin::Import { path: import.path.clone(), format: import.format };
-        let version = self.objects.change(|changes| record(changes, name, &origin, &store, size_bytes))?;
+        let version = self
+            .objects
+            .change(|changes| record(changes, name, &origin, &store, size_bytes, &found.notes))?;
         let what = format!("import {name}:{} from {}", version.version, import.path);
         self.begin(what, version, false, move |files, _, progress| {
             source.convert(&files.partial_disk(), size_bytes, progress)
@@ -78,7 +82,7 @@ impl Images {
             // Written as it was: who deletes the version meanwhile must see that it is read.
             let written_over = self.image(changes, image)?.value;
             changes.put(image.as_str(), &written_over);
-            record(changes, name, &origin, &store, size_bytes)
+            record(changes, name, &origin, &store, size_bytes, &[])
         })?;
         let what = format!("commit {machine} as {name}:{}", version.version);
         self.begin(what, version, commit.publish, move |files, to, progress| merged.fill(files, to, progress))
@@ -155,7 +159,11 @@ fn record(
     origin: &Origin,
     store: &StoreFolder,
     size_bytes: u64,
+    notes: &[String],
 ) -> Result<ImageVersion, HostError> {
+    if let Some(fault) = size_fault(size_bytes) {
+        return Err(HostError::invalid(format!("{name}: its disk {fault}")));
+    }
     let image = changes.get::<Image>(name.as_str())?.map(|image| image.value);
     // Numbers are not given twice, whatever was deleted or failed.
     let last = changes.get::<LastVersion>(name.as_str())?.map_or(0, |last| last.value.version);
@@ -177,6 +185,7 @@ fn record(
         size_bytes,
         stored_bytes: 0,
         digest: None,
+        notes: notes.to_vec(),
         created: Timestamp::now(),
     };
     changes.put(name.as_str(), &LastVersion { version: number });

@@ -4,11 +4,14 @@
 //! whose record says that they are being made or removed, are gone after the next start.
 
 mod check;
+mod checks;
+mod complaint;
 mod convert;
 mod digest;
 mod files;
 mod making;
 mod merged;
+mod source;
 
 pub use digest::CHUNK_BYTES;
 pub use files::VersionFiles;
@@ -23,17 +26,13 @@ use crate::stores::Stores;
 use digest::ChunkDigest;
 use making::LastVersion;
 use spillway_api::{
-    Catalog, ErrorCode, HistoryEntry, Image, ImageCheck, ImageDetails, ImageVersion, Name, Operation, Origin,
+    Catalog, ErrorCode, HistoryEntry, Image, ImageDetails, ImageVersion, Name, Operation, Origin,
     VersionState,
 };
+use spillway_worker::base::size_fault;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, TryLockError};
-use std::time::{Duration, Instant};
-
-/// How long a check may take. Who asks for one waits for it.
-const CHECK: Duration = Duration::from_secs(40);
 
 impl Kind for Image {
     const PREFIX: &'static str = "images/";
@@ -55,13 +54,23 @@ pub struct Images {
     objects: Objects,
     operations: Operations,
     stores: Stores,
-    /// Held by a check: they take memory and processors, and one at a time is enough.
-    checking: Arc<Mutex<()>>,
+    checks: checks::Checks,
 }
 
 /// What a version is called in the store: sorted by number.
 pub(crate) fn key(image: &Name, version: u32) -> String {
     format!("{image}/{version:010}")
+}
+
+/// Refuses a version that no disk can be made of: one of an earlier daemon, which took larger ones.
+pub(crate) fn can_be_served(version: &ImageVersion) -> Result<(), HostError> {
+    match size_fault(version.size_bytes) {
+        Some(fault) => {
+            let message = format!("{}:{} {fault}: import a smaller image", version.image, version.version);
+            Err(HostError::invalid(message).permanent())
+        }
+        None => Ok(()),
+    }
 }
 
 impl Images {
@@ -73,7 +82,7 @@ impl Images {
         stores: Stores,
         complain: &mut dyn FnMut(&str),
     ) -> Result<Images, HostError> {
-        let images = Images { objects, operations, stores, checking: Arc::default() };
+        let images = Images { objects, operations, stores, checks: checks::Checks::default() };
         for version in images.objects.list::<ImageVersion>()? {
             if version.value.state != VersionState::Ready {
                 images.remove(&version.value).unwrap_or_else(|e| complain(&e.message));
@@ -104,6 +113,7 @@ impl Images {
     /// The file of a version, which must be ready and there.
     pub fn disk(&self, name: &Name, version: u32) -> Result<PathBuf, HostError> {
         let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
+        can_be_served(&version)?;
         let store = self.stores.get(&version.store)?;
         self.stores.check(&store)?;
         Ok(VersionFiles::of(&store.path, name, version.version).disk())
@@ -125,7 +135,7 @@ impl Images {
     /// What those take who name no version; catalogs that follow the image go along.
     pub fn publish(&self, name: &Name, version: u32) -> Result<Image, HostError> {
         self.change_image(name, |image, changes| {
-            self.ready(changes, name, version)?;
+            can_be_served(&self.ready(changes, name, version)?.value)?;
             image.published = Some(version);
             catalogs::follow(changes, name, version)
         })
@@ -183,29 +193,6 @@ impl Images {
                 None => Ok(()),
             }
         })
-    }
-
-    /// Looks for what breaks clones of a version.
-    pub fn check(&self, name: &Name, version: u32) -> Result<ImageCheck, HostError> {
-        let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
-        let _checking = match self.checking.try_lock() {
-            Ok(checking) => checking,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                let message = "another image is being checked: try again in a minute";
-                return Err(HostError::new(ErrorCode::Conflict, message));
-            }
-        };
-        let store = self.stores.get(&version.store)?;
-        let files = VersionFiles::of(&store.path, name, version.version);
-        let (disk, _) = files.open()?;
-        let until = Instant::now() + CHECK;
-        let late = |why: HostError| match Instant::now() < until {
-            true => why,
-            false => files.damaged(format!("it could not be looked into in {} s", CHECK.as_secs())),
-        };
-        let (volumes, findings) = check::check(&disk, until).map_err(late)?;
-        Ok(ImageCheck { image: name.clone(), version: version.version, volumes, findings })
     }
 
     /// Removes a version that nobody uses, and the image with the last one. What was not finished is gone on with.

@@ -12,7 +12,8 @@ use crate::processes::{self, Process, Seen};
 use crate::scopes::Scopes;
 use serde::Serialize;
 use spillway_api::{DiskMode, ErrorCode, Hypervisor, Rate};
-use spillway_worker::supervisor::{Client, Request};
+use spillway_worker::base::{ImageErrorKind, open_image};
+use spillway_worker::supervisor::{BaseCache, Client, DiskAtRest, ErrorKind, ImageFormat, Request};
 use std::ffi::OsString;
 use std::future::pending;
 use std::io;
@@ -73,6 +74,36 @@ pub fn start(folder: &Path, run: &Run, source: &Source, scopes: &Scopes) -> Resu
         }
     }
     Ok(process)
+}
+
+/// Refuses what no other try could serve either: the server of a disk would say so each time, and its end tells less.
+pub fn can_be_made(run: &Run, image: &Path) -> Result<(), HostError> {
+    // Its own copy is all that a disk in mode `ephemeral` reads.
+    let image = run.copy.as_ref().map_or(image, |copy| &copy.path);
+    let cache = match run.spec.base_cache {
+        spillway_api::BaseCache::None if run.copy.is_none() => BaseCache::None,
+        _ => BaseCache::Host,
+    };
+    let opened = open_image(image, Some(ImageFormat::Raw), cache).map_err(|e| {
+        use ImageErrorKind::{InUse, Io, Missing, Permission};
+        let error = HostError::new(ErrorCode::Damaged, e.to_string());
+        match e.kind() {
+            Missing | Permission | InUse | Io => error,
+            _ => error.permanent(),
+        }
+    })?;
+    // One that is not there is made, or its file system is not mounted.
+    let Some(own) = run.kept.as_deref().filter(|own| own.exists()) else { return Ok(()) };
+    match DiskAtRest::open(own, &image_id(run), opened.virtual_size_bytes) {
+        Err(e) if e.kind == ErrorKind::Image => Err(HostError::from(e).permanent()),
+        // Whatever else it is, its server says it, and it may pass.
+        _ => Ok(()),
+    }
+}
+
+/// Which version a disk is of, for one that must never be put on another.
+pub fn image_id(run: &Run) -> String {
+    format!("{}:{}", run.image, run.version)
 }
 
 /// Its process, if it lives.
@@ -192,5 +223,59 @@ pub fn word<T: Serialize>(value: T) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
         other => unreachable!("a plain enumeration is a word, not {other:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use spillway_worker::persistent_file::{DATA_AT, Header};
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn what_no_other_try_could_serve_is_refused_for_good() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let [image, own] = ["image", "own"].map(|name| dir.path().join(name));
+        let run = |version: u32, mode: &str| -> Run {
+            serde_json::from_value(json!({
+                "uuid": "u", "boot": "b", "image": "golden", "version": version, "hypervisor": "none",
+                "spec": { "image": "golden", "mode": mode }, "restarts": 0, "resets": 0, "queues": 1,
+                "kept": (mode == "persistent").then_some(&own), "copy": (mode == "ephemeral").then(|| json!({ "path": own, "size_bytes": 1 << 20, "is_shared": false })),
+                "asked": false, "ready": false,
+            }))
+            .unwrap()
+        };
+        let is_final = |run: &Run| can_be_made(run, &image).map_err(|e| e.is_permanent);
+        assert_eq!(is_final(&run(1, "ram")), Err(false), "its store may come back");
+        for (bytes, expected) in
+            [(0, Err(true)), (1000, Err(true)), ((4 << 40) + 512, Err(true)), (1 << 20, Ok(()))]
+        {
+            File::create(&image).unwrap().set_len(bytes).unwrap();
+            assert_eq!(is_final(&run(1, "ram")), expected, "{bytes}");
+        }
+        assert_eq!(is_final(&run(1, "persistent")), Ok(()), "it is made when it is served");
+        let header = Header {
+            sequence: 1,
+            size_bytes: 1 << 20,
+            base_bytes: 1 << 20,
+            cache: None,
+            identity: "id=golden:1".into(),
+        };
+        let file = File::create(&own).unwrap();
+        // The file of a disk has one block more.
+        file.set_len(DATA_AT + (1 << 20) + 4096).unwrap();
+        file.write_all_at(&header.encode(), header.slot_at()).unwrap();
+        assert_eq!(is_final(&run(1, "persistent")), Ok(()));
+        assert_eq!(is_final(&run(2, "persistent")), Err(true), "it is of another version");
+        file.write_all_at(&[0xff; 8192], 0).unwrap();
+        assert_eq!(is_final(&run(1, "persistent")), Err(true), "it is damaged");
+        // What a copy was made of may be gone.
+        std::fs::remove_file(&image).unwrap();
+        for (bytes, expected) in [(0, Err(true)), (1000, Err(true)), (1 << 20, Ok(()))] {
+            File::create(&own).unwrap().set_len(bytes).unwrap();
+            assert_eq!(is_final(&run(1, "ephemeral")), expected, "{bytes}");
+        }
     }
 }

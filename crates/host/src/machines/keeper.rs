@@ -8,6 +8,7 @@ mod end;
 mod place;
 mod start;
 
+use super::firmware::Firmware;
 use super::placing::Made;
 use super::run::{Folder, Run};
 use super::status::{Known, Status};
@@ -65,6 +66,12 @@ pub struct Keeper {
     crashes: u32,
     /// It was told that its VMM has ended by itself.
     is_told_of_end: bool,
+    /// What was wanted, and the catalog's revision, when it failed in a way that no other try mends.
+    given_up: Option<(Revision, u64)>,
+    /// The revision of its catalog that the last step looked at.
+    catalog_seen: u64,
+    /// Whether its guest stays at its firmware.
+    firmware: Firmware,
     /// It was told that something of an earlier machine of its name cannot be removed.
     is_left: bool,
     /// Why its limits are not those that are wanted.
@@ -174,6 +181,9 @@ impl Keeper {
             failures: 0,
             crashes: 0,
             is_told_of_end: false,
+            given_up: None,
+            catalog_seen: 0,
+            firmware: Firmware::default(),
             is_left: false,
             refused: None,
             seen: Revision::default(),
@@ -210,8 +220,9 @@ impl Keeper {
                 None => Ok(()),
             };
             if let Err(error) = noted {
-                // Not again before the pause is over, whatever wakes it.
-                self.not_before = Some(self.has_failed(&error).until);
+                let until = self.has_failed(&error).until;
+                // Not again before the pause is over, whatever wakes it; what is final waits for a change.
+                self.not_before = self.given_up.is_none().then_some(until);
             }
         }
     }
@@ -267,6 +278,9 @@ impl Keeper {
         if let Some(until) = self.not_before.filter(|until| *until > Instant::now()) {
             return Ok(Next::Rest(Wait::until(until)));
         }
+        if self.has_given_up(machine).await? {
+            return Ok(Next::Rest(Wait::until(Instant::now() + TICK)));
+        }
         if run.is_none() {
             // Before the catalog is read: a rollout takes what says that it runs at its word.
             self.say(Status::new(Phase::Starting));
@@ -276,13 +290,14 @@ impl Keeper {
             // Its machines go with it.
             return self.bring_down(wanted, run, None).await;
         };
+        self.catalog_seen = catalog.revision;
         let Some(mut run) = run else {
             self.begin_run(machine, &catalog, wanted).await?;
             return Ok(Next::Again);
         };
         let vmm = self.vmm.look(&run).await?;
         let Some(disk) = disk::find(&self.folder).await? else {
-            return self.bring_up_disk(machine, run, vmm).await;
+            return self.bring_up_disk(machine, &catalog, run, vmm).await;
         };
         if run.kept.is_some() && !self.is_made {
             let (shared, name) = (Arc::clone(&self.shared), self.name.clone());
@@ -346,6 +361,7 @@ impl Keeper {
                 }
                 self.probe(machine, &run);
                 let wait = self.rests(&catalog, &run, &disk, Some(&vmm)).await?;
+                let wait = wait.at_most(self.firmware.next_look());
                 Ok(Next::Rest(Wait { until: heeds_until.unwrap_or(wait.until).min(wait.until), ..wait }))
             }
         }
@@ -353,14 +369,18 @@ impl Keeper {
 
     /// It is as it is wanted.
     async fn rests(
-        &self,
+        &mut self,
         catalog: &Catalog,
         run: &Run,
         disk: &Process,
         vmm: Option<&Process>,
     ) -> Result<Wait, HostError> {
         let status = Status::new(Phase::Running).of(run, &self.folder).by(disk, vmm).ready(run);
-        let status = status.but(run.pending(catalog), self.crashes);
+        let hint = match vmm {
+            Some(_) => self.firmware.look(&self.folder, run).await,
+            None => None,
+        };
+        let status = status.but(run.pending(catalog), self.crashes).hint(hint);
         self.say(if run.ready { status.settled() } else { status });
         let folder = self.folder.clone();
         blocking(move || {
@@ -463,6 +483,17 @@ impl Keeper {
         Ok(found.map(|catalog| catalog.value))
     }
 
+    /// Whether it has failed in a way that no other try mends, and nothing has changed since.
+    async fn has_given_up(&mut self, machine: &Machine) -> Result<bool, HostError> {
+        let Some((wanted, catalog)) = self.given_up else { return Ok(false) };
+        let now = self.catalog(machine).await?.map(|catalog| catalog.revision);
+        if (self.seen, now) == (wanted, Some(catalog)) {
+            return Ok(true);
+        }
+        self.given_up = None;
+        Ok(false)
+    }
+
     fn say(&self, status: Status) {
         self.status.send_modify(|known| known.becomes(status, self.seen));
         self.shared.stir.notify_one();
@@ -473,10 +504,20 @@ impl Keeper {
     }
 
     fn has_failed(&mut self, error: &HostError) -> Wait {
+        let mut error = error.clone();
+        if error.is_permanent {
+            error.message.push_str(
+                "; it is not tried again before 'machine start', or another setting or image of its catalog",
+            );
+            self.given_up = Some((self.seen, self.catalog_seen));
+        }
         let seen = self.seen;
-        self.status.send_modify(|known| known.fails(error, seen));
+        self.status.send_modify(|known| known.fails(&error, seen));
         self.raise(EventKind::Failed, &error.message);
-        Wait::until(Instant::now() + self.pause())
+        match self.given_up {
+            Some(_) => Wait::until(Instant::now() + TICK),
+            None => Wait::until(Instant::now() + self.pause()),
+        }
     }
 
     fn has_crashed(&mut self, why: &str) {

@@ -11,6 +11,7 @@ mod commit;
 mod curve;
 mod disk;
 mod figures;
+mod firmware;
 mod host;
 mod host_start;
 mod keeper;
@@ -407,6 +408,7 @@ impl Shared {
     /// What a run's disk is made from.
     fn source(&self, run: &Run) -> Result<disk::Source, HostError> {
         let image = self.images.disk(&run.image, run.version)?;
+        disk::can_be_made(run, &image)?;
         let store = self.stores.for_disks(run.spec.overflow_store.as_ref())?;
         self.stores.check(&store)?;
         let overflow = store.path.join("overflow");
@@ -414,7 +416,7 @@ impl Shared {
             HostError::new(ErrorCode::Internal, format!("{} cannot be made: {e}", overflow.display()))
         };
         DirBuilder::new().recursive(true).mode(0o700).create(&overflow).map_err(failed)?;
-        let image_id = format!("{}:{}", run.image, run.version);
+        let image_id = disk::image_id(run);
         let digests = match run.spec.verify_reads {
             true => Some(self.images.digests(&run.image, run.version)?),
             false => None,

@@ -39,6 +39,7 @@ impl Known {
             address: None,
             message: None,
             code: None,
+            permanent: false,
             run: None,
         };
         Known { status, seen, settled: true, disk: None }
@@ -93,7 +94,7 @@ impl Known {
     /// It is something else now, found out by a step that has looked at the record of this revision.
     pub fn becomes(&mut self, status: Status, seen: Revision) {
         self.enters(status.phase);
-        (self.status.message, self.status.code) = (None, None);
+        (self.status.message, self.status.code, self.status.permanent) = (status.hint, None, false);
         (self.status.ready, self.status.address) = (status.ready, status.address);
         self.status.run = status.run;
         (self.seen, self.settled, self.disk) = (seen, status.settled, status.disk);
@@ -103,7 +104,7 @@ impl Known {
     pub fn fails(&mut self, why: &HostError, seen: Revision) {
         self.enters(Phase::Failed);
         (self.status.message, self.status.code) = (Some(why.message.clone()), Some(why.code));
-        self.status.ready = false;
+        (self.status.ready, self.status.permanent) = (false, why.is_permanent);
         (self.seen, self.settled) = (seen, true);
     }
 
@@ -122,12 +123,13 @@ pub struct Status {
     run: Option<MachineRun>,
     disk: Option<DiskKind>,
     settled: bool,
+    hint: Option<String>,
 }
 
 impl Status {
     /// With nothing known but where it is on its way.
     pub fn new(phase: Phase) -> Status {
-        Status { phase, ready: false, address: None, run: None, disk: None, settled: false }
+        Status { phase, ready: false, address: None, run: None, disk: None, settled: false, hint: None }
     }
 
     /// Of this run.
@@ -177,6 +179,11 @@ impl Status {
         self
     }
 
+    /// Why it may not become ready, for people.
+    pub fn hint(self, hint: Option<String>) -> Status {
+        Status { hint, ..self }
+    }
+
     /// It is what is wanted.
     pub fn settled(self) -> Status {
         Status { settled: true, ..self }
@@ -214,7 +221,12 @@ mod tests {
             // A rollout knows by this what it may restart.
             assert_eq!((known.has_seen(Revision(5)), known.has_seen(Revision(6))), (true, false));
         }
+        known.fails(&HostError::invalid("it cannot").permanent(), Revision(7));
+        assert!(known.status(Revision(7)).permanent);
+        known.becomes(Status::new(Phase::Starting), Revision(7));
+        assert!(!known.status(Revision(7)).permanent);
         known.fails(&HostError::invalid("it cannot"), Revision(7));
+        assert!(!known.status(Revision(7)).permanent);
         assert_eq!((seen(&known, 7), seen(&known, 8)), ((Phase::Failed, true), (Phase::Failed, false)));
     }
 

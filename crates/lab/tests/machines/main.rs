@@ -4,6 +4,7 @@
 mod commit;
 mod crash;
 mod figures;
+mod firmware;
 mod libvirt;
 mod libvirtd;
 mod life;

@@ -7,9 +7,11 @@
 //! does not share with others (`block/file-posix.c`; n: 0 consistent read, 1 write, 3 resize). The locks belong to
 //! the open file description, so they go to the worker with the fd and end with its last holder.
 
+use super::error::{ImageError, ImageErrorKind};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 
 const USES_READ: i64 = 100;
 const USES_WRITE: i64 = 101;
@@ -17,9 +19,26 @@ const USES_RESIZE: i64 = 103;
 const KEEPS_WRITE_AWAY: i64 = 201;
 const KEEPS_RESIZE_AWAY: i64 = 203;
 
+/// Takes a reader's locks on an image: as long as this opened file lives, in whatever process, QEMU's programs refuse to open
+/// the image for writing. The rule of every way that an image is read by: serving a disk of it, importing it.
+///
+/// # Errors
+/// [`ImageErrorKind::InUse`]: somebody has the image open for writing.
+pub fn keep_writers_out(file: &File, path: &Path) -> Result<(), ImageError> {
+    if share_with_readers(file) {
+        return Ok(());
+    }
+    Err(ImageError::new(
+        ImageErrorKind::InUse,
+        path,
+        "is open for writing in another program (its QEMU image lock is taken)",
+        "stop the machine or program that writes to it; a base image must not change while it is used",
+    ))
+}
+
 /// Takes a reader's locks. `false`: somebody has the image open for writing. Where the file system has no locks
 /// there is nothing to take, and nothing to see.
-pub(super) fn share_with_readers(file: &File) -> bool {
+fn share_with_readers(file: &File) -> bool {
     for byte in [USES_READ, KEEPS_WRITE_AWAY, KEEPS_RESIZE_AWAY] {
         // A writer locks these bytes never exclusively for long, only to look; a failure changes nothing.
         let _unsupported = lock(file, libc::F_OFD_SETLK, libc::F_RDLCK, byte);

@@ -20,11 +20,13 @@ mod source;
 pub use aligned::dio_align;
 pub use error::{ImageError, ImageErrorKind};
 pub use extents::{Extent, ExtentCache, ExtentKind};
+pub use lock::keep_writers_out;
 pub(crate) use lock::{is_locked_by_qemu, release as release_lock};
-pub use open::{OpenedImage, open_image};
+pub use open::{OpenedImage, open_image, qcow2_damage, size_fault};
 pub use raw::RawImage;
 pub use reader::{BaseReader, Finished, MAX_JOB_BYTES};
 pub use source::StoreRead;
+pub use spillway_core::MAX_DISK_BYTES;
 
 use crate::channel::ImageFormat;
 use std::os::fd::OwnedFd;

@@ -11,6 +11,7 @@ use super::qcow2::{HEADER_BYTES, Header, MAGIC};
 use crate::channel::{BaseCache, ImageFormat};
 use rustix::fs::{FileType, Mode, OFlags, fcntl_setfl, fstat, open};
 use rustix::io::{Errno, pread};
+use spillway_core::{MAX_DISK_BYTES, bytes_in_words};
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
@@ -54,13 +55,8 @@ pub fn open_image(
             "check that it was downloaded or built completely",
         ));
     }
-    if !is_device && !lock::share_with_readers(&file) {
-        return Err(ImageError::new(
-            ImageErrorKind::InUse,
-            path,
-            "is open for writing in another program (its QEMU image lock is taken)",
-            "stop the machine or program that writes to it; a base image must not change while it is used",
-        ));
+    if !is_device {
+        lock::keep_writers_out(&file, path)?;
     }
     let start = read_start(path, &file, direct)?;
 
@@ -94,7 +90,31 @@ pub fn open_image(
             file_bytes
         }
     };
+    if let Some(fault) = size_fault(virtual_size_bytes) {
+        let advice = "make a smaller image";
+        return Err(ImageError::new(ImageErrorKind::Size, path, fault, advice));
+    }
     Ok(OpenedImage { file: file.into(), format, virtual_size_bytes })
+}
+
+/// Why no disk can be of so many bytes, as a predicate of the image; none if one can.
+pub fn size_fault(size_bytes: u64) -> Option<String> {
+    let (has, most) = (bytes_in_words(size_bytes), bytes_in_words(MAX_DISK_BYTES));
+    let has = if has == most { format!("{size_bytes} bytes") } else { has };
+    (size_bytes > MAX_DISK_BYTES).then(|| format!("has {has}, and the largest disk {most}"))
+}
+
+/// What contradicts itself in the header of a qcow2 image, or says that the image was not closed or repaired. That it has
+/// features which are not read here is no such fault.
+pub fn qcow2_damage(file: &File, path: &Path) -> Option<ImageError> {
+    let file_bytes = file.metadata().ok()?.len();
+    let start = read_start(path, file, false).ok()?;
+    match Header::parse(&start, file_bytes) {
+        Err(fault) if fault.kind == ImageErrorKind::Damaged => {
+            Some(ImageError::new(fault.kind, path, fault.what, fault.advice))
+        }
+        _ => None,
+    }
 }
 
 fn format_by_extension(path: &Path) -> Result<ImageFormat, ImageError> {

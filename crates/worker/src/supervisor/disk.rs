@@ -6,11 +6,11 @@ use super::digests::Digests;
 use super::error::{ErrorKind, SupervisorError};
 use super::overflow::{self, Direct, OverflowFile};
 use super::persistent::{self, PersistentFile};
-use super::{Log, bytes, ephemeral, memory, model};
+use super::{Log, ephemeral, memory, model};
 use crate::base::{ImageError, ImageErrorKind, OpenedImage, open_image, release_lock};
 use crate::channel::{BaseCache, ImageFormat, Limits, Rate, Start, ToWorker};
 use crate::persistent_file;
-use spillway_core::{BLOCK_BYTES, DiskSpec, FullPolicy, Layout, LogShape, MAX_DISK_BYTES, Mode};
+use spillway_core::{BLOCK_BYTES, DiskSpec, FullPolicy, Layout, LogShape, Mode};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -316,17 +316,6 @@ fn check_lengths(spec: &DiskSpec, file_bytes: u64) -> Result<(), SupervisorError
 
 /// `own_bytes` is the size that the disk's own file has.
 fn spec(options: &Options, image_bytes: u64, own_bytes: Option<u64>) -> Result<DiskSpec, SupervisorError> {
-    if image_bytes > MAX_DISK_BYTES {
-        return Err(SupervisorError::new(
-            ErrorKind::Image,
-            format!(
-                "base image {} has {}, and the largest disk {}: make a smaller image",
-                options.image.display(),
-                bytes(image_bytes),
-                bytes(MAX_DISK_BYTES)
-            ),
-        ));
-    }
     let spec = DiskSpec {
         size_bytes: options.size_bytes.or(own_bytes).unwrap_or(image_bytes),
         base_bytes: image_bytes,

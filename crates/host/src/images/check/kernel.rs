@@ -5,7 +5,7 @@ use super::initrd::{self, Driver};
 use super::reader::{EntryKind, Reader};
 use super::rules::{System, finding};
 use crate::error::HostError;
-use spillway_api::{Finding, FindingKind};
+use spillway_api::{Finding, FindingKind, Severity};
 
 const WHY: &str =
     "a clone's disk is a virtio disk: the system does not find its root file system, and does not start";
@@ -13,12 +13,13 @@ const WHY: &str =
 /// What is wrong with it, if anything.
 pub fn driver(system: &System) -> Result<Option<Finding>, HostError> {
     let missing = |path: String, what: String, remedy: &str| {
-        Ok(Some(finding(FindingKind::NoVirtioDriver, path, &what, WHY, remedy)))
+        Ok(Some(finding(FindingKind::NoVirtioDriver, Severity::Error, path, &what, WHY, remedy)))
     };
     let unknown = |path: String, what: String| {
         let remedy = "boot a machine of it to be sure";
         Ok(Some(finding(
             FindingKind::NotChecked,
+            Severity::Warning,
             path,
             &what,
             "whether it can start from a virtio disk is not known",

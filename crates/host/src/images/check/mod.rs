@@ -4,6 +4,10 @@
 //! Invariant: the image is a stranger's. It is read by confined programs and by code that trusts no length; whatever it
 //! holds, the check ends in time, with what was found or with the reason why not.
 
+mod boot;
+mod cloud_init;
+mod fat;
+mod identities;
 mod initrd;
 mod kernel;
 mod reader;
@@ -16,14 +20,25 @@ mod tests;
 use crate::error::HostError;
 use reader::Reader;
 use rules::System;
-use spillway_api::{Finding, Volume, VolumeContent, VolumeRole};
+use spillway_api::{BootFacts, Finding, Volume, VolumeContent, VolumeRole};
 use std::fs::File;
 use std::time::Instant;
 use volumes::Extent;
 
+/// What a disk holds.
+#[derive(Debug)]
+pub struct Checked {
+    /// What is on it, and what of that was looked into.
+    pub volumes: Vec<Volume>,
+    /// What firmware finds.
+    pub boot: BootFacts,
+    /// What breaks clones.
+    pub findings: Vec<Finding>,
+}
+
 /// Looks into a disk until then.
-pub fn check(disk: &File, until: Instant) -> Result<(Vec<Volume>, Vec<Finding>), HostError> {
-    let extents = volumes::volumes(disk);
+pub fn check(disk: &File, until: Instant) -> Result<Checked, HostError> {
+    let (table, extents) = volumes::volumes(disk);
     let mut found: Vec<Volume> = extents.iter().map(|extent| described(disk, extent)).collect();
     for (volume, extent) in found.iter_mut().zip(&extents) {
         if volume.content == VolumeContent::Ext {
@@ -49,7 +64,8 @@ pub fn check(disk: &File, until: Instant) -> Result<(Vec<Volume>, Vec<Finding>),
     let of = |role| {
         found.iter().zip(&extents).find(|(volume, _)| volume.role == Some(role)).map(|(_, extent)| extent)
     };
-    let findings = match of(VolumeRole::Root) {
+    let boot = boot::facts(disk, table, &found, &extents);
+    let mut findings = match of(VolumeRole::Root) {
         None => Vec::new(),
         Some(root) => rules::findings(&System {
             root: Reader::new(disk, root, until),
@@ -57,7 +73,10 @@ pub fn check(disk: &File, until: Instant) -> Result<(Vec<Volume>, Vec<Finding>),
             discards: volumes::ext_discards(disk, root),
         })?,
     };
-    Ok((found, findings))
+    findings.extend(boot::finding(&boot, &found));
+    // Stable: the order of the rules within a kind.
+    findings.sort_by_key(|finding| (finding.severity, finding.kind));
+    Ok(Checked { volumes: found, boot, findings })
 }
 
 fn described(disk: &File, extent: &Extent) -> Volume {
@@ -68,6 +87,6 @@ fn described(disk: &File, extent: &Extent) -> Volume {
         VolumeContent::Swap | VolumeContent::Fat => Some("no system is there".into()),
         other => Some(format!("{} cannot be looked into: only ext2, ext3 and ext4 can", other.as_str())),
     };
-    let Extent { partition, offset_bytes, size_bytes } = *extent;
+    let Extent { partition, offset_bytes, size_bytes, .. } = *extent;
     Volume { partition, offset_bytes, size_bytes, content, role: None, unread }
 }

@@ -45,7 +45,15 @@ pub struct Reader<'a> {
     disk: &'a File,
     offset_bytes: u64,
     until: Instant,
-    folders: RefCell<BTreeMap<String, Rc<[Entry]>>>,
+    folders: RefCell<BTreeMap<String, Listing>>,
+}
+
+/// What was read of a folder.
+#[derive(Clone)]
+struct Listing {
+    entries: Rc<[Entry]>,
+    /// All of it.
+    is_whole: bool,
 }
 
 impl<'a> Reader<'a> {
@@ -56,13 +64,35 @@ impl<'a> Reader<'a> {
 
     /// What is in a folder. Nothing if there is none. Links on the way there are followed within the file system.
     pub fn list(&self, folder: &str) -> Result<Rc<[Entry]>, HostError> {
+        Ok(self.listing(folder)?.entries)
+    }
+
+    fn listing(&self, folder: &str) -> Result<Listing, HostError> {
         if let Some(known) = self.folders.borrow().get(folder) {
-            return Ok(Rc::clone(known));
+            return Ok(known.clone());
         }
-        let said = self.said("ls -p", folder, MOST_LISTED_BYTES)?;
-        let listed: Rc<[Entry]> = String::from_utf8_lossy(&said).lines().filter_map(entry).collect();
-        self.folders.borrow_mut().insert(folder.to_owned(), Rc::clone(&listed));
-        Ok(listed)
+        let listing = match self.may_be(folder)? {
+            true => {
+                // With the slash a link at its end is followed too.
+                let at = if folder.ends_with('/') { folder.to_owned() } else { format!("{folder}/") };
+                let said = self.said("ls -p", &at, MOST_LISTED_BYTES)?;
+                let entries = String::from_utf8_lossy(&said).lines().filter_map(entry).collect();
+                Listing { entries, is_whole: said.len() < MOST_LISTED_BYTES }
+            }
+            false => Listing { entries: Rc::new([]), is_whole: true },
+        };
+        self.folders.borrow_mut().insert(folder.to_owned(), listing.clone());
+        Ok(listing)
+    }
+
+    /// Whether there may be such a folder, by the one above it: most of those that are asked for are not there.
+    fn may_be(&self, folder: &str) -> Result<bool, HostError> {
+        let Some((above, name)) = folder.rsplit_once('/').filter(|(_, name)| !name.is_empty()) else {
+            return Ok(true);
+        };
+        let above = self.listing(if above.is_empty() { "/" } else { above })?;
+        let is_one = |entry: &Entry| entry.name == name && entry.kind != EntryKind::File;
+        Ok(!above.is_whole || above.entries.iter().any(is_one))
     }
 
     /// A name, if it is there.

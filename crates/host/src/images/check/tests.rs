@@ -1,7 +1,7 @@
 //! Images made with mke2fs and sfdisk, without root: what is found in them, and that hostile ones end in time.
 
 use super::*;
-use spillway_api::FindingKind;
+use spillway_api::{FindingKind, PartitionTable, Severity};
 use spillway_lab::cpio::{Entry, archive};
 use spillway_lab::guest::Kit;
 use std::os::unix::fs::FileExt;
@@ -12,11 +12,11 @@ use std::time::Duration;
 const KERNEL: &str = "6.1.0-9-amd64";
 
 /// Files of a folder that becomes a file system.
-struct Tree(tempfile::TempDir);
+pub struct Tree(tempfile::TempDir);
 
 impl Tree {
     /// A system that clones well.
-    fn sound() -> Tree {
+    pub fn sound() -> Tree {
         let tree = Tree(tempfile::tempdir().unwrap());
         tree.put("etc/machine-id", "");
         tree.put("etc/fstab", "# a comment\nUUID=1 / ext4 rw,discard 0 1\n/dev/sr0 /media auto noauto 0 0\n");
@@ -29,8 +29,12 @@ impl Tree {
         tree
     }
 
-    fn put(&self, path: &str, content: impl AsRef<[u8]>) {
-        let path = self.0.path().join(path);
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.0.path().join(path)
+    }
+
+    pub fn put(&self, path: &str, content: impl AsRef<[u8]>) {
+        let path = self.path(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, content).unwrap();
     }
@@ -46,18 +50,19 @@ impl Tree {
     }
 
     /// A disk that is all one file system.
-    fn disk(&self) -> tempfile::NamedTempFile {
+    pub fn disk(&self) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
         mke2fs(self.0.path(), file.path(), &["16M"]);
         file
     }
 
-    fn findings(&self) -> Vec<Finding> {
-        checked(self.disk().as_file()).1
+    /// But for notes: a bare file system has no boot loader.
+    pub fn faults(&self) -> Vec<Finding> {
+        faults(checked(self.disk().as_file()))
     }
 
     fn kinds(&self) -> Vec<FindingKind> {
-        self.findings().into_iter().map(|finding| finding.kind).collect()
+        self.faults().into_iter().map(|finding| finding.kind).collect()
     }
 }
 
@@ -68,15 +73,22 @@ fn mke2fs(tree: &Path, to: &Path, further: &[&str]) {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
-fn checked(disk: &File) -> (Vec<Volume>, Vec<Finding>) {
+pub fn checked(disk: &File) -> Checked {
     check(disk, Instant::now() + Duration::from_secs(40)).unwrap()
+}
+
+fn faults(mut checked: Checked) -> Vec<Finding> {
+    checked.findings.retain(|finding| finding.severity != Severity::Note);
+    checked.findings
 }
 
 #[test]
 fn a_sound_image_has_no_findings() {
     let disk = Tree::sound().disk();
-    let (volumes, findings) = checked(disk.as_file());
-    assert_eq!(findings, []);
+    let Checked { volumes, boot, findings } = checked(disk.as_file());
+    let kinds: Vec<_> = findings.iter().map(|finding| (finding.kind, finding.severity)).collect();
+    assert_eq!(kinds, [(FindingKind::NoBootLoader, Severity::Note)], "for a kernel from outside");
+    assert_eq!(boot, BootFacts::default());
     assert_eq!((volumes[0].role, volumes[0].partition), (Some(VolumeRole::Root), None));
 }
 
@@ -111,14 +123,27 @@ fn each_thing_that_breaks_clones_is_found() {
         ("etc/fstab", "UUID=1 / ext4 defaults 0 1\n", NoDiscard),
         ("etc/iscsi/initiatorname.iscsi", "## x\nInitiatorName=iqn.1993\n", AgentIdentity),
         ("etc/salt/pki/minion/minion.pem", "key", AgentIdentity),
+        ("var/lib/cloud/seed/nocloud-net/meta-data", "instance-id: golden-1\n", CloudInitSeed),
+        ("var/lib/cloud/seed/nocloud/user-data", "#cloud-config\n", CloudInitSeed),
+        ("etc/cloud/cloud.cfg.d/99-seed.cfg", SEED, CloudInitSeed),
+        ("etc/default/grub", "GRUB_CMDLINE_LINUX=\"ds=nocloud;i=golden\"\n", CloudInitSeed),
+        ("etc/cloud/ds-identify.cfg", "datasource: Ec2\n", CloudInitSource),
+        ("etc/cloud/ds-identify.cfg", "policy: disabled\n", NoCloudInit),
+        ("boot/grub/grub.cfg", "linux /vmlinuz root=UUID=1 cloud-init=disabled\n", NoCloudInit),
+        ("etc/cloud/cloud.cfg.d/99-name.cfg", "preserve_hostname: true\n", HostName),
     ];
     for (path, content, kind) in cases {
         let tree = Tree::sound();
         tree.put(path, content);
-        let findings = tree.findings();
+        let findings = tree.faults();
         let found: Vec<_> = findings.iter().map(|finding| (finding.kind, finding.path.as_str())).collect();
         // The absence of discard is told at the place where it would be.
-        let place = if *kind == NoDiscard { found[0].1.to_owned() } else { format!("/{path}") };
+        let place = match kind {
+            NoDiscard => found[0].1.to_owned(),
+            // A seed is told by its folder.
+            CloudInitSeed if path.starts_with("var/") => format!("/{}", path.rsplit_once('/').unwrap().0),
+            _ => format!("/{path}"),
+        };
         assert_eq!(found, [(*kind, place.as_str())], "{path}: {content}");
     }
     // What looks alike and does no harm.
@@ -131,11 +156,70 @@ fn each_thing_that_breaks_clones_is_found() {
         ("etc/cloud/cloud.cfg.d/91.cfg", "#network: {config: disabled}\nnetwork: {version: 2}\n"),
         ("etc/netplan/50-cloud-init.yaml", "macaddress: 1\n"),
         ("etc/iscsi/initiatorname.iscsi", "GenerateName=yes\n"),
+        ("var/lib/cloud/seed/nocloud/meta-data", ""),
+        ("var/lib/cloud/instances/iid-1/user-data.txt", "#cloud-config\n"),
+        ("etc/cloud/cloud.cfg.d/99-x.cfg", "manual_cache_clean: true\n"),
+        ("etc/cloud/cloud.cfg.d/99-x.cfg", "preserve_hostname: false\n"),
+        ("etc/default/grub", "GRUB_CMDLINE_LINUX=\"ds=nocloud\"\n"),
     ] {
         let tree = Tree::sound();
         tree.put(path, content);
-        assert_eq!(tree.findings(), [], "{path}");
+        assert_eq!(tree.faults(), [], "{path}");
     }
+}
+
+const SEED: &str =
+    "datasource:\n  NoCloud:\n    meta-data: {instance-id: golden}\n    user-data: \"#cloud-config\"\n";
+
+/// cloud-init keeps an instance that it has seen before, by a setting or by the mark that the setting leaves.
+#[test]
+fn an_instance_that_is_kept_is_found() {
+    let tree = Tree::sound();
+    tree.put("etc/cloud/cloud.cfg.d/99-x.cfg", "manual_cache_clean: true\n");
+    assert_eq!(tree.faults(), [], "there is none");
+    tree.put("var/lib/cloud/instances/iid-golden/user-data.txt", "x");
+    let link = tree.path("var/lib/cloud/instance");
+    std::os::unix::fs::symlink("/var/lib/cloud/instances/iid-golden", link).unwrap();
+    let found = tree.faults();
+    assert_eq!((found.len(), found[0].kind), (1, FindingKind::CloudInitSeed), "{found:?}");
+    assert_eq!(found[0].path, "/etc/cloud/cloud.cfg.d/99-x.cfg");
+    tree.put("etc/cloud/cloud.cfg.d/99-y.cfg", "manual_cache_clean: false\n");
+    assert_eq!(tree.faults(), [], "the last setting counts");
+    tree.put("var/lib/cloud/instances/iid-golden/manual-clean", "");
+    assert_eq!(tree.faults()[0].path, "/var/lib/cloud/instance/manual-clean");
+}
+
+/// What firmware finds is told of every disk, whether its system can be looked into or not.
+#[test]
+fn what_firmware_finds_is_told() {
+    let file = tempfile::tempfile().unwrap();
+    let (disk, _path) = partitioned();
+    let mut bytes = std::fs::read(disk.path()).unwrap();
+    let severity = |bytes: &[u8]| {
+        file.set_len(0).unwrap();
+        file.write_all_at(bytes, 0).unwrap();
+        let found = checked(&file);
+        let is_boot = |finding: &&Finding| finding.kind == FindingKind::NoBootLoader;
+        let finding = found.findings.iter().find(is_boot).map(|finding| finding.severity);
+        (finding, found.boot.efi_programs)
+    };
+    assert_eq!(severity(&bytes), (Some(Severity::Error), vec![]));
+    // The first partition becomes FAT, with a loader that only a firmware finds which was told of it.
+    let part = tempfile::tempfile().unwrap();
+    part.set_len(2 << 20).unwrap();
+    for (files, expected) in [
+        (&["/EFI/debian/shimx64.efi"][..], Some(Severity::Error)),
+        (&["/EFI/BOOT/BOOTX64.EFI", "/EFI/debian/shimx64.efi"][..], Some(Severity::Warning)),
+    ] {
+        fat::tests::format(&part, 0, 2 << 20, fatfs::FatType::Fat12, files);
+        part.read_exact_at(&mut bytes[1 << 20..3 << 20], 0).unwrap();
+        let (found, programs) = severity(&bytes);
+        assert_eq!((found, programs.len()), (expected, files.len()), "{programs:?}");
+    }
+    bytes[0] = 0xeb;
+    assert_eq!(severity(&bytes).0, None, "code for a BIOS");
+    // A disk with nothing on it.
+    assert_eq!(severity(&vec![0; 1 << 20]).0, Some(Severity::Error));
 }
 
 #[test]
@@ -143,13 +227,13 @@ fn discards_come_from_a_timer_the_option_or_the_file_system() {
     let tree = Tree::sound();
     tree.put("etc/fstab", "UUID=1 / ext4 defaults 0 1\n");
     tree.put("usr/lib/systemd/system/timers.target.wants/fstrim.timer", "[Timer]");
-    assert_eq!(tree.findings(), []);
+    assert_eq!(tree.faults(), []);
     tree.put("etc/systemd/system/fstrim.timer", "masked");
     assert_eq!(tree.kinds(), [FindingKind::NoDiscard]);
     let disk = tree.disk();
     let done = Command::new("/usr/sbin/tune2fs").args(["-o", "discard"]).arg(disk.path()).output();
     assert!(done.unwrap().status.success());
-    assert_eq!(checked(disk.as_file()).1, []);
+    assert_eq!(faults(checked(disk.as_file())), []);
 }
 
 #[test]
@@ -165,11 +249,11 @@ fn without_cloud_init_the_host_name_is_everyones() {
 fn the_driver_is_built_in_or_in_the_initrd() {
     let tree = Tree::sound();
     tree.put(&format!("usr/lib/modules/{KERNEL}/modules.builtin"), "kernel/drivers/net/x.ko\n");
-    let found = tree.findings();
+    let found = tree.faults();
     assert_eq!((found[0].kind, found.len()), (FindingKind::NoVirtioDriver, 1));
     assert!(found[0].what.contains("neither built in nor as a module"), "{found:?}");
     tree.modular();
-    assert!(tree.findings()[0].what.contains("no initrd"), "{:?}", tree.findings());
+    assert!(tree.faults()[0].what.contains("no initrd"), "{:?}", tree.faults());
 
     let early =
         archive(&[Entry::file("kernel/x86/microcode/GenuineIntel.bin", 0o644, vec![7; 5000])]).unwrap();
@@ -194,14 +278,14 @@ fn the_driver_is_built_in_or_in_the_initrd() {
     }
     tree.take(&initrd);
     tree.put(&format!("boot/initramfs-{KERNEL}.img"), with(driver));
-    assert_eq!(tree.findings(), []);
+    assert_eq!(tree.faults(), []);
     tree.take(&format!("boot/vmlinuz-{KERNEL}"));
     assert_eq!(tree.kinds(), [FindingKind::NotChecked]);
     // Named by its kind, as Arch and Alpine do.
     tree.put("boot/vmlinuz-virt", "kernel");
     assert_eq!(tree.kinds(), [FindingKind::NoVirtioDriver]);
     tree.put("boot/initramfs-virt", with(driver));
-    assert_eq!(tree.findings(), []);
+    assert_eq!(tree.faults(), []);
 }
 
 fn compressed(program: &str, bytes: &[u8]) -> Vec<u8> {
@@ -243,7 +327,7 @@ fn partitioned() -> (tempfile::NamedTempFile, PathBuf) {
 #[test]
 fn root_and_boot_are_found_in_partitions() {
     let (disk, path) = partitioned();
-    let (volumes, findings) = checked(disk.as_file());
+    let Checked { volumes, boot, findings } = checked(disk.as_file());
     let roles: Vec<_> =
         volumes.iter().map(|volume| (volume.partition, volume.content, volume.role)).collect();
     assert_eq!(
@@ -255,7 +339,9 @@ fn root_and_boot_are_found_in_partitions() {
             (Some(4), VolumeContent::Xfs, None),
         ]
     );
-    assert_eq!(findings, []);
+    let kinds: Vec<_> = findings.iter().map(|finding| (finding.kind, finding.severity)).collect();
+    assert_eq!(kinds, [(FindingKind::NoBootLoader, Severity::Error)]);
+    assert_eq!(boot.partition_table, PartitionTable::Gpt);
     assert!(volumes[3].unread.as_ref().is_some_and(|why| why.contains("XFS cannot be looked into")));
     drop(path);
 }
@@ -265,8 +351,8 @@ fn what_cannot_be_looked_into_is_said() {
     let disk = tempfile::tempfile().unwrap();
     disk.set_len(1 << 20).unwrap();
     disk.write_all_at(b"LUKS\xba\xbe", 0).unwrap();
-    let (volumes, findings) = checked(&disk);
-    assert_eq!((volumes.len(), volumes[0].content, findings.len()), (1, VolumeContent::Luks, 0));
+    let Checked { volumes, findings, .. } = checked(&disk);
+    assert_eq!((volumes.len(), volumes[0].content, findings.len()), (1, VolumeContent::Luks, 1));
     assert!(volumes[0].unread.as_ref().is_some_and(|why| why.contains("LUKS")));
     for size in [0, 1, 511, 1081, 1082] {
         disk.set_len(0).unwrap();
@@ -274,8 +360,8 @@ fn what_cannot_be_looked_into_is_said() {
         if size == 1082 {
             disk.write_all_at(b"\x53\xef", 1080).unwrap();
         }
-        let (volumes, findings) = checked(&disk);
-        assert!(findings.is_empty() && volumes[0].unread.is_some(), "{size}: {volumes:?}");
+        let Checked { volumes, findings, .. } = checked(&disk);
+        assert!(findings.len() == 1 && volumes[0].unread.is_some(), "{size}: {volumes:?}");
     }
 }
 
@@ -311,7 +397,7 @@ fn hostile_file_systems_end_in_time() {
         let begun = Instant::now();
         let until = begun + Duration::from_secs(3);
         changed += u32::from(
-            check(&File::open(disk.path()).unwrap(), until).is_ok_and(|(_, found)| !found.is_empty()),
+            check(&File::open(disk.path()).unwrap(), until).is_ok_and(|found| !faults(found).is_empty()),
         );
         assert!(begun.elapsed() < Duration::from_secs(6), "round {round} took {:?}", begun.elapsed());
     }
@@ -325,7 +411,7 @@ fn a_file_without_end_is_not_read_to_its_end() {
     let large = tree.0.path().join("etc/machine-id");
     File::options().write(true).open(large).unwrap().set_len(8 << 40).unwrap();
     let begun = Instant::now();
-    let found = tree.findings();
+    let found = tree.faults();
     assert_eq!(found.iter().map(|finding| finding.kind).collect::<Vec<_>>(), [FindingKind::MachineId]);
     assert!(begun.elapsed() < Duration::from_secs(20));
 }
@@ -338,9 +424,9 @@ fn debian_with_cloud_init_is_sound_and_without_is_not() {
         return spillway_lab::skip("guest with cloud-init: not built, run 'make image'");
     };
     let kinds = |path| {
-        let (volumes, findings) = checked(&File::open(path).unwrap());
-        assert_eq!(volumes[0].role, Some(VolumeRole::Root));
-        findings.into_iter().map(|finding| finding.kind).collect::<Vec<_>>()
+        let checked = checked(&File::open(path).unwrap());
+        assert_eq!(checked.volumes[0].role, Some(VolumeRole::Root));
+        faults(checked).into_iter().map(|finding| finding.kind).collect::<Vec<_>>()
     };
     assert_eq!(kinds(cloud), []);
     assert_eq!(kinds(golden), [FindingKind::NoCloudInit, FindingKind::HostName]);

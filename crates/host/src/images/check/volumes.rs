@@ -4,7 +4,7 @@
 //! Invariant: an image is a stranger's. Every length is checked before it is used, every chain has an end, a volume lies
 //! within the disk; whatever the bytes are, the answer is a list.
 
-use spillway_api::VolumeContent;
+use spillway_api::{PartitionTable, VolumeContent};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -12,6 +12,13 @@ use std::os::unix::fs::FileExt;
 const MOST_PARTITIONS: usize = 128;
 /// Where the superblock of ext2/3/4 begins.
 const EXT_SUPERBLOCK: u64 = 1024;
+/// Code in the first sector, before the disk's signature and the table.
+const CODE_BYTES: usize = 440;
+/// The type of an EFI system partition (UEFI 2.10, 5.3.3): C12A7328-F81F-11D2-BA4B-00A0C93EC93B, as it is stored.
+const EFI_TYPE: [u8; 16] =
+    [0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b];
+/// The same in an MBR (5.2.2).
+const MBR_EFI_TYPE: u8 = 0xef;
 /// In its default mount options (`s_default_mount_opts`): discard.
 const EXT_DEFAULT_DISCARD: u32 = 0x0400;
 
@@ -24,26 +31,36 @@ pub struct Extent {
     pub offset_bytes: u64,
     /// Its length; what lies beyond the disk's end does not count.
     pub size_bytes: u64,
+    /// The table says that it is the EFI system partition.
+    pub is_efi: bool,
 }
 
-/// The partitions of a disk, or all of it if it has none.
-pub fn volumes(disk: &File) -> Vec<Extent> {
+/// The partitions of a disk, or all of it if it has none, and what kind of table says so.
+pub fn volumes(disk: &File) -> (PartitionTable, Vec<Extent>) {
     let size_bytes = disk.metadata().map_or(0, |metadata| metadata.len());
-    let whole = Extent { partition: None, offset_bytes: 0, size_bytes };
+    let whole = Extent { partition: None, offset_bytes: 0, size_bytes, is_efi: false };
     let mut found = gpt(disk, 512);
     if found.is_empty() {
         found = gpt(disk, 4096);
     }
+    let mut table = PartitionTable::Gpt;
     // The first sector of these has what looks like a table.
     if found.is_empty() && !matches!(content(disk, &whole), VolumeContent::Fat | VolumeContent::Ntfs) {
-        found = mbr(disk);
+        (table, found) = (PartitionTable::Mbr, mbr(disk));
     }
     found.retain_mut(|extent| {
         extent.size_bytes = extent.size_bytes.min(size_bytes.saturating_sub(extent.offset_bytes));
         extent.size_bytes > 0
     });
     found.truncate(MOST_PARTITIONS);
-    if found.is_empty() { vec![whole] } else { found }
+    if found.is_empty() { (PartitionTable::None, vec![whole]) } else { (table, found) }
+}
+
+/// Whether the first sector has code that a BIOS runs: it looks at the mark at the sector's end alone, and of zeroes nothing
+/// comes.
+pub fn has_bios_code(disk: &File) -> bool {
+    let Some(sector) = read(disk, 0, 512) else { return false };
+    sector[510..] == [0x55, 0xaa] && sector[..CODE_BYTES].iter().any(|&byte| byte != 0)
 }
 
 /// What a volume holds.
@@ -98,6 +115,7 @@ fn gpt(disk: &File, sector_bytes: u64) -> Vec<Extent> {
             partition: Some(n as u32 + 1),
             offset_bytes: first.checked_mul(sector_bytes)?,
             size_bytes: sectors.checked_mul(sector_bytes)?,
+            is_efi: entry[..16] == EFI_TYPE,
         })
     };
     (0..count).filter_map(entry).collect()
@@ -147,6 +165,7 @@ impl Entry {
             partition: Some(partition),
             offset_bytes: (from + u64::from(self.first)) * 512,
             size_bytes: u64::from(self.sectors) * 512,
+            is_efi: self.kind == MBR_EFI_TYPE,
         }
     }
 }
@@ -162,13 +181,19 @@ fn table(disk: &File, sector: u64) -> Option<[Entry; 4]> {
 }
 
 /// So many bytes, all of them there.
-fn read(disk: &File, at: u64, len: usize) -> Option<Vec<u8>> {
+pub fn read(disk: &File, at: u64, len: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0; len];
     disk.read_exact_at(&mut bytes, at).ok()?;
     Some(bytes)
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
+/// Little-endian; there.
+pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+/// Little-endian; there.
+pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|n| bytes[at + n]))
 }
 
@@ -198,37 +223,59 @@ mod tests {
     }
 
     fn extent(partition: u32, offset_mib: u64, size_mib: u64) -> Extent {
-        Extent { partition: Some(partition), offset_bytes: offset_mib << 20, size_bytes: size_mib << 20 }
+        Extent {
+            partition: Some(partition),
+            offset_bytes: offset_mib << 20,
+            size_bytes: size_mib << 20,
+            is_efi: false,
+        }
     }
 
     #[test]
     fn partitions_are_where_sfdisk_put_them() {
         let gpt = sfdisk("label: gpt\nstart=2048, size=16384\nstart=18432, size=32768\n");
-        assert_eq!(volumes(gpt.as_file()), [extent(1, 1, 8), extent(2, 9, 16)]);
+        assert_eq!(volumes(gpt.as_file()).1, [extent(1, 1, 8), extent(2, 9, 16)]);
         let mbr = sfdisk(
             "label: dos\nstart=2048, size=16384, type=83\nstart=18432, size=81920, type=5\n\
              start=20480, size=16384, type=83\nstart=38912, size=16384, type=83\n",
         );
-        assert_eq!(volumes(mbr.as_file()), [extent(1, 1, 8), extent(5, 10, 8), extent(6, 19, 8)]);
+        assert_eq!(volumes(mbr.as_file()).1, [extent(1, 1, 8), extent(5, 10, 8), extent(6, 19, 8)]);
         // What a file system left behind before the first partition does not count; FAT has no table.
         mbr.as_file().write_all_at(b"\x53\xef", 1080).unwrap();
-        assert_eq!(volumes(mbr.as_file()).len(), 3);
+        assert_eq!(volumes(mbr.as_file()).1.len(), 3);
         mbr.as_file().write_all_at(b"\0\0", 1080).unwrap();
         mbr.as_file().write_all_at(b"FAT16   ", 54).unwrap();
-        assert_eq!(volumes(mbr.as_file()).len(), 1);
+        assert_eq!(volumes(mbr.as_file()).1.len(), 1);
         let none = disk(1 << 20);
-        let whole = Extent { partition: None, offset_bytes: 0, size_bytes: 1 << 20 };
-        assert_eq!(volumes(none.as_file()), [whole]);
-        assert_eq!(volumes(disk(0).as_file()).len(), 1);
+        let whole = Extent { partition: None, offset_bytes: 0, size_bytes: 1 << 20, is_efi: false };
+        assert_eq!(volumes(none.as_file()).1, [whole]);
+        assert_eq!(volumes(disk(0).as_file()).1.len(), 1);
         // Cut off in the middle of the second.
         gpt.as_file().set_len(12 << 20).unwrap();
-        assert_eq!(volumes(gpt.as_file()), [extent(1, 1, 8), extent(2, 9, 3)]);
+        assert_eq!(volumes(gpt.as_file()).1, [extent(1, 1, 8), extent(2, 9, 3)]);
+    }
+
+    #[test]
+    fn tables_and_code_of_the_first_sector_are_told_apart() {
+        let gpt = sfdisk("label: gpt\nstart=2048, size=16384, type=U\nstart=18432, size=16384\n");
+        let mbr = sfdisk("label: dos\nstart=2048, size=16384, type=ef\nstart=18432, size=16384, type=83\n");
+        for (file, table) in [(&gpt, PartitionTable::Gpt), (&mbr, PartitionTable::Mbr)] {
+            let (found, extents) = volumes(file.as_file());
+            assert_eq!((found, extents[0].is_efi, extents[1].is_efi), (table, true, false));
+            assert!(!has_bios_code(file.as_file()), "a table is no code");
+            file.as_file().write_all_at(&[0xeb, 0x63], 0).unwrap();
+            assert!(has_bios_code(file.as_file()));
+            file.as_file().write_all_at(&[0], 511).unwrap();
+            assert!(!has_bios_code(file.as_file()), "without its mark");
+        }
+        assert_eq!(volumes(disk(1 << 20).as_file()).0, PartitionTable::None);
+        assert!(!has_bios_code(disk(100).as_file()));
     }
 
     #[test]
     fn contents_are_known_by_their_first_bytes() {
         let file = disk(1 << 20);
-        let volume = Extent { partition: Some(1), offset_bytes: 4096, size_bytes: 256 << 10 };
+        let volume = Extent { partition: Some(1), offset_bytes: 4096, size_bytes: 256 << 10, is_efi: false };
         for (at, magic, expected) in [
             (0x438, &b"\x53\xef"[..], VolumeContent::Ext),
             (0, b"XFSB", VolumeContent::Xfs),
@@ -264,7 +311,7 @@ mod tests {
         file.as_file().write_all_at(&sector, 0).unwrap();
         sector[446 + 4] = 0;
         file.as_file().write_all_at(&sector, 512 * 100).unwrap();
-        let found = volumes(file.as_file());
+        let found = volumes(file.as_file()).1;
         assert!(found.len() <= MOST_PARTITIONS && found.len() > 10, "{}", found.len());
     }
 
@@ -297,7 +344,7 @@ mod tests {
                     bytes[510..520].copy_from_slice(b"\x55\xaaEFI PART");
                 }
                 file.as_file().write_all_at(&bytes, 0).unwrap();
-                let found = volumes(file.as_file());
+                let found = volumes(file.as_file()).1;
                 assert!(!found.is_empty() && found.len() <= MOST_PARTITIONS);
                 for volume in &found {
                     assert!(volume.offset_bytes + volume.size_bytes <= 64 << 20, "{volume:?}");

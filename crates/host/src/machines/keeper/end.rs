@@ -78,7 +78,7 @@ impl Keeper {
         if was_there || was_left {
             self.raise(EventKind::Stopped, "it is stopped");
         }
-        (self.failures, self.crashes, self.not_before) = (0, 0, None);
+        (self.failures, self.crashes, self.not_before, self.given_up) = (0, 0, None, None);
         let stopped = Status::new(Phase::Stopped);
         // One that is wanted begins when this one, which had its name before, has ended.
         let is_off = wanted.power == Power::Off;

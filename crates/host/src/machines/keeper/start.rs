@@ -25,6 +25,7 @@ impl Keeper {
     pub(super) async fn bring_up_disk(
         &mut self,
         machine: &Machine,
+        catalog: &Catalog,
         run: Run,
         vmm: Seen,
     ) -> Result<Next, HostError> {
@@ -43,6 +44,12 @@ impl Keeper {
             self.has_crashed(&format!("its disk has ended{lost}: {said}"));
             return Ok(Next::Again);
         }
+        // It has written nothing yet: what its catalog says by now may be what lets it start.
+        if run.is_outdated(catalog) {
+            self.stop_placing().await;
+            self.forget(run).await?;
+            return Ok(Next::Again);
+        }
         if let Some(copy) = run.copy.clone() {
             let path = copy.path.clone();
             if !blocking(move || Ok(path.exists())).await? {
@@ -50,15 +57,22 @@ impl Keeper {
             }
         }
         let (shared, folder, name) = (Arc::clone(&self.shared), self.folder.clone(), machine.name.clone());
-        let _turn = self.shared.starts.acquire().await;
-        blocking(move || {
+        let turns = Arc::clone(&self.shared);
+        let turn = turns.starts.acquire().await;
+        let begun = run.clone();
+        let started = blocking(move || {
             let source = shared.source(&run)?;
             disk::start(folder.path(), &run, &source, &shared.parts.scopes)
-                .map_err(|e| HostError::new(e.code, format!("{name}: {e}")))
+                .map_err(|e| HostError { message: format!("{name}: {e}"), ..e })
                 .inspect_err(|_| _ = processes::forget(folder.path(), disk::PROCESS))
         })
-        .await?;
-        Ok(Next::Again)
+        .await;
+        drop(turn);
+        if started.as_ref().is_err_and(|e| e.is_permanent) {
+            // The next start is made of what its catalog says then.
+            self.forget(begun).await?;
+        }
+        started.map(|_| Next::Again)
     }
 
     /// Writes down what the machine starts with, and makes the files that it needs besides its disk.
@@ -166,6 +180,7 @@ impl Keeper {
         self.vmm.start(machine, run, accelerator, &files, &self.shared.parts.scopes).await?;
         self.is_told_of_end = false;
         self.begun = Some(Instant::now());
+        self.firmware.begins();
         self.raise(EventKind::Started, &format!("it starts on {}:{}", run.image, run.version));
         Ok(())
     }

@@ -1,0 +1,57 @@
+//! What firmware finds on a disk to start a machine with: code in the first sector for a BIOS, programs on FAT for UEFI. Owns
+//! the facts and the words of what is missing.
+//!
+//! Invariant: no file of the system is needed for it, so it is told of every disk.
+
+use super::fat;
+use super::rules;
+use super::volumes::{self, Extent};
+use spillway_api::{BootFacts, Finding, FindingKind, PartitionTable, Severity, Volume, VolumeContent};
+use std::fs::File;
+
+const REMEDY: &str =
+    "install a boot loader for a BIOS (grub-install), or give its catalogs a kernel (--kernel)";
+
+/// They, of a disk with these volumes.
+pub fn facts(
+    disk: &File,
+    partition_table: PartitionTable,
+    found: &[Volume],
+    extents: &[Extent],
+) -> BootFacts {
+    let fat = found.iter().zip(extents).filter(|(volume, _)| volume.content == VolumeContent::Fat);
+    BootFacts {
+        partition_table,
+        bios_code: volumes::has_bios_code(disk),
+        efi_partition: extents.iter().find(|extent| extent.is_efi).and_then(|extent| extent.partition),
+        efi_programs: fat.flat_map(|(_, extent)| fat::efi_programs(disk, extent)).take(64).collect(),
+    }
+}
+
+/// What is missing of them. The machines that spillwayd starts have a BIOS.
+pub fn finding(boot: &BootFacts, found: &[Volume]) -> Option<Finding> {
+    let missing = |severity, path: &str, what: &str, why: &str| {
+        Some(rules::finding(FindingKind::NoBootLoader, severity, path, what, why, REMEDY))
+    };
+    let stays = "a machine without a kernel of its catalog's stays at its firmware, and is never ready";
+    if boot.bios_code {
+        return None;
+    }
+    if boot.starts_with_uefi() {
+        let what = "the disk has a boot loader for UEFI, and none for a BIOS";
+        let why = "the machines that spillwayd starts have a BIOS: they stay at it, and are never ready";
+        return missing(Severity::Warning, "the first sector", what, why);
+    }
+    if let Some(program) = boot.efi_programs.first() {
+        let what = format!(
+            "the disk has {program}, and no /EFI/BOOT/BOOTX64.EFI, which the firmware of a new machine looks for"
+        );
+        return missing(Severity::Error, "/EFI/BOOT", &what, stays);
+    }
+    // One file system without a table is made for a kernel that is given from outside.
+    let is_bare = boot.partition_table == PartitionTable::None
+        && found.iter().any(|volume| volume.content != VolumeContent::Unknown);
+    let severity = if is_bare { Severity::Note } else { Severity::Error };
+    let what = "the disk has no boot loader, neither for a BIOS nor for UEFI";
+    missing(severity, "the first sector", what, stays)
+}

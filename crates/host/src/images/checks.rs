@@ -1,0 +1,232 @@
+//! Checks of versions: how many run at a time, and what they found. Owns the results, by the digest of what was looked at.
+//!
+//! Invariant: a content is looked into once, however often it is asked for, by how many, and whether they wait for the end;
+//! who waits holds no thread.
+
+use super::Images;
+use super::check::{self, Checked};
+use super::files::VersionFiles;
+use crate::error::HostError;
+use spillway_api::{ErrorCode, ImageCheck, ImageVersion, Name};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+
+/// How long a check may take. Who asks for one waits for it.
+const CHECK: Duration = Duration::from_secs(40);
+/// How long it is waited for, with the turns of others before it: clients give up after a minute without an answer.
+const PATIENCE: Duration = Duration::from_secs(50);
+/// Checks that run at a time.
+const AT_A_TIME: usize = 2;
+/// Results that are kept: some kilobytes each.
+const MOST_KEPT: usize = 256;
+/// How long it is kept that a version could not be looked into.
+const FAILED: Duration = Duration::from_secs(600);
+
+/// The checks of a host. A clone is the same.
+#[derive(Clone)]
+pub struct Checks {
+    turns: Arc<Semaphore>,
+    /// The one that was asked for last comes last.
+    kept: Arc<Mutex<VecDeque<(String, Outcome)>>>,
+}
+
+/// What came of a look, and when; nothing before its end.
+type Outcome = watch::Receiver<Option<(Instant, Result<Arc<Checked>, HostError>)>>;
+
+impl Default for Checks {
+    fn default() -> Checks {
+        Checks { turns: Arc::new(Semaphore::new(AT_A_TIME)), kept: Arc::default() }
+    }
+}
+
+impl Checks {
+    /// What was found of this content; `look` is called unless that is known, in a thread of its own.
+    async fn of(
+        &self,
+        digest: &str,
+        look: impl FnOnce() -> Result<Checked, HostError> + Send + 'static,
+    ) -> Result<Arc<Checked>, HostError> {
+        let mut outcome = self.outcome(digest, look);
+        let ended = timeout(PATIENCE, outcome.wait_for(Option::is_some)).await;
+        let ended = ended.map_err(|_| {
+            let message =
+                "other images are being checked before it: ask again in a minute, the check goes on";
+            HostError::new(ErrorCode::Conflict, message)
+        })?;
+        // Its task is gone, and has said nothing.
+        let fault = || HostError::new(ErrorCode::Internal, "a fault of the daemon: please report this");
+        let ended = ended.map_err(|_| fault())?;
+        ended.as_ref().map_or_else(|| Err(fault()), |(_, result)| result.clone())
+    }
+
+    /// The outcome that there is or will be; begins the look if there is none.
+    fn outcome(
+        &self,
+        digest: &str,
+        look: impl FnOnce() -> Result<Checked, HostError> + Send + 'static,
+    ) -> Outcome {
+        let mut kept = self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let at = kept.iter().position(|(of, _)| of == digest);
+        let outcome = match at.and_then(|at| kept.remove(at)) {
+            Some((_, outcome)) if counts(&outcome) => outcome,
+            _ => self.begin(look),
+        };
+        kept.push_back((digest.to_owned(), outcome.clone()));
+        if kept.len() > MOST_KEPT {
+            kept.pop_front();
+        }
+        outcome
+    }
+
+    /// The task has its turn and goes on whether somebody waits for it or not.
+    fn begin(&self, look: impl FnOnce() -> Result<Checked, HostError> + Send + 'static) -> Outcome {
+        let (tell, outcome) = watch::channel(None);
+        let turns = Arc::clone(&self.turns);
+        tokio::spawn(async move {
+            let Ok(_turn) = turns.acquire().await else { return };
+            if let Ok(looked) = tokio::task::spawn_blocking(look).await {
+                tell.send_replace(Some((Instant::now(), looked.map(Arc::new))));
+            }
+        });
+        outcome
+    }
+}
+
+/// Whether an outcome is good for who asks now.
+fn counts(outcome: &Outcome) -> bool {
+    match &*outcome.borrow() {
+        Some((_, Ok(_))) => true,
+        // A program that is missing may be installed at any time.
+        Some((when, Err(e))) => e.code != ErrorCode::Unavailable && when.elapsed() < FAILED,
+        None => outcome.has_changed().is_ok(),
+    }
+}
+
+impl Images {
+    /// Looks for what breaks clones of a version, which must be ready.
+    pub async fn check(&self, name: &Name, version: u32) -> Result<ImageCheck, HostError> {
+        let (images, asked) = (self.clone(), name.clone());
+        let found = tokio::task::spawn_blocking(move || images.to_check(&asked, version));
+        let fault = |e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon: {e}"));
+        let (version, files, digest) = found.await.map_err(fault)??;
+        let checked = self.checks.of(&digest, move || look(&files)).await?;
+        Ok(ImageCheck {
+            image: name.clone(),
+            version: version.version,
+            volumes: checked.volumes.clone(),
+            boot: checked.boot.clone(),
+            findings: checked.findings.clone(),
+        })
+    }
+
+    fn to_check(&self, name: &Name, version: u32) -> Result<(ImageVersion, VersionFiles, String), HostError> {
+        let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
+        let store = self.stores.get(&version.store)?;
+        self.stores.check(&store)?;
+        let files = VersionFiles::of(&store.path, name, version.version);
+        let digest = version.digest.clone();
+        let digest = digest.ok_or_else(|| files.damaged("its record has no digest".into()))?;
+        Ok((version, files, digest))
+    }
+}
+
+fn look(files: &VersionFiles) -> Result<Checked, HostError> {
+    let (disk, _) = files.open()?;
+    let until = Instant::now() + CHECK;
+    check::check(&disk, until).map_err(|why| match Instant::now() < until {
+        true => why,
+        false => files.damaged(format!("it could not be looked into in {} s", CHECK.as_secs())),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    fn nothing() -> Result<Checked, HostError> {
+        Ok(Checked { volumes: vec![], boot: Default::default(), findings: vec![] })
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_content_is_looked_into_once_and_a_few_at_a_time() {
+        let checks = Checks::default();
+        let (looked, running) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let most = Arc::new(AtomicUsize::new(0));
+        let mut asked = tokio::task::JoinSet::new();
+        for n in 0..60 {
+            let (checks, looked, running, most) =
+                (checks.clone(), looked.clone(), running.clone(), most.clone());
+            asked.spawn(async move {
+                let look = move || {
+                    looked.fetch_add(1, Ordering::SeqCst);
+                    most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    std::thread::yield_now();
+                    running.fetch_sub(1, Ordering::SeqCst);
+                    nothing()
+                };
+                checks.of(&format!("digest {}", n % 6), look).await.unwrap();
+            });
+        }
+        asked.join_all().await;
+        assert_eq!(looked.load(Ordering::SeqCst), 6);
+        assert!(most.load(Ordering::SeqCst) <= AT_A_TIME);
+        checks.of("digest 0", || panic!("it is known")).await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_nobody_waits_for_any_more_goes_on_and_is_kept() {
+        let checks = Checks::default();
+        let mut held = Vec::new();
+        for n in 0..AT_A_TIME {
+            let (begun, has_begun) = tokio::sync::oneshot::channel();
+            let (go_on, may_go_on) = mpsc::channel::<()>();
+            let checks = checks.clone();
+            let asking = tokio::spawn(async move {
+                let look = move || {
+                    begun.send(()).unwrap();
+                    let _ = may_go_on.recv();
+                    nothing()
+                };
+                let _ = checks.of(&format!("slow {n}"), look).await;
+            });
+            has_begun.await.unwrap();
+            asking.abort();
+            held.push(go_on);
+        }
+        assert_eq!(checks.turns.available_permits(), 0);
+        drop(held);
+        checks.of("other", nothing).await.unwrap();
+        for n in 0..AT_A_TIME {
+            checks.of(&format!("slow {n}"), || panic!("it is known")).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_failure_is_kept_unless_it_may_pass_at_any_time() {
+        let checks = Checks::default();
+        let fail = |code| move || Err(HostError::new(code, "why"));
+        for _ in 0..2 {
+            let missing = checks.of("a", fail(ErrorCode::Unavailable)).await.unwrap_err();
+            assert_eq!(missing.code, ErrorCode::Unavailable);
+        }
+        assert_eq!(checks.of("a", fail(ErrorCode::Damaged)).await.unwrap_err().code, ErrorCode::Damaged);
+        let again = checks.of("a", || panic!("it is known")).await.unwrap_err();
+        assert_eq!((again.code, again.message.as_str()), (ErrorCode::Damaged, "why"));
+    }
+
+    #[tokio::test]
+    async fn so_many_are_kept() {
+        let checks = Checks::default();
+        for n in 0..3 * MOST_KEPT {
+            checks.outcome(&n.to_string(), nothing);
+            checks.outcome("often", nothing);
+        }
+        let kept = checks.kept.lock().unwrap();
+        assert!(kept.len() == MOST_KEPT && kept.iter().any(|(of, _)| of == "often"));
+    }
+}
