@@ -115,14 +115,14 @@ fn a_daemon_that_dies_while_it_records_goes_on() {
             let client = Client::new(&socket).unwrap();
             create(&client, "m", spec).is_ok()
         });
-        let recorded = || client.get::<List<Machine>>("/v1/machines").unwrap().items.len();
+        let recorded = || client.list::<Machine>("/v1/machines").unwrap().items.len();
         let seen = wait_until(Duration::from_secs(20), || Some(recorded()).filter(|seen| *seen > 0));
         world.end(Signal::KILL);
         let was_answered = asked.join().unwrap();
         middle += u32::from(seen.is_some_and(|seen| seen < COUNT) && !was_answered);
         world.start();
         let client = world.client();
-        let all = client.get::<List<Machine>>("/v1/machines").unwrap().items;
+        let all = client.list::<Machine>("/v1/machines").unwrap().items;
         assert_eq!(all.len(), COUNT, "{seen:?} were seen");
         client.delete::<Empty>("/v1/catalogs/m").unwrap();
         assert_eq!(client.get::<List<Machine>>("/v1/machines").unwrap().items, []);
@@ -325,7 +325,7 @@ fn many_machines_do_not_slow_others_down() {
     }
     let among_many = pace();
     let begun = Instant::now();
-    assert_eq!(client.get::<List<Machine>>("/v1/machines").unwrap().items.len(), 10_005);
+    assert_eq!(client.list::<Machine>("/v1/machines").unwrap().items.len(), 10_005);
     let listed = begun.elapsed();
     println!(
         "update and get among 5 machines {among_few:?}, among 10,005 {among_many:?}; all listed in {listed:?}"

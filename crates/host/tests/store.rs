@@ -63,6 +63,59 @@ fn lists_are_of_one_prefix_and_in_order() {
 }
 
 #[test]
+fn pages_follow_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&dir.path().join("db")).unwrap();
+    let mut changes: Vec<_> =
+        (0..7).map(|n| put(&format!("things/{n}"), &format!(r#"{{"n":{n}}}"#))).collect();
+    changes.extend([put("thing", "1"), put("things", "1"), put("things0", "1"), put("z", "1")]);
+    store.commit(&Transaction { expects: vec![], changes }).unwrap();
+    let keys = |after, most| -> Vec<String> {
+        store.page("things/", after, most).unwrap().into_iter().map(|entry| entry.key).collect()
+    };
+    assert_eq!(keys("", 2), ["things/0", "things/1"]);
+    assert_eq!(keys("things/1", 2), ["things/2", "things/3"]);
+    assert_eq!(keys("things/5", 9), ["things/6"]);
+    assert_eq!((keys("things/6", 2), keys("z", 2)), (vec![], vec![]));
+    assert_eq!(
+        (store.count("things/").unwrap(), store.count("").unwrap(), store.count("x").unwrap()),
+        (7, 11, 0)
+    );
+    let objects = Objects::new(Arc::new(store));
+    let each =
+        |after| objects.each_after::<Thing>(after).map(|thing| thing.unwrap().value.n).collect::<Vec<_>>();
+    assert_eq!((each(""), each("4"), each("6")), ((0..7).collect(), vec![5, 6], vec![]));
+}
+
+/// What reads few records costs the same whatever else is recorded: each of many changes reads such, under one lock.
+#[test]
+fn a_short_list_among_many_records_is_short() {
+    const MANY: usize = 100_000;
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&dir.path().join("db")).unwrap();
+    let fastest = |ask: &dyn Fn()| {
+        let took = |_| {
+            let begun = Instant::now();
+            ask();
+            begun.elapsed()
+        };
+        (0..20).map(took).min().unwrap()
+    };
+    store.commit(&Transaction { expects: vec![], changes: vec![put("a/1", "1"), put("y/1", "1")] }).unwrap();
+    let list = || assert_eq!(store.list("a/").unwrap().0.len(), 1);
+    let page = || assert_eq!(store.page("a/", "", 100).unwrap().len(), 1);
+    let few = [fastest(&list), fastest(&page)];
+    let changes = (0..MANY).map(|n| put(&format!("m/{n}"), "1")).collect();
+    store.commit(&Transaction { expects: vec![], changes }).unwrap();
+    let many = [fastest(&list), fastest(&page)];
+    println!("among 2 {few:?}, among {MANY} {many:?}");
+    assert!(
+        many.iter().zip(few).all(|(many, few)| *many < few * 5 + Duration::from_millis(1)),
+        "{few:?} {many:?}"
+    );
+}
+
+#[test]
 fn what_was_committed_is_there_after_the_end_and_one_daemon_has_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");

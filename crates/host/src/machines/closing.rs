@@ -59,6 +59,7 @@ impl Machines {
                 .into_iter()
                 .map(Unreadable::describe)
                 .collect(),
+            budget: self.shared.budget().describe(),
         })
     }
 

@@ -64,6 +64,8 @@ pub struct Keeper {
     is_left: bool,
     /// Why its limits are not those that are wanted.
     refused: Option<Refused>,
+    /// It was told that it waits for space in the host's budget.
+    waits: bool,
     /// What the last step looked at.
     seen: Revision,
 }
@@ -169,6 +171,7 @@ impl Keeper {
             crashes: 0,
             is_left: false,
             refused: None,
+            waits: false,
             seen: Revision::default(),
         }
     }
@@ -253,7 +256,7 @@ impl Keeper {
         if let Some(until) = self.not_before.filter(|until| *until > Instant::now()) {
             return Ok(Next::Rest(Wait::until(until)));
         }
-        if run.is_none() {
+        if run.is_none() && !self.waits {
             // Before the catalog is read: a rollout takes what says that it runs at its word.
             self.say(Status::new(Phase::Starting));
         }
@@ -263,6 +266,10 @@ impl Keeper {
             return self.bring_down(wanted, run, None).await;
         };
         let Some(mut run) = run else {
+            if let Some(status) = self.admit(Need::of(&catalog.spec, self.shared.parts.hypervisor)) {
+                self.say(status);
+                return Ok(Next::Rest(Wait::until(Instant::now() + TICK)));
+            }
             self.begin_run(machine, &catalog, wanted).await?;
             return Ok(Next::Again);
         };
@@ -293,7 +300,10 @@ impl Keeper {
             }
             Seen::None => {
                 // One whose disk was served on while it was off had given its memory back.
-                self.shared.budget().promise(&self.name, Need::of(&run.spec))?;
+                if let Some(status) = self.admit(run.need_under(&run.spec)) {
+                    self.say(status.of(&run, &self.folder).by(&disk, None));
+                    return Ok(Next::Rest(Wait::for_end_of(Some(&disk), None)?));
+                }
                 self.say(Status::new(Phase::Starting).of(&run, &self.folder));
                 // What it was told before belongs to the last one.
                 (run.ending, run.asked, run.ready, run.address) = (None, false, false, None);
@@ -362,8 +372,8 @@ impl Keeper {
             run.spec.grace_seconds = catalog.spec.grace_seconds;
             self.folder.save_in_background(run).await?;
         }
-        let need = Need::of(&catalog.spec);
-        let promised = self.shared.budget().promise(&self.name, need);
+        let need = run.need_under(&catalog.spec);
+        let promised = self.shared.promise(&self.name, need);
         if let Err(refused) = promised {
             self.is_refused(Refused::Budget(need), &refused);
             return Ok(());
@@ -399,6 +409,20 @@ impl Keeper {
             self.is_refused(Refused::Rate(wish), &HostError::new(ErrorCode::Conflict, why));
         }
         self.folder.save_in_background(run).await
+    }
+
+    /// Promises the machine what it needs of the host. If that does not fit it waits, and this is what it is then; whoever
+    /// gives enough back wakes it.
+    fn admit(&mut self, need: Need) -> Option<Status> {
+        let Err(lacking) = self.shared.promise(&self.name, need) else {
+            self.waits = false;
+            return None;
+        };
+        if !self.waits {
+            self.raise(EventKind::Waiting, &format!("it waits: {lacking}"));
+        }
+        self.waits = true;
+        Some(Status::new(Phase::Waiting).because(&lacking).settled())
     }
 
     /// Its limits stay as they are, which is told once.

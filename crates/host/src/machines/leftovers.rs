@@ -4,12 +4,12 @@
 //! nothing of its machine runs any more, which its machine's task knows.
 
 use super::belongings::{Belongings, KeptDisk};
-use super::{Machines, Shared};
+use super::{Gathered, Machines, Part, Shared};
 use crate::error::HostError;
 use crate::store::{Changes, Kind, Object};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use spillway_api::{ErrorCode, LeftDisk, Leftover, Machine, Name};
+use spillway_api::{ErrorCode, LeftDisk, Leftover, Machine, Name, Page};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use utoipa::ToSchema;
@@ -114,10 +114,16 @@ pub fn none_needs(changes: &mut Changes, image: &Name, version: Option<u32>) -> 
 }
 
 impl Machines {
-    /// What deleted machines have left, in the order of their names.
-    pub fn leftovers(&self) -> Result<Vec<Leftover>, HostError> {
-        let all = self.shared.objects.list::<Left>()?.into_iter().map(|left| left.value);
-        Ok(all.filter(|left| !left.doomed && !left.is_nothing()).map(Left::describe).collect())
+    /// A part of what deleted machines have left, in the order of their names.
+    pub fn leftovers(&self, part: &Part) -> Result<Page<Leftover>, HostError> {
+        let mut page = Gathered::new(part);
+        for left in self.shared.objects.each_after::<Left>(&part.after) {
+            let Object { name, value: left, .. } = left?;
+            if !left.doomed && !left.is_nothing() && !page.add(&name, left.describe()) {
+                break;
+            }
+        }
+        Ok(page.page())
     }
 
     /// What the machine of this UUID has left goes, as soon as nothing of it runs any more.

@@ -10,7 +10,7 @@ use crate::hypervisor::qemu;
 use crate::processes::Process;
 use crate::store::Revision;
 use jiff::Timestamp;
-use spillway_api::{Difference, Hypervisor, MachineRun, MachineStatus, Phase};
+use spillway_api::{Difference, ErrorCode, Hypervisor, MachineRun, MachineStatus, Phase};
 
 /// What is known, and the record that the step looked at which found it out.
 #[derive(Clone, Debug)]
@@ -93,7 +93,7 @@ impl Known {
     /// It is something else now, found out by a step that has looked at the record of this revision.
     pub fn becomes(&mut self, status: Status, seen: Revision) {
         self.enters(status.phase);
-        (self.status.message, self.status.code) = (None, None);
+        (self.status.message, self.status.code) = (status.message, status.code);
         (self.status.ready, self.status.address) = (status.ready, status.address);
         self.status.run = status.run;
         (self.seen, self.settled, self.disk) = (seen, status.settled, status.disk);
@@ -122,12 +122,28 @@ pub struct Status {
     run: Option<MachineRun>,
     disk: Option<DiskKind>,
     settled: bool,
+    message: Option<String>,
+    code: Option<ErrorCode>,
 }
 
 impl Status {
     /// With nothing known but where it is on its way.
     pub fn new(phase: Phase) -> Status {
-        Status { phase, ready: false, address: None, run: None, disk: None, settled: false }
+        Status {
+            phase,
+            ready: false,
+            address: None,
+            run: None,
+            disk: None,
+            settled: false,
+            message: None,
+            code: None,
+        }
+    }
+
+    /// For this reason.
+    pub fn because(self, why: &HostError) -> Status {
+        Status { message: Some(why.message.clone()), code: Some(why.code), ..self }
     }
 
     /// Of this run.

@@ -165,11 +165,29 @@ impl Store for SqliteStore {
         let transaction = inner.connection.transaction()?;
         let head = head(&transaction)?;
         let mut statement = transaction.prepare_cached(
-            "SELECT key, value, revision, version FROM objects WHERE key >= ?1 AND (?2 IS NULL OR key < ?2) ORDER BY key",
+            "SELECT key, value, revision, version FROM objects WHERE key >= ?1 AND key < ?2 ORDER BY key",
         )?;
-        let rows = statement.query_map(params![prefix, end_of(prefix)], entry)?;
+        let rows = statement.query_map([prefix, &end_of(prefix)], entry)?;
         let entries = rows.collect::<Result<_, _>>()?;
         Ok((entries, head))
+    }
+
+    fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Entry>, StoreError> {
+        let inner = self.inner();
+        let mut statement = inner.connection.prepare_cached(
+            "SELECT key, value, revision, version FROM objects WHERE key > ?1 AND key < ?2 ORDER BY key LIMIT ?3",
+        )?;
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let rows = statement.query_map(params![prefix.max(after), end_of(prefix), most], entry)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    fn count(&self, prefix: &str) -> Result<u64, StoreError> {
+        let inner = self.inner();
+        let mut statement =
+            inner.connection.prepare_cached("SELECT count(*) FROM objects WHERE key >= ?1 AND key < ?2")?;
+        let count: i64 = statement.query_row([prefix, &end_of(prefix)], |row| row.get(0))?;
+        Ok(count as u64)
     }
 
     fn commit(&self, transaction: &Transaction) -> Result<Revision, StoreError> {
@@ -295,10 +313,13 @@ fn revision(stored: i64) -> Revision {
     Revision(stored as u64)
 }
 
-/// The first key after all that begin so; none if there is no such key. Keys are ASCII.
-fn end_of(prefix: &str) -> Option<String> {
+/// The first key after all that begin so. Keys are ASCII. That there is always one lets SQLite end its search there: a
+/// condition that may have none makes it read on to the end of the table, which holds all machines.
+fn end_of(prefix: &str) -> String {
     let mut end = prefix.to_owned();
-    let last = end.pop()?;
-    end.push(char::from(last as u8 + 1));
-    Some(end)
+    match end.pop() {
+        Some(last) => end.push(char::from(last as u8 + 1)),
+        None => end.push('\u{80}'),
+    }
+    end
 }

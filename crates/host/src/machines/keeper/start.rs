@@ -12,7 +12,6 @@ use crate::machines::status::Status;
 use crate::machines::wanted::{Wanted, boot_id};
 use crate::machines::{belongings, blocking, disk, last_words, look};
 use crate::processes::{self, Seen};
-use crate::resources::budget::Need;
 use spillway_api::{Catalog, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
 use std::future::pending;
 use std::net::{Ipv4Addr, TcpListener};
@@ -71,7 +70,6 @@ impl Keeper {
         let (shared, folder) = (Arc::clone(&self.shared), self.folder.clone());
         let (machine, catalog, wanted) = (machine.clone(), catalog.clone(), wanted.clone());
         let run = blocking(move || {
-            shared.budget().promise(&machine.name, Need::of(&catalog.spec))?;
             let belongings = shared.belongings(&machine, &catalog, wanted.resets)?;
             let spec = catalog.spec;
             let kept = belongings.disk.as_ref();
