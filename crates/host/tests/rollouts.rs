@@ -63,6 +63,10 @@ fn a_rollout_behind_failed_machines_stalls_aloud() {
     assert!(reason.starts_with("no progress in 1 s: 3 machines have failed"), "{reason}");
     let events = told(&client, EventKind::Rollout);
     assert!(events.len() == 1 && events[0].contains("debian:2 is stalled, 0 of 3"), "{events:?}");
+    // What could not be started is tried with what is rolled out.
+    let machines = client.list::<MachineDetails>("/v1/machines").unwrap().items;
+    let versions: Vec<_> = machines.iter().map(|m| m.status.run.as_ref().map(|run| run.version)).collect();
+    assert_eq!(versions, [Some(2); 3]);
     // Lists have it too.
     let listed = client.list::<Catalog>("/v1/catalogs").unwrap().items.remove(0);
     assert_eq!(listed.rollout.unwrap().progress.unwrap().state, RolloutState::Stalled);

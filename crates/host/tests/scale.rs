@@ -1,13 +1,13 @@
-//! Many machines: what it takes to delete and to list them.
+//! Many machines: what it takes to change, delete and list them, by what the daemon itself takes.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
 use common::{World, create, import};
 use spillway_api::client::Client;
-use spillway_api::{Empty, Machine, MachineDetails, Page};
+use spillway_api::{Catalog, Empty, Machine, MachineDetails, Page};
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const FEW: u32 = 6_000;
 
@@ -35,45 +35,66 @@ fn cpu(pid: u32) -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
-/// Twice as many machines take twice as long, and not four times, to delete: all at once, and one by one.
+/// Bytes that a process has written.
+fn written_bytes(pid: u32) -> u64 {
+    let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap();
+    io.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap().parse().unwrap()
+}
+
+/// Until the daemon has nothing to do.
+fn until_it_rests(pid: u32) {
+    common::until("it rests", || {
+        let before = cpu(pid);
+        std::thread::sleep(Duration::from_millis(300));
+        (cpu(pid) - before < Duration::from_millis(30)).then_some(())
+    });
+}
+
+/// Four times as many machines take four times the processor, and not sixteen times, to delete. What is done in the database
+/// is counted elsewhere; this is all that the daemon does, its tasks too, which look whether anything is left to be done.
 #[test]
 fn deleting_takes_time_in_proportion() {
     let world = World::new();
     import(&world, "debian", 1);
     let client = world.client();
-    let mut took = Vec::new();
-    for count in [FEW, 2 * FEW] {
+    let [few, many] = [FEW / 2, 2 * FEW].map(|count| {
         pool(&client, "m", count);
-        let (begun, before) = (Instant::now(), cpu(world.pid()));
+        until_it_rests(world.pid());
+        let before = cpu(world.pid());
         client.delete::<Empty>("/v1/catalogs/m").unwrap();
-        let whole = begun.elapsed();
-        // Their tasks have looked whether anything is left to be done.
-        common::until("it rests", || {
-            let before = cpu(world.pid());
-            std::thread::sleep(Duration::from_millis(300));
-            (cpu(world.pid()) - before < Duration::from_millis(30)).then_some(())
-        });
-        took.push((whole, cpu(world.pid()) - before));
-    }
-    println!("catalogs of {FEW} and twice as many were deleted in (wall, processor) {took:?}");
-    let (few, many) = (took[0], took[1]);
-    assert!(many.0 < few.0 * 3 && many.1 < few.1 * 3, "{took:?}");
-    let mut took = Vec::new();
-    for count in [FEW, 2 * FEW] {
-        pool(&client, "m", count);
-        let mut paces: Vec<Duration> = (1..=100)
-            .map(|n| {
-                let begun = Instant::now();
-                client.delete::<Empty>(&format!("/v1/machines/m-{n:05}")).unwrap();
-                begun.elapsed()
-            })
-            .collect();
-        paces.sort();
-        took.push(paces[50]);
-        client.delete::<Empty>("/v1/catalogs/m").unwrap();
-    }
-    println!("one of them in {took:?}");
-    assert!(took[1] < took[0] * 3, "{took:?}");
+        until_it_rests(world.pid());
+        cpu(world.pid()) - before
+    });
+    println!("catalogs of {} and of {} machines were deleted in {few:?} and {many:?}", FEW / 2, 2 * FEW);
+    assert!(many < few * 10, "{few:?} {many:?}");
+}
+
+/// A change writes its records and no more, however many others there are.
+#[test]
+fn a_change_among_many_machines_writes_no_more() {
+    let world = World::new();
+    import(&world, "debian", 2);
+    let client = world.client();
+    create(&client, "few", r#"{"image": "debian", "count": 5}"#).unwrap();
+    let changes = || {
+        let before = written_bytes(world.pid());
+        for n in 0..20 {
+            let update = serde_json::json!({ "image": format!("debian:{}", 1 + n % 2) });
+            client.post::<_, Catalog>("/v1/catalogs/few/update", &update).unwrap();
+        }
+        written_bytes(world.pid()) - before
+    };
+    let among_few = changes();
+    pool(&client, "m", 10_000);
+    until_it_rests(world.pid());
+    let among_many = changes();
+    println!(
+        "20 changes wrote {} KiB among few machines, {} KiB among many",
+        among_few >> 10,
+        among_many >> 10
+    );
+    // Once in a while the log is moved to its place, and the reserve filled up.
+    assert!(among_many < among_few + (24 << 20), "{among_few} {among_many}");
 }
 
 /// Whoever lists, and how many at a time, costs the daemon a page each.

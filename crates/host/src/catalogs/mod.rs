@@ -6,6 +6,8 @@
 mod change;
 mod naming;
 mod records;
+#[cfg(test)]
+mod scale_tests;
 mod spec;
 mod update;
 

@@ -245,22 +245,12 @@ mod tests {
     use super::*;
     use crate::machines::belongings::Belongings;
     use crate::machines::leftovers::none_needs;
-    use crate::resources::budget::Capacity;
+    use crate::resources::budget::NO_LIMITS;
     use crate::store::{Objects, SqliteStore};
     use crate::stores::Stores;
     use serde_json::json;
     use spillway_api::Hypervisor;
     use std::sync::Arc;
-
-    const NO_LIMITS: Capacity = Capacity {
-        ram_bytes: u64::MAX,
-        ram_percent: 100,
-        host_bytes: u64::MAX,
-        reserve_bytes: 0,
-        memory_percent: 100,
-        host_cpus: u32::MAX,
-        vcpu_percent: 100,
-    };
 
     /// The daemon was killed when the catalog was gone, and its machines, which keep something, were not yet.
     #[test]

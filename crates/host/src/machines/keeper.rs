@@ -275,7 +275,7 @@ impl Keeper {
         };
         let vmm = self.vmm.look(&run).await?;
         let Some(disk) = disk::find(&self.folder).await? else {
-            return self.bring_up_disk(machine, run, vmm).await;
+            return self.bring_up_disk(machine, &catalog, run, vmm).await;
         };
         if run.kept.is_some() && !self.is_made {
             let (shared, name) = (Arc::clone(&self.shared), self.name.clone());

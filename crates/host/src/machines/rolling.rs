@@ -245,7 +245,7 @@ fn why(view: &View) -> String {
         Phase::Running => "its guest is not ready".to_owned(),
         phase => format!("it is {}", word(phase)),
     };
-    let mut text = match (&status.message, &view.wanted.claim) {
+    let mut text = match (status.message.as_ref().or(view.failure.as_ref()), &view.wanted.claim) {
         (Some(message), _) => message.clone(),
         (None, Some(claim)) => format!("it is claimed since {:.0}", claim.since),
         (None, None) => match status.since {

@@ -18,7 +18,7 @@ pub struct Step {
     pub has: Has,
     /// Somebody has it whose time is not over.
     spared: bool,
-    /// It cannot be started.
+    /// It could not be started when that was tried last.
     failed: bool,
 }
 
@@ -31,7 +31,7 @@ impl Step {
             ready: view.status.ready,
             has,
             spared: spares && view.wanted.claim.is_some(),
-            failed: view.status.phase == Phase::Failed,
+            failed: view.failure.is_some(),
         }
     }
 

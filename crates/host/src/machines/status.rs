@@ -19,6 +19,8 @@ pub struct Known {
     seen: Revision,
     settled: bool,
     disk: Option<DiskKind>,
+    /// Why the last try has failed. It stays while the machine is tried again, until it runs, stops or waits.
+    failure: Option<String>,
 }
 
 /// Of a machine that is off, and of which nothing was ever wanted.
@@ -41,7 +43,7 @@ impl Known {
             code: None,
             run: None,
         };
-        Known { status, seen, settled: true, disk: None }
+        Known { status, seen, settled: true, disk: None, failure: None }
     }
 
     /// Something of it is there that this daemon has not looked at: of this run, if that can be read.
@@ -58,6 +60,11 @@ impl Known {
     /// Where it is on its way.
     pub fn phase(&self) -> Phase {
         self.status.phase
+    }
+
+    /// Why it has failed, if it has not run since.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
     }
 
     /// What its disk is, if there is one.
@@ -93,6 +100,9 @@ impl Known {
     /// It is something else now, found out by a step that has looked at the record of this revision.
     pub fn becomes(&mut self, status: Status, seen: Revision) {
         self.enters(status.phase);
+        if !matches!(status.phase, Phase::Starting | Phase::Stopping) {
+            self.failure = None;
+        }
         (self.status.message, self.status.code) = (status.message, status.code);
         (self.status.ready, self.status.address) = (status.ready, status.address);
         self.status.run = status.run;
@@ -104,7 +114,7 @@ impl Known {
         self.enters(Phase::Failed);
         (self.status.message, self.status.code) = (Some(why.message.clone()), Some(why.code));
         self.status.ready = false;
-        (self.seen, self.settled) = (seen, true);
+        (self.seen, self.settled, self.failure) = (seen, true, Some(why.message.clone()));
     }
 
     fn enters(&mut self, phase: Phase) {
@@ -232,6 +242,13 @@ mod tests {
         }
         known.fails(&HostError::invalid("it cannot"), Revision(7));
         assert_eq!((seen(&known, 7), seen(&known, 8)), ((Phase::Failed, true), (Phase::Failed, false)));
+        // A rollout counts it as failed while it is tried again.
+        for (phase, has_failed) in
+            [(Phase::Starting, true), (Phase::Running, false), (Phase::Starting, false)]
+        {
+            known.becomes(Status::new(phase), Revision(8));
+            assert_eq!(known.failure().is_some(), has_failed, "{phase:?}");
+        }
     }
 
     #[test]

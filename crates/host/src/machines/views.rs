@@ -64,6 +64,8 @@ pub(super) struct View {
     pub status: MachineStatus,
     /// Its task has looked at what is wanted.
     pub is_seen: bool,
+    /// Why it has failed, if it has not run since.
+    pub failure: Option<String>,
     pub disk: Option<DiskKind>,
 }
 
@@ -72,7 +74,8 @@ impl View {
         let (wanted, revision) = wanted.map_or_else(Default::default, |w| (w.value.clone(), w.revision));
         let known = kept.get(&machine.name).map(|kept| kept.status.borrow().clone()).unwrap_or_default();
         let (status, is_seen) = (known.status(revision), known.has_seen(revision));
-        View { machine, wanted, revision, status, is_seen, disk: known.disk().cloned() }
+        let (failure, disk) = (known.failure().map(str::to_owned), known.disk().cloned());
+        View { machine, wanted, revision, status, is_seen, failure, disk }
     }
 
     /// As others see it.

@@ -24,6 +24,7 @@ impl Keeper {
     pub(super) async fn bring_up_disk(
         &mut self,
         machine: &Machine,
+        catalog: &Catalog,
         run: Run,
         vmm: Seen,
     ) -> Result<Next, HostError> {
@@ -35,7 +36,13 @@ impl Keeper {
             self.forget(run).await?;
             return Ok(Next::Again);
         }
-        if let Seen::Ended = look(&self.folder, disk::PROCESS).await? {
+        let process = look(&self.folder, disk::PROCESS).await?;
+        if matches!(process, Seen::None) && !run.keeps_its_disk() && run.is_outdated(catalog) {
+            // It was never served, so that nothing is lost, and may be so for what it was to be.
+            self.forget(run).await?;
+            return Ok(Next::Again);
+        }
+        if let Seen::Ended = process {
             let said = last_words(&self.folder, disk::PROCESS).await?;
             let lost = if run.kept.is_some() { "" } else { ", and with it what was written" };
             self.forget(run).await?;
