@@ -69,7 +69,8 @@ pub struct Rollout {
     pub image: Name,
     /// Its version.
     pub version: u32,
-    /// How far it is. Absent until the daemon has looked at the machines for the first time, which takes a moment.
+    /// How far it is. Absent until the daemon has looked at the machines for the first time, which takes a moment, and while
+    /// the host is closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<RolloutProgress>,
 }

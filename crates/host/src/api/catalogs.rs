@@ -229,7 +229,7 @@ async fn change_rollout(
         RolloutAction::Abort => "abort rollout",
     });
     ask(move || {
-        let catalog = app.catalogs.change_rollout(&name, action, expected)?;
+        let (catalog, is_changed) = app.catalogs.change_rollout(&name, action, expected)?;
         let what = match action {
             RolloutAction::Pause => "is paused",
             RolloutAction::Resume => "goes on",
@@ -237,8 +237,10 @@ async fn change_rollout(
                 "is aborted: machines that have the version keep it, the others take it at their next start"
             }
         };
-        let text = format!("its rollout {what} (by {caller})");
-        app.events.raise(EventKind::Rollout, &format!("catalog/{name}"), text);
+        if is_changed {
+            let text = format!("its rollout {what} (by {caller})");
+            app.events.raise(EventKind::Rollout, &format!("catalog/{name}"), text);
+        }
         Ok(app.machines.with_progress(catalog))
     })
     .await

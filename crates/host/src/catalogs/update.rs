@@ -48,14 +48,15 @@ impl Catalogs {
         self.move_to(name, &update, expected, |catalog| earlier(catalog, rollback.to))
     }
 
-    /// Pauses a rollout, lets it go on, or ends it. What is so already is not written.
+    /// Pauses a rollout, lets it go on, or ends it. The catalog, and whether anything was changed: what is so already is not
+    /// written.
     pub fn change_rollout(
         &self,
         name: &Name,
         action: RolloutAction,
         expected: Option<Revision>,
-    ) -> Result<Catalog, HostError> {
-        self.objects.change(|changes| {
+    ) -> Result<(Catalog, bool), HostError> {
+        let is_changed = self.objects.change(|changes| {
             let mut catalog = self.found(changes, name, expected)?;
             let Some(rollout) = &mut catalog.rollout else {
                 let message = format!("catalog {name}: no rollout goes on");
@@ -69,9 +70,9 @@ impl Catalogs {
             if is_changed {
                 changes.put(name.as_str(), &catalog);
             }
-            Ok::<_, HostError>(())
+            Ok::<_, HostError>(is_changed)
         })?;
-        self.get(name)
+        Ok((self.get(name)?, is_changed))
     }
 
     /// A rollout has ended, unless somebody has changed the catalog since it was looked at.

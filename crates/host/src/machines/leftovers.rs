@@ -16,6 +16,8 @@ use utoipa::ToSchema;
 
 /// Sectors, as the kernel counts what a file takes.
 const SECTOR_BYTES: u64 = 512;
+/// Leftovers among which one is looked for that may be meant by a UUID that none has.
+const MOST_KNOWN: usize = 256;
 
 /// What a machine has left that is no more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -129,10 +131,22 @@ impl Machines {
     /// What the machine of this UUID has left goes, as soon as nothing of it runs any more.
     pub fn delete_leftover(&self, uuid: &str) -> Result<(), HostError> {
         self.shared.objects.change(|changes| {
-            let all: Vec<_> = self.shared.objects.list::<Left>()?;
-            let Some(found) = all.iter().find(|left| left.value.machine.identity.uuid == uuid) else {
-                let known = all.iter().map(|left| left.value.machine.identity.uuid.as_str());
-                return Err(HostError::not_found(Left::WORD, uuid, known));
+            let mut known = Vec::new();
+            let mut found = None;
+            for left in self.shared.objects.each_after::<Left>("") {
+                let left = left?;
+                let its = &left.value.machine.identity.uuid;
+                if its == uuid {
+                    found = Some(left);
+                    break;
+                }
+                // Enough to say which one may be meant.
+                if known.len() < MOST_KNOWN {
+                    known.push(its.clone());
+                }
+            }
+            let Some(found) = found else {
+                return Err(HostError::not_found(Left::WORD, uuid, known.iter().map(String::as_str)));
             };
             if let Some(left) = changes.get::<Left>(&found.name)? {
                 changes.put(&left.name, &Left { doomed: true, ..left.value });
