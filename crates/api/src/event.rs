@@ -118,11 +118,15 @@ pub enum EventKind {
     Memory,
     /// Events before this one are not known, or may be missing: look at the state of what you follow.
     Lost,
+    /// A machine is to run, and the host's budget has no space for it.
+    Waiting,
+    /// A rollout is stalled, goes on again, or was paused, resumed or aborted.
+    Rollout,
 }
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [EventKind; 13] = [
+    pub const ALL: [EventKind; 15] = [
         EventKind::Started,
         EventKind::Ready,
         EventKind::Stopped,
@@ -136,6 +140,8 @@ impl EventKind {
         EventKind::Space,
         EventKind::Memory,
         EventKind::Lost,
+        EventKind::Waiting,
+        EventKind::Rollout,
     ];
 }
 

@@ -142,6 +142,8 @@ figures! {
     MachineCounts {
         /// Phase `stopped`.
         stopped: u64,
+        /// Phase `waiting`.
+        waiting: u64,
         /// Phases `placing` and `starting`.
         starting: u64,
         /// Phase `running`.

@@ -20,6 +20,8 @@ pub struct HostDetails {
     pub version: String,
     /// Records that this daemon cannot read. Nothing is done about what they are of, and their names stay taken.
     pub unreadable: Vec<UnreadableRecord>,
+    /// What machines may take of the host, and what they were promised of it.
+    pub budget: HostBudget,
 }
 
 /// A record that a daemon cannot read: another version has written it, or it is damaged.
@@ -33,6 +35,36 @@ pub struct UnreadableRecord {
     pub why: String,
     /// What to do about it.
     pub advice: String,
+}
+
+/// What machines may take of the host, and what those that run or start were promised of it. A machine that does not fit
+/// waits until others give something back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostBudget {
+    /// The host's memory.
+    pub host_memory_bytes: u64,
+    /// What of that is kept for the host itself.
+    pub reserve_bytes: u64,
+    /// Guests' memory and RAM tiers together may be promised so much.
+    pub memory_limit_bytes: u64,
+    /// Promised to guests. With hypervisor `none` their memory is not the daemon's to promise, and this is 0.
+    pub guest_bytes: u64,
+    /// Promised to RAM tiers: their limits.
+    pub ram_bytes: u64,
+    /// RAM tiers may be promised so much.
+    pub ram_limit_bytes: u64,
+    /// What of RAM tiers is guaranteed.
+    pub ram_guaranteed_bytes: u64,
+    /// RAM tiers may be guaranteed so much.
+    pub ram_guarantee_limit_bytes: u64,
+    /// The host's processors.
+    pub host_cpus: u32,
+    /// Processors promised to guests.
+    pub vcpus: u64,
+    /// Guests may be promised so many processors.
+    pub vcpu_limit: u64,
+    /// Machines that wait since they do not fit.
+    pub waiting: u32,
 }
 
 /// Asks the host to do something.

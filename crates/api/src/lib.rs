@@ -4,6 +4,7 @@
 
 #![expect(unused_qualifications, reason = "what derives `ToSchema` writes paths in full")]
 
+pub mod bounds;
 mod catalog;
 mod check;
 pub mod client;
@@ -24,9 +25,10 @@ mod stores;
 mod ttl;
 
 pub use catalog::{
-    BaseCache, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate, Difference, DiskMode,
-    FullPolicy, HistoryEntry, Network, NewCatalog, OVERFLOW_BYTES_DEFAULT, RAM_BYTES_DEFAULT, Rate, Ready,
-    ResetEvent, Rollout, RolloutStrategy, differences, settings,
+    BaseCache, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate, DEADLINE_SECONDS_DEFAULT,
+    Difference, DiskMode, FullPolicy, HistoryEntry, InTheWay, Network, NewCatalog, OVERFLOW_BYTES_DEFAULT,
+    RAM_BYTES_DEFAULT, Rate, Ready, ResetEvent, Rollout, RolloutAction, RolloutChange, RolloutProgress,
+    RolloutState, RolloutStrategy, differences, settings,
 };
 pub use check::{
     BootFacts, Finding, FindingKind, ImageCheck, PartitionTable, Severity, Volume, VolumeContent, VolumeRole,
@@ -38,7 +40,7 @@ pub use figures::{
     CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, MachineCounts, MachineFigures, PlaneCounters,
     StoreFigures,
 };
-pub use host::{HostAction, HostDetails, NewHostAction, UnreadableRecord};
+pub use host::{HostAction, HostBudget, HostDetails, NewHostAction, UnreadableRecord};
 pub use image::{
     Image, ImageCommit, ImageDetails, ImageImport, ImageRef, ImageVersion, Origin, SourceFormat,
     VersionChoice, VersionState,
@@ -58,6 +60,10 @@ pub use ttl::{parse_seconds, parse_ttl};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+/// Objects that a page of a list can have.
+pub const MOST_ON_A_PAGE: usize = 1000;
+/// Names of machines that a request can carry: as many as come back on one page.
+pub const MOST_NAMES: usize = MOST_ON_A_PAGE;
 /// Where the daemon listens if nothing else is said.
 pub const DEFAULT_SOCKET: &str = "/run/spillway/spillwayd.sock";
 /// The variable that says where it listens.
@@ -72,6 +78,17 @@ pub const CA_VARIABLE: &str = "SPILLWAY_CA";
 pub struct List<T> {
     /// They.
     pub items: Vec<T>,
+}
+
+/// A part of a list that may be long, in the order of the objects' names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Page<T> {
+    /// The objects on this page, at most as many as `limit` says.
+    pub items: Vec<T>,
+    /// Asks for the next page, as the parameter `continue` of the same request. Absent on the last page. Objects that
+    /// are made or removed meanwhile may be left out; no other object is, and none comes twice.
+    #[serde(default, rename = "continue", skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 /// Nothing, where there is nothing to say but that it is done.

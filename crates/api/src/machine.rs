@@ -120,7 +120,7 @@ pub struct MachineStatus {
     pub address: Option<String>,
     /// Why it is not what is wanted, for people.
     pub message: Option<String>,
-    /// The same for programs, if it has failed.
+    /// The same for programs, if it has failed or waits.
     pub code: Option<ErrorCode>,
     /// Whether a failure is final: it is not tried again before the machine is started by somebody, or its catalog or the
     /// version that its catalog takes changes.
@@ -135,6 +135,8 @@ pub struct MachineStatus {
 pub enum Phase {
     /// Nothing of it runs, and nothing that it wrote is kept but by mode `persistent`.
     Stopped,
+    /// It is to run, and the host's budget has no space for it now. It starts as soon as others give enough back.
+    Waiting,
     /// Its private copy of the image is being made.
     Placing,
     /// Its disk or its VMM is being started.

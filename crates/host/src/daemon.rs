@@ -20,7 +20,7 @@ use crate::images::Images;
 use crate::machines::{Machines, Parts};
 use crate::operations::Operations;
 use crate::records;
-use crate::resources::budget::host_bytes;
+use crate::resources::budget::{Capacity, host_bytes};
 use crate::resources::memory::has_swap;
 use crate::scopes::Scopes;
 use crate::store::{Objects, Reserve, SqliteStore, Store};
@@ -94,6 +94,12 @@ pub struct Settings {
     pub ram_budget_bytes: Option<u64>,
     /// Limits of caches may be so many percent of that together.
     pub overcommit_percent: u32,
+    /// What of the host's memory machines do not get; a tenth if nothing is said.
+    pub memory_reserve_bytes: Option<u64>,
+    /// Guests' memory and caches may be so many percent of the rest together.
+    pub memory_overcommit_percent: u32,
+    /// Guests' processors may be so many percent of the host's together.
+    pub vcpu_overcommit_percent: u32,
     /// Caches shrink when less memory than this is available; a twentieth of the host's if nothing is said.
     pub memory_floor_bytes: Option<u64>,
     /// Where changes are written down; in the state folder if nothing is said.
@@ -132,6 +138,21 @@ impl Settings {
         let journal = self.audit.contains(&AuditTo::Journal);
         Ok(audit::Settings { file, journal, keep: self.audit_keep, max_bytes: self.audit_max_bytes })
     }
+
+    /// What machines may take of this host.
+    fn capacity(&self) -> Capacity {
+        let host_bytes = host_bytes();
+        let host_cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
+        Capacity {
+            ram_bytes: self.ram_budget_bytes.unwrap_or(host_bytes / 2),
+            ram_percent: self.overcommit_percent,
+            host_bytes,
+            reserve_bytes: self.memory_reserve_bytes.unwrap_or(host_bytes / 10),
+            memory_percent: self.memory_overcommit_percent,
+            host_cpus,
+            vcpu_percent: self.vcpu_overcommit_percent,
+        }
+    }
 }
 
 /// Serves until it is told to end. What goes on then is broken off, which the next one undoes.
@@ -166,7 +187,9 @@ pub async fn run(
     let operations = Operations::default();
     let stores = Stores::open(objects.clone(), &state.join("store"))?;
     let images = Images::open(objects.clone(), operations.clone(), stores.clone(), &mut complain)?;
-    let catalogs = Catalogs::open(objects.clone(), stores.clone(), &mut complain)?;
+    let capacity = settings.capacity();
+    let catalogs =
+        Catalogs::open(objects.clone(), stores.clone(), (capacity, settings.hypervisor), &mut complain)?;
     if !settings.program.is_file() {
         let program = settings.program.display();
         complain(&format!(
@@ -179,8 +202,7 @@ pub async fn run(
         folder: state.join(RUN).join("machines"),
         program: settings.program.clone(),
         hypervisor: settings.hypervisor,
-        ram_budget_bytes: settings.ram_budget_bytes.unwrap_or(host_bytes() / 2),
-        overcommit_percent: settings.overcommit_percent,
+        capacity,
         memory_floor_bytes: settings.memory_floor_bytes.unwrap_or(host_bytes() / 20),
         scopes: Scopes::choose(&mut complain),
         libvirt_uri: settings.libvirt_uri.clone(),

@@ -101,6 +101,16 @@ struct Arguments {
     /// The limits of write caches may be so many percent of the budget together; their guarantees never more than it
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(100..=10_000), default_value_t = 100)]
     overcommit: u32,
+    /// Memory of the host that guests and caches do not get [default: a tenth of the host's]
+    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
+    memory_reserve: Option<u64>,
+    /// Guests and the limits of caches may have so many percent of the rest together: above 100 the host may swap, or end
+    /// guests, when all of them use what they were given
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(100..=10_000), default_value_t = 100)]
+    memory_overcommit: u32,
+    /// Guests may have so many percent of the host's processors together
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(100..=10_000), default_value_t = 800)]
+    vcpu_overcommit: u32,
     /// Caches shrink towards their guarantees when less memory is available [default: a twentieth of the host's]
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     memory_floor: Option<u64>,
@@ -231,6 +241,9 @@ fn main() -> Result<()> {
         hypervisor: arguments.hypervisor,
         ram_budget_bytes: arguments.ram_budget,
         overcommit_percent: arguments.overcommit,
+        memory_reserve_bytes: arguments.memory_reserve,
+        memory_overcommit_percent: arguments.memory_overcommit,
+        vcpu_overcommit_percent: arguments.vcpu_overcommit,
         memory_floor_bytes: arguments.memory_floor,
         libvirt_uri: arguments.libvirt_uri,
         audit: arguments.audit,

@@ -131,7 +131,7 @@ fn an_update_is_recorded_and_another_one_replaces_it() {
     for (request, code, word) in [
         (r#"{"image": "debian:9"}"#, ErrorCode::NotFound, "no version 9"),
         (r#"{"image": "debain"}"#, ErrorCode::NotFound, "'debian'"),
-        (r#"{"image": "debian", "rollout": {"batch": 0}}"#, ErrorCode::Invalid, "no machines"),
+        (r#"{"image": "debian", "rollout": {"batch": 0}}"#, ErrorCode::Invalid, "rollout.batch: 1 to"),
         (r#"{"image": "debian", "rollout": "soon"}"#, ErrorCode::Invalid, "soon"),
         (r#"{"rollout": "now"}"#, ErrorCode::Invalid, "image"),
         (r#"{"image": "debian", "strategy": "now"}"#, ErrorCode::Invalid, "strategy"),
@@ -260,7 +260,7 @@ fn publishing_and_deleting_miss_no_catalog() {
     });
     let client = world.client();
     let details: ImageDetails = client.get("/v1/images/debian").unwrap();
-    let catalogs: List<Catalog> = client.get("/v1/catalogs").unwrap();
+    let catalogs: List<Catalog> = client.list("/v1/catalogs").unwrap();
     assert!(catalogs.items.len() >= 300);
     for catalog in catalogs.items {
         let follows = catalog.spec.image.version.is_none();

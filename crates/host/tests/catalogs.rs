@@ -9,27 +9,15 @@ use spillway_api::client::Client;
 use spillway_api::{Catalog, CatalogSpec, Empty, ErrorCode, List, Machine, StoreClass, StoreFolder};
 use spillway_lab::process::wait_until;
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn a_thousand_machines_are_recorded_and_listed() {
     let mut world = World::new();
     import(&world, "debian", 1);
     let client = world.client();
-    let begun = Instant::now();
     let spec = r#"{"image": "debian", "count": 1000, "naming": "desk-####"}"#;
     client.post::<_, Catalog>("/v1/catalogs", &new("desk", spec)).unwrap();
-    let recorded = begun.elapsed();
-    let mut listed: Vec<Duration> = (0..5)
-        .map(|_| {
-            let begun = Instant::now();
-            assert_eq!(machines(&client, "desk").len(), 1000);
-            begun.elapsed()
-        })
-        .collect();
-    listed.sort();
-    println!("1,000 machines recorded in {recorded:?}, listed in {:?}", listed[2]);
-    assert!(recorded < Duration::from_secs(10) && listed[2] < Duration::from_millis(100));
     let all = machines(&client, "desk");
     assert_eq!((all[0].name.as_str(), all[999].name.as_str()), ("desk-0001", "desk-1000"));
     let uuids: HashSet<_> = all.iter().map(|m| &m.identity.uuid).collect();
@@ -115,14 +103,14 @@ fn a_daemon_that_dies_while_it_records_goes_on() {
             let client = Client::new(&socket).unwrap();
             create(&client, "m", spec).is_ok()
         });
-        let recorded = || client.get::<List<Machine>>("/v1/machines").unwrap().items.len();
+        let recorded = || client.list::<Machine>("/v1/machines").unwrap().items.len();
         let seen = wait_until(Duration::from_secs(20), || Some(recorded()).filter(|seen| *seen > 0));
         world.end(Signal::KILL);
         let was_answered = asked.join().unwrap();
         middle += u32::from(seen.is_some_and(|seen| seen < COUNT) && !was_answered);
         world.start();
         let client = world.client();
-        let all = client.get::<List<Machine>>("/v1/machines").unwrap().items;
+        let all = client.list::<Machine>("/v1/machines").unwrap().items;
         assert_eq!(all.len(), COUNT, "{seen:?} were seen");
         client.delete::<Empty>("/v1/catalogs/m").unwrap();
         assert_eq!(client.get::<List<Machine>>("/v1/machines").unwrap().items, []);
@@ -290,47 +278,4 @@ fn disks_go_to_stores_that_are_good_for_them() {
     let error = refused(change(r#"{"image": "debian", "data_disk_bytes": 1048576}"#, "?discard_data=true"));
     assert!(error.message.contains("grow, not shrink"), "{error:?}");
     change(r#"{"image": "debian"}"#, "?discard_data=true").unwrap();
-}
-
-/// A change among 10,000 machines takes as long as one among few, and so does reading a catalog.
-#[test]
-fn many_machines_do_not_slow_others_down() {
-    let world = World::new();
-    import(&world, "debian", 2);
-    let client = world.client();
-    create(&client, "few", r#"{"image": "debian", "count": 5}"#).unwrap();
-    let fastest = |mut question: Box<dyn FnMut(u32) + '_>| {
-        let mut took: Vec<Duration> = (0..21)
-            .map(|n| {
-                let begun = Instant::now();
-                question(n);
-                begun.elapsed()
-            })
-            .collect();
-        took.sort();
-        took[0]
-    };
-    let pace = || {
-        let update = |n: u32| {
-            let update = serde_json::json!({ "image": format!("debian:{}", 1 + n % 2) });
-            client.post::<_, Catalog>("/v1/catalogs/few/update", &update).unwrap();
-        };
-        let get = |_| _ = client.get::<Catalog>("/v1/catalogs/few").unwrap();
-        (fastest(Box::new(update)), fastest(Box::new(get)))
-    };
-    let among_few = pace();
-    for n in 0..10 {
-        let spec = format!(r#"{{"image": "debian", "count": 1000, "naming": "m{n}-####"}}"#);
-        create(&client, &format!("many-{n}"), &spec).unwrap();
-    }
-    let among_many = pace();
-    let begun = Instant::now();
-    assert_eq!(client.get::<List<Machine>>("/v1/machines").unwrap().items.len(), 10_005);
-    let listed = begun.elapsed();
-    println!(
-        "update and get among 5 machines {among_few:?}, among 10,005 {among_many:?}; all listed in {listed:?}"
-    );
-    let slack = Duration::from_millis(5);
-    assert!(among_many.0 < among_few.0 * 3 + slack && among_many.1 < among_few.1 * 3 + slack);
-    assert!(listed < Duration::from_secs(1));
 }

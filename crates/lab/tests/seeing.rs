@@ -203,21 +203,32 @@ fn events_are_listed_and_followed_over_the_daemons_end() {
 
 #[test]
 fn what_a_host_has_no_room_for_has_an_exit_code_of_its_own() {
-    let world = World::with(|_| ["--ram-budget", "1M"].map(str::to_owned).into());
+    let world = World::with(|_| ["--ram-budget", "100M"].map(str::to_owned).into());
     let file = world.path("a.raw").display().to_string();
     std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
     world.ok(&["image", "import", "debian", &file, "--format", "raw"]);
-    world.ok(&["catalog", "create", "desk", "--image", "debian", "--count", "1", "--ram", "64M"]);
-    let (code, _, err) = world.spillway(&["machine", "start", "desk-001", "--wait"]);
+    let create = ["catalog", "create", "desk", "--image", "debian", "--count", "2", "--ram"];
+    let (code, _, err) = world.spillway(&[&create[..], &["128M"]].concat());
+    let why = "a machine needs 128.0 MiB of cache, and this host has 100.0 MiB in all";
+    assert!(code == 73 && err.contains(why), "{code} {err}");
+    world.ok(&[&create[..], &["64M"]].concat());
+    // It is promised its cache, and fails for another reason.
+    world.spillway(&["machine", "start", "desk-001", "--wait"]);
+    let (code, _, err) = world.spillway(&["machine", "start", "desk-002", "--wait"]);
     assert!(
-        code == 73 && err.contains("may take 64.0 MiB, and 0 others have 0 B of 1.0 MiB"),
+        code == 73 && err.contains("needs 64.0 MiB of cache, and 1 others have 64.0 MiB of 100.0 MiB"),
         "{code} {err}"
     );
-    let machine = world.json(&["machine", "show", "desk-001"]);
+    let machine = world.json(&["machine", "show", "desk-002"]);
     assert_eq!(
         (&machine["status"]["phase"], &machine["status"]["code"]),
-        (&"failed".into(), &"exhausted".into())
+        (&"waiting".into(), &"exhausted".into())
     );
-    world.ok(&["machine", "stop", "desk-001", "--wait"]);
-    assert!(world.json(&["machine", "show", "desk-001"])["status"]["code"].is_null());
+    let host = world.ok(&["host", "show"]);
+    assert!(
+        host.contains("RAM tiers  64.0 MiB of 100.0 MiB") && host.contains("waiting    1 machines"),
+        "{host}"
+    );
+    world.ok(&["machine", "stop", "desk-002", "--wait"]);
+    assert!(world.json(&["machine", "show", "desk-002"])["status"]["code"].is_null());
 }

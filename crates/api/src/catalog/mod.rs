@@ -7,7 +7,10 @@ mod spec;
 
 pub use difference::{Difference, differences, settings};
 pub use ready::Ready;
-pub use rollout::{CatalogRollback, CatalogUpdate, Rollout, RolloutStrategy};
+pub use rollout::{
+    CatalogRollback, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, InTheWay, Rollout, RolloutAction,
+    RolloutChange, RolloutProgress, RolloutState, RolloutStrategy,
+};
 pub use spec::{
     BaseCache, CatalogKind, CatalogSpec, DiskMode, FullPolicy, Network, OVERFLOW_BYTES_DEFAULT,
     RAM_BYTES_DEFAULT, Rate, ResetEvent,

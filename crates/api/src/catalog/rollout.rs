@@ -1,11 +1,14 @@
 //! Another version for machines: what is asked, and what is being carried out.
 
-use crate::{ImageRef, Name};
+use crate::{ImageRef, Name, bounds};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 use utoipa::ToSchema;
+
+/// How long a rollout may make no progress if nothing is said.
+pub const DEADLINE_SECONDS_DEFAULT: u32 = 600;
 
 /// When machines that run take another version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -35,7 +38,8 @@ impl FromStr for RolloutStrategy {
 
     /// As people write it: `next-start`, `now`, `batch=5`.
     fn from_str(text: &str) -> Result<RolloutStrategy, String> {
-        let machines = text.strip_prefix("batch=").and_then(|k| k.parse().ok()).filter(|k| *k > 0);
+        let machines = text.strip_prefix("batch=").and_then(|k| k.parse::<u32>().ok());
+        let machines = machines.filter(|k| bounds::BATCH.check("batch", (*k).into()).is_ok());
         match (text, machines) {
             ("next-start", _) => Ok(RolloutStrategy::NextStart),
             ("now", _) => Ok(RolloutStrategy::Now),
@@ -52,6 +56,12 @@ pub struct Rollout {
     pub strategy: RolloutStrategy,
     /// How long machines that somebody has claimed are left alone; until they are released if nothing is said.
     pub grace_seconds: Option<u32>,
+    /// How many seconds may pass without progress before the rollout counts as stalled. It goes on when it can.
+    pub deadline_seconds: u32,
+    /// So many machines that fail are passed over; each one more holds a place of the batch until it is ready.
+    pub max_failed: u32,
+    /// No further machine is restarted until the rollout is resumed.
+    pub paused: bool,
     /// When it was asked for.
     #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,
@@ -59,6 +69,78 @@ pub struct Rollout {
     pub image: Name,
     /// Its version.
     pub version: u32,
+    /// How far it is. Absent until the daemon has looked at the machines for the first time, which takes a moment, and while
+    /// the host is closed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<RolloutProgress>,
+}
+
+/// How far a rollout is. `done`, `failed`, `waiting` and `restarting` count different machines; the rest of `of` are still to
+/// be restarted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RolloutProgress {
+    /// Whether it moves.
+    pub state: RolloutState,
+    /// Why it does not move, for people.
+    pub reason: Option<String>,
+    /// Machines that run with the version, or keep the one that their disk stays on, and are ready.
+    pub done: u32,
+    /// Machines that are to run.
+    pub of: u32,
+    /// Machines that were restarted, or start for another reason, and are not ready yet.
+    pub restarting: u32,
+    /// Machines that cannot be started.
+    pub failed: u32,
+    /// Machines that run with another version and are left alone, since somebody has claimed them.
+    pub waiting: u32,
+    /// When a machine was last done or restarted.
+    #[schema(value_type = String, format = DateTime)]
+    pub progressed: Timestamp,
+    /// Machines that the rollout waits for, at most 16: those first that have failed.
+    pub in_the_way: Vec<InTheWay>,
+}
+
+/// Whether a rollout moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RolloutState {
+    /// It restarts machines, and its deadline has not passed.
+    Running,
+    /// Nothing is left but machines that somebody has claimed.
+    Waiting,
+    /// It has made no progress within its deadline.
+    Stalled,
+    /// Somebody has paused it.
+    Paused,
+}
+
+/// A machine that a rollout waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct InTheWay {
+    /// The machine's name.
+    pub machine: Name,
+    /// Why it is not done, for people.
+    pub why: String,
+}
+
+/// Asks a rollout to do something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RolloutChange {
+    /// What it is to do.
+    pub action: RolloutAction,
+}
+
+/// What a rollout can be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RolloutAction {
+    /// To restart no further machine. Those that it has restarted come up.
+    Pause,
+    /// To go on after a pause. Its deadline begins anew.
+    Resume,
+    /// To end. Machines that have the version keep it; the others take it at their next start.
+    Abort,
 }
 
 /// Asks for another version, or for another way that machines come to it.
@@ -73,6 +155,12 @@ pub struct CatalogUpdate {
     /// How long machines that somebody has claimed are left alone; until they are released if nothing is said.
     #[serde(default)]
     pub grace_seconds: Option<u32>,
+    /// How many seconds may pass without progress before the rollout counts as stalled. By default 600.
+    #[serde(default)]
+    pub deadline_seconds: Option<u32>,
+    /// So many machines that fail are passed over; each one more holds a place of the batch until it is ready.
+    #[serde(default)]
+    pub max_failed: u32,
     /// What machines keep may be thrown away.
     #[serde(default)]
     pub discard_data: bool,
@@ -91,6 +179,12 @@ pub struct CatalogRollback {
     /// How long machines that somebody has claimed are left alone; until they are released if nothing is said.
     #[serde(default)]
     pub grace_seconds: Option<u32>,
+    /// How many seconds may pass without progress before the rollout counts as stalled. By default 600.
+    #[serde(default)]
+    pub deadline_seconds: Option<u32>,
+    /// So many machines that fail are passed over; each one more holds a place of the batch until it is ready.
+    #[serde(default)]
+    pub max_failed: u32,
     /// What machines keep may be thrown away.
     #[serde(default)]
     pub discard_data: bool,

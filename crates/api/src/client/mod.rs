@@ -15,7 +15,7 @@ pub use error::ClientError;
 pub use follow::Following;
 pub use token::{Token, TokenError};
 
-use crate::{ErrorBody, ErrorCode, EventId};
+use crate::{ErrorBody, ErrorCode, EventId, List, MOST_ON_A_PAGE, Page};
 use follow::Lines;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -99,6 +99,30 @@ impl Client {
     /// Asks for an object.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.ask::<(), T>(Method::GET, path, None, Once::No)
+    }
+
+    /// Asks for a list that comes in pages: all of it. The path may have a query.
+    pub fn list<T: DeserializeOwned>(&self, path: &str) -> Result<List<T>, ClientError> {
+        self.list_on(path, Page { items: Vec::new(), next: Some(String::new()) })
+    }
+
+    /// The same, after a page that has come already.
+    pub fn list_on<T: DeserializeOwned>(&self, path: &str, first: Page<T>) -> Result<List<T>, ClientError> {
+        let Page { mut items, next: mut token } = first;
+        while let Some(last) = token {
+            let mut part = query([("limit", MOST_ON_A_PAGE.to_string())]);
+            if !last.is_empty() {
+                part += &query([("continue", last.clone())]).replace('?', "&");
+            }
+            let joined = if path.contains('?') { part.replacen('?', "&", 1) } else { part };
+            let page: Page<T> = self.get(&format!("{path}{joined}"))?;
+            if page.next.as_ref().is_some_and(|next| *next <= last) {
+                return Err(self.broken("its list does not go on".into()));
+            }
+            items.extend(page.items);
+            token = page.next;
+        }
+        Ok(List { items })
     }
 
     /// Asks for something to be done.

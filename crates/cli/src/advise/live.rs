@@ -36,7 +36,7 @@ struct Advice {
 /// Advises for each machine of a catalog whose disk is served.
 pub fn live(daemon: &Daemon, catalog: &Name, goal: f64) -> Result<(), Failure> {
     let client = daemon.client()?;
-    let machines: List<MachineDetails> = client.get(&format!("/v1/machines?catalog={catalog}"))?;
+    let machines: List<MachineDetails> = client.list(&format!("/v1/machines?catalog={catalog}"))?;
     let mut all = Vec::new();
     for machine in machines.items.iter().filter(|machine| machine.status.phase == Phase::Running) {
         let name = &machine.machine.name;

@@ -6,7 +6,10 @@ use super::words::word;
 use crate::error::{Exit, Failure};
 use clap::Subcommand;
 use spillway_api::client::Client;
-use spillway_api::{HostAction, HostDetails, List, MachineDetails, NewHostAction, UnreadableRecord};
+use spillway_api::{
+    HostAction, HostBudget, HostDetails, List, MachineDetails, NewHostAction, UnreadableRecord,
+};
+use spillway_worker::supervisor::bytes;
 use std::time::{Duration, Instant};
 
 /// Between two looks whether something runs still.
@@ -55,8 +58,9 @@ pub fn host(daemon: &Daemon, command: HostCommand) -> Result<(), Failure> {
         let state = if details.closed { "closed: no machine starts" } else { "open" };
         let (by, busy, version) = (word(&details.hypervisor), details.busy, &details.version);
         let unreadable: String = details.unreadable.iter().map(unreadable).collect();
+        let budget = budget(&details.budget);
         format!(
-            "{state}\n{busy} machines run, start or stop\nthey are run by {by}\nspillwayd {version}\n{unreadable}"
+            "{state}\n{busy} machines run, start or stop\nthey are run by {by}\n{budget}spillwayd {version}\n{unreadable}"
         )
     })
 }
@@ -65,6 +69,31 @@ pub fn host(daemon: &Daemon, command: HostCommand) -> Result<(), Failure> {
 fn unreadable(record: &UnreadableRecord) -> String {
     let UnreadableRecord { key, why, advice, .. } = record;
     format!("set aside: {key} cannot be read ({why}). {advice}\n")
+}
+
+/// What machines were promised of the host.
+fn budget(budget: &HostBudget) -> String {
+    let waiting = match budget.waiting {
+        0 => String::new(),
+        waiting => format!("waiting    {waiting} machines, until others give something back\n"),
+    };
+    format!(
+        "memory     guests {} and RAM tiers {} of {} (the host has {}, {} of it in reserve)\n\
+         RAM tiers  {} of {}; guaranteed {} of {}\n\
+         vCPUs      {} of {} (the host has {})\n{waiting}",
+        bytes(budget.guest_bytes),
+        bytes(budget.ram_bytes),
+        bytes(budget.memory_limit_bytes),
+        bytes(budget.host_memory_bytes),
+        bytes(budget.reserve_bytes),
+        bytes(budget.ram_bytes),
+        bytes(budget.ram_limit_bytes),
+        bytes(budget.ram_guaranteed_bytes),
+        bytes(budget.ram_guarantee_limit_bytes),
+        budget.vcpus,
+        budget.vcpu_limit,
+        budget.host_cpus,
+    )
 }
 
 /// Waits until nothing runs, those of deleted machines too. What cannot be stopped is tried again and again, and told of in
@@ -76,7 +105,7 @@ fn until_idle(client: &Client, until: Instant) -> Result<HostDetails, Failure> {
             return Ok(host);
         }
         if Instant::now() >= until {
-            let machines: List<MachineDetails> = client.get("/v1/machines")?;
+            let machines: List<MachineDetails> = client.list("/v1/machines")?;
             machines.items.iter().try_for_each(failed)?;
             let message = format!("{} machines have not stopped: see 'machine list'", host.busy);
             return Err(Failure::new(Exit::Refused, message));

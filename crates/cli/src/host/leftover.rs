@@ -55,7 +55,7 @@ pub fn tell(client: &Client, is_of: impl Fn(&Leftover) -> bool) -> Result<(), Fa
 }
 
 fn all(client: &Client) -> Result<List<Leftover>, Failure> {
-    Ok(client.get("/v1/leftovers")?)
+    Ok(client.list("/v1/leftovers")?)
 }
 
 /// A line for each file.

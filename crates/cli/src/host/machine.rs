@@ -3,7 +3,7 @@
 use super::catalog::compare::change_text;
 use super::claim::{self, CLAIM_EXAMPLES, Claim, Renew, release};
 use super::console::console;
-use super::words::{label, word};
+use super::words::{label, number, word};
 use super::{Daemon, Labels, exit, leftover, table};
 use crate::args::supervisor_rate;
 use crate::error::{Exit, Failure};
@@ -12,9 +12,10 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use spillway_api::client::{Client, ClientError, query};
 use spillway_api::{
-    Action, Empty, ErrorBody, ErrorCode, List, MachineAction, MachineDetails, MachineRun, Name, Phase, Power,
-    Rate, Selector, size_text,
+    Action, Empty, ErrorBody, ErrorCode, List, MOST_NAMES, MachineAction, MachineDetails, MachineRun, Name,
+    Page, Phase, Power, Rate, Selector, bounds, size_text,
 };
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -176,8 +177,10 @@ pub struct How {
     /// End them at once, as if power failed
     #[arg(long, conflicts_with = "grace")]
     force: bool,
-    /// How long a guest may take to shut down before it is ended [default: as its catalog says]
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(
+        long, value_name = "SECONDS", value_parser = number(&bounds::GRACE_SECONDS),
+        help = bounds::GRACE_SECONDS.help("How long a guest may take to shut down before it is ended [default: as its catalog says]")
+    )]
     grace: Option<u32>,
 }
 
@@ -188,7 +191,7 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
         MachineCommand::List { catalog, owner, labels } => {
             let catalog = catalog.map(|catalog| ("catalog", catalog.to_string()));
             let which = labels.query(catalog.into_iter().chain(owner.map(|owner| ("owner", owner))));
-            let machines: List<MachineDetails> = client.get(&format!("/v1/machines{which}"))?;
+            let machines: List<MachineDetails> = client.list(&format!("/v1/machines{which}"))?;
             daemon.show(&machines, |machines| rows(&machines.items))
         }
         MachineCommand::Show { name } => daemon.show(&get(&client, &name)?, page),
@@ -254,7 +257,7 @@ fn act(daemon: &Daemon, client: &Client, action: Action, which: Which, how: How)
     let select = which.selected.into();
     let How { discard_data, force, grace } = how;
     let asked = MachineAction { action, select, force, discard_data, grace_seconds: grace };
-    let mut machines: List<MachineDetails> = client.post("/v1/machine-actions", &asked)?;
+    let mut machines = ask(client, asked)?;
     if which.wait {
         let until = Instant::now() + Duration::from_secs(which.timeout);
         machines.items.iter_mut().try_for_each(|machine| wait(client, machine, until))?;
@@ -306,9 +309,9 @@ fn delete(daemon: &Daemon, client: &Client, selected: Selected, with_data: bool)
         };
         deleted.items.iter().map(line).collect()
     })?;
-    leftover::tell(client, |left| {
-        deleted.items.iter().any(|deleted| deleted.name == left.machine && deleted.error.is_none())
-    })?;
+    let gone: HashSet<&Name> =
+        deleted.items.iter().filter(|deleted| deleted.error.is_none()).map(|deleted| &deleted.name).collect();
+    leftover::tell(client, |left| gone.contains(&left.machine))?;
     let mut stay = deleted.items.iter().filter_map(|deleted| deleted.error.as_ref());
     let Some(first) = stay.next() else { return Ok(()) };
     let message = match stay.count() {
@@ -329,23 +332,40 @@ impl Selected {
         let which = query(catalog.into_iter().chain(labels));
         // One that does not exist is a mistake, not one that does not fit.
         self.names.iter().try_for_each(|name| get(client, name).map(drop))?;
-        let found: List<MachineDetails> = client.get(&format!("/v1/machines{which}"))?;
+        let found: List<MachineDetails> = client.list(&format!("/v1/machines{which}"))?;
         let found = found.items.into_iter().map(|machine| machine.machine.name);
-        Ok(found.filter(|name| self.names.is_empty() || self.names.contains(name)).collect())
+        let named: HashSet<&Name> = self.names.iter().collect();
+        Ok(found.filter(|name| named.is_empty() || named.contains(name)).collect())
     }
 }
 
 fn drain(daemon: &Daemon, client: &Client, action: Action, which: Selected) -> Result<(), Failure> {
     let select = which.into();
     let asked = MachineAction { action, select, force: false, discard_data: false, grace_seconds: None };
-    let machines: List<MachineDetails> = client.post("/v1/machine-actions", &asked)?;
-    daemon.show(&machines, |machines| rows(&machines.items))
+    daemon.show(&ask(client, asked)?, |machines| rows(&machines.items))
+}
+
+/// Asks machines to do something. All of them, as they are: more names than a request can carry take more than one.
+fn ask(client: &Client, asked: MachineAction) -> Result<List<MachineDetails>, Failure> {
+    let labels = asked.select.labels.iter().map(|(key, value)| ("label", format!("{key}={value}")));
+    let catalog = asked.select.catalog.iter().map(|catalog| ("catalog", catalog.to_string()));
+    let others = format!("/v1/machines{}", query(catalog.chain(labels)));
+    let mut items = Vec::new();
+    let names = asked.select.names.clone();
+    let parts = if names.is_empty() { vec![&names[..]] } else { names.chunks(MOST_NAMES).collect() };
+    for part in parts {
+        let select = Selector { names: part.to_vec(), ..asked.select.clone() };
+        let page: Page<MachineDetails> =
+            client.post("/v1/machine-actions", &MachineAction { select, ..asked.clone() })?;
+        items.extend(client.list_on(&others, page)?.items);
+    }
+    Ok(List { items })
 }
 
 /// Refuses to call it done if the machine has not become what was wanted.
 pub fn failed(machine: &MachineDetails) -> Result<(), Failure> {
     match machine.status.phase {
-        Phase::Failed => {
+        Phase::Failed | Phase::Waiting => {
             let why = machine.status.message.as_deref().unwrap_or("it has failed");
             let code = machine.status.code.unwrap_or(ErrorCode::Internal);
             Err(Failure::new(exit(code), format!("{}: {why}", machine.machine.name)))
@@ -360,10 +380,11 @@ pub fn wait(client: &Client, machine: &mut MachineDetails, until: Instant) -> Re
         let left = until.saturating_duration_since(Instant::now()).as_secs();
         if left == 0 {
             let (name, phase) = (&machine.machine.name, word(&machine.status.phase));
-            return Err(Failure::new(
-                Exit::Refused,
-                format!("{name} is {phase} still: see 'machine show {name}'"),
-            ));
+            let why = match &machine.status.message {
+                Some(message) => format!("{name} is {phase} still: {message}"),
+                None => format!("{name} is {phase} still: see 'machine show {name}'"),
+            };
+            return Err(Failure::new(Exit::Refused, why));
         }
         let path = format!("/v1/machines/{}?wait_seconds={}", machine.machine.name, left.min(10));
         *machine = client.get(&path)?;

@@ -3,7 +3,8 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use spillway_api::{Name, Network};
+use spillway_api::bounds::Bounds;
+use spillway_api::{Name, Network, parse_size};
 use std::str::FromStr;
 
 /// The word of a value.
@@ -20,6 +21,22 @@ pub fn words<T: DeserializeOwned + Clone + Send + Sync + 'static>(
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(all)
         .map(|word| serde_json::from_value(serde_json::Value::String(word)).expect("each of them is a word"))
+}
+
+/// A size within its bounds.
+pub fn size(bounds: &'static Bounds) -> impl Fn(&str) -> Result<u64, String> + Clone {
+    move |text| {
+        let bytes = parse_size(text).map_err(|e| e.to_string())?;
+        bounds.check("it", bytes).map(|()| bytes).map_err(|e| e.to_string())
+    }
+}
+
+/// A number within its bounds.
+pub fn number(bounds: &'static Bounds) -> impl Fn(&str) -> Result<u32, String> + Clone {
+    move |text| {
+        let number: u32 = text.parse().map_err(|_| format!("it is a whole number, {bounds}"))?;
+        bounds.check("it", number.into()).map(|()| number).map_err(|e| e.to_string())
+    }
 }
 
 /// `team=sales`.

@@ -130,7 +130,7 @@ fn machine(machine: &spillway_api::MachineFigures) -> Row {
 
 fn catalog(catalog: &spillway_api::CatalogFigures) -> Row {
     let m = &catalog.machines;
-    let all = m.stopped + m.starting + m.running + m.stopping + m.failed;
+    let all = m.stopped + m.waiting + m.starting + m.running + m.stopping + m.failed;
     let mut state = format!("{}/{all}", m.running);
     for (number, what) in [
         (m.failed, "failed"),

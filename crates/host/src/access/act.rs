@@ -97,6 +97,7 @@ mod tests {
             (Method::POST, "/v1/catalogs", Admin, "create", "catalog", ""),
             (Method::PUT, "/v1/catalogs/desk", Admin, "change", "catalog", "desk"),
             (Method::POST, "/v1/catalogs/desk/rollback", Admin, "rollback", "catalog", "desk"),
+            (Method::POST, "/v1/catalogs/desk/rollout", Admin, "rollout", "catalog", "desk"),
             (Method::DELETE, "/v1/catalogs/claims", Admin, "delete", "catalog", "claims"),
             (Method::PUT, "/v1/machine-actions", Admin, "PUT", "path", "/v1/machine-actions"),
             (Method::POST, "/v1/machine-actions/x", Admin, "POST", "path", "/v1/machine-actions/x"),

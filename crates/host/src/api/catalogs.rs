@@ -1,17 +1,18 @@
 //! Routes of catalogs.
 
-use super::extract::{Body, IdempotencyKey, IfMatch, Path, Query, select};
+use super::extract::{Body, IdempotencyKey, IfMatch, PartOfList, Path, Query, part, select};
 use super::{App, Failure, ask};
 use crate::access::caller::{Caller, Role};
 use crate::access::note::Note;
 use crate::catalogs::Terms;
 use crate::error::HostError;
+use crate::machines::Gathered;
 use axum::extract::State;
 use axum::{Extension, Json};
 use serde::Deserialize;
 use spillway_api::{
-    Catalog, CatalogRollback, CatalogSpec, CatalogUpdate, Difference, Empty, List, Name, NewCatalog,
-    differences,
+    Catalog, CatalogRollback, CatalogSpec, CatalogUpdate, Difference, Empty, EventKind, Name, NewCatalog,
+    Page, RolloutAction, RolloutChange, differences,
 };
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -24,6 +25,7 @@ pub fn routes() -> OpenApiRouter<App> {
         .routes(routes!(list_catalogs, create_catalog))
         .routes(routes!(show_catalog, change_catalog, delete_catalog))
         .routes(routes!(update_catalog))
+        .routes(routes!(change_rollout))
         .routes(routes!(roll_catalog_back))
 }
 
@@ -38,16 +40,26 @@ struct Labelled {
 }
 
 /// All catalogs, or those with certain labels.
-#[utoipa::path(get, path = "", params(Labelled), responses((status = 200, body = List<Catalog>), Failure))]
+#[utoipa::path(get, path = "", params(Labelled, PartOfList), responses((status = 200, body = Page<Catalog>), Failure))]
 async fn list_catalogs(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Query(pairs): Query<Vec<(String, String)>>,
-) -> Answer<List<Catalog>> {
+    Query(mut pairs): Query<Vec<(String, String)>>,
+) -> Answer<Page<Catalog>> {
+    let part = part(&mut pairs)?;
     let selector = select(pairs, &["label"])?;
     ask(move || {
-        let chosen = app.catalogs.list()?.into_iter().filter(|catalog| selector.chooses(catalog));
-        Ok(List { items: chosen.map(|catalog| seen_by(caller.role, catalog)).collect() })
+        let mut page = Gathered::new(&part);
+        for catalog in app.catalogs.list_after(&part.after) {
+            let catalog = catalog?;
+            let is_chosen = selector.chooses(&catalog);
+            let name = catalog.name.clone();
+            let seen = |catalog| seen_by(caller.role, app.machines.with_progress(catalog));
+            if is_chosen && !page.add(name.as_str(), seen(catalog)) {
+                break;
+            }
+        }
+        Ok(page.page())
     })
     .await
 }
@@ -114,7 +126,7 @@ async fn show_catalog(
     Extension(caller): Extension<Caller>,
     Path(name): Path<Name>,
 ) -> Answer<Catalog> {
-    ask(move || Ok(seen_by(caller.role, app.catalogs.get(&name)?))).await
+    ask(move || Ok(seen_by(caller.role, app.machines.with_progress(app.catalogs.get(&name)?)))).await
 }
 
 /// On which terms.
@@ -196,6 +208,40 @@ async fn update_catalog(
         let (catalog, before) = app.catalogs.update(&name, &update, expected)?;
         note_change(&note, &before, &catalog);
         Ok(catalog)
+    })
+    .await
+}
+
+/// Pauses a catalog's rollout, lets it go on, or ends it. Machines that have the version keep it in any case. `conflict`:
+/// no rollout goes on.
+#[utoipa::path(post, path = "/{name}/rollout", params(("name" = Name, Path), IfMatch), request_body = RolloutChange, responses((status = 200, body = Catalog), Failure))]
+async fn change_rollout(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<Name>,
+    IfMatch(expected): IfMatch,
+    note: Note,
+    Body(RolloutChange { action }): Body<RolloutChange>,
+) -> Answer<Catalog> {
+    note.verb(match action {
+        RolloutAction::Pause => "pause rollout",
+        RolloutAction::Resume => "resume rollout",
+        RolloutAction::Abort => "abort rollout",
+    });
+    ask(move || {
+        let (catalog, is_changed) = app.catalogs.change_rollout(&name, action, expected)?;
+        let what = match action {
+            RolloutAction::Pause => "is paused",
+            RolloutAction::Resume => "goes on",
+            RolloutAction::Abort => {
+                "is aborted: machines that have the version keep it, the others take it at their next start"
+            }
+        };
+        if is_changed {
+            let text = format!("its rollout {what} (by {caller})");
+            app.events.raise(EventKind::Rollout, &format!("catalog/{name}"), text);
+        }
+        Ok(app.machines.with_progress(catalog))
     })
     .await
 }

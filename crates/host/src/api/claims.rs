@@ -2,8 +2,7 @@
 //!
 //! Invariant: a claim of which nobody could be told is given up, unless its key says that the client asks again.
 
-use super::extract::{Body, IdempotencyKey, Path, Query};
-use super::machines::LONGEST_WAIT_SECONDS;
+use super::extract::{Body, IdempotencyKey, Path, Query, wait as held};
 use super::{App, Failure, ask, ask_for};
 use crate::access::caller::Caller;
 use crate::access::note::Note;
@@ -17,7 +16,6 @@ use serde::Deserialize;
 use spillway_api::{ClaimRenewal, ErrorCode, MachineDetails, Name, NewClaim};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -37,7 +35,7 @@ pub fn machine_routes() -> OpenApiRouter<App> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Wait {
-    /// Answer when the machine is what is wanted of it, or after so many seconds, at most 30.
+    /// Answer when the machine is what is wanted of it, or after so many seconds.
     #[serde(default)]
     wait_seconds: u32,
 }
@@ -56,6 +54,7 @@ async fn claim_machine(
     Query(wait): Query<Wait>,
     Body(claim): Body<NewClaim>,
 ) -> Result<Response, HostError> {
+    let held = held(wait.wait_seconds)?;
     let key = key.of(&caller.name, &format!("claims/{catalog}"), &claim);
     let by = Claimant { who: caller.to_string(), owner: caller.name.to_string(), key };
     let machines = app.machines.clone();
@@ -73,10 +72,9 @@ async fn claim_machine(
         Ok((machine, None))
     })
     .await?;
-    let seconds = wait.wait_seconds.min(LONGEST_WAIT_SECONDS);
-    if seconds > 0 && !machine.status.settled {
+    if !held.is_zero() && !machine.status.settled {
         tokio::select! {
-            waited = app.machines.wait(&machine.machine.name, Duration::from_secs(seconds.into())) => machine = waited?,
+            waited = app.machines.wait(&machine.machine.name, held) => machine = waited?,
             () = gone.wait() => {
                 let message = "the connection went before the machine was ready";
                 return Err(HostError::new(ErrorCode::Cancelled, message));

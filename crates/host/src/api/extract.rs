@@ -3,6 +3,7 @@
 use crate::access::note::Note;
 use crate::error::HostError;
 use crate::idempotency::Key;
+use crate::machines::Part;
 use crate::store::Revision;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
@@ -11,6 +12,7 @@ use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use spillway_api::bounds::{self, Bounded};
 use spillway_api::client::IDEMPOTENCY_KEY;
 use spillway_api::{ErrorCode, Name, Selector};
 use std::time::Duration;
@@ -20,13 +22,17 @@ use utoipa::openapi::schema::{ObjectBuilder, Type};
 
 /// Longest `Idempotency-Key`.
 const MOST_KEY_CHARACTERS: usize = 128;
+/// Objects on a page if nothing is said.
+const PAGE: usize = 500;
+/// The longest token that continues a list.
+const MOST_TOKEN_BYTES: usize = 256;
 /// How long a body may take to come.
 const BODY: Duration = Duration::from_secs(30);
 
-/// A body: JSON, whatever its content type says. The audit log is told what it asks.
+/// A body: JSON, whatever its content type says, with each number within its bounds. The audit log is told what it asks.
 pub struct Body<T>(pub T);
 
-impl<T: DeserializeOwned + Serialize, S: Send + Sync> FromRequest<S> for Body<T> {
+impl<T: DeserializeOwned + Serialize + Bounded, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = HostError;
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, HostError> {
@@ -39,9 +45,10 @@ impl<T: DeserializeOwned + Serialize, S: Send + Sync> FromRequest<S> for Body<T>
             let code = if too_large { ErrorCode::TooLarge } else { ErrorCode::Invalid };
             HostError::new(code, format!("the request's body: {}", e.body_text()))
         })?;
-        let value = serde_json::from_slice(&bytes);
-        let value = value.map_err(|e| HostError::invalid(format!("the request's body: {e}")))?;
+        let value: T = serde_json::from_slice(&bytes)
+            .map_err(|e| HostError::invalid(format!("the request's body: {e}")))?;
         note.into_iter().for_each(|note| note.asked(&value));
+        value.check_bounds().map_err(|e| HostError::invalid(e.to_string()))?;
         Ok(Body(value))
     }
 }
@@ -72,6 +79,19 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
         }
         Ok(Query(query.0))
     }
+}
+
+/// Which part of a list, for the document.
+#[derive(utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "for the document")]
+pub struct PartOfList {
+    /// How many objects a page has at most. By default 500.
+    #[param(required = false)]
+    limit: u32,
+    /// The `continue` of the page before this one; the first page if it is absent.
+    #[param(required = false)]
+    r#continue: String,
 }
 
 /// The revision that a change was decided on, if the client says it: `If-Match: "12"`.
@@ -149,6 +169,30 @@ impl utoipa::IntoParams for IdempotencyKey {
     }
 }
 
+/// How long an answer may be held back, if that is within its bounds.
+pub fn wait(seconds: u32) -> Result<Duration, HostError> {
+    let checked = bounds::WAIT_SECONDS.check("wait_seconds", seconds.into());
+    checked.map_err(|e| HostError::invalid(e.to_string()))?;
+    Ok(Duration::from_secs(seconds.into()))
+}
+
+/// Takes which part of a list is asked for out of what follows the question mark.
+pub fn part(pairs: &mut Vec<(String, String)>) -> Result<Part, HostError> {
+    let mut part = Part { after: String::new(), most: PAGE };
+    for (word, value) in pairs.extract_if(.., |(word, _)| word == "limit" || word == "continue") {
+        if word == "limit" {
+            let most = value.parse().map_err(|_| HostError::invalid("limit: it is a number"))?;
+            bounds::LIMIT.check("limit", most).map_err(|e| HostError::invalid(e.to_string()))?;
+            part.most = most as usize;
+        } else if value.len() > MOST_TOKEN_BYTES || value.contains(|c: char| !c.is_ascii_graphic()) {
+            return Err(HostError::invalid("continue: this is none that a list has given"));
+        } else {
+            part.after = value;
+        }
+    }
+    Ok(part)
+}
+
 /// Reads which objects are asked for, of what follows the question mark; only these words are known.
 pub fn select(pairs: Vec<(String, String)>, words: &[&str]) -> Result<Selector, HostError> {
     let mut selector = Selector::default();
@@ -156,7 +200,7 @@ pub fn select(pairs: Vec<(String, String)>, words: &[&str]) -> Result<Selector, 
         let name = |text: &str| text.parse::<Name>().map_err(|e| HostError::invalid(format!("{word}: {e}")));
         match word.as_str() {
             "catalog" if words.contains(&"catalog") => selector.catalog = Some(name(&value)?),
-            "label" => {
+            "label" if words.contains(&"label") => {
                 let (key, value) = value.split_once('=').ok_or_else(|| {
                     HostError::invalid(format!("label: '{}' is not KEY=VALUE", value.escape_debug()))
                 })?;
@@ -167,7 +211,9 @@ pub fn select(pairs: Vec<(String, String)>, words: &[&str]) -> Result<Selector, 
             }
             _ => {
                 let word = word.escape_debug();
-                return Err(HostError::invalid(format!("'{word}' cannot be asked: {}", words.join(", "))));
+                let known =
+                    words.iter().chain(&["limit", "continue"]).copied().collect::<Vec<_>>().join(", ");
+                return Err(HostError::invalid(format!("'{word}' cannot be asked: {known}")));
             }
         }
     }

@@ -10,6 +10,9 @@ use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use spillway_api::{ErrorCode, HostAction, HostDetails, NewHostAction};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
+use utoipa::{PartialSchema, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -23,10 +26,22 @@ async fn show_host(State(app): State<App>) -> Result<Json<HostDetails>, HostErro
     ask(move || app.machines.host()).await
 }
 
+/// The bytes of a SQLite database, for the document.
+struct DatabaseFile;
+
+impl PartialSchema for DatabaseFile {
+    fn schema() -> RefOr<Schema> {
+        let binary = SchemaFormat::KnownFormat(KnownFormat::Binary);
+        ObjectBuilder::new().schema_type(Type::String).format(Some(binary)).into()
+    }
+}
+
+impl ToSchema for DatabaseFile {}
+
 /// Copies the records of the host as they are now: a SQLite database, for `spillwayd restore`. It has secrets: the SSH host keys
 /// of machines, and what guests are told. The folder that it is of comes in the header `Spillway-State`.
 #[utoipa::path(post, path = "/backup", responses(
-    (status = 200, content_type = "application/vnd.sqlite3", body = Vec<u8>), Failure
+    (status = 200, content_type = "application/vnd.sqlite3", body = inline(DatabaseFile)), Failure
 ))]
 async fn back_up(State(app): State<App>) -> Result<Response, HostError> {
     let state = app.state;

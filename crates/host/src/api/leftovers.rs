@@ -1,11 +1,11 @@
 //! Routes of what deleted machines have left.
 
-use super::extract::Path;
+use super::extract::{PartOfList, Path, Query, part, select};
 use super::{App, Failure, ask};
 use crate::error::HostError;
 use axum::Json;
 use axum::extract::State;
-use spillway_api::{Empty, Leftover, List};
+use spillway_api::{Empty, Leftover, Page};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -14,9 +14,14 @@ pub fn routes() -> OpenApiRouter<App> {
 }
 
 /// What deleted machines have left, in the order of their names.
-#[utoipa::path(get, path = "", responses((status = 200, body = List<Leftover>), Failure))]
-async fn list_leftovers(State(app): State<App>) -> Result<Json<List<Leftover>>, HostError> {
-    ask(move || Ok(List { items: app.machines.leftovers()? })).await
+#[utoipa::path(get, path = "", params(PartOfList), responses((status = 200, body = Page<Leftover>), Failure))]
+async fn list_leftovers(
+    State(app): State<App>,
+    Query(mut pairs): Query<Vec<(String, String)>>,
+) -> Result<Json<Page<Leftover>>, HostError> {
+    let part = part(&mut pairs)?;
+    select(pairs, &[])?;
+    ask(move || app.machines.leftovers(&part)).await
 }
 
 /// Removes the files that a deleted machine has left: soon after the answer.

@@ -1,6 +1,6 @@
 //! Routes of machines.
 
-use super::extract::{Body, Path, Query, select};
+use super::extract::{Body, PartOfList, Path, Query, part, select, wait as held};
 use super::{App, Failure, ask};
 use crate::access::caller::{Caller, Role};
 use crate::access::note::Note;
@@ -8,14 +8,10 @@ use crate::error::HostError;
 use axum::extract::State;
 use axum::{Extension, Json};
 use serde::Deserialize;
-use spillway_api::{Action, DiskCurve, Empty, ErrorCode, List, MachineAction, MachineDetails, Name};
-use std::time::Duration;
+use spillway_api::{Action, DiskCurve, Empty, ErrorCode, MachineAction, MachineDetails, Name, Page};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-
-/// The longest that an answer is held back.
-pub const LONGEST_WAIT_SECONDS: u32 = 30;
 
 type Answer<T> = Result<Json<T>, HostError>;
 
@@ -45,19 +41,16 @@ struct Which {
 }
 
 /// All machines, or those of certain catalogs or owners.
-#[utoipa::path(get, path = "", params(Which), responses((status = 200, body = List<MachineDetails>), Failure))]
+#[utoipa::path(get, path = "", params(Which, PartOfList), responses((status = 200, body = Page<MachineDetails>), Failure))]
 async fn list_machines(
     State(app): State<App>,
-    Query(pairs): Query<Vec<(String, String)>>,
-) -> Answer<List<MachineDetails>> {
-    let (owners, pairs): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|(word, _)| word == "owner");
+    Query(mut pairs): Query<Vec<(String, String)>>,
+) -> Answer<Page<MachineDetails>> {
+    let part = part(&mut pairs)?;
+    let owners = pairs.extract_if(.., |(word, _)| word == "owner");
+    let owners: Vec<String> = owners.map(|(_, owner)| owner).collect();
     let selector = select(pairs, &["catalog", "label", "owner"])?;
-    let is_theirs = move |machine: &MachineDetails| {
-        let has = |owner: &String| machine.claim.as_ref().is_some_and(|claim| claim.owner == *owner);
-        owners.iter().all(|(_, owner)| has(owner))
-    };
-    ask(move || Ok(List { items: app.machines.list(&selector)?.into_iter().filter(is_theirs).collect() }))
-        .await
+    ask(move || app.machines.page(&selector, &owners, &part)).await
 }
 
 /// How long to wait.
@@ -65,7 +58,7 @@ async fn list_machines(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Wait {
-    /// Answer when it is what is wanted of it, or after so many seconds, at most 30.
+    /// Answer when it is what is wanted of it, or after so many seconds.
     #[serde(default)]
     wait_seconds: u32,
 }
@@ -77,8 +70,7 @@ async fn show_machine(
     Path(name): Path<Name>,
     Query(wait): Query<Wait>,
 ) -> Answer<MachineDetails> {
-    let seconds = wait.wait_seconds.min(LONGEST_WAIT_SECONDS);
-    app.machines.wait(&name, Duration::from_secs(seconds.into())).await.map(Json)
+    app.machines.wait(&name, held(wait.wait_seconds)?).await.map(Json)
 }
 
 /// What its RAM tier should do.
@@ -132,24 +124,20 @@ fn word(action: &Action) -> &'static str {
     }
 }
 
-/// Records what is wanted of machines: it is done after the answer. They, as they are. To throw away what machines keep
-/// takes the role `admin`.
-#[utoipa::path(post, path = "", request_body = MachineAction, responses((status = 200, body = List<MachineDetails>), Failure))]
+/// Records what is wanted of machines: it is done after the answer. Answers the first 1,000 of these machines as they are;
+/// `continue` goes on with `GET /v1/machines` of the same catalog and labels. To throw away what machines keep takes the
+/// role `admin`.
+#[utoipa::path(post, path = "", request_body = MachineAction, responses((status = 200, body = Page<MachineDetails>), Failure))]
 async fn act_on_machines(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     note: Note,
     Body(action): Body<MachineAction>,
-) -> Answer<List<MachineDetails>> {
+) -> Answer<Page<MachineDetails>> {
     note.verb(word(&action.action));
     if action.discard_data && caller.role < Role::Admin {
         let message = "this throws away what machines keep: it takes a token with the role 'admin'";
         return Err(HostError::new(ErrorCode::Forbidden, message));
     }
-    ask(move || {
-        let items = app.machines.act(&action)?;
-        note.machines(items.iter().map(|machine| machine.machine.name.as_str()));
-        Ok(List { items })
-    })
-    .await
+    ask(move || app.machines.act(&action, |name| note.machines([name.as_str()]))).await
 }

@@ -234,6 +234,7 @@ fn disks(text: &mut Exposition, figures: &Figures, curves: &CurvesOf) {
         let m = &catalog.machines;
         let phases = [
             ("stopped", m.stopped),
+            ("waiting", m.waiting),
             ("starting", m.starting),
             ("running", m.running),
             ("stopping", m.stopping),

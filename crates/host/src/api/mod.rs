@@ -7,6 +7,7 @@
 
 mod catalogs;
 mod claims;
+mod document;
 mod events;
 mod extract;
 mod host;
@@ -97,7 +98,8 @@ fn routes() -> OpenApiRouter<App> {
 
 /// The interface's description (OpenAPI, JSON).
 pub fn document() -> String {
-    let (_, api) = routes().split_for_parts();
+    let (_, mut api) = routes().split_for_parts();
+    document::bound(&mut api);
     api.to_pretty_json().expect("the document is plain data")
 }
 

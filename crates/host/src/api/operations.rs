@@ -1,19 +1,15 @@
 //! Routes of operations.
 
-use super::extract::{Path, Query};
+use super::extract::{Path, Query, wait as held};
 use super::{App, Failure};
 use crate::error::HostError;
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
 use spillway_api::{Empty, ErrorCode, List, Operation};
-use std::time::Duration;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-
-/// The longest that an answer is held back.
-const LONGEST_WAIT_SECONDS: u32 = 30;
 
 pub fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(list_operations)).routes(routes!(show_operation, cancel_operation))
@@ -24,7 +20,7 @@ pub fn routes() -> OpenApiRouter<App> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Wait {
-    /// Answer when it has ended, or after so many seconds, at most 30.
+    /// Answer when it has ended, or after so many seconds.
     #[serde(default)]
     wait_seconds: u32,
 }
@@ -42,8 +38,7 @@ async fn show_operation(
     Path(id): Path<u64>,
     Query(wait): Query<Wait>,
 ) -> Result<Json<Operation>, HostError> {
-    let seconds = wait.wait_seconds.min(LONGEST_WAIT_SECONDS);
-    let found = app.operations.wait(id, Duration::from_secs(seconds.into())).await;
+    let found = app.operations.wait(id, held(wait.wait_seconds)?).await;
     found.map(Json).ok_or_else(|| none(id))
 }
 

@@ -42,7 +42,9 @@ impl Catalogs {
             // A claim ends with a machine that forgets.
             let count = if !before.spec.keeps_writes() && spec.keeps_writes() { 0 } else { spec.count };
             self.none_is_claimed(changes, &self.surplus(name, count)?, terms.force)?;
-            let mut catalog = Catalog { spec: spec.clone(), warnings: warnings.clone(), ..before.clone() };
+            let mut warnings = warnings.clone();
+            warnings.extend(self.fits(name, spec, Some(&before.spec))?);
+            let mut catalog = Catalog { spec: spec.clone(), warnings, ..before.clone() };
             let mut notes = Vec::new();
             if before.spec.image != spec.image {
                 let version = self.version(changes, &spec.image)?;

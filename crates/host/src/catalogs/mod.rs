@@ -6,6 +6,8 @@
 mod change;
 mod naming;
 mod records;
+#[cfg(test)]
+mod scale_tests;
 mod spec;
 mod update;
 
@@ -15,13 +17,14 @@ pub use spec::serial_pattern;
 pub(crate) use update::follow;
 
 use crate::error::HostError;
+use crate::resources::budget::{Capacity, Need};
 use crate::store::{Changes, Kind, Objects, RecordKind, Revision};
 use crate::stores::Stores;
 use jiff::Timestamp;
 use records::Removal;
 use spillway_api::{
-    Catalog, CatalogSpec, ErrorCode, HistoryEntry, Image, ImageRef, ImageVersion, Machine, Name, StoreClass,
-    VersionState,
+    Catalog, CatalogSpec, ErrorCode, HistoryEntry, Hypervisor, Image, ImageRef, ImageVersion, Machine, Name,
+    StoreClass, VersionState,
 };
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -48,6 +51,8 @@ pub(crate) const RECORDS: [RecordKind; 3] =
 pub struct Catalogs {
     objects: Objects,
     stores: Stores,
+    /// What the host has to promise to machines, and who runs them.
+    host: (Capacity, Hypervisor),
     /// Held while machines are recorded or removed: two catalogs must not take one name.
     counting: Arc<Mutex<()>>,
 }
@@ -58,9 +63,10 @@ impl Catalogs {
     pub fn open(
         objects: Objects,
         stores: Stores,
+        host: (Capacity, Hypervisor),
         complain: &mut dyn FnMut(&str),
     ) -> Result<Catalogs, HostError> {
-        let catalogs = Catalogs { objects, stores, counting: Arc::default() };
+        let catalogs = Catalogs { objects, stores, host, counting: Arc::default() };
         let counting = catalogs.counting();
         // Those of removals that were broken off; of a catalog that there still is, with its count.
         for removal in catalogs.objects.list::<Removal>()? {
@@ -82,6 +88,11 @@ impl Catalogs {
         Ok(self.objects.list()?.into_iter().map(|catalog| catalog.value).collect())
     }
 
+    /// Those whose names come after this one, in the order of their names; read some at a time.
+    pub fn list_after(&self, after: &str) -> impl Iterator<Item = Result<Catalog, HostError>> + use<'_> {
+        self.objects.each_after::<Catalog>(after).map(|catalog| Ok(catalog?.value))
+    }
+
     /// One of them.
     pub fn get(&self, name: &Name) -> Result<Catalog, HostError> {
         match self.objects.get::<Catalog>(name.as_str())? {
@@ -95,7 +106,8 @@ impl Catalogs {
         spec::is_whole(name, spec)?;
         let counting = self.counting();
         self.finish_removal(&counting, name)?;
-        let warnings = self.check(name, spec)?;
+        let mut warnings = self.check(name, spec)?;
+        warnings.extend(self.fits(name, spec, None)?);
         self.names_are_free(name, spec)?;
         let catalog = self.objects.change(|changes| {
             if changes.get::<Catalog>(name.as_str())?.is_some() {
@@ -192,6 +204,22 @@ impl Catalogs {
         Ok(warnings)
     }
 
+    /// Refuses what can never start on this host, unless it was so before; says if not all machines can run at a time.
+    fn fits(
+        &self,
+        name: &Name,
+        spec: &CatalogSpec,
+        before: Option<&CatalogSpec>,
+    ) -> Result<Option<String>, HostError> {
+        let (capacity, hypervisor) = self.host;
+        let need = Need::of(spec, hypervisor);
+        if before.is_none_or(|before| Need::of(before, hypervisor) != need) {
+            let refused = |e: HostError| HostError::new(e.code, format!("catalog {name}: {}", e.message));
+            capacity.fits_alone(need).map_err(refused)?;
+        }
+        Ok(capacity.fewer(need, spec.count))
+    }
+
     /// The version that an image stands for, which must be ready. A catalog is to be written together with this.
     fn version(&self, changes: &mut Changes, image: &ImageRef) -> Result<u32, HostError> {
         let Some(found) = changes.get::<Image>(image.name.as_str())? else {
@@ -269,7 +297,8 @@ mod tests {
             })
             .unwrap();
         let mut complain = |why: &str| panic!("{why}");
-        let catalogs = Catalogs::open(objects.clone(), stores.clone(), &mut complain).unwrap();
+        let host = (crate::resources::budget::NO_LIMITS, spillway_api::Hypervisor::Qemu);
+        let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, &mut complain).unwrap();
         let images = Images::open(objects, Operations::default(), stores, &mut complain).unwrap();
         let spec = |image: &str| serde_json::from_value(json!({ "image": image, "count": 0 })).unwrap();
         let [small, large, name] = ["small", "large", "big"].map(|name| name.parse::<Name>().unwrap());

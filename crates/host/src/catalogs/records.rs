@@ -17,12 +17,18 @@ use utoipa::ToSchema;
 
 /// Records written in one transaction.
 const BATCH: usize = 256;
+/// Machines among which one is looked for that may be meant by a name that none has.
+const LOOKED_AT: usize = 256;
 
 impl Catalogs {
     /// All machines, or those of a catalog, in the order of their names.
     pub fn machines(&self, catalog: Option<&Name>) -> Result<Vec<Machine>, HostError> {
-        let all = self.objects.list::<Machine>()?.into_iter().map(|machine| machine.value);
-        Ok(all.filter(|machine| catalog.is_none_or(|catalog| machine.catalog == *catalog)).collect())
+        let is_of = |machine: &Machine| catalog.is_none_or(|catalog| machine.catalog == *catalog);
+        let mut found = Vec::new();
+        for machine in self.objects.each_after::<Machine>("") {
+            found.extend(Some(machine?.value).filter(is_of));
+        }
+        Ok(found)
     }
 
     /// One machine.
@@ -30,8 +36,9 @@ impl Catalogs {
         match self.objects.get::<Machine>(name.as_str())? {
             Some(machine) => Ok(machine.value),
             None => {
-                let all = self.machines(None)?;
-                let names = all.iter().map(|machine| machine.name.as_str());
+                // Who asks for one that is gone is not to cost more than one that is there.
+                let some = self.objects.page::<Machine>("", LOOKED_AT)?;
+                let names = some.objects.iter().map(|machine| machine.name.as_str());
                 Err(HostError::not_found(Machine::WORD, name.as_str(), names))
             }
         }
@@ -218,7 +225,10 @@ fn differ(mut machines: Vec<Machine>, unreadable: &HashSet<u32>, count: u32) -> 
 /// Removes what is recorded of a machine.
 fn forget(changes: &mut Changes, machine: &Machine, with_data: bool) -> Result<(), HostError> {
     changes.delete::<Machine>(machine.name.as_str());
-    changes.delete::<Wanted>(machine.name.as_str());
+    // Of one that was never wanted nothing runs, and nobody is to be woken to find that out.
+    if changes.get::<Wanted>(machine.name.as_str())?.is_some() {
+        changes.delete::<Wanted>(machine.name.as_str());
+    }
     leftovers::leave(changes, machine, with_data)
 }
 
@@ -235,9 +245,11 @@ mod tests {
     use super::*;
     use crate::machines::belongings::Belongings;
     use crate::machines::leftovers::none_needs;
+    use crate::resources::budget::NO_LIMITS;
     use crate::store::{Objects, SqliteStore};
     use crate::stores::Stores;
     use serde_json::json;
+    use spillway_api::Hypervisor;
     use std::sync::Arc;
 
     /// The daemon was killed when the catalog was gone, and its machines, which keep something, were not yet.
@@ -277,7 +289,9 @@ mod tests {
             let image = "debian".parse().unwrap();
             let is_busy = objects.change(none_is_removed).unwrap_err();
             assert_eq!(is_busy.code, ErrorCode::Conflict);
-            let catalogs = Catalogs::open(objects.clone(), stores, &mut |line| panic!("{line}")).unwrap();
+            let host = (NO_LIMITS, Hypervisor::None);
+            let catalogs =
+                Catalogs::open(objects.clone(), stores, host, &mut |line| panic!("{line}")).unwrap();
             assert_eq!(catalogs.machines(None).unwrap(), []);
             assert!(objects.list::<Belongings>().unwrap().is_empty());
             objects.change(none_is_removed).unwrap();

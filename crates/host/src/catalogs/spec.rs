@@ -3,23 +3,13 @@
 use super::naming::Naming;
 use crate::error::HostError;
 use regex::bytes::{Regex, RegexBuilder};
+use spillway_api::bounds::Bounded;
 use spillway_api::{CatalogKind, CatalogSpec, DiskMode, FullPolicy, Name, Network, Ready, ResetEvent};
-use spillway_worker::base::MAX_DISK_BYTES;
 
-/// Machines of a catalog.
-const MOST_MACHINES: u32 = 100_000;
-const LEAST_MEMORY_BYTES: u64 = 64 << 20;
-/// What a disk takes: its RAM tier, its overflow, its size.
-const LEAST_RAM_BYTES: u64 = 64 << 10;
-const MOST_RAM_BYTES: u64 = 8 << 40;
-const LEAST_OVERFLOW_BYTES: u64 = 16 << 20;
-const MOST_DISK_BYTES: u64 = MAX_DISK_BYTES;
-const MOST_GRACE_SECONDS: u32 = 3600;
 const MOST_LABELS: usize = 64;
 const MOST_LABEL_CHARS: usize = 256;
 /// What stood for `user_data` in what the role `read` was shown.
 const REDACTED_ONCE: &str = "(not for the role 'read')";
-const MOST_CLAIM_SECONDS: u32 = 366 * 86_400;
 const MOST_USER_DATA_BYTES: usize = 16 << 10;
 const MOST_KEYS: usize = 64;
 const MOST_KEY_BYTES: usize = 8 << 10;
@@ -50,7 +40,7 @@ type Objection = Option<String>;
 
 /// Refuses what cannot be; says what may not be meant so.
 pub fn check(name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> {
-    let rules = [mode, caches, resets, disks, machines, boot, guest, labels];
+    let rules = [mode, caches, numbers, guarantee, resets, disks, machines, boot, guest, labels];
     if let Some(why) = rules.iter().find_map(|rule| rule(spec)) {
         return Err(HostError::invalid(format!("catalog {name}: {why}")));
     }
@@ -118,14 +108,14 @@ fn caches(spec: &CatalogSpec) -> Objection {
     if mode == DiskMode::Ram && spec.overflow_store.is_some() {
         return has_not("file on a disk", "overflow_store");
     }
-    let within =
-        |bytes: Option<u64>, least: u64, most: u64| bytes.is_none_or(|b| (least..=most).contains(&b));
-    if !within(spec.ram_bytes, LEAST_RAM_BYTES, MOST_RAM_BYTES) {
-        return Some("ram_bytes: 64K to 8T can be".into());
-    }
-    if !within(spec.overflow_bytes, LEAST_OVERFLOW_BYTES, MOST_DISK_BYTES) {
-        return Some("overflow_bytes: 16M to 4T can be".into());
-    }
+    None
+}
+
+fn numbers(spec: &CatalogSpec) -> Objection {
+    spec.check_bounds().err().map(|e| e.to_string())
+}
+
+fn guarantee(spec: &CatalogSpec) -> Objection {
     if spec.ram_bytes().is_some_and(|limit| spec.ram_guarantee_bytes > limit) {
         return Some("the guarantee of RAM is larger than its limit".into());
     }
@@ -154,14 +144,6 @@ fn resets(spec: &CatalogSpec) -> Objection {
 }
 
 fn disks(spec: &CatalogSpec) -> Objection {
-    for (setting, bytes) in
-        [("data_disk_bytes", spec.data_disk_bytes), ("scratch_disk_bytes", spec.scratch_disk_bytes)]
-    {
-        let can_be = |b: u64| (1 << 20..=MOST_DISK_BYTES).contains(&b) && b.is_multiple_of(1 << 20);
-        if bytes.is_some_and(|b| !can_be(b)) {
-            return Some(format!("{setting}: whole MiB from 1M to 4T can be; leave it out for none"));
-        }
-    }
     if spec.data_disk_store.is_some() && spec.data_disk_bytes.is_none() {
         return Some("data_disk_store is for data disks, and there are none: say data_disk_bytes".into());
     }
@@ -172,26 +154,11 @@ fn disks(spec: &CatalogSpec) -> Objection {
 }
 
 fn machines(spec: &CatalogSpec) -> Objection {
-    if spec.count > MOST_MACHINES {
-        return Some(format!("{} machines: {MOST_MACHINES} can be", spec.count));
-    }
     if spec.warm > spec.count {
         return Some(format!("{} warm machines of {}: there are not so many", spec.warm, spec.count));
     }
     if spec.warm > 0 && spec.kind == CatalogKind::Dedicated {
         return Some("dedicated machines are somebody's: warm ones, for anybody, are pooled".into());
-    }
-    if !(1..=255).contains(&spec.vcpus) {
-        return Some(format!("{} processors: 1 to 255 can be", spec.vcpus));
-    }
-    if spec.memory_bytes < LEAST_MEMORY_BYTES || !spec.memory_bytes.is_multiple_of(1 << 20) {
-        return Some(format!("{} bytes of memory: whole MiB from 64 on can be", spec.memory_bytes));
-    }
-    if spec.grace_seconds > MOST_GRACE_SECONDS {
-        return Some(format!("{} s of grace: {MOST_GRACE_SECONDS} can be", spec.grace_seconds));
-    }
-    if spec.claim_ttl_seconds.is_some_and(|ttl| ttl > MOST_CLAIM_SECONDS) {
-        return Some(format!("claim_ttl_seconds: {MOST_CLAIM_SECONDS} at most can be, or 0 for no end"));
     }
     if let Network::Bridge(bridge) = &spec.network {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);

@@ -68,7 +68,7 @@ fn what_cannot_be_is_refused_with_the_reason() {
         // Other disks.
         (r#""data_disk_bytes": 0"#, "whole MiB"),
         (r#""data_disk_bytes": 1048577"#, "whole MiB"),
-        (r#""scratch_disk_bytes": 4398047559680"#, "whole MiB from 1M to 4T"),
+        (r#""scratch_disk_bytes": 4398047559680"#, "1M to 4T, whole MiB"),
         (r#""data_disk_store": "big""#, "there are none"),
         (r#""type": "dedicated", "scratch_disk_bytes": 1048576"#, "for pooled ones"),
         // Machines.

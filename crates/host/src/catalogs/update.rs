@@ -9,8 +9,8 @@ use crate::error::HostError;
 use crate::store::{Changes, Revision};
 use jiff::Timestamp;
 use spillway_api::{
-    Catalog, CatalogRollback, CatalogUpdate, ErrorCode, HistoryEntry, ImageRef, Name, Rollout,
-    RolloutStrategy,
+    Catalog, CatalogRollback, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, ErrorCode, HistoryEntry, ImageRef,
+    Name, Rollout, RolloutAction, RolloutStrategy,
 };
 use std::num::NonZeroU32;
 
@@ -41,9 +41,38 @@ impl Catalogs {
             image: ImageRef { name: name.clone(), version: None },
             rollout: rollback.rollout,
             grace_seconds: rollback.grace_seconds,
+            deadline_seconds: rollback.deadline_seconds,
+            max_failed: rollback.max_failed,
             discard_data: rollback.discard_data,
         };
         self.move_to(name, &update, expected, |catalog| earlier(catalog, rollback.to))
+    }
+
+    /// Pauses a rollout, lets it go on, or ends it. The catalog, and whether anything was changed: what is so already is not
+    /// written.
+    pub fn change_rollout(
+        &self,
+        name: &Name,
+        action: RolloutAction,
+        expected: Option<Revision>,
+    ) -> Result<(Catalog, bool), HostError> {
+        let is_changed = self.objects.change(|changes| {
+            let mut catalog = self.found(changes, name, expected)?;
+            let Some(rollout) = &mut catalog.rollout else {
+                let message = format!("catalog {name}: no rollout goes on");
+                return Err(HostError::new(ErrorCode::Conflict, message));
+            };
+            let was_paused = std::mem::replace(&mut rollout.paused, action == RolloutAction::Pause);
+            let is_changed = rollout.paused != was_paused || action == RolloutAction::Abort;
+            if action == RolloutAction::Abort {
+                catalog.rollout = None;
+            }
+            if is_changed {
+                changes.put(name.as_str(), &catalog);
+            }
+            Ok::<_, HostError>(is_changed)
+        })?;
+        Ok((self.get(name)?, is_changed))
     }
 
     /// A rollout has ended, unless somebody has changed the catalog since it was looked at.
@@ -80,16 +109,23 @@ impl Catalogs {
             let mut notes = take(&mut catalog, version);
             catalog.rollout = match update.rollout {
                 RolloutStrategy::NextStart => None,
-                RolloutStrategy::Batch(0) => {
-                    return Err(HostError::invalid("a batch of no machines: from 1 on can be"));
-                }
                 _ if stays => {
                     let why = "its disks keep what is written and stay on their version, so that no machine is to be restarted: roll out at the next start";
                     return Err(HostError::new(ErrorCode::Conflict, format!("catalog {name}: {why}")));
                 }
                 strategy => {
                     let image = catalog.spec.image.name.clone();
-                    Some(Rollout { strategy, grace_seconds, since: Timestamp::now(), image, version })
+                    Some(Rollout {
+                        strategy,
+                        grace_seconds,
+                        deadline_seconds: update.deadline_seconds.unwrap_or(DEADLINE_SECONDS_DEFAULT),
+                        max_failed: update.max_failed,
+                        paused: false,
+                        since: Timestamp::now(),
+                        image,
+                        version,
+                        progress: None,
+                    })
                 }
             };
             notes.extend(replaced.map(|old| {
@@ -242,9 +278,13 @@ mod tests {
         catalog.rollout = Some(Rollout {
             strategy: RolloutStrategy::Now,
             grace_seconds: None,
+            deadline_seconds: 600,
+            max_failed: 0,
+            paused: false,
             since: Timestamp::now(),
             image,
             version: 2,
+            progress: None,
         });
         assert_eq!(take(&mut catalog, 2), [""; 0]);
         assert!(take(&mut catalog, 3)[0].contains("brings debian:3"));

@@ -3,9 +3,10 @@
 //!
 //! Invariant: a machine is claimed once, whoever asks at the same time.
 
+use super::Machines;
 use super::closing::is_open;
+use super::views::{Part, View};
 use super::wanted::{Claimed, Wanted};
-use super::{Machines, View};
 use crate::catalogs::whole;
 use crate::error::HostError;
 use crate::idempotency::Key;
@@ -13,15 +14,13 @@ use crate::images::none_is_committed;
 use crate::store::Changes;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
-    Action, Catalog, CatalogSpec, ErrorCode, EventKind, Machine, MachineAction, MachineDetails, Name,
-    NewClaim, Phase, Power, Selector,
+    Action, Catalog, CatalogSpec, ErrorCode, EventKind, MOST_NAMES, Machine, MachineAction, MachineDetails,
+    Name, NewClaim, Page, Phase, Power, Selector,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Records written in one transaction.
 pub(super) const BATCH: usize = 256;
-/// The longest time that a claim may last without being renewed.
-const MOST_CLAIM_SECONDS: u32 = 366 * 86_400;
 const MOST_OWNER_CHARACTERS: usize = 128;
 const MOST_CLAIM_LABELS: usize = 16;
 const MOST_LABEL_CHARACTERS: usize = 256;
@@ -54,8 +53,13 @@ enum Tried {
 }
 
 impl Machines {
-    /// Records what is wanted of machines; their tasks do it. They, as they are now.
-    pub fn act(&self, action: &MachineAction) -> Result<Vec<MachineDetails>, HostError> {
+    /// Records what is wanted of machines; their tasks do it. The first of them, as they are now: all that are named. Each
+    /// whose change was recorded is told to `note`.
+    pub fn act(
+        &self,
+        action: &MachineAction,
+        note: impl Fn(&Name),
+    ) -> Result<Page<MachineDetails>, HostError> {
         let select = &action.select;
         if select.names.is_empty() && select.catalog.is_none() && select.labels.is_empty() && !select.all {
             return Err(HostError::invalid(
@@ -85,16 +89,20 @@ impl Machines {
             ask(&machine.name, is, action.action, grace(machine))
         };
         // What is refused of one is refused of all, before anything is recorded.
-        let mut views = self.views(select)?;
-        if select.names.is_empty() {
-            // Nor does one whose catalog cannot be read keep anything from all others.
-            let unreadable = self.shared.objects.unreadable_names::<Catalog>();
-            views.retain(|view| !unreadable.iter().any(|name| name == view.machine.catalog.as_str()));
-        }
-        views.iter().try_for_each(|view| asked(&view.machine, &view.wanted).map(drop))?;
-        for batch in views.chunks(BATCH) {
+        // Nor does one whose catalog cannot be read keep anything from all others.
+        let unreadable = self.shared.objects.unreadable_names::<Catalog>();
+        let unreadable: HashSet<String> =
+            if select.names.is_empty() { unreadable.into_iter().collect() } else { HashSet::new() };
+        let is_met = |view: &View| !unreadable.contains(view.machine.catalog.as_str());
+        self.look_at(select, "", |views| {
+            let mut met = views.iter().filter(|view| is_met(view));
+            met.try_for_each(|view| asked(&view.machine, &view.wanted).map(drop))?;
+            Ok(true)
+        })?;
+        self.look_at(select, "", |mut batch| {
+            batch.retain(is_met);
             self.shared.objects.change(|changes| {
-                for View { machine, .. } in batch {
+                for View { machine, .. } in &batch {
                     let name = machine.name.as_str();
                     if changes.get::<Machine>(name)?.is_none() {
                         return Err(HostError::not_found("machine", name, []));
@@ -111,8 +119,10 @@ impl Machines {
                     Action::Stop | Action::Reset | Action::Drain | Action::Undrain => Ok(()),
                 }
             })?;
-        }
-        self.list(select)
+            batch.iter().for_each(|view| note(&view.machine.name));
+            Ok(true)
+        })?;
+        self.page(select, &[], &Part { after: String::new(), most: MOST_NAMES })
     }
 
     /// A machine of a catalog becomes somebody's. `true`: it was so already, by an earlier request with the same key.
@@ -270,7 +280,6 @@ impl Machines {
         id: Option<&str>,
         ttl_seconds: Option<u32>,
     ) -> Result<MachineDetails, HostError> {
-        can_last(ttl_seconds)?;
         self.catalogs.machine(name)?;
         self.shared.objects.change(|changes| {
             let (mut wanted, mut claim) = has_claim(changes, name, id)?;
@@ -300,19 +309,8 @@ fn has_claim(changes: &mut Changes, name: &Name, id: Option<&str>) -> Result<(Wa
     Ok((wanted, claim))
 }
 
-/// Refuses a time that no claim can last.
-fn can_last(ttl_seconds: Option<u32>) -> Result<(), HostError> {
-    match ttl_seconds.is_some_and(|ttl| ttl > MOST_CLAIM_SECONDS) {
-        false => Ok(()),
-        true => Err(HostError::invalid(format!(
-            "ttl_seconds: {MOST_CLAIM_SECONDS} at most can be, or 0 for a claim that lasts until it is released"
-        ))),
-    }
-}
-
 /// Refuses a claim whose words cannot be.
-fn can_claim_so(NewClaim { ttl_seconds, owner, labels, .. }: &NewClaim) -> Result<(), HostError> {
-    can_last(*ttl_seconds)?;
+fn can_claim_so(NewClaim { owner, labels, .. }: &NewClaim) -> Result<(), HostError> {
     let is_plain = |text: &str, most| text.chars().count() <= most && !text.chars().any(char::is_control);
     if owner.as_ref().is_some_and(|owner| owner.is_empty() || !is_plain(owner, MOST_OWNER_CHARACTERS)) {
         return Err(HostError::invalid(format!(

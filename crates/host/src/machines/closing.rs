@@ -60,6 +60,7 @@ impl Machines {
                 .into_iter()
                 .map(Unreadable::describe)
                 .collect(),
+            budget: self.shared.budget().describe(),
         })
     }
 

@@ -76,6 +76,8 @@ pub struct Keeper {
     is_left: bool,
     /// Why its limits are not those that are wanted.
     refused: Option<Refused>,
+    /// It was told that it waits for space in the host's budget.
+    waits: bool,
     /// What the last step looked at.
     seen: Revision,
 }
@@ -186,6 +188,7 @@ impl Keeper {
             firmware: Firmware::default(),
             is_left: false,
             refused: None,
+            waits: false,
             seen: Revision::default(),
         }
     }
@@ -281,7 +284,7 @@ impl Keeper {
         if self.has_given_up(machine).await? {
             return Ok(Next::Rest(Wait::until(Instant::now() + TICK)));
         }
-        if run.is_none() {
+        if run.is_none() && !self.waits {
             // Before the catalog is read: a rollout takes what says that it runs at its word.
             self.say(Status::new(Phase::Starting));
         }
@@ -292,6 +295,10 @@ impl Keeper {
         };
         self.catalog_seen = catalog.revision;
         let Some(mut run) = run else {
+            if let Some(status) = self.admit(Need::of(&catalog.spec, self.shared.parts.hypervisor)) {
+                self.say(status);
+                return Ok(Next::Rest(Wait::until(Instant::now() + TICK)));
+            }
             self.begin_run(machine, &catalog, wanted).await?;
             return Ok(Next::Again);
         };
@@ -322,7 +329,10 @@ impl Keeper {
             }
             Seen::None => {
                 // One whose disk was served on while it was off had given its memory back.
-                self.shared.budget().promise(&self.name, Need::of(&run.spec))?;
+                if let Some(status) = self.admit(run.need_under(&run.spec)) {
+                    self.say(status.of(&run, &self.folder).by(&disk, None));
+                    return Ok(Next::Rest(Wait::for_end_of(Some(&disk), None)?));
+                }
                 self.say(Status::new(Phase::Starting).of(&run, &self.folder));
                 // What it was told before belongs to the last one.
                 (run.ending, run.asked, run.ready, run.address) = (None, false, false, None);
@@ -398,8 +408,8 @@ impl Keeper {
             run.spec.grace_seconds = catalog.spec.grace_seconds;
             self.folder.save_in_background(run).await?;
         }
-        let need = Need::of(&catalog.spec);
-        let promised = self.shared.budget().promise(&self.name, need);
+        let need = run.need_under(&catalog.spec);
+        let promised = self.shared.promise(&self.name, need);
         if let Err(refused) = promised {
             self.is_refused(Refused::Budget(need), &refused);
             return Ok(());
@@ -435,6 +445,20 @@ impl Keeper {
             self.is_refused(Refused::Rate(wish), &HostError::new(ErrorCode::Conflict, why));
         }
         self.folder.save_in_background(run).await
+    }
+
+    /// Promises the machine what it needs of the host. If that does not fit it waits, and this is what it is then; whoever
+    /// gives enough back wakes it.
+    fn admit(&mut self, need: Need) -> Option<Status> {
+        let Err(lacking) = self.shared.promise(&self.name, need) else {
+            self.waits = false;
+            return None;
+        };
+        if !self.waits {
+            self.raise(EventKind::Waiting, &format!("it waits: {lacking}"));
+        }
+        self.waits = true;
+        Some(Status::new(Phase::Waiting).because(&lacking).settled())
     }
 
     /// Its limits stay as they are, which is told once.

@@ -4,18 +4,20 @@
 //! nothing of its machine runs any more, which its machine's task knows.
 
 use super::belongings::{Belongings, KeptDisk};
-use super::{Machines, Shared};
+use super::{Gathered, Machines, Part, Shared};
 use crate::error::HostError;
 use crate::store::{Changes, Kind, Object};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use spillway_api::{ErrorCode, LeftDisk, Leftover, Machine, Name};
+use spillway_api::{ErrorCode, LeftDisk, Leftover, Machine, Name, Page};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use utoipa::ToSchema;
 
 /// Sectors, as the kernel counts what a file takes.
 const SECTOR_BYTES: u64 = 512;
+/// Leftovers among which one is looked for that may be meant by a UUID that none has.
+const MOST_KNOWN: usize = 256;
 
 /// What a machine has left that is no more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -114,19 +116,37 @@ pub fn none_needs(changes: &mut Changes, image: &Name, version: Option<u32>) -> 
 }
 
 impl Machines {
-    /// What deleted machines have left, in the order of their names.
-    pub fn leftovers(&self) -> Result<Vec<Leftover>, HostError> {
-        let all = self.shared.objects.list::<Left>()?.into_iter().map(|left| left.value);
-        Ok(all.filter(|left| !left.doomed && !left.is_nothing()).map(Left::describe).collect())
+    /// A part of what deleted machines have left, in the order of their names.
+    pub fn leftovers(&self, part: &Part) -> Result<Page<Leftover>, HostError> {
+        let mut page = Gathered::new(part);
+        for left in self.shared.objects.each_after::<Left>(&part.after) {
+            let Object { name, value: left, .. } = left?;
+            if !left.doomed && !left.is_nothing() && !page.add(&name, left.describe()) {
+                break;
+            }
+        }
+        Ok(page.page())
     }
 
     /// What the machine of this UUID has left goes, as soon as nothing of it runs any more.
     pub fn delete_leftover(&self, uuid: &str) -> Result<(), HostError> {
         self.shared.objects.change(|changes| {
-            let all: Vec<_> = self.shared.objects.list::<Left>()?;
-            let Some(found) = all.iter().find(|left| left.value.machine.identity.uuid == uuid) else {
-                let known = all.iter().map(|left| left.value.machine.identity.uuid.as_str());
-                return Err(HostError::not_found(Left::WORD, uuid, known));
+            let mut known = Vec::new();
+            let mut found = None;
+            for left in self.shared.objects.each_after::<Left>("") {
+                let left = left?;
+                let its = &left.value.machine.identity.uuid;
+                if its == uuid {
+                    found = Some(left);
+                    break;
+                }
+                // Enough to say which one may be meant.
+                if known.len() < MOST_KNOWN {
+                    known.push(its.clone());
+                }
+            }
+            let Some(found) = found else {
+                return Err(HostError::not_found(Left::WORD, uuid, known.iter().map(String::as_str)));
             };
             if let Some(left) = changes.get::<Left>(&found.name)? {
                 changes.put(&left.name, &Left { doomed: true, ..left.value });

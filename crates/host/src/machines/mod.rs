@@ -1,7 +1,7 @@
 //! The machines of a host: what is wanted of them, what they are, and the tasks that bring them there. Owns the folder in
 //! which machines run.
 //!
-//! Invariant: what is told of a machine was known after the record was read that it is told with.
+//! Invariant: what runs is known before anything is started.
 
 mod act;
 pub mod belongings;
@@ -20,11 +20,13 @@ mod neighbours;
 mod oversee;
 mod placing;
 mod ready;
+mod rolling;
 mod rollout;
 mod run;
 mod short_path;
 mod status;
 mod tasks;
+mod views;
 mod vmm;
 pub mod wanted;
 
@@ -35,10 +37,10 @@ use crate::guest_users::{GuestUsers, UserRange};
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu;
 use crate::images::Images;
-use crate::resources::budget::Budget;
+use crate::resources::budget::{Budget, Capacity, Need};
 use crate::resources::memory::Squeeze;
 use crate::scopes::Scopes;
-use crate::store::{Object, Objects, RecordKind, Revision};
+use crate::store::{Objects, RecordKind};
 use crate::stores::Stores;
 pub use act::Claimant;
 use belongings::Belongings;
@@ -47,23 +49,23 @@ pub use disk::word;
 pub use figures::curves::CurvesOf;
 use host::Rooms;
 use host_start::HostStart;
-use jiff::Timestamp;
 use leftovers::Left;
-use run::{DiskKind, Folder, Run};
-use spillway_api::{
-    ErrorCode, Hypervisor, Machine, MachineDetails, MachineStatus, Name, Phase, Selector, StoreDetails,
-};
+use rolling::Rollouts;
+use run::{Folder, Run};
+use spillway_api::{ErrorCode, Hypervisor, MachineDetails, Name, StoreDetails};
 use spillway_worker::kvm::{self, Accelerator};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tasks::Kept;
 use tokio::sync::{Notify, OnceCell, Semaphore};
-use wanted::{Claimed, Wanted};
+use views::View;
+pub use views::{Gathered, Part};
+use wanted::Wanted;
 
 /// What is recorded here.
 pub(crate) const RECORDS: [RecordKind; 4] = [
@@ -102,10 +104,8 @@ pub struct Parts {
     pub hypervisor: Hypervisor,
     /// The libvirt that does, if it does (libvirt, uri).
     pub libvirt_uri: String,
-    /// Memory that all caches may have together.
-    pub ram_budget_bytes: u64,
-    /// Limits of caches may be so many percent of that together.
-    pub overcommit_percent: u32,
+    /// What machines may take of the host.
+    pub capacity: Capacity,
     /// Caches shrink when less memory than this is available.
     pub memory_floor_bytes: u64,
     /// How long a claim lasts of which neither it nor its catalog says that; `None`: until it is released.
@@ -127,8 +127,8 @@ struct Shared {
     users: Mutex<GuestUsers>,
     squeeze: Mutex<Squeeze>,
     rooms: Mutex<Rooms>,
-    /// Of each catalog's rollout, by when it began: until when claimed machines are spared.
-    graces: Mutex<HashMap<Name, (Timestamp, Instant)>>,
+    /// What is known of each catalog's rollout.
+    rollouts: Mutex<Rollouts>,
     /// Held while a store is chosen for a private copy.
     placing: Mutex<()>,
     accelerator: OnceCell<Accelerator>,
@@ -159,11 +159,11 @@ impl Machines {
             objects,
             stores,
             images,
-            budget: Mutex::new(Budget::new(parts.ram_budget_bytes, parts.overcommit_percent)),
+            budget: Mutex::new(Budget::new(parts.capacity)),
             users: Mutex::new(GuestUsers::new(parts.guest_users)),
             squeeze: Mutex::default(),
             rooms: Mutex::default(),
-            graces: Mutex::default(),
+            rollouts: Mutex::default(),
             placing: Mutex::default(),
             libvirt: Arc::new(Libvirt::new(parts.libvirt_uri.clone())),
             parts,
@@ -209,41 +209,6 @@ impl Machines {
         Ok(machines)
     }
 
-    /// Those that are selected, in the order of their names; all, if nothing is.
-    pub fn list(&self, selector: &Selector) -> Result<Vec<MachineDetails>, HostError> {
-        Ok(self.views(selector)?.into_iter().map(View::details).collect())
-    }
-
-    fn views(&self, selector: &Selector) -> Result<Vec<View>, HostError> {
-        let mut machines = self.select(selector)?;
-        // Nothing is done about a machine when it cannot be read what is wanted of it; who names it is told.
-        let unreadable: HashSet<String> =
-            self.shared.objects.unreadable_names::<Wanted>().into_iter().collect();
-        for name in selector.names.iter().filter(|name| unreadable.contains(name.as_str())) {
-            self.shared.objects.get::<Wanted>(name.as_str())?;
-        }
-        machines.retain(|machine| !unreadable.contains(machine.name.as_str()));
-        let wanted = self.shared.objects.list::<Wanted>()?;
-        let wanted: HashMap<&str, &Object<Wanted>> = wanted.iter().map(|w| (w.name.as_str(), w)).collect();
-        let kept = self.shared.kept();
-        let view = |machine: Machine| {
-            let wanted = wanted.get(machine.name.as_str()).copied();
-            View::of(machine, wanted, &kept)
-        };
-        Ok(machines.into_iter().map(view).collect())
-    }
-
-    /// One of them.
-    pub fn get(&self, name: &Name) -> Result<MachineDetails, HostError> {
-        Ok(self.view(name)?.details())
-    }
-
-    fn view(&self, name: &Name) -> Result<View, HostError> {
-        let machine = self.catalogs.machine(name)?;
-        let wanted = self.shared.objects.get::<Wanted>(name.as_str())?;
-        Ok(View::of(machine, wanted.as_ref(), &self.shared.kept()))
-    }
-
     /// One of them when it is what is wanted of it, or so late.
     pub async fn wait(&self, name: &Name, at_most: Duration) -> Result<MachineDetails, HostError> {
         let until = tokio::time::Instant::now() + at_most;
@@ -270,86 +235,6 @@ impl Machines {
     /// The host's stores, and how full they are.
     pub fn stores(&self) -> Result<Vec<StoreDetails>, HostError> {
         self.shared.store_details()
-    }
-
-    /// How they are, in a line for people.
-    pub async fn summary(&self) -> String {
-        let machines = self.clone();
-        match blocking(move || machines.list(&Selector::default())).await {
-            Ok(all) => {
-                let running = all.iter().filter(|machine| machine.status.phase == Phase::Running).count();
-                format!("{running} of {} machines running", all.len())
-            }
-            Err(e) => format!("machines cannot be listed: {}", e.message),
-        }
-    }
-
-    /// Refuses if a machine runs with this version, or any of the image.
-    pub fn unused(&self, image: &Name, version: Option<u32>) -> Result<(), HostError> {
-        for machine in self.list(&Selector::default())? {
-            let uses = machine
-                .status
-                .run
-                .filter(|run| run.image == *image && version.is_none_or(|version| run.version == version));
-            if let Some(run) = uses {
-                let message =
-                    format!("{image}:{}: the machine '{}' runs with it", run.version, machine.machine.name);
-                return Err(HostError::new(ErrorCode::InUse, message));
-            }
-        }
-        Ok(())
-    }
-
-    fn select(&self, selector: &Selector) -> Result<Vec<Machine>, HostError> {
-        if let Some(catalog) = &selector.catalog {
-            self.catalogs.get(catalog)?;
-        }
-        for name in &selector.names {
-            self.catalogs.machine(name)?;
-        }
-        let labelled: Option<Vec<Name>> = match selector.labels.is_empty() {
-            true => None,
-            false => Some(
-                self.catalogs
-                    .list()?
-                    .into_iter()
-                    .filter(|catalog| selector.chooses(catalog))
-                    .map(|catalog| catalog.name)
-                    .collect(),
-            ),
-        };
-        let mut machines = self.catalogs.machines(selector.catalog.as_ref())?;
-        machines.retain(|machine| {
-            let named = selector.names.is_empty() || selector.names.contains(&machine.name);
-            named && labelled.as_ref().is_none_or(|catalogs| catalogs.contains(&machine.catalog))
-        });
-        Ok(machines)
-    }
-}
-
-/// A machine, what is wanted of it, and what it is.
-struct View {
-    machine: Machine,
-    wanted: Wanted,
-    revision: Revision,
-    status: MachineStatus,
-    /// Its task has looked at what is wanted.
-    is_seen: bool,
-    disk: Option<DiskKind>,
-}
-
-impl View {
-    fn of(machine: Machine, wanted: Option<&Object<Wanted>>, kept: &HashMap<Name, Kept>) -> View {
-        let (wanted, revision) = wanted.map_or_else(Default::default, |w| (w.value.clone(), w.revision));
-        let known = kept.get(&machine.name).map(|kept| kept.status.borrow().clone()).unwrap_or_default();
-        let (status, is_seen) = (known.status(revision), known.has_seen(revision));
-        View { machine, wanted, revision, status, is_seen, disk: known.disk().cloned() }
-    }
-
-    fn details(self) -> MachineDetails {
-        let View { machine, wanted, status, .. } = self;
-        let claim = wanted.claim.as_ref().map(Claimed::describe);
-        MachineDetails { machine, power: wanted.power, claim, drained: wanted.drained, status }
     }
 }
 
@@ -399,6 +284,19 @@ impl Shared {
 
     fn users(&self) -> MutexGuard<'_, GuestUsers> {
         self.users.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Promises a machine this of the host, or lets it wait.
+    fn promise(&self, name: &Name, need: Need) -> Result<(), HostError> {
+        let next = self.budget().promise(name, need)?;
+        self.wake(&next);
+        Ok(())
+    }
+
+    /// A machine takes nothing of the host any more: others may.
+    fn give_back(&self, name: &Name) {
+        let next = self.budget().give_back(name);
+        self.wake(&next);
     }
 
     fn budget(&self) -> MutexGuard<'_, Budget> {

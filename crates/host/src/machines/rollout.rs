@@ -18,6 +18,8 @@ pub struct Step {
     pub has: Has,
     /// Somebody has it whose time is not over.
     spared: bool,
+    /// It could not be started when that was tried last.
+    failed: bool,
 }
 
 impl Step {
@@ -29,6 +31,7 @@ impl Step {
             ready: view.status.ready,
             has,
             spared: spares && view.wanted.claim.is_some(),
+            failed: view.failure.is_some(),
         }
     }
 
@@ -43,8 +46,55 @@ impl Step {
     }
 
     /// It is waited for. Not the guest of somebody who is spared.
-    fn is_on_its_way(&self) -> bool {
+    pub fn is_on_its_way(&self) -> bool {
         !self.spared && !(self.runs && (self.settled || self.has == Has::Other))
+    }
+
+    /// It is waited for, and may be so for ever.
+    pub fn has_failed(&self) -> bool {
+        self.failed && self.is_on_its_way()
+    }
+
+    /// It is left alone for now, with something else than is rolled out.
+    pub fn is_left_alone(&self) -> bool {
+        self.spared && self.has == Has::Other
+    }
+}
+
+/// How many machines are how far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub done: u32,
+    pub of: u32,
+    pub restarting: u32,
+    pub failed: u32,
+    /// Left alone.
+    pub waiting: u32,
+}
+
+impl Tally {
+    /// Of these, and of so many that are not to run and have not stopped yet.
+    pub fn of(steps: &[Step], stopping: usize) -> Tally {
+        let count = |is: fn(&Step) -> bool| steps.iter().filter(|step| is(step)).count() as u32;
+        let (failed, stopping) = (count(Step::has_failed), stopping as u32);
+        Tally {
+            done: count(Step::is_done),
+            of: steps.len() as u32 + stopping,
+            restarting: count(Step::is_on_its_way) - failed + stopping,
+            failed,
+            waiting: count(Step::is_left_alone),
+        }
+    }
+
+    /// Nothing is left to be done, but for so many that may fail.
+    pub fn is_over(&self, max_failed: u32) -> bool {
+        self.failed <= max_failed && self.done + self.failed == self.of
+    }
+
+    /// Nothing is left to be done but for those that are left alone, and so many that may fail.
+    pub fn is_left_to_others(&self, max_failed: u32) -> bool {
+        let left = self.waiting > 0 && self.restarting == 0 && self.failed <= max_failed;
+        left && self.done + self.failed + self.waiting == self.of
     }
 }
 
@@ -81,9 +131,10 @@ impl Has {
     }
 }
 
-/// The places of those that are restarted now.
-pub fn next(steps: &[Step], strategy: RolloutStrategy) -> Vec<usize> {
-    let away = steps.iter().filter(|step| step.is_on_its_way()).count();
+/// The places of those that are restarted now. So many that have failed hold no place of a batch.
+pub fn next(steps: &[Step], strategy: RolloutStrategy, max_failed: u32) -> Vec<usize> {
+    let failed = steps.iter().filter(|step| step.has_failed()).count();
+    let away = steps.iter().filter(|step| step.is_on_its_way()).count() - failed.min(max_failed as usize);
     let room = match strategy {
         RolloutStrategy::NextStart => 0,
         RolloutStrategy::Now => usize::MAX,
@@ -100,7 +151,8 @@ pub fn next(steps: &[Step], strategy: RolloutStrategy) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    const OLD: Step = Step { runs: true, settled: true, ready: true, has: Has::Other, spared: false };
+    const OLD: Step =
+        Step { runs: true, settled: true, ready: true, has: Has::Other, spared: false, failed: false };
     const NEW: Step = Step { has: Has::It, ..OLD };
     /// It has what is rolled out, and its guest boots.
     const BOOTS: Step = Step { settled: false, ready: false, ..NEW };
@@ -122,6 +174,10 @@ mod tests {
             strategy: RolloutStrategy::Now,
             since: jiff::Timestamp::UNIX_EPOCH,
             grace_seconds: None,
+            deadline_seconds: 600,
+            max_failed: 0,
+            paused: false,
+            progress: None,
         };
         let spec = |text: &str| serde_json::from_str::<CatalogSpec>(text).unwrap();
         let pooled = spec(r#"{"image":"debian"}"#);
@@ -148,21 +204,42 @@ mod tests {
 
     #[test]
     fn a_batch_is_as_many_as_are_away() {
-        let batch = |machines, steps: &[Step]| next(steps, RolloutStrategy::Batch(machines));
+        let batch = |machines, steps: &[Step]| next(steps, RolloutStrategy::Batch(machines), 0);
         assert_eq!(batch(2, &[OLD, OLD, OLD]), [0, 1]);
         assert_eq!(batch(2, &[AWAY, OLD, OLD]), [1]);
         assert_eq!(batch(2, &[AWAY, BOOTS, OLD]), [0; 0], "until its guest is ready");
         assert_eq!(batch(2, &[NEW, BOOTS, OLD]), [2]);
         assert_eq!(batch(1, &[OLD, STUCK, OLD]), [1], "first what nobody can use");
         assert_eq!(batch(1, &[NEW, NEW]), [0; 0]);
-        assert_eq!(next(&[OLD, AWAY, STUCK, NEW], RolloutStrategy::Now), [2, 0]);
-        assert_eq!(next(&[OLD, STUCK], RolloutStrategy::NextStart), [0; 0]);
+        assert_eq!(next(&[OLD, AWAY, STUCK, NEW], RolloutStrategy::Now, 0), [2, 0]);
+        assert_eq!(next(&[OLD, STUCK], RolloutStrategy::NextStart, 0), [0; 0]);
+    }
+
+    /// One that cannot be started holds its place, so that a bad version does not reach all; so many as are said are
+    /// passed over.
+    #[test]
+    fn those_that_fail_hold_a_place_or_are_passed_over() {
+        const FAILED: Step = Step { failed: true, has: Has::It, ..AWAY };
+        let batch = |steps: &[Step], max_failed| next(steps, RolloutStrategy::Batch(1), max_failed);
+        assert_eq!(batch(&[FAILED, OLD, OLD], 0), [0; 0]);
+        assert_eq!(batch(&[FAILED, OLD, OLD], 1), [1]);
+        assert_eq!(batch(&[FAILED, FAILED, OLD], 1), [0; 0], "one more than may");
+        assert_eq!(batch(&[FAILED, BOOTS, OLD], 1), [0; 0], "another is away");
+        let tally = Tally::of(&[NEW, FAILED, BOOTS, OLD, spared(OLD)], 1);
+        assert_eq!(tally, Tally { done: 1, of: 6, restarting: 2, failed: 1, waiting: 1 });
+        let over = |steps: &[Step], stopping, max| Tally::of(steps, stopping).is_over(max);
+        assert!(over(&[NEW, NEW], 0, 0) && over(&[NEW, FAILED], 0, 1) && !over(&[NEW, FAILED], 0, 0));
+        assert!(!over(&[NEW], 1, 0), "it may be wanted again with what it has");
+        assert!(!over(&[NEW, spared(OLD)], 0, 0) && !over(&[NEW, OLD], 0, 0));
+        assert!(Tally::of(&[NEW, FAILED, spared(OLD)], 0).is_left_to_others(1));
+        assert!(!Tally::of(&[NEW, FAILED, spared(OLD)], 0).is_left_to_others(0));
+        assert!(!Tally::of(&[OLD, spared(OLD)], 0).is_left_to_others(0));
     }
 
     #[test]
     fn who_is_spared_is_neither_restarted_nor_waited_for() {
         for step in [OLD, STUCK, AWAY, BOOTS] {
-            assert_eq!(next(&[spared(step), OLD], RolloutStrategy::Batch(1)), [1], "{step:?}");
+            assert_eq!(next(&[spared(step), OLD], RolloutStrategy::Batch(1), 0), [1], "{step:?}");
             assert!(!spared(step).is_on_its_way());
         }
         let waited_for = [OLD, NEW, BOOTS, STUCK, AWAY].map(|step| step.is_on_its_way());

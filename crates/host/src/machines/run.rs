@@ -154,8 +154,14 @@ impl Run {
 
     /// What its cache was promised: its limit may have been raised since it was started, or lowered for a while.
     pub fn need(&self) -> Need {
-        let need = Need::of(&self.spec);
+        let need = Need::of(&self.spec, self.hypervisor);
         Need { limit_bytes: need.limit_bytes.max(self.ram_bytes.unwrap_or(0)), ..need }
+    }
+
+    /// What it is to be promised under these settings while it runs: its guest has what it was started with.
+    pub fn need_under(&self, spec: &CatalogSpec) -> Need {
+        let Need { guest_bytes, vcpus, .. } = Need::of(&self.spec, self.hypervisor);
+        Need { guest_bytes, vcpus, ..Need::of(spec, self.hypervisor) }
     }
 
     /// What its disk is to be asked, now that the catalog wants this and the host's memory allows so much of it.
@@ -165,7 +171,7 @@ impl Run {
         }
         // Without an overflow nothing can be evicted to make a cache smaller.
         let squeezed = |bytes: u64| match spec.overflow_bytes() {
-            Some(_) => squeeze.limit_bytes(Need::of(spec)),
+            Some(_) => squeeze.limit_bytes(Need::of(spec, self.hypervisor)),
             None => bytes,
         };
         let limits = (spec.ram_bytes().map(squeezed), spec.overflow_bytes(), spec.rate());
@@ -435,9 +441,15 @@ mod tests {
     #[test]
     fn what_was_promised_is_the_larger_of_what_it_had_and_has() {
         let mut run = run(json!({ "ram_bytes": 64 << 20, "ram_guarantee_bytes": 16 << 20 }), None);
+        let guest = Need { guest_bytes: 1 << 30, vcpus: 1, ..Need::default() };
         for (now, limit_bytes) in [(None, 64 << 20), (Some(16 << 20), 64 << 20), (Some(96 << 20), 96 << 20)] {
             run.ram_bytes = now;
-            assert_eq!(run.need(), Need { guarantee_bytes: 16 << 20, limit_bytes });
+            assert_eq!(run.need(), Need { guarantee_bytes: 16 << 20, limit_bytes, ..guest });
         }
+        let more = catalog(json!({ "ram_bytes": 128 << 20, "memory_bytes": 4_u64 << 30, "vcpus": 4 }), 1);
+        let caches = Need { guarantee_bytes: 0, limit_bytes: 128 << 20, ..guest };
+        assert_eq!(run.need_under(&more.spec), caches, "its guest has what it was started with");
+        run.hypervisor = Hypervisor::None;
+        assert_eq!((run.need().guest_bytes, run.need().vcpus), (0, 0), "somebody else's guest");
     }
 }

@@ -10,7 +10,7 @@ use crate::hypervisor::qemu;
 use crate::processes::Process;
 use crate::store::Revision;
 use jiff::Timestamp;
-use spillway_api::{Difference, Hypervisor, MachineRun, MachineStatus, Phase};
+use spillway_api::{Difference, ErrorCode, Hypervisor, MachineRun, MachineStatus, Phase};
 
 /// What is known, and the record that the step looked at which found it out.
 #[derive(Clone, Debug)]
@@ -19,6 +19,8 @@ pub struct Known {
     seen: Revision,
     settled: bool,
     disk: Option<DiskKind>,
+    /// Why the last try has failed. It stays while the machine is tried again, until it runs, stops or waits.
+    failure: Option<String>,
 }
 
 /// Of a machine that is off, and of which nothing was ever wanted.
@@ -42,7 +44,7 @@ impl Known {
             permanent: false,
             run: None,
         };
-        Known { status, seen, settled: true, disk: None }
+        Known { status, seen, settled: true, disk: None, failure: None }
     }
 
     /// Something of it is there that this daemon has not looked at: of this run, if that can be read.
@@ -59,6 +61,11 @@ impl Known {
     /// Where it is on its way.
     pub fn phase(&self) -> Phase {
         self.status.phase
+    }
+
+    /// Why it has failed, if it has not run since.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
     }
 
     /// What its disk is, if there is one.
@@ -94,7 +101,11 @@ impl Known {
     /// It is something else now, found out by a step that has looked at the record of this revision.
     pub fn becomes(&mut self, status: Status, seen: Revision) {
         self.enters(status.phase);
-        (self.status.message, self.status.code, self.status.permanent) = (status.hint, None, false);
+        if !matches!(status.phase, Phase::Starting | Phase::Stopping) {
+            self.failure = None;
+        }
+        (self.status.message, self.status.code) = (status.message, status.code);
+        self.status.permanent = false;
         (self.status.ready, self.status.address) = (status.ready, status.address);
         self.status.run = status.run;
         (self.seen, self.settled, self.disk) = (seen, status.settled, status.disk);
@@ -105,7 +116,7 @@ impl Known {
         self.enters(Phase::Failed);
         (self.status.message, self.status.code) = (Some(why.message.clone()), Some(why.code));
         (self.status.ready, self.status.permanent) = (false, why.is_permanent);
-        (self.seen, self.settled) = (seen, true);
+        (self.seen, self.settled, self.failure) = (seen, true, Some(why.message.clone()));
     }
 
     fn enters(&mut self, phase: Phase) {
@@ -123,13 +134,28 @@ pub struct Status {
     run: Option<MachineRun>,
     disk: Option<DiskKind>,
     settled: bool,
-    hint: Option<String>,
+    message: Option<String>,
+    code: Option<ErrorCode>,
 }
 
 impl Status {
     /// With nothing known but where it is on its way.
     pub fn new(phase: Phase) -> Status {
-        Status { phase, ready: false, address: None, run: None, disk: None, settled: false, hint: None }
+        Status {
+            phase,
+            ready: false,
+            address: None,
+            run: None,
+            disk: None,
+            settled: false,
+            message: None,
+            code: None,
+        }
+    }
+
+    /// For this reason.
+    pub fn because(self, why: &HostError) -> Status {
+        Status { message: Some(why.message.clone()), code: Some(why.code), ..self }
     }
 
     /// Of this run.
@@ -181,7 +207,7 @@ impl Status {
 
     /// Why it may not become ready, for people.
     pub fn hint(self, hint: Option<String>) -> Status {
-        Status { hint, ..self }
+        Status { message: hint.or(self.message), ..self }
     }
 
     /// It is what is wanted.
@@ -228,6 +254,13 @@ mod tests {
         known.fails(&HostError::invalid("it cannot"), Revision(7));
         assert!(!known.status(Revision(7)).permanent);
         assert_eq!((seen(&known, 7), seen(&known, 8)), ((Phase::Failed, true), (Phase::Failed, false)));
+        // A rollout counts it as failed while it is tried again.
+        for (phase, has_failed) in
+            [(Phase::Starting, true), (Phase::Running, false), (Phase::Starting, false)]
+        {
+            known.becomes(Status::new(phase), Revision(8));
+            assert_eq!(known.failure().is_some(), has_failed, "{phase:?}");
+        }
     }
 
     #[test]

@@ -19,9 +19,12 @@ use std::time::Duration;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 /// Before what has failed is tried again.
 const AGAIN: Duration = Duration::from_secs(10);
+/// Changes of catalogs within this time wake machines once.
+const TOGETHER: Duration = Duration::from_millis(50);
 
 /// A machine of which something is known. While it has no task it stays so.
 #[derive(Default)]
@@ -74,13 +77,30 @@ impl Shared {
         Ok(())
     }
 
-    /// Wakes the tasks of machines whose records change.
+    /// Wakes the tasks of machines whose records change. A catalog concerns all of them: however often it changes, they
+    /// are woken once in a while.
     pub(super) async fn follow(self: Arc<Shared>, mut changes: Receiver<Changed>) {
+        let mut all_at: Option<Instant> = None;
         loop {
-            let changed = changes.recv().await;
+            let next = changes.recv();
+            let changed = match all_at {
+                None => next.await,
+                Some(at) => match tokio::time::timeout_at(at, next).await {
+                    Ok(changed) => changed,
+                    Err(_) => {
+                        self.poke_kept(|_| true);
+                        all_at = None;
+                        continue;
+                    }
+                },
+            };
             self.stir.notify_one();
             match changed {
-                Ok(changed) => self.poke_for(&changed.keys),
+                Ok(changed) => {
+                    if self.poke_for(&changed.keys) {
+                        all_at.get_or_insert(Instant::now() + TOGETHER);
+                    }
+                }
                 Err(RecvError::Lagged(_)) => self.poke_those_missed().await,
                 Err(RecvError::Closed) => return,
             }
@@ -97,7 +117,9 @@ impl Shared {
         }
     }
 
-    fn poke_for(self: &Arc<Shared>, keys: &[String]) {
+    /// Wakes those whose own records these are. Whether a catalog is among them.
+    fn poke_for(self: &Arc<Shared>, keys: &[String]) -> bool {
+        let mut is_for_all = false;
         for key in keys {
             let names_one = key.strip_prefix(Wanted::PREFIX).or_else(|| Left::machine_of(key));
             if let Some(name) = names_one
@@ -109,10 +131,11 @@ impl Shared {
                 if let Ok(name) = name.parse::<Name>() {
                     self.kept().get_mut(&name).into_iter().for_each(Kept::wake);
                 }
-            } else if key.starts_with(Catalog::PREFIX) {
-                self.poke_kept(|_| true);
+            } else {
+                is_for_all |= key.starts_with(Catalog::PREFIX);
             }
         }
+        is_for_all
     }
 
     pub(super) fn poke_all(self: &Arc<Shared>) -> Result<(), HostError> {
@@ -142,6 +165,14 @@ impl Shared {
             let poke = Arc::clone(&kept.task.insert(Task::default()).poke);
             let keeper = Keeper::new(Arc::clone(self), name.clone(), poke, kept.status.clone());
             tokio::spawn(keeper.keep());
+        }
+    }
+
+    /// Wakes these, if they have tasks.
+    pub(super) fn wake(&self, names: &[Name]) {
+        if !names.is_empty() {
+            let mut kept = self.kept();
+            names.iter().for_each(|name| kept.get_mut(name).into_iter().for_each(Kept::wake));
         }
     }
 

@@ -1,82 +1,282 @@
-//! Memory that caches may take. Owns who was promised how much.
+//! What machines may take of the host: memory for guests and caches, and processors. Owns who was promised how much, and
+//! who waits for some.
 //!
-//! Invariant: what is guaranteed fits the budget, and what may be taken fits it as often as is allowed, but for what ran
-//! before the budget was made smaller.
+//! Invariant: what is promised fits the host's capacity, but for what ran before that was made smaller. Each answer takes
+//! the same time however many machines there are, but for the names of those that wait.
 
 use crate::error::HostError;
-use spillway_api::{CatalogSpec, ErrorCode, Name};
+use spillway_api::{CatalogSpec, ErrorCode, HostBudget, Hypervisor, Name};
 use spillway_worker::supervisor::bytes;
 use std::collections::HashMap;
 
-/// What a cache is promised.
+/// What a machine is promised; the sum of what some are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
-    /// It always has this.
+    /// Its cache always has this.
     pub guarantee_bytes: u64,
-    /// It may have this.
+    /// Its cache may have this.
     pub limit_bytes: u64,
+    /// Its guest has this, beside the cache.
+    pub guest_bytes: u64,
+    /// Its guest's processors.
+    pub vcpus: u64,
 }
 
 impl Need {
-    /// Of a machine with these settings.
-    pub fn of(spec: &CatalogSpec) -> Need {
+    /// Of a machine with these settings. A guest that somebody else runs is not counted.
+    pub fn of(spec: &CatalogSpec, hypervisor: Hypervisor) -> Need {
         let limit_bytes = spec.ram_bytes().unwrap_or(0);
-        Need { guarantee_bytes: spec.ram_guarantee_bytes.min(limit_bytes), limit_bytes }
+        let guarantee_bytes = spec.ram_guarantee_bytes.min(limit_bytes);
+        let (guest_bytes, vcpus) = match hypervisor {
+            Hypervisor::None => (0, 0),
+            Hypervisor::Qemu | Hypervisor::Libvirt => (spec.memory_bytes, spec.vcpus.into()),
+        };
+        Need { guarantee_bytes, limit_bytes, guest_bytes, vcpus }
     }
+
+    /// Guest and cache.
+    fn memory_bytes(self) -> u64 {
+        self.guest_bytes.saturating_add(self.limit_bytes)
+    }
+
+    fn and(self, other: Need) -> Need {
+        self.with(other, u64::saturating_add)
+    }
+
+    fn without(self, other: Need) -> Need {
+        self.with(other, u64::saturating_sub)
+    }
+
+    fn with(self, other: Need, join: fn(u64, u64) -> u64) -> Need {
+        Need {
+            guarantee_bytes: join(self.guarantee_bytes, other.guarantee_bytes),
+            limit_bytes: join(self.limit_bytes, other.limit_bytes),
+            guest_bytes: join(self.guest_bytes, other.guest_bytes),
+            vcpus: join(self.vcpus, other.vcpus),
+        }
+    }
+}
+
+/// What a host has to promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Guarantees of caches may be so much together.
+    pub ram_bytes: u64,
+    /// Limits of caches may be so many percent of that together.
+    pub ram_percent: u32,
+    /// The host's memory.
+    pub host_bytes: u64,
+    /// What of it machines do not get.
+    pub reserve_bytes: u64,
+    /// Guests and limits of caches may be so many percent of the rest together.
+    pub memory_percent: u32,
+    /// The host's processors.
+    pub host_cpus: u32,
+    /// Processors of guests may be so many percent of those together.
+    pub vcpu_percent: u32,
+}
+
+/// Of a host that has enough of everything.
+#[cfg(test)]
+pub(crate) const NO_LIMITS: Capacity = Capacity {
+    ram_bytes: u64::MAX,
+    ram_percent: 100,
+    host_bytes: u64::MAX,
+    reserve_bytes: 0,
+    memory_percent: 100,
+    host_cpus: u32::MAX,
+    vcpu_percent: 100,
+};
+
+/// One of the things that are promised.
+struct Line {
+    /// How much of it somebody needs.
+    of: fn(Need) -> u64,
+    /// How much of it there is.
+    most: u64,
+    /// It is counted in bytes.
+    is_size: bool,
+    /// What it is.
+    what: &'static str,
+    advice: &'static str,
+}
+
+impl Line {
+    fn text(&self, value: u64) -> String {
+        if self.is_size { bytes(value) } else { value.to_string() }
+    }
+}
+
+impl Capacity {
+    fn memory_limit_bytes(&self) -> u64 {
+        percent(self.host_bytes.saturating_sub(self.reserve_bytes), self.memory_percent)
+    }
+
+    fn lines(&self) -> [Line; 4] {
+        let size = |of, most, what, advice| Line { of, most, is_size: true, what, advice };
+        [
+            size(
+                |need| need.guarantee_bytes,
+                self.ram_bytes,
+                "guaranteed cache",
+                "lower ram_guarantee_bytes, or raise spillwayd's --ram-budget",
+            ),
+            size(
+                |need| need.limit_bytes,
+                percent(self.ram_bytes, self.ram_percent),
+                "cache",
+                "lower ram_bytes, or raise spillwayd's --ram-budget or --overcommit",
+            ),
+            size(
+                Need::memory_bytes,
+                self.memory_limit_bytes(),
+                "memory for guest and cache",
+                "lower memory_bytes, or raise spillwayd's --memory-overcommit or lower its --memory-reserve",
+            ),
+            Line {
+                of: |need| need.vcpus,
+                most: percent(self.host_cpus.into(), self.vcpu_percent),
+                is_size: false,
+                what: "processors",
+                advice: "lower vcpus, or raise spillwayd's --vcpu-overcommit",
+            },
+        ]
+    }
+
+    /// The thing of which there is not enough for this need beside what `others` have. What gets no more than it had fits.
+    fn lacks(&self, others: Need, before: Need, need: Need) -> Option<Line> {
+        self.lines().into_iter().find(|line| {
+            let (before, need) = ((line.of)(before), (line.of)(need));
+            need > before && (line.of)(others).saturating_add(need) > line.most
+        })
+    }
+
+    /// Refuses what would not fit although nothing else ran.
+    pub fn fits_alone(&self, need: Need) -> Result<(), HostError> {
+        let Some(line) = self.lacks(Need::default(), Need::default(), need) else { return Ok(()) };
+        let (wanted, most) = (line.text((line.of)(need)), line.text(line.most));
+        let (what, advice) = (line.what, line.advice);
+        let message =
+            format!("a machine needs {wanted} of {what}, and this host has {most} in all: {advice}");
+        Err(HostError::new(ErrorCode::Exhausted, message))
+    }
+
+    /// How many of so many machines with this need can run at a time, if not all of them can, and why.
+    pub fn fewer(&self, need: Need, count: u32) -> Option<String> {
+        let fit = |line: &Line| line.most.checked_div((line.of)(need)).unwrap_or(u64::MAX);
+        let line = self.lines().into_iter().min_by_key(fit)?;
+        let fit = fit(&line);
+        (fit < count.into()).then(|| {
+            let (each, most) = (line.text((line.of)(need)), line.text(line.most));
+            let (what, advice) = (line.what, line.advice);
+            format!(
+                "of its {count} machines {fit} can run at a time, the others wait: each needs {each} of {what}, and this \
+                 host has {most}: {advice}"
+            )
+        })
+    }
+}
+
+fn percent(value: u64, percent: u32) -> u64 {
+    u64::try_from(u128::from(value) * u128::from(percent) / 100).unwrap_or(u64::MAX)
+}
+
+/// Who waits, and what for.
+#[derive(Debug)]
+struct Waiter {
+    /// Those that came earlier have lower ones.
+    turn: u64,
+    need: Need,
 }
 
 /// The budget of a host.
 #[derive(Debug)]
 pub struct Budget {
-    total_bytes: u64,
-    /// Limits may be so many percent of it together.
-    overcommit_percent: u32,
+    capacity: Capacity,
     promised: HashMap<Name, Need>,
+    /// Of all that is promised.
+    sum: Need,
+    waiting: HashMap<Name, Waiter>,
+    turns: u64,
 }
 
 impl Budget {
     /// With nothing promised.
-    pub fn new(total_bytes: u64, overcommit_percent: u32) -> Budget {
-        Budget { total_bytes, overcommit_percent, promised: HashMap::new() }
+    pub fn new(capacity: Capacity) -> Budget {
+        Budget { capacity, promised: HashMap::new(), sum: Need::default(), waiting: HashMap::new(), turns: 0 }
     }
 
-    /// Promises a machine this instead of what it was promised before, if that fits.
-    pub fn promise(&mut self, name: &Name, need: Need) -> Result<(), HostError> {
-        let others = || self.promised.iter().filter(|(other, _)| *other != name).map(|(_, need)| need);
-        let guaranteed: u64 = others().map(|need| need.guarantee_bytes).sum();
-        let limits: u64 = others().map(|need| need.limit_bytes).sum();
+    /// Promises a machine this instead of what it was promised before, if that fits; else it waits. Those that may fit now.
+    pub fn promise(&mut self, name: &Name, need: Need) -> Result<Vec<Name>, HostError> {
         let before = self.promised.get(name).copied().unwrap_or_default();
-        let most = (u128::from(self.total_bytes) * u128::from(self.overcommit_percent) / 100) as u64;
-        let refuse = |what: &str, wanted: u64, given: u64, most: u64, advice: &str| {
-            let (wanted, given, most) = (bytes(wanted), bytes(given), bytes(most));
-            let count = others().count();
-            let message =
-                format!("its cache {what} {wanted}, and {count} others have {given} of {most}: {advice}");
-            Err(HostError::new(ErrorCode::Exhausted, message))
-        };
-        // What gets less fits, even where too much was promised before.
-        if need.guarantee_bytes > before.guarantee_bytes
-            && guaranteed + need.guarantee_bytes > self.total_bytes
-        {
-            let advice = "stop some, lower ram_guarantee_bytes, or raise spillwayd's --ram-budget";
-            return refuse("is guaranteed", need.guarantee_bytes, guaranteed, self.total_bytes, advice);
+        let others = self.sum.without(before);
+        if let Some(line) = self.capacity.lacks(others, before, need) {
+            let (wanted, given) = (line.text((line.of)(need)), line.text((line.of)(others)));
+            let count = self.promised.len() - usize::from(self.promised.contains_key(name));
+            let (what, most, advice) = (line.what, line.text(line.most), line.advice);
+            let message = format!(
+                "it needs {wanted} of {what}, and {count} others have {given} of {most}: stop some, {advice}"
+            );
+            let turn = self.turns;
+            self.turns += 1;
+            self.waiting.entry(name.clone()).or_insert(Waiter { turn, need }).need = need;
+            return Err(HostError::new(ErrorCode::Exhausted, message));
         }
-        if need.limit_bytes > before.limit_bytes && limits + need.limit_bytes > most {
-            let advice = "stop some, lower ram_bytes, or raise spillwayd's --ram-budget or --overcommit";
-            return refuse("may take", need.limit_bytes, limits, most, advice);
-        }
-        self.promised.insert(name.clone(), need);
-        Ok(())
+        self.note(name, need);
+        let is_less = self.capacity.lines().iter().any(|line| (line.of)(need) < (line.of)(before));
+        Ok(if is_less { self.next() } else { Vec::new() })
     }
 
     /// A machine has this, whether it fits or not: it ran before.
     pub fn note(&mut self, name: &Name, need: Need) {
-        self.promised.insert(name.clone(), need);
+        self.waiting.remove(name);
+        let before = self.promised.insert(name.clone(), need).unwrap_or_default();
+        self.sum = self.sum.without(before).and(need);
     }
 
-    /// A machine has nothing any more.
-    pub fn give_back(&mut self, name: &Name) {
-        self.promised.remove(name);
+    /// A machine has nothing any more, and waits for nothing. Those that may fit now.
+    pub fn give_back(&mut self, name: &Name) -> Vec<Name> {
+        self.waiting.remove(name);
+        let Some(had) = self.promised.remove(name) else { return Vec::new() };
+        self.sum = self.sum.without(had);
+        self.next()
+    }
+
+    /// Those that wait and would fit, in the order in which they came, each beside those before it.
+    fn next(&self) -> Vec<Name> {
+        let mut waiting: Vec<(&Name, &Waiter)> = self.waiting.iter().collect();
+        waiting.sort_by_key(|(_, waiter)| waiter.turn);
+        let mut sum = self.sum;
+        let mut next = Vec::new();
+        for (name, waiter) in waiting {
+            let before = self.promised.get(name).copied().unwrap_or_default();
+            let others = sum.without(before);
+            if self.capacity.lacks(others, before, waiter.need).is_none() {
+                sum = others.and(waiter.need);
+                next.push(name.clone());
+            }
+        }
+        next
+    }
+
+    /// What is promised, and of how much.
+    pub fn describe(&self) -> HostBudget {
+        let Capacity { ram_bytes, ram_percent, host_bytes, reserve_bytes, host_cpus, .. } = self.capacity;
+        let [.., processors] = self.capacity.lines();
+        HostBudget {
+            host_memory_bytes: host_bytes,
+            reserve_bytes,
+            memory_limit_bytes: self.capacity.memory_limit_bytes(),
+            guest_bytes: self.sum.guest_bytes,
+            ram_bytes: self.sum.limit_bytes,
+            ram_limit_bytes: percent(ram_bytes, ram_percent),
+            ram_guaranteed_bytes: self.sum.guarantee_bytes,
+            ram_guarantee_limit_bytes: ram_bytes,
+            host_cpus,
+            vcpus: self.sum.vcpus,
+            vcpu_limit: processors.most,
+            waiting: self.waiting.len() as u32,
+        }
     }
 }
 
@@ -90,39 +290,146 @@ pub fn host_bytes() -> u64 {
 mod tests {
     use super::*;
 
-    fn need(guarantee_bytes: u64, limit_bytes: u64) -> Need {
-        Need { guarantee_bytes, limit_bytes }
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    fn caches(guarantee_bytes: u64, limit_bytes: u64) -> Need {
+        Need { guarantee_bytes, limit_bytes, ..Need::default() }
+    }
+
+    fn guest(guest_bytes: u64, vcpus: u64) -> Need {
+        Need { limit_bytes: 256 * MIB, guest_bytes, vcpus, ..Need::default() }
+    }
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    fn budget(ram_percent: u32, host_bytes: u64) -> Budget {
+        Budget::new(Capacity {
+            ram_bytes: GIB,
+            ram_percent,
+            host_bytes,
+            reserve_bytes: GIB,
+            memory_percent: 100,
+            host_cpus: 2,
+            vcpu_percent: 400,
+        })
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_numbers() {
-        let mut budget = Budget::new(1 << 30, 200);
-        let name = |text: &str| text.parse::<Name>().unwrap();
-        let mib = 1 << 20;
-        budget.promise(&name("a"), need(512 * mib, 1024 * mib)).unwrap();
-        budget.promise(&name("b"), need(256 * mib, 768 * mib)).unwrap();
-        let error = budget.promise(&name("c"), need(257 * mib, 300 * mib)).unwrap_err();
+    fn a_cache_that_does_not_fit_is_refused_with_numbers() {
+        let mut budget = budget(200, 64 * GIB);
+        budget.promise(&name("a"), caches(512 * MIB, 1024 * MIB)).unwrap();
+        budget.promise(&name("b"), caches(256 * MIB, 768 * MIB)).unwrap();
+        let error = budget.promise(&name("c"), caches(257 * MIB, 300 * MIB)).unwrap_err();
         assert!(
             error.code == ErrorCode::Exhausted
                 && error.message.contains("2 others have 768.0 MiB of 1.0 GiB"),
             "{error}"
         );
-        let error = budget.promise(&name("c"), need(0, 257 * mib)).unwrap_err();
+        let error = budget.promise(&name("c"), caches(0, 257 * MIB)).unwrap_err();
         assert!(
-            error.message.contains("may take 257.0 MiB, and 2 others have 1.8 GiB of 2.0 GiB"),
+            error.message.contains("needs 257.0 MiB of cache, and 2 others have 1.8 GiB of 2.0 GiB"),
             "{error}"
         );
-        budget.promise(&name("c"), need(256 * mib, 256 * mib)).unwrap();
+        budget.promise(&name("c"), caches(256 * MIB, 256 * MIB)).unwrap();
         // More for one of them, counted once; less always fits.
-        budget.promise(&name("b"), need(256 * mib, 769 * mib)).unwrap_err();
-        budget.promise(&name("b"), need(0, 100 * mib)).unwrap();
-        budget.promise(&name("b"), need(256 * mib, 768 * mib)).unwrap();
+        budget.promise(&name("b"), caches(256 * MIB, 769 * MIB)).unwrap_err();
+        budget.promise(&name("b"), caches(0, 100 * MIB)).unwrap();
+        budget.promise(&name("b"), caches(256 * MIB, 768 * MIB)).unwrap();
         budget.give_back(&name("a"));
-        budget.promise(&name("d"), need(512 * mib, 1024 * mib)).unwrap();
+        budget.promise(&name("d"), caches(512 * MIB, 1024 * MIB)).unwrap();
         // What ran before has it.
-        budget.note(&name("e"), need(1 << 40, 1 << 40));
-        budget.promise(&name("f"), need(1, 1)).unwrap_err();
-        budget.promise(&name("e"), need(1 << 39, 1 << 39)).unwrap();
+        budget.note(&name("e"), caches(1 << 40, 1 << 40));
+        budget.promise(&name("f"), caches(1, 1)).unwrap_err();
+        budget.promise(&name("e"), caches(1 << 39, 1 << 39)).unwrap();
+    }
+
+    #[test]
+    fn guests_have_memory_and_processors_beside_the_caches() {
+        let mut budget = budget(400, 11 * GIB);
+        for n in 0..4 {
+            budget.promise(&name(&format!("m{n}")), guest(2 * GIB, 1)).unwrap();
+        }
+        let error = budget.promise(&name("x"), guest(2 * GIB, 1)).unwrap_err();
+        let why = "it needs 2.2 GiB of memory for guest and cache, and 4 others have 9.0 GiB of 10.0 GiB: stop some, lower";
+        assert!(error.code == ErrorCode::Exhausted && error.message.starts_with(why), "{error}");
+        let error = budget.promise(&name("y"), guest(64 * MIB, 5)).unwrap_err();
+        assert!(error.message.starts_with("it needs 5 of processors, and 4 others have 4 of 8"), "{error}");
+        let described = budget.describe();
+        assert_eq!((described.guest_bytes, described.ram_bytes), (8 * GIB, GIB));
+        assert_eq!((described.memory_limit_bytes, described.reserve_bytes), (10 * GIB, GIB));
+        assert_eq!((described.vcpus, described.vcpu_limit, described.waiting), (4, 8, 2));
+        // Overcommitted by choice.
+        budget.capacity.memory_percent = 200;
+        budget.promise(&name("x"), guest(2 * GIB, 1)).unwrap();
+        assert_eq!(budget.describe().waiting, 1);
+    }
+
+    #[test]
+    fn who_waits_is_next_in_the_order_of_coming_if_it_fits() {
+        let mut budget = budget(400, 7 * GIB);
+        let guest = |gib: u64| Need { guest_bytes: gib * GIB, ..Need::default() };
+        budget.promise(&name("a"), guest(4)).unwrap();
+        budget.promise(&name("b"), guest(2)).unwrap();
+        for (waiter, gib) in [("large", 6), ("two", 2), ("three", 3), ("one", 1)] {
+            budget.promise(&name(waiter), guest(gib)).unwrap_err();
+        }
+        // Asked again it keeps its place.
+        budget.promise(&name("two"), guest(2)).unwrap_err();
+        assert_eq!(budget.give_back(&name("nobody")), []);
+        assert_eq!(budget.give_back(&name("one")), [], "it had nothing, and waits no more");
+        budget.promise(&name("one"), guest(1)).unwrap_err();
+        assert_eq!(budget.give_back(&name("a")), [name("two"), name("one")]);
+        budget.promise(&name("two"), guest(2)).unwrap();
+        budget.promise(&name("one"), guest(1)).unwrap();
+        // One that needs less than before makes space too.
+        assert_eq!(budget.promise(&name("b"), guest(0)).unwrap(), [name("three")]);
+        assert_eq!(budget.describe().waiting, 2);
+    }
+
+    #[test]
+    fn what_can_never_fit_is_known_before_it_is_tried() {
+        let capacity = budget(100, 24 * GIB).capacity;
+        let error = capacity.fits_alone(guest(24 * GIB, 1)).unwrap_err();
+        let why = "a machine needs 24.2 GiB of memory for guest and cache, and this host has 23.0 GiB in all";
+        assert!(error.message.starts_with(why), "{error}");
+        capacity.fits_alone(guest(8 * GIB, 1)).unwrap();
+        assert!(capacity.fits_alone(guest(u64::MAX, u64::MAX)).is_err());
+        let warning = capacity.fewer(guest(8 * GIB, 1), 40).unwrap();
+        assert!(
+            warning
+                .starts_with("of its 40 machines 2 can run at a time, the others wait: each needs 8.2 GiB")
+        );
+        assert_eq!(capacity.fewer(guest(8 * GIB, 1), 2), None);
+        assert_eq!(capacity.fewer(Need::default(), u32::MAX), None);
+    }
+
+    /// The same steps among many take as long as among few: else starting all of them takes the square of that. By the
+    /// medians of pairs that are measured in turn, with a wide margin: whatever else the host does slows both.
+    #[test]
+    fn promises_do_not_slow_down_with_their_number() {
+        let [mut few, mut many] = [1_000, 100_000].map(|count| {
+            let mut budget = Budget::new(NO_LIMITS);
+            (0..count).for_each(|n| budget.note(&name(&format!("m{n}")), guest(0, 0)));
+            budget
+        });
+        let names: Vec<Name> = (0..100).map(|n| name(&format!("x{n}"))).collect();
+        let took = |budget: &mut Budget| {
+            let begun = std::time::Instant::now();
+            names.iter().for_each(|name| assert!(budget.promise(name, guest(MIB, 1)).is_ok()));
+            names.iter().for_each(|name| assert_eq!(budget.give_back(name), []));
+            begun.elapsed()
+        };
+        let pairs: Vec<_> = (0..41).map(|_| (took(&mut few), took(&mut many))).collect();
+        let median = |of: fn(&(std::time::Duration, std::time::Duration)) -> std::time::Duration| {
+            let mut all: Vec<_> = pairs.iter().map(of).collect();
+            all.sort();
+            all[all.len() / 2]
+        };
+        let (few, many) = (median(|pair| pair.0), median(|pair| pair.1));
+        assert!(many < few * 20, "{few:?} {many:?}");
     }
 
     #[test]

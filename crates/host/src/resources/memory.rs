@@ -68,8 +68,8 @@ mod tests {
 
     #[test]
     fn caches_shrink_to_their_guarantee_and_come_back() {
-        let need = Need { guarantee_bytes: 64 << 20, limit_bytes: 256 << 20 };
-        let none = Need { guarantee_bytes: 0, limit_bytes: 256 << 20 };
+        let need = Need { guarantee_bytes: 64 << 20, limit_bytes: 256 << 20, ..Need::default() };
+        let none = Need { limit_bytes: 256 << 20, ..Need::default() };
         let mut squeeze = Squeeze::default();
         assert_eq!((squeeze.limit_bytes(need), squeeze.is_on()), (256 << 20, false));
         squeeze = squeeze.after(9, 10);
@@ -86,7 +86,7 @@ mod tests {
             squeeze = squeeze.after(100, 10);
         }
         assert_eq!((squeeze.limit_bytes(need), squeeze.is_on()), (256 << 20, false));
-        assert_eq!(squeeze.limit_bytes(Need { guarantee_bytes: 0, limit_bytes: 64 << 10 }), 64 << 10);
+        assert_eq!(squeeze.limit_bytes(Need { limit_bytes: 64 << 10, ..Need::default() }), 64 << 10);
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod typed;
 
 pub use reserve::Reserve;
 pub use sqlite::SqliteStore;
-pub use typed::{Changes, Kind, Object, Objects, RecordKind, RecordSchema, Unreadable, schema};
+pub use typed::{Changes, Kind, Object, ObjectPage, Objects, RecordKind, RecordSchema, Unreadable, schema};
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -171,6 +171,13 @@ pub trait Store: Send + Sync {
 
     /// All whose key begins so, in the order of their keys, as they were at one revision.
     fn list(&self, prefix: &str) -> Result<(Vec<Entry>, Revision), StoreError>;
+
+    /// The first of those whose key begins so and is longer, and comes after another key; `most` of them at most, in the
+    /// order of their keys: a page of a list that is too long to be held.
+    fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Entry>, StoreError>;
+
+    /// How many have a key that begins so.
+    fn count(&self, prefix: &str) -> Result<u64, StoreError>;
 
     /// Carries a transaction out if everything is as it expects.
     fn commit(&self, transaction: &Transaction) -> Result<Revision, StoreError>;

@@ -19,6 +19,8 @@ const FREE_PART: u64 = 4;
 /// The log is emptied when it has 1,000 pages (4 MiB); the largest change, 256 machines that are deleted, has about as many
 /// more.
 const LOG_BYTES: u64 = 12 << 20;
+/// The reserve is written in parts of this size.
+const PART_BYTES: u64 = 4 << 20;
 /// With less left the reserve is not filled up: that would only take what others need just now.
 const SPARE_BYTES: u64 = 8 << 20;
 
@@ -59,9 +61,9 @@ pub fn fill_up(connection: &Connection, path: &Path) -> Reserve {
         return Reserve::Whole;
     }
     let missing = goal.saturating_sub(free);
-    let takes = 2 * missing * page_bytes + if log_is_short { LOG_BYTES } else { 0 };
+    let takes = missing * page_bytes + if log_is_short { LOG_BYTES } else { 0 };
     if has_room(path, takes + SPARE_BYTES) {
-        let filled = lengthen_log(path).is_ok() && add_pages(connection, missing * page_bytes).is_ok();
+        let filled = lengthen_log(path).is_ok() && make_free(connection, goal, page_bytes).is_ok();
         if filled {
             return Reserve::Whole;
         }
@@ -79,12 +81,20 @@ fn pages(connection: &Connection) -> rusqlite::Result<(u64, u64, u64)> {
     Ok((u64::try_from(all - free).unwrap_or(0), u64::try_from(free).unwrap_or(0), page_bytes as u64))
 }
 
-/// Pages are written with content first, so that the file has their blocks, and given back by another transaction.
-fn add_pages(connection: &Connection, bytes: u64) -> rusqlite::Result<()> {
-    if bytes > 0 {
-        connection.execute("INSERT INTO reserve VALUES (zeroblob(?1))", [bytes as i64])?;
+/// Makes so many pages free. They are written with content first, so that the file has their blocks, and given back by
+/// another transaction. SQLite takes the pages that are free already before the file grows: so all of them are written, and
+/// some at a time, so that the log does not grow.
+fn make_free(connection: &Connection, pages: u64, page_bytes: u64) -> rusqlite::Result<()> {
+    let mut left = pages * page_bytes;
+    let mut written = Ok(());
+    while left > 0 && written.is_ok() {
+        let part = left.min(PART_BYTES);
+        left -= part;
+        let insert = "INSERT INTO reserve VALUES (zeroblob(?1))";
+        written = connection.execute(insert, [part as i64]).and_then(|_| move_log(connection));
     }
-    empty(connection)
+    // Also after an error: until then records cannot take what was free before.
+    written.and(empty(connection))
 }
 
 /// Gives the pages of the reserve back to the database, and moves all that is in the log to its place.
@@ -129,4 +139,48 @@ fn log_path(path: &Path) -> PathBuf {
 fn has_room(path: &Path, bytes: u64) -> bool {
     let folder = path.parent().unwrap_or(Path::new("/"));
     crate::resources::space::of(folder).is_ok_and(|(_, free)| free >= bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is missing is added to what is free, and is not made of it: else each change of a record would write the reserve
+    /// anew, in vain.
+    #[test]
+    fn a_reserve_that_was_used_is_whole_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("db");
+        let connection = Connection::open(&path).unwrap();
+        connection.pragma_update(None, "journal_mode", "WAL").unwrap();
+        connection
+            .execute_batch(
+                "CREATE TABLE reserve (room BLOB NOT NULL); CREATE TABLE records (record BLOB NOT NULL)",
+            )
+            .unwrap();
+        assert_eq!(fill_up(&connection, &path), Reserve::Whole);
+        let goal =
+            |(used, _, page_bytes): (u64, u64, u64)| (LEAST_FREE_BYTES / page_bytes).max(used / FREE_PART);
+        let mut filled = 0;
+        // The first quarter is used without anything being written; then it is filled up. Some is used often, then much at once.
+        for records in [1, 200, 100, 10, 300, 6000, 6000, 1000] {
+            let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
+                        INSERT INTO records SELECT zeroblob(4000) FROM n";
+            connection.execute(many, [records]).unwrap();
+            move_log(&connection).unwrap();
+            let (before, written) = (pages(&connection).unwrap(), connection.total_changes());
+            assert_eq!(fill_up(&connection, &path), Reserve::Whole);
+            let after = pages(&connection).unwrap();
+            let is_filled = connection.total_changes() != written;
+            assert_eq!(is_filled, before.1 < goal(before) - goal(before) / 4, "{before:?} {after:?}");
+            filled += u32::from(is_filled);
+            assert!(after.1 >= goal(after) - goal(after) / 4, "{before:?} {after:?}");
+            // At once nothing is missing any more.
+            let written = connection.total_changes();
+            assert_eq!(fill_up(&connection, &path), Reserve::Whole);
+            assert_eq!(connection.total_changes(), written, "{after:?}");
+            assert!(log_bytes(&path) <= LOG_BYTES, "{}", log_bytes(&path));
+        }
+        assert!(filled >= 3, "{filled}");
+    }
 }

@@ -7,6 +7,11 @@ use super::reserve::{self, Reserve};
 use super::{Changed, Entry, Expect, Revision, Store, StoreError, Summary, THIS_WRITER, Transaction, Writer};
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 use std::path::{Path, PathBuf};
+#[cfg(test)]
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 use std::sync::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 
@@ -114,6 +119,19 @@ impl SqliteStore {
         Ok(inner.connection.serialize("main")?.to_vec())
     }
 
+    /// Counts the steps of SQLite's virtual machine from now on: what is done for a request, whatever else the host does.
+    #[cfg(test)]
+    pub(crate) fn count_steps(&self) -> Arc<AtomicU64> {
+        let steps = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&steps);
+        let step = move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            false
+        };
+        self.inner().connection.progress_handler(1, Some(step)).unwrap();
+        steps
+    }
+
     fn inner(&self) -> MutexGuard<'_, Inner> {
         // A panic in the middle of a transaction has rolled it back.
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -165,11 +183,29 @@ impl Store for SqliteStore {
         let transaction = inner.connection.transaction()?;
         let head = head(&transaction)?;
         let mut statement = transaction.prepare_cached(
-            "SELECT key, value, revision, version FROM objects WHERE key >= ?1 AND (?2 IS NULL OR key < ?2) ORDER BY key",
+            "SELECT key, value, revision, version FROM objects WHERE key >= ?1 AND key < ?2 ORDER BY key",
         )?;
-        let rows = statement.query_map(params![prefix, end_of(prefix)], entry)?;
+        let rows = statement.query_map([prefix, &end_of(prefix)], entry)?;
         let entries = rows.collect::<Result<_, _>>()?;
         Ok((entries, head))
+    }
+
+    fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Entry>, StoreError> {
+        let inner = self.inner();
+        let mut statement = inner.connection.prepare_cached(
+            "SELECT key, value, revision, version FROM objects WHERE key > ?1 AND key < ?2 ORDER BY key LIMIT ?3",
+        )?;
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let rows = statement.query_map(params![prefix.max(after), end_of(prefix), most], entry)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    fn count(&self, prefix: &str) -> Result<u64, StoreError> {
+        let inner = self.inner();
+        let mut statement =
+            inner.connection.prepare_cached("SELECT count(*) FROM objects WHERE key >= ?1 AND key < ?2")?;
+        let count: i64 = statement.query_row([prefix, &end_of(prefix)], |row| row.get(0))?;
+        Ok(count as u64)
     }
 
     fn commit(&self, transaction: &Transaction) -> Result<Revision, StoreError> {
@@ -295,10 +331,60 @@ fn revision(stored: i64) -> Revision {
     Revision(stored as u64)
 }
 
-/// The first key after all that begin so; none if there is no such key. Keys are ASCII.
-fn end_of(prefix: &str) -> Option<String> {
+/// The first key after all that begin so. Keys are ASCII. That there is always one lets SQLite end its search there: a
+/// condition that may have none makes it read on to the end of the table, which holds all machines.
+fn end_of(prefix: &str) -> String {
     let mut end = prefix.to_owned();
-    let last = end.pop()?;
-    end.push(char::from(last as u8 + 1));
-    Some(end)
+    match end.pop() {
+        Some(last) => end.push(char::from(last as u8 + 1)),
+        None => end.push('\u{80}'),
+    }
+    end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(store: &SqliteStore, prefix: &str, numbers: std::ops::Range<u32>) {
+        let changes = numbers.map(|n| (format!("{prefix}{n:06}"), Some(b"1".to_vec()))).collect();
+        store.commit(&Transaction { expects: vec![], changes }).unwrap();
+    }
+
+    /// What reads or writes few records does the same whatever else is recorded: each of many changes does so, under one
+    /// lock.
+    #[test]
+    fn a_short_list_and_a_change_among_many_records_take_no_more_steps() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&dir.path().join("db")).unwrap();
+        let steps = store.count_steps();
+        put(&store, "a/", 0..1);
+        put(&store, "y/", 0..1);
+        let change = || {
+            let seen = store.get("a/000000").unwrap().unwrap().revision;
+            let expects = vec![("a/000000".to_owned(), Expect::Unchanged(seen))];
+            let changes = vec![("a/000000".to_owned(), Some(b"2".to_vec()))];
+            store.commit(&Transaction { expects, changes }).unwrap();
+        };
+        let requests: [(&str, &dyn Fn()); 5] = [
+            ("get", &|| assert!(store.get("a/000000").unwrap().is_some())),
+            ("list", &|| assert_eq!(store.list("a/").unwrap().0.len(), 1)),
+            ("page", &|| assert_eq!(store.page("a/", "", 100).unwrap().len(), 1)),
+            ("count", &|| assert_eq!(store.count("a/").unwrap(), 1)),
+            ("change", &change),
+        ];
+        let count = |request: &dyn Fn()| {
+            let before = steps.load(Ordering::Relaxed);
+            request();
+            steps.load(Ordering::Relaxed) - before
+        };
+        // The first of each makes its statements.
+        requests.iter().for_each(|(_, request)| request());
+        let few = requests.map(|(name, request)| (name, count(request)));
+        (0..40).for_each(|part| put(&store, "m/", 2500 * part..2500 * (part + 1)));
+        let many = requests.map(|(name, request)| (name, count(request)));
+        assert_eq!(few, many);
+        assert!(few.iter().all(|(_, steps)| (1..1000).contains(steps)), "{few:?}");
+        assert!(count(&|| assert_eq!(store.list("m/").unwrap().0.len(), 100_000)) > 100_000, "it counts");
+    }
 }

@@ -38,6 +38,14 @@ pub struct Object<T> {
     pub revision: Revision,
 }
 
+/// A page of the records of a kind.
+pub struct ObjectPage<T> {
+    /// Those that can be read.
+    pub objects: Vec<Object<T>>,
+    /// The last name on the page if there may be more: the next page comes after it.
+    pub next: Option<String>,
+}
+
 /// A kind as those know it who look at all of them.
 pub struct RecordKind {
     /// What its keys begin with.
@@ -106,6 +114,8 @@ impl Unreadable {
     }
 }
 
+/// Records that are read together.
+const PAGE: usize = 256;
 /// How often a change is decided beside others.
 const TRIES_BESIDE_OTHERS: u32 = 8;
 /// How often it is decided alone: then only another process can be faster.
@@ -196,6 +206,41 @@ impl Objects {
     pub fn list_below<T: Kind>(&self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
         let (entries, _) = self.store.list(&key::<T>(prefix))?;
         Ok(entries.into_iter().filter_map(|entry| self.read(entry).ok()).collect())
+    }
+
+    /// Reads a page of a kind in the order of the names: `most` records after this name at most. For the first page the name
+    /// is empty. Records that cannot be read are left out.
+    pub fn page<T: Kind>(&self, after: &str, most: usize) -> Result<ObjectPage<T>, StoreError> {
+        let entries = self.store.page(T::PREFIX, &key::<T>(after), most)?;
+        let last = entries.last().filter(|_| entries.len() == most);
+        let next = last.map(|last| last.key[T::PREFIX.len()..].to_owned());
+        let objects = entries.into_iter().filter_map(|entry| self.read(entry).ok()).collect();
+        Ok(ObjectPage { objects, next })
+    }
+
+    /// Those of a kind that can be read and whose names come after this one, in the order of their names. They are read a page
+    /// at a time, so that memory does not grow with their number; each is as it was when it was read.
+    pub fn each_after<T: Kind>(
+        &self,
+        after: &str,
+    ) -> impl Iterator<Item = Result<Object<T>, StoreError>> + use<'_, T> {
+        let (mut next, mut read) = (Some(after.to_owned()), Vec::new().into_iter());
+        std::iter::from_fn(move || {
+            loop {
+                if let Some(object) = read.next() {
+                    return Some(Ok(object));
+                }
+                match self.page::<T>(&next.take()?, PAGE) {
+                    Ok(page) => (read, next) = (page.objects.into_iter(), page.next),
+                    Err(e) => return Some(Err(e)),
+                }
+            }
+        })
+    }
+
+    /// How many of a kind there are.
+    pub fn count<T: Kind>(&self) -> Result<u64, StoreError> {
+        self.store.count(T::PREFIX)
     }
 
     /// Decides on changes by what is stored and makes them together. Decided anew, from the start, whenever somebody

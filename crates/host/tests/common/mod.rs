@@ -4,7 +4,7 @@
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_api::client::{Client, ClientError};
 use spillway_api::{
-    Catalog, ErrorBody, ImageImport, List, Machine, NewCatalog, Operation, OperationState, SourceFormat,
+    Catalog, ErrorBody, ImageImport, Machine, NewCatalog, Operation, OperationState, SourceFormat,
 };
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -61,10 +61,12 @@ impl World {
         let mut daemon = Command::new(env!("CARGO_BIN_EXE_spillwayd"));
         daemon.arg("--state").arg(self.state()).arg("--socket").arg(self.socket());
         // No machine can start: the lab has tests of those that do.
-        daemon.args(["--hypervisor", "none"]).args(&self.options);
-        if !self.options.iter().any(|option| option == "--spillway") {
-            daemon.args(["--spillway", "/nonexistent/spillway"]);
+        for (option, value) in [("--hypervisor", "none"), ("--spillway", "/nonexistent/spillway")] {
+            if !self.options.iter().any(|given| given == option) {
+                daemon.args([option, value]);
+            }
         }
+        daemon.args(&self.options);
         let mut daemon = daemon.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -90,6 +92,11 @@ impl World {
     /// Sends it a signal that it lives on with.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(self.daemon.as_ref().unwrap()), signal).unwrap();
+    }
+
+    /// The process of the daemon.
+    pub fn pid(&self) -> u32 {
+        self.daemon.as_ref().unwrap().id()
     }
 
     /// Ends it with a signal. Its exit code.
@@ -161,7 +168,19 @@ pub fn create(client: &Client, name: &str, spec: &str) -> Result<Catalog, Client
 
 /// The machines of a catalog.
 pub fn machines(client: &Client, catalog: &str) -> Vec<Machine> {
-    client.get::<List<Machine>>(&format!("/v1/machines?catalog={catalog}")).unwrap().items
+    client.list::<Machine>(&format!("/v1/machines?catalog={catalog}")).unwrap().items
+}
+
+/// Asks until there is an answer.
+pub fn until<T>(what: &str, mut question: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(answer) = question() {
+            return answer;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// What the daemon refused.

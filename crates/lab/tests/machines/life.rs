@@ -264,7 +264,7 @@ fn caches_have_a_budget_and_give_way_when_the_host_is_short() {
     world.ok(&["machine", "start", "desk-001", "--wait"]);
     let (code, _, err) = world.spillway(&["machine", "start", "desk-002", "--wait"]);
     assert!(
-        code == 73 && err.contains("may take 64.0 MiB, and 1 others have 64.0 MiB of 100.0 MiB"),
+        code == 73 && err.contains("needs 64.0 MiB of cache, and 1 others have 64.0 MiB of 100.0 MiB"),
         "{code} {err}"
     );
     // Smaller ones fit, the one that runs included.
@@ -306,7 +306,7 @@ fn caches_have_a_budget_and_give_way_when_the_host_is_short() {
 fn limits_that_the_host_cannot_give_now_are_asked_for_again() {
     let Some(mut world) = World::new("none") else { return };
     world.kill_daemon();
-    world.options = ["--ram-budget", "8T", "--overcommit", "100"].map(String::from).into();
+    world.options = ["--ram-budget", "8T", "--memory-overcommit", "10000"].map(String::from).into();
     world.start_daemon();
     world.import("golden", "version-1");
     let create = ["catalog", "create", "desk", "--image", "golden", "--count", "1", "--ram", "64M"];
@@ -321,7 +321,7 @@ fn limits_that_the_host_cannot_give_now_are_asked_for_again() {
         let is = || is().then_some(());
         spillway_lab::process::wait_until(std::time::Duration::from_secs(30), is).expect(what);
     };
-    for ram in ["4T", "5T"] {
+    for ram in ["500G", "600G"] {
         world.set("desk", &[&format!("ram_bytes = \"{ram}\"")]);
         until("it is not refused", &|| world.events("its limits stay as they are") == 1);
         assert_eq!((limit(), &world.machine("desk-001")["status"]["phase"]), (64, &"running".into()));

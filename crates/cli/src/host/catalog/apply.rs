@@ -13,7 +13,7 @@ use crate::output;
 use clap::Args;
 use serde::Serialize;
 use spillway_api::client::{Client, ClientError, query};
-use spillway_api::{Catalog, Difference, ErrorBody, List, Name, NewCatalog, differences};
+use spillway_api::{Catalog, Difference, ErrorBody, Name, NewCatalog, differences};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -99,7 +99,7 @@ impl Export {
     /// Prints the file.
     pub fn run(self, client: &Client) -> Result<(), Failure> {
         let catalogs = if self.names.is_empty() {
-            client.get::<List<Catalog>>("/v1/catalogs")?.items
+            client.list::<Catalog>("/v1/catalogs")?.items
         } else {
             let each = self.names.iter().map(|name| client.get(&path(name)));
             each.collect::<Result<Vec<Catalog>, _>>()?

@@ -56,14 +56,26 @@ what is written stay on their version. An update that comes while another is rol
 Examples:
   Version 3, taken by each machine when it is started next:
     spillway catalog update desk --image debian:3
-  What is published, five machines at a time, each with two minutes to shut down:
-    spillway catalog update desk --image debian --rollout batch=5 --grace 120";
+  What is published, five machines at a time; those that are claimed after two hours:
+    spillway catalog update desk --image debian --rollout batch=5 --grace 7200
+  The same, though up to two machines may fail, and told of after five minutes without progress:
+    spillway catalog update desk --image debian --rollout batch=5 --max-failed 2 --deadline 300";
 
 pub const ROLLBACK: &str = "\
 Examples:
   The version before; again for the one before that:
     spillway catalog rollback desk
   spillway catalog rollback desk --to 1 --rollout now";
+
+pub const ROLLOUT: &str = "\
+'catalog show' says how far a rollout is and which machines are in its way. A rollout that makes no progress within its
+deadline is stalled, which is an event; it goes on as soon as it can.
+
+Examples:
+  spillway catalog rollout pause desk
+  spillway catalog rollout resume desk
+  End it, and take all machines back to the version before, five at a time:
+    spillway catalog rollout abort desk && spillway catalog rollback desk --rollout batch=5";
 
 pub const DELETE: &str = "\
 Example:

@@ -4,19 +4,21 @@ mod apply;
 pub(super) mod compare;
 mod file;
 mod help;
+mod rollout;
 pub(super) mod settings;
 mod update;
 
-use super::words::word;
+use super::words::{number, word};
 use super::{Daemon, Labels, leftover, table};
 use crate::error::Failure;
 use crate::output;
 use apply::{Apply, Diff, Export};
 use clap::Subcommand;
 use compare::value_text;
+use rollout::RolloutCommand;
 use settings::Create;
 use spillway_api::client::{Client, query};
-use spillway_api::{Catalog, Empty, List, Name, RolloutStrategy, settings};
+use spillway_api::{Catalog, Empty, List, Name, RolloutStrategy, bounds, settings};
 use std::process::ExitCode;
 use update::{Rollback, Update};
 
@@ -54,6 +56,7 @@ pub enum CatalogCommand {
         /// The catalog
         name: Name,
         /// How many
+        #[arg(value_parser = number(&bounds::MACHINES))]
         count: u32,
         /// Remove what those keep that go; else their files stay in their store
         #[arg(long)]
@@ -68,6 +71,9 @@ pub enum CatalogCommand {
     /// Give machines a version that the catalog has had; it stays with that one
     #[command(after_help = help::ROLLBACK)]
     Rollback(Rollback),
+    /// Pause, resume or abort a rollout
+    #[command(subcommand, after_help = help::ROLLOUT)]
+    Rollout(RolloutCommand),
     /// Delete a catalog and its machines
     #[command(after_help = help::DELETE)]
     Delete {
@@ -98,6 +104,7 @@ pub fn catalog(daemon: &Daemon, command: CatalogCommand) -> Result<ExitCode, Fai
         }
         CatalogCommand::Update(update) => update.run(daemon, &client)?,
         CatalogCommand::Rollback(rollback) => rollback.run(daemon, &client)?,
+        CatalogCommand::Rollout(command) => rollout::rollout(daemon, &client, command)?,
         CatalogCommand::Delete { name, with_data, force } => {
             client.delete::<Empty>(&format!("{}?with_data={with_data}&force={force}", path(&name)))?;
             output::print(&format!("{name} is deleted\n"))?;
@@ -117,12 +124,12 @@ fn warn(catalog: &Catalog) {
 }
 
 fn list(daemon: &Daemon, client: &Client, labels: &Labels) -> Result<(), Failure> {
-    let catalogs: List<Catalog> = client.get(&format!("/v1/catalogs{}", labels.query([])))?;
+    let catalogs: List<Catalog> = client.list(&format!("/v1/catalogs{}", labels.query([])))?;
     daemon.show(&catalogs, |catalogs| {
         let rows = catalogs.items.iter().map(|catalog| {
             let spec = &catalog.spec;
             let image = format!("{}:{}", spec.image.name, catalog.version);
-            let rollout = catalog.rollout.as_ref().map_or("-".into(), |rollout| rollout.strategy.to_string());
+            let rollout = catalog.rollout.as_ref().map_or("-".into(), rollout::short);
             let mode = spec.mode().as_str().to_owned();
             [catalog.name.to_string(), image, spec.count.to_string(), word(&spec.kind), mode, rollout]
         });
@@ -136,6 +143,9 @@ fn show(daemon: &Daemon, catalog: &Catalog) -> Result<(), Failure> {
         let settings = settings(&catalog.spec.said(&catalog.name));
         let rows = settings.iter().filter(|(_, value)| !value.is_null());
         let mut text = format!("{}, {}\n\n", catalog.name, versions(catalog));
+        if let Some(rollout) = &catalog.rollout {
+            text += &format!("{}\n", rollout::page(&catalog.name, rollout));
+        }
         text +=
             &table(["SETTING", "VALUE"], rows.map(|(name, value)| [name.clone(), value_text(name, value)]));
         text.push('\n');

@@ -6,13 +6,13 @@ use super::{file, show, warn};
 use crate::args::RateLimit;
 use crate::error::Failure;
 use crate::host::Daemon;
-use crate::host::words::{NetworkWord, label, words};
+use crate::host::words::{NetworkWord, label, number, size, words};
 use crate::output;
 use clap::Args;
 use spillway_api::client::Client;
 use spillway_api::{
     BaseCache, Catalog, CatalogKind, CatalogSpec, DiskMode, FullPolicy, ImageRef, Name, NewCatalog, Ready,
-    ResetEvent, parse_size, parse_ttl,
+    ResetEvent, bounds, parse_ttl,
 };
 use std::path::{Path, PathBuf};
 
@@ -50,8 +50,7 @@ struct Settings {
     /// The image: debian follows the published version, debian:2 does not
     #[arg(long, value_name = "IMAGE[:VERSION]", required_unless_present = "file")]
     image: Option<ImageRef>,
-    /// How many machines
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = number(&bounds::MACHINES), help = bounds::MACHINES.help("How many machines"))]
     count: u32,
     /// pooled machines forget what is written, dedicated ones keep it
     #[arg(long = "type", value_parser = words::<CatalogKind>(KINDS), default_value = "pooled")]
@@ -59,14 +58,20 @@ struct Settings {
     /// Where disks' writes go [default: ram+overflow; of dedicated machines persistent]
     #[arg(long, value_parser = words::<DiskMode>(MODES))]
     mode: Option<DiskMode>,
-    /// Limit of a disk's RAM tier [default: 256M, in modes that have one]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(
+        long, value_name = "SIZE", value_parser = size(&bounds::RAM_BYTES),
+        help = bounds::RAM_BYTES.help("Limit of a disk's RAM tier [default: 256M, in modes that have one]")
+    )]
     ram: Option<u64>,
-    /// What of it a disk always has
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    #[arg(
+        long, value_name = "SIZE", value_parser = size(&bounds::RAM_GUARANTEE_BYTES), default_value = "0",
+        help = bounds::RAM_GUARANTEE_BYTES.help("What of it a disk always has")
+    )]
     ram_guarantee: u64,
-    /// Limit of a disk's overflow file [default: 10G, in modes that have one]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(
+        long, value_name = "SIZE", value_parser = size(&bounds::OVERFLOW_BYTES),
+        help = bounds::OVERFLOW_BYTES.help("Limit of a disk's overflow file [default: 10G, in modes that have one]")
+    )]
     overflow: Option<u64>,
     /// The store for overflow files [default: the first of class local]
     #[arg(long, value_name = "STORE")]
@@ -83,20 +88,28 @@ struct Settings {
     /// Compare each MiB of the image with its digest before a disk uses it for the first time
     #[arg(long)]
     verify_reads: bool,
-    /// A second disk of each machine, which keeps what is written over resets
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(
+        long, value_name = "SIZE", value_parser = size(&bounds::DISK_BYTES),
+        help = bounds::DISK_BYTES.help("A second disk of each machine, which keeps what is written over resets")
+    )]
     data_disk: Option<u64>,
     /// The store for data disks [default: the first of class local]
     #[arg(long, value_name = "STORE")]
     data_disk_store: Option<Name>,
-    /// A disk for what can be made again, empty at each start, in a store of class temp
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(
+        long, value_name = "SIZE", value_parser = size(&bounds::DISK_BYTES),
+        help = bounds::DISK_BYTES.help("A disk for what can be made again, empty at each start, in a store of class temp")
+    )]
     scratch_disk: Option<u64>,
-    /// Processors of a machine
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(
+        long, value_name = "N", default_value_t = 1, value_parser = number(&bounds::VCPUS),
+        help = bounds::VCPUS.help("Processors of a machine")
+    )]
     vcpus: u32,
-    /// Memory of a machine
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
+    #[arg(
+        long, value_name = "SIZE", value_parser = size(&bounds::MEMORY_BYTES), default_value = "1G",
+        help = bounds::MEMORY_BYTES.help("Memory of a machine")
+    )]
     memory: u64,
     /// user, none or bridge=NAME
     #[arg(long, default_value = "user")]
@@ -110,11 +123,15 @@ struct Settings {
     /// When a machine counts as ready: agent, tcp:PORT or serial:REGEX [default: as soon as it runs]
     #[arg(long, value_name = "WHEN")]
     ready: Option<Ready>,
-    /// How long a guest has to shut down by itself
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(
+        long, value_name = "SECONDS", default_value_t = 60, value_parser = number(&bounds::GRACE_SECONDS),
+        help = bounds::GRACE_SECONDS.help("How long a guest has to shut down by itself")
+    )]
     grace: u32,
-    /// Machines that are kept started, ready and unclaimed
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(
+        long, value_name = "N", default_value_t = 0, value_parser = number(&bounds::MACHINES),
+        help = bounds::MACHINES.help("Machines that are kept started, ready and unclaimed")
+    )]
     warm: u32,
     /// How long a claim lasts that does not say so itself, or none: until it is released [default: as spillwayd says]
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]

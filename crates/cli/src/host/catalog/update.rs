@@ -2,11 +2,12 @@
 
 use super::{path, versions, warn};
 use crate::error::Failure;
+use crate::host::words::number;
 use crate::host::{Daemon, leftover};
 use clap::Args;
 use spillway_api::client::{Client, ClientError};
 use spillway_api::{
-    Catalog, CatalogRollback, CatalogSpec, CatalogUpdate, ErrorCode, ImageRef, Name, RolloutStrategy,
+    Catalog, CatalogRollback, CatalogSpec, CatalogUpdate, ErrorCode, ImageRef, Name, RolloutStrategy, bounds,
 };
 
 /// How often a change is decided anew.
@@ -31,7 +32,7 @@ pub struct Rollback {
     /// The catalog
     name: Name,
     /// The version [default: the one before the present one]
-    #[arg(long, value_name = "VERSION")]
+    #[arg(long, value_name = "VERSION", value_parser = number(&bounds::VERSION))]
     to: Option<u32>,
     /// When machines take it
     #[command(flatten)]
@@ -44,9 +45,21 @@ struct How {
     /// next-start: when they are started next; now: all are restarted; batch=K: K at a time are
     #[arg(long, value_name = "STRATEGY", default_value = "next-start")]
     rollout: RolloutStrategy,
-    /// How long a guest has to shut down by itself [default: as the catalog says]
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(
+        long, value_name = "SECONDS", value_parser = number(&bounds::CLAIM_GRACE_SECONDS),
+        help = bounds::CLAIM_GRACE_SECONDS.help("How long machines that are claimed are left alone [default: until they are released]")
+    )]
     grace: Option<u32>,
+    #[arg(
+        long, value_name = "SECONDS", value_parser = number(&bounds::DEADLINE_SECONDS),
+        help = bounds::DEADLINE_SECONDS.help("How long the rollout may make no progress before it counts as stalled [default: 600]")
+    )]
+    deadline: Option<u32>,
+    #[arg(
+        long, value_name = "N", value_parser = number(&bounds::MACHINES), default_value_t = 0,
+        help = bounds::MACHINES.help("So many machines that fail are passed over; each one more holds the rollout up")
+    )]
+    max_failed: u32,
     /// Throw away what machines keep, where it has to be
     #[arg(long)]
     discard_data: bool,
@@ -55,8 +68,15 @@ struct How {
 impl Update {
     /// Asks for it: what it is decided on, the daemon looks at itself.
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
-        let How { rollout, grace, discard_data } = self.how;
-        let update = CatalogUpdate { image: self.image, rollout, grace_seconds: grace, discard_data };
+        let How { rollout, grace, deadline, max_failed, discard_data } = self.how;
+        let update = CatalogUpdate {
+            image: self.image,
+            rollout,
+            grace_seconds: grace,
+            deadline_seconds: deadline,
+            max_failed,
+            discard_data,
+        };
         report(daemon, &client.post(&format!("{}/update", path(&self.name)), &update)?)
     }
 }
@@ -64,8 +84,15 @@ impl Update {
 impl Rollback {
     /// Asks for it.
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
-        let How { rollout, grace, discard_data } = self.how;
-        let rollback = CatalogRollback { to: self.to, rollout, grace_seconds: grace, discard_data };
+        let How { rollout, grace, deadline, max_failed, discard_data } = self.how;
+        let rollback = CatalogRollback {
+            to: self.to,
+            rollout,
+            grace_seconds: grace,
+            deadline_seconds: deadline,
+            max_failed,
+            discard_data,
+        };
         report(daemon, &client.post(&format!("{}/rollback", path(&self.name)), &rollback)?)
     }
 }

@@ -227,6 +227,7 @@ impl Shared {
 fn count(counts: &mut MachineCounts, view: &View) {
     let phase = match view.status.phase {
         Phase::Stopped => &mut counts.stopped,
+        Phase::Waiting => &mut counts.waiting,
         Phase::Placing | Phase::Starting => &mut counts.starting,
         Phase::Running => &mut counts.running,
         Phase::Stopping => &mut counts.stopping,

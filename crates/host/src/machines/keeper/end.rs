@@ -69,7 +69,7 @@ impl Keeper {
         let (shared, folder, name) = (Arc::clone(&self.shared), self.folder.clone(), self.name.clone());
         let was_left = blocking(move || {
             let was_left = clear(&folder)?;
-            shared.budget().give_back(&name);
+            shared.give_back(&name);
             shared.users().give_back(&name);
             Ok(was_left)
         })
@@ -78,7 +78,8 @@ impl Keeper {
         if was_there || was_left {
             self.raise(EventKind::Stopped, "it is stopped");
         }
-        (self.failures, self.crashes, self.not_before, self.given_up) = (0, 0, None, None);
+        (self.failures, self.crashes, self.not_before) = (0, 0, None);
+        (self.given_up, self.waits) = (None, false);
         let stopped = Status::new(Phase::Stopped);
         // One that is wanted begins when this one, which had its name before, has ended.
         let is_off = wanted.power == Power::Off;
@@ -142,7 +143,7 @@ impl Keeper {
         if evicts {
             run.ram_bytes = least.ram_bytes;
         }
-        (run.ready, run.ending, run.asked) = (false, None, false);
+        (run.ready, run.ending, run.asked, self.waits) = (false, None, false, false);
         let (folder, saved) = (self.folder.clone(), run.clone());
         blocking(move || {
             if evicts {
@@ -152,7 +153,7 @@ impl Keeper {
         })
         .await?;
         self.vmm.forget().await?;
-        self.shared.budget().give_back(&self.name);
+        self.shared.give_back(&self.name);
         self.say(Status::new(Phase::Stopped).of(&run, &self.folder).by(disk, None).settled());
         self.dispose(Some(&run.uuid)).await;
         Ok(Next::Rest(Wait::for_end_of(Some(disk), None)?))

@@ -12,7 +12,6 @@ use crate::machines::status::Status;
 use crate::machines::wanted::{Wanted, boot_id};
 use crate::machines::{belongings, blocking, disk, last_words, look};
 use crate::processes::{self, Seen};
-use crate::resources::budget::Need;
 use spillway_api::{Catalog, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
 use std::future::pending;
 use std::net::{Ipv4Addr, TcpListener};
@@ -37,7 +36,13 @@ impl Keeper {
             self.forget(run).await?;
             return Ok(Next::Again);
         }
-        if let Seen::Ended = look(&self.folder, disk::PROCESS).await? {
+        let process = look(&self.folder, disk::PROCESS).await?;
+        if matches!(process, Seen::None) && !run.keeps_its_disk() && run.is_outdated(catalog) {
+            // It was never served, so that nothing is lost, and may be so for what it was to be.
+            self.forget(run).await?;
+            return Ok(Next::Again);
+        }
+        if let Seen::Ended = process {
             let said = last_words(&self.folder, disk::PROCESS).await?;
             let lost = if run.kept.is_some() { "" } else { ", and with it what was written" };
             self.forget(run).await?;
@@ -85,7 +90,6 @@ impl Keeper {
         let (shared, folder) = (Arc::clone(&self.shared), self.folder.clone());
         let (machine, catalog, wanted) = (machine.clone(), catalog.clone(), wanted.clone());
         let run = blocking(move || {
-            shared.budget().promise(&machine.name, Need::of(&catalog.spec))?;
             let belongings = shared.belongings(&machine, &catalog, wanted.resets)?;
             let spec = catalog.spec;
             let kept = belongings.disk.as_ref();

@@ -1,0 +1,257 @@
+//! The least and the most that each number of a request can be. Owns the table: validation, the OpenAPI document and the
+//! help of `spillway` all read it.
+//!
+//! Invariant: every number that a request can carry stands here; a test walks the document and finds those that do not.
+
+use crate::catalog::{
+    CatalogRollback, CatalogSpec, CatalogUpdate, NewCatalog, RolloutChange, RolloutStrategy,
+};
+use crate::host::NewHostAction;
+use crate::image::{ImageCommit, ImageImport, VersionChoice};
+use crate::machine::{ClaimRenewal, MachineAction, NewClaim};
+use crate::size_text;
+use crate::stores::StoreFolder;
+use std::fmt;
+
+/// The range of a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// The smallest value.
+    pub least: u64,
+    /// The largest value.
+    pub most: u64,
+    /// Each value is a multiple of this.
+    pub step: u64,
+    /// It counts bytes, and is shown as a size.
+    pub is_size: bool,
+}
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const TIB: u64 = 1 << 40;
+const DAY: u64 = 24 * 60 * 60;
+
+/// Machines of a catalog, and those of them that are kept warm.
+pub const MACHINES: Bounds = Bounds::count(0, 100_000);
+/// Processors of a machine.
+pub const VCPUS: Bounds = Bounds::count(1, 255);
+/// Memory of a machine.
+pub const MEMORY_BYTES: Bounds = Bounds::bytes(64 * MIB, 16 * TIB, MIB);
+/// Limit of a RAM tier.
+pub const RAM_BYTES: Bounds = Bounds::bytes(64 << 10, 8 * TIB, 1);
+/// What of a RAM tier is guaranteed.
+pub const RAM_GUARANTEE_BYTES: Bounds = Bounds::bytes(0, 8 * TIB, 1);
+/// Limit of an overflow file.
+pub const OVERFLOW_BYTES: Bounds = Bounds::bytes(16 * MIB, 4 * TIB, 1);
+/// Data disks and scratch disks.
+pub const DISK_BYTES: Bounds = Bounds::bytes(MIB, 4 * TIB, MIB);
+/// Requests a second, and at once; 0: no limit.
+pub const IOPS: Bounds = Bounds::count(0, 1_000_000_000);
+/// Bytes a second, and at once; 0: no limit.
+pub const BANDWIDTH_BYTES: Bounds = Bounds::bytes(0, 1024 * GIB, 1);
+/// How long a guest may take to shut down.
+pub const GRACE_SECONDS: Bounds = Bounds::count(0, 3600);
+/// How long a rollout leaves machines alone that somebody has claimed.
+pub const CLAIM_GRACE_SECONDS: Bounds = Bounds::count(0, 30 * DAY);
+/// How long a rollout may make no progress before it is stalled.
+pub const DEADLINE_SECONDS: Bounds = Bounds::count(1, 7 * DAY);
+/// Machines that a rollout restarts at a time.
+pub const BATCH: Bounds = Bounds::count(1, 100_000);
+/// How long a claim lasts without being renewed; 0: until it is released.
+pub const TTL_SECONDS: Bounds = Bounds::count(0, 366 * DAY);
+/// Versions of an image.
+pub const VERSION: Bounds = Bounds::count(1, u32::MAX as u64);
+/// Objects on a page of a list.
+pub const LIMIT: Bounds = Bounds::count(1, crate::MOST_ON_A_PAGE as u64);
+/// How long an answer is held back.
+pub const WAIT_SECONDS: Bounds = Bounds::count(0, 30);
+/// Operations and events are counted.
+const NUMBER: Bounds = Bounds::count(0, i64::MAX as u64);
+/// A part of a whole.
+const SHARE: Bounds = Bounds::count(0, 1);
+
+impl Bounds {
+    const fn count(least: u64, most: u64) -> Bounds {
+        Bounds { least, most, step: 1, is_size: false }
+    }
+
+    const fn bytes(least: u64, most: u64, step: u64) -> Bounds {
+        Bounds { least, most, step, is_size: true }
+    }
+
+    /// Refuses a value of this name that is out of bounds.
+    pub fn check(&self, name: &str, value: u64) -> Result<(), OutOfBounds> {
+        match (self.least..=self.most).contains(&value) && value.is_multiple_of(self.step) {
+            true => Ok(()),
+            false => Err(OutOfBounds(format!("{name}: {self} can be, not {}", self.text(value)))),
+        }
+    }
+
+    /// The help of an option: what it says, and the bounds.
+    pub fn help(&self, text: &str) -> String {
+        format!("{text} ({self})")
+    }
+
+    fn text(&self, value: u64) -> String {
+        if self.is_size { size_text(value) } else { value.to_string() }
+    }
+}
+
+/// `1 to 255`, `64M to 16T in whole 1M`.
+impl fmt::Display for Bounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.text(self.least), self.text(self.most))?;
+        match self.step {
+            1 => Ok(()),
+            MIB => f.write_str(", whole MiB"),
+            step => write!(f, ", multiples of {}", self.text(step)),
+        }
+    }
+}
+
+/// Why a number cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct OutOfBounds(String);
+
+/// The body of a request.
+pub trait Bounded {
+    /// Refuses numbers that are out of bounds.
+    fn check_bounds(&self) -> Result<(), OutOfBounds>;
+}
+
+/// What a field can be that has bounds.
+trait Number {
+    fn check(&self, name: &str, bounds: &Bounds) -> Result<(), OutOfBounds>;
+}
+
+impl Number for u64 {
+    fn check(&self, name: &str, bounds: &Bounds) -> Result<(), OutOfBounds> {
+        bounds.check(name, *self)
+    }
+}
+
+impl Number for u32 {
+    fn check(&self, name: &str, bounds: &Bounds) -> Result<(), OutOfBounds> {
+        bounds.check(name, (*self).into())
+    }
+}
+
+impl<N: Number> Number for Option<N> {
+    fn check(&self, name: &str, bounds: &Bounds) -> Result<(), OutOfBounds> {
+        self.iter().try_for_each(|number| number.check(name, bounds))
+    }
+}
+
+impl Number for RolloutStrategy {
+    fn check(&self, name: &str, bounds: &Bounds) -> Result<(), OutOfBounds> {
+        match self {
+            RolloutStrategy::Batch(machines) => machines.check(&format!("{name}.batch"), bounds),
+            RolloutStrategy::NextStart | RolloutStrategy::Now => Ok(()),
+        }
+    }
+}
+
+macro_rules! bounded {
+    ($($body:ident { $($field:ident: $bounds:ident),* })*) => {
+        $(impl Bounded for $body {
+            fn check_bounds(&self) -> Result<(), OutOfBounds> {
+                $(self.$field.check(stringify!($field), &$bounds)?;)*
+                Ok(())
+            }
+        })*
+
+        /// The bounds of the fields of requests: schema, property, bounds.
+        const BODIES: &[(&str, &str, &Bounds)] =
+            &[$($((stringify!($body), stringify!($field), &$bounds),)*)*];
+    };
+}
+
+bounded! {
+    CatalogSpec {
+        count: MACHINES, warm: MACHINES, vcpus: VCPUS, memory_bytes: MEMORY_BYTES, ram_bytes: RAM_BYTES,
+        ram_guarantee_bytes: RAM_GUARANTEE_BYTES, overflow_bytes: OVERFLOW_BYTES, data_disk_bytes: DISK_BYTES,
+        scratch_disk_bytes: DISK_BYTES, iops: IOPS, iops_burst: IOPS, bandwidth_bytes: BANDWIDTH_BYTES,
+        bandwidth_burst_bytes: BANDWIDTH_BYTES, grace_seconds: GRACE_SECONDS, claim_ttl_seconds: TTL_SECONDS
+    }
+    CatalogUpdate {
+        rollout: BATCH, grace_seconds: CLAIM_GRACE_SECONDS, deadline_seconds: DEADLINE_SECONDS, max_failed: MACHINES
+    }
+    CatalogRollback {
+        to: VERSION, rollout: BATCH, grace_seconds: CLAIM_GRACE_SECONDS, deadline_seconds: DEADLINE_SECONDS,
+        max_failed: MACHINES
+    }
+    RolloutChange {}
+    MachineAction { grace_seconds: GRACE_SECONDS }
+    NewClaim { ttl_seconds: TTL_SECONDS }
+    ClaimRenewal { ttl_seconds: TTL_SECONDS }
+    VersionChoice { version: VERSION }
+    ImageImport {}
+    ImageCommit {}
+    NewHostAction {}
+    StoreFolder {}
+}
+
+impl Bounded for NewCatalog {
+    fn check_bounds(&self) -> Result<(), OutOfBounds> {
+        self.spec.check_bounds()
+    }
+}
+
+/// The bounds of a field of a request.
+pub fn of_field(schema: &str, property: &str) -> Option<&'static Bounds> {
+    if (schema, property) == ("RolloutStrategy", "batch") {
+        return Some(&BATCH);
+    }
+    let row = BODIES.iter().find(|(body, field, _)| (*body, *field) == (schema, property));
+    row.map(|(_, _, bounds)| *bounds)
+}
+
+/// The bounds of a parameter: a part of a path or of a query.
+pub fn of_parameter(name: &str) -> Option<&'static Bounds> {
+    match name {
+        "limit" => Some(&LIMIT),
+        "wait_seconds" => Some(&WAIT_SECONDS),
+        "version" => Some(&VERSION),
+        "id" | "after" => Some(&NUMBER),
+        "goal" => Some(&SHARE),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(settings: &str) -> Result<(), String> {
+        let spec = format!(r#"{{"image": "debian", {settings}}}"#);
+        serde_json::from_str::<CatalogSpec>(&spec).unwrap().check_bounds().map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_is_refused_with_them() {
+        for (settings, why) in [
+            (
+                r#""memory_bytes": 9223372036854775808"#,
+                "memory_bytes: 64M to 16T, whole MiB can be, not 8388608T",
+            ),
+            (r#""memory_bytes": 67108865"#, "memory_bytes: 64M to 16T, whole MiB can be, not 67108865"),
+            (r#""vcpus": 0"#, "vcpus: 1 to 255 can be, not 0"),
+            (r#""vcpus": 1000000"#, "vcpus: 1 to 255 can be, not 1000000"),
+            (r#""count": 100001"#, "count: 0 to 100000 can be, not 100001"),
+            (r#""iops": 18446744073709551615"#, "iops: 0 to 1000000000 can be"),
+            (r#""overflow_bytes": 1"#, "overflow_bytes: 16M to 4T can be, not 1"),
+            (r#""grace_seconds": 3601"#, "grace_seconds: 0 to 3600 can be, not 3601"),
+        ] {
+            assert!(spec(settings).unwrap_err().starts_with(why), "{settings}: {:?}", spec(settings));
+        }
+        spec(r#""memory_bytes": 67108864, "vcpus": 255, "count": 100000, "iops": 0"#).unwrap();
+        let batch = |machines: u32| -> CatalogUpdate {
+            let update = format!(r#"{{"image": "debian", "rollout": {{"batch": {machines}}}}}"#);
+            serde_json::from_str(&update).unwrap()
+        };
+        batch(1).check_bounds().unwrap();
+        let error = batch(0).check_bounds().unwrap_err();
+        assert_eq!(error.to_string(), "rollout.batch: 1 to 100000 can be, not 0");
+    }
+}

@@ -1,0 +1,178 @@
+//! The OpenAPI document: what the routes say of themselves, with the bounds of every integer. Owns no route.
+//!
+//! Invariant: an integer of a request has the bounds by which it is checked; one that only answers carry has those of its
+//! type.
+
+use spillway_api::bounds::{self, Bounds};
+use std::collections::{BTreeSet, VecDeque};
+use utoipa::Number;
+use utoipa::openapi::schema::{
+    AdditionalProperties, ArrayItems, KnownFormat, SchemaFormat, SchemaType, Type,
+};
+use utoipa::openapi::{Object, OpenApi, RefOr, Schema};
+
+/// Adds the bounds.
+pub fn bound(api: &mut OpenApi) {
+    let asked = asked(api);
+    if let Some(components) = &mut api.components {
+        for (name, schema) in &mut components.schemas {
+            let is_asked = asked.contains(name);
+            walk(schema, None, &mut |object, property| match property
+                .and_then(|property| bounds::of_field(name, property))
+            {
+                Some(bounds) => set(object, bounds),
+                None if !is_asked => set_by_type(object),
+                None => {}
+            });
+        }
+    }
+    for item in api.paths.paths.values_mut() {
+        let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete];
+        let parameters = operations.into_iter().flatten().flat_map(|operation| &mut operation.parameters);
+        for parameter in parameters.flatten() {
+            let bounds = bounds::of_parameter(&parameter.name);
+            if let (Some(schema), Some(bounds)) = (&mut parameter.schema, bounds) {
+                walk(schema, None, &mut |object, _| set(object, bounds));
+            }
+        }
+    }
+}
+
+/// The schemas that bodies of requests are made of.
+fn asked(api: &OpenApi) -> BTreeSet<String> {
+    let mut left = VecDeque::new();
+    for item in api.paths.paths.values() {
+        let operations = [&item.put, &item.post, &item.delete].into_iter().flatten();
+        let bodies = operations.filter_map(|operation| operation.request_body.as_ref());
+        for content in bodies.flat_map(|body| body.content.values()) {
+            content.schema.iter().for_each(|schema| names(schema, &mut left));
+        }
+    }
+    let mut found = BTreeSet::new();
+    while let Some(name) = left.pop_front() {
+        let schema = api.components.as_ref().and_then(|components| components.schemas.get(&name));
+        if found.insert(name) {
+            schema.into_iter().for_each(|schema| names(schema, &mut left));
+        }
+    }
+    found
+}
+
+/// The schemas that this one names.
+fn names(schema: &RefOr<Schema>, found: &mut VecDeque<String>) {
+    match schema {
+        RefOr::Ref(to) => found.extend(to.ref_location.rsplit('/').next().map(str::to_owned)),
+        RefOr::T(Schema::Array(array)) => {
+            if let ArrayItems::RefOrSchema(items) = &array.items {
+                names(items, found);
+            }
+        }
+        RefOr::T(Schema::Object(object)) => {
+            object.properties.values().for_each(|property| names(property, found));
+            if let Some(AdditionalProperties::RefOr(more)) = object.additional_properties.as_deref() {
+                names(more, found);
+            }
+        }
+        RefOr::T(Schema::OneOf(choice)) => choice.items.iter().for_each(|item| names(item, found)),
+        RefOr::T(Schema::AllOf(parts)) => parts.items.iter().for_each(|item| names(item, found)),
+        RefOr::T(Schema::AnyOf(choice)) => choice.items.iter().for_each(|item| names(item, found)),
+        RefOr::T(_) => {}
+    }
+}
+
+/// Shows every number below a schema, with the property that it is of.
+fn walk(schema: &mut RefOr<Schema>, property: Option<&str>, see: &mut dyn FnMut(&mut Object, Option<&str>)) {
+    match schema {
+        RefOr::T(Schema::Object(object)) => {
+            if is_number(object) {
+                see(object, property);
+            }
+            for (name, inner) in &mut object.properties {
+                walk(inner, Some(name), see);
+            }
+            if let Some(AdditionalProperties::RefOr(more)) = object.additional_properties.as_deref_mut() {
+                walk(more, property, see);
+            }
+        }
+        RefOr::T(Schema::Array(array)) => {
+            if let ArrayItems::RefOrSchema(items) = &mut array.items {
+                walk(items, property, see);
+            }
+        }
+        RefOr::T(Schema::OneOf(choice)) => choice.items.iter_mut().for_each(|item| walk(item, property, see)),
+        RefOr::T(Schema::AllOf(parts)) => parts.items.iter_mut().for_each(|item| walk(item, property, see)),
+        RefOr::T(Schema::AnyOf(choice)) => choice.items.iter_mut().for_each(|item| walk(item, property, see)),
+        RefOr::T(_) | RefOr::Ref(_) => {}
+    }
+}
+
+fn is_number(object: &Object) -> bool {
+    let is_number = |t: &Type| matches!(t, Type::Integer | Type::Number);
+    match &object.schema_type {
+        SchemaType::Type(one) => is_number(one),
+        SchemaType::Array(many) => many.iter().any(is_number),
+        SchemaType::AnyValue => false,
+    }
+}
+
+fn set(object: &mut Object, bounds: &Bounds) {
+    object.minimum = Some(Number::UInt(bounds.least as usize));
+    object.maximum = Some(Number::UInt(bounds.most as usize));
+    object.multiple_of = (bounds.step > 1).then_some(Number::UInt(bounds.step as usize));
+}
+
+/// What only answers carry is as large as its type; counts of 64 bits as large as others can read.
+fn set_by_type(object: &mut Object) {
+    let most = match object.format {
+        Some(SchemaFormat::KnownFormat(KnownFormat::Int32)) => u64::from(u32::MAX),
+        Some(SchemaFormat::KnownFormat(KnownFormat::Int64)) => i64::MAX as u64,
+        _ => return,
+    };
+    object.minimum.get_or_insert(Number::UInt(0));
+    object.maximum.get_or_insert(Number::UInt(most as usize));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    /// Paths to all integers that lack a bound.
+    fn unbounded(at: &str, value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(fields) => {
+                let is_integer = match &fields.get("type") {
+                    Some(Value::String(one)) => one == "integer",
+                    Some(Value::Array(many)) => many.iter().any(|one| one == "integer"),
+                    _ => false,
+                };
+                let has = |word| fields.get(word).is_some_and(Value::is_u64);
+                if is_integer && !(has("minimum") && has("maximum")) {
+                    found.push(at.to_owned());
+                }
+                fields.iter().for_each(|(name, inner)| unbounded(&format!("{at}/{name}"), inner, found));
+            }
+            Value::Array(items) => {
+                items.iter().enumerate().for_each(|(n, inner)| unbounded(&format!("{at}/{n}"), inner, found));
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_integer_has_bounds() {
+        let document: Value = serde_json::from_str(&super::super::document()).unwrap();
+        let mut found = Vec::new();
+        unbounded("", &document, &mut found);
+        assert_eq!(found, [""; 0], "spillway_api::bounds has no row for these");
+        let spec = &document["components"]["schemas"]["CatalogSpec"]["properties"];
+        assert_eq!(spec["memory_bytes"]["maximum"], 16_u64 << 40);
+        assert_eq!(spec["memory_bytes"]["multipleOf"], 1 << 20);
+        // The test finds what has none.
+        unbounded(
+            "x",
+            &serde_json::json!({ "a": { "type": ["integer", "null"], "minimum": 0 } }),
+            &mut found,
+        );
+        assert_eq!(found, ["x/a"]);
+    }
+}

@@ -1,0 +1,264 @@
+//! Machines as they are seen: their records, what is wanted of them, and what is known of them. Owns no state.
+//!
+//! Invariant: what is told of a machine was known after the record was read that it is told with. Machines are looked at
+//! some at a time: what that takes of memory, and how long it keeps others from the records, does not grow with their number.
+
+use super::run::DiskKind;
+use super::tasks::Kept;
+use super::wanted::{Claimed, Wanted};
+use super::{Machines, Shared};
+use crate::error::HostError;
+use crate::store::{Object, Revision};
+use spillway_api::{
+    ErrorCode, MOST_NAMES, Machine, MachineDetails, MachineStatus, Name, Page, Phase, Selector,
+};
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// Machines that are looked at together.
+pub(super) const CHUNK: usize = 256;
+
+/// Which part of a list is asked for.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// What comes after this name; all if it is empty.
+    pub after: String,
+    /// So many at most, one at least.
+    pub most: usize,
+}
+
+/// Gathers a page.
+pub struct Gathered<T> {
+    items: Vec<T>,
+    most: usize,
+    last: String,
+    is_cut: bool,
+}
+
+impl<T> Gathered<T> {
+    /// With nothing on it.
+    pub fn new(part: &Part) -> Gathered<T> {
+        Gathered { items: Vec::new(), most: part.most, last: String::new(), is_cut: false }
+    }
+
+    /// Adds what has this name. `false`: there was no space left for it.
+    pub fn add(&mut self, name: &str, item: T) -> bool {
+        self.is_cut = self.items.len() == self.most;
+        if !self.is_cut {
+            self.items.push(item);
+            self.last = name.to_owned();
+        }
+        !self.is_cut
+    }
+
+    /// The page.
+    pub fn page(self) -> Page<T> {
+        Page { items: self.items, next: self.is_cut.then_some(self.last) }
+    }
+}
+
+/// A machine, what is wanted of it, and what it is.
+pub(super) struct View {
+    pub machine: Machine,
+    pub wanted: Wanted,
+    pub revision: Revision,
+    pub status: MachineStatus,
+    /// Its task has looked at what is wanted.
+    pub is_seen: bool,
+    /// Why it has failed, if it has not run since.
+    pub failure: Option<String>,
+    pub disk: Option<DiskKind>,
+}
+
+impl View {
+    fn of(machine: Machine, wanted: Option<&Object<Wanted>>, kept: &HashMap<Name, Kept>) -> View {
+        let (wanted, revision) = wanted.map_or_else(Default::default, |w| (w.value.clone(), w.revision));
+        let known = kept.get(&machine.name).map(|kept| kept.status.borrow().clone()).unwrap_or_default();
+        let (status, is_seen) = (known.status(revision), known.has_seen(revision));
+        let (failure, disk) = (known.failure().map(str::to_owned), known.disk().cloned());
+        View { machine, wanted, revision, status, is_seen, failure, disk }
+    }
+
+    /// As others see it.
+    pub fn details(self) -> MachineDetails {
+        let View { machine, wanted, status, .. } = self;
+        let claim = wanted.claim.as_ref().map(Claimed::describe);
+        MachineDetails { machine, power: wanted.power, claim, drained: wanted.drained, status }
+    }
+}
+
+impl Machines {
+    /// A part of those that are selected and that each of these owners has claimed, in the order of their names.
+    pub fn page(
+        &self,
+        selector: &Selector,
+        owners: &[String],
+        part: &Part,
+    ) -> Result<Page<MachineDetails>, HostError> {
+        let mut page = Gathered::new(part);
+        let is_theirs = |view: &View| {
+            let has = |owner: &String| view.wanted.claim.as_ref().is_some_and(|claim| claim.owner == *owner);
+            owners.iter().all(has)
+        };
+        self.look_at(selector, &part.after, |views| {
+            Ok(views.into_iter().filter(is_theirs).all(|view| {
+                let name = view.machine.name.clone();
+                page.add(name.as_str(), view.details())
+            }))
+        })?;
+        Ok(page.page())
+    }
+
+    /// All that are selected, in the order of their names.
+    pub(super) fn views(&self, selector: &Selector) -> Result<Vec<View>, HostError> {
+        let mut all = Vec::new();
+        self.look_at(selector, "", |views| {
+            all.extend(views);
+            Ok(true)
+        })?;
+        Ok(all)
+    }
+
+    /// One of them.
+    pub fn get(&self, name: &Name) -> Result<MachineDetails, HostError> {
+        Ok(self.view(name)?.details())
+    }
+
+    pub(super) fn view(&self, name: &Name) -> Result<View, HostError> {
+        let machine = self.catalogs.machine(name)?;
+        let wanted = self.shared.objects.get::<Wanted>(name.as_str())?;
+        Ok(View::of(machine, wanted.as_ref(), &self.shared.kept()))
+    }
+
+    /// Looks at those that are selected and whose names come after this one, some at a time, in the order of their names,
+    /// until `look` says that it has seen enough.
+    pub(super) fn look_at(
+        &self,
+        selector: &Selector,
+        after: &str,
+        mut look: impl FnMut(Vec<View>) -> Result<bool, HostError>,
+    ) -> Result<(), HostError> {
+        let catalogs = self.chosen_catalogs(selector)?;
+        let is_chosen =
+            |machine: &Machine| catalogs.as_ref().is_none_or(|chosen| chosen.contains(&machine.catalog));
+        if !selector.names.is_empty() {
+            return self.look_at_named(selector, after, is_chosen, look);
+        }
+        let mut after = after.to_owned();
+        loop {
+            let page = self.shared.objects.page::<Machine>(&after, CHUNK)?;
+            let machines = page.objects.into_iter().map(|machine| machine.value).filter(is_chosen);
+            let views = self.shared.views_of(machines.collect(), &after, page.next.as_deref())?;
+            if !views.is_empty() && !look(views)? {
+                return Ok(());
+            }
+            match page.next {
+                Some(next) => after = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// The same of those that are named.
+    fn look_at_named(
+        &self,
+        selector: &Selector,
+        after: &str,
+        is_chosen: impl Fn(&Machine) -> bool,
+        mut look: impl FnMut(Vec<View>) -> Result<bool, HostError>,
+    ) -> Result<(), HostError> {
+        let names: BTreeSet<&Name> = selector.names.iter().collect();
+        if names.len() > MOST_NAMES {
+            let count = names.len();
+            let message = format!("{count} names: {MOST_NAMES} can be in a request: send more than one");
+            return Err(HostError::new(ErrorCode::TooLarge, message));
+        }
+        let machines = names.into_iter().filter(|name| name.as_str() > after);
+        let machines = machines.map(|name| self.catalogs.machine(name)).collect::<Result<Vec<_>, _>>()?;
+        let machines: Vec<Machine> = machines.into_iter().filter(is_chosen).collect();
+        for chunk in machines.chunks(CHUNK) {
+            let view = |machine: &Machine| {
+                let wanted = self.shared.objects.get::<Wanted>(machine.name.as_str())?;
+                Ok(View::of(machine.clone(), wanted.as_ref(), &self.shared.kept()))
+            };
+            if !look(chunk.iter().map(view).collect::<Result<_, HostError>>()?)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The catalogs whose machines are selected; all, if there is none.
+    fn chosen_catalogs(&self, selector: &Selector) -> Result<Option<HashSet<Name>>, HostError> {
+        let named = selector.catalog.as_ref().map(|name| self.catalogs.get(name)).transpose()?;
+        match (named, selector.labels.is_empty()) {
+            (None, true) => Ok(None),
+            (Some(catalog), _) => {
+                let name = selector.chooses(&catalog).then_some(catalog.name);
+                Ok(Some(name.into_iter().collect()))
+            }
+            (None, false) => {
+                let catalogs = self.catalogs.list()?.into_iter();
+                let chosen = catalogs.filter(|catalog| selector.chooses(catalog));
+                Ok(Some(chosen.map(|catalog| catalog.name).collect()))
+            }
+        }
+    }
+
+    /// How they are, in a line for people.
+    pub async fn summary(&self) -> String {
+        let machines = self.clone();
+        let count = super::blocking(move || Ok(machines.shared.objects.count::<Machine>()?)).await;
+        match count {
+            Ok(count) => {
+                let is_running = |kept: &&Kept| kept.status.borrow().phase() == Phase::Running;
+                let running = self.shared.kept().values().filter(is_running).count();
+                format!("{running} of {count} machines running")
+            }
+            Err(e) => format!("machines cannot be listed: {}", e.message),
+        }
+    }
+
+    /// Refuses if a machine runs with this version, or any of the image.
+    pub fn unused(&self, image: &Name, version: Option<u32>) -> Result<(), HostError> {
+        self.look_at(&Selector::default(), "", |views| {
+            for View { machine, status, .. } in views {
+                let uses = |run: &spillway_api::MachineRun| {
+                    run.image == *image && version.is_none_or(|v| run.version == v)
+                };
+                if let Some(run) = status.run.filter(uses) {
+                    let message =
+                        format!("{image}:{}: the machine '{}' runs with it", run.version, machine.name);
+                    return Err(HostError::new(ErrorCode::InUse, message));
+                }
+            }
+            Ok(true)
+        })
+    }
+}
+
+impl Shared {
+    /// Machines whose names come after this one, and none after `last`, with what is wanted of them. Those of which that
+    /// cannot be read are left out: nothing is done about them.
+    fn views_of(
+        &self,
+        mut machines: Vec<Machine>,
+        after: &str,
+        last: Option<&str>,
+    ) -> Result<Vec<View>, HostError> {
+        let mut wanted: HashMap<String, Object<Wanted>> = HashMap::new();
+        let mut read_to = (!machines.is_empty()).then(|| after.to_owned());
+        while let Some(from) = read_to.take_if(|name| last.is_none_or(|last| name.as_str() < last)) {
+            let page = self.objects.page::<Wanted>(&from, CHUNK)?;
+            wanted.extend(page.objects.into_iter().map(|wanted| (wanted.name.clone(), wanted)));
+            read_to = page.next;
+        }
+        let unreadable: HashSet<String> = self.objects.unreadable_names::<Wanted>().into_iter().collect();
+        machines.retain(|machine| !unreadable.contains(machine.name.as_str()));
+        let kept = self.kept();
+        let view = |machine: Machine| {
+            let wanted = wanted.get(machine.name.as_str());
+            View::of(machine, wanted, &kept)
+        };
+        Ok(machines.into_iter().map(view).collect())
+    }
+}
