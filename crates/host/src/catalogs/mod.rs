@@ -297,7 +297,7 @@ mod tests {
             })
             .unwrap();
         let mut complain = |why: &str| panic!("{why}");
-        let host = (crate::resources::budget::NO_LIMITS, spillway_api::Hypervisor::Qemu);
+        let host = (crate::resources::budget::NO_LIMITS, Hypervisor::Qemu);
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, &mut complain).unwrap();
         let images = Images::open(objects, Operations::default(), stores, &mut complain).unwrap();
         let spec = |image: &str| serde_json::from_value(json!({ "image": image, "count": 0 })).unwrap();
