@@ -27,11 +27,6 @@ const EXCEPTIONS: &[(&str, &str, usize)] = &[
     // What a run is made of, as it is stored.
     ("host", "Run", 25),
     // Still to be taken apart.
-    ("worker", "Doer", 29),
-    ("worker", "Reactor", 29),
-    ("worker", "Reactor::new", 107),
-    ("worker", "Reactor::watch_fired", 87),
-    ("worker", "Supervisor", 7),
     ("host", "Machines", 11),
     ("host", "Keeper", 23),
     ("host", "Shared", 9),

@@ -13,15 +13,15 @@ use super::disk::{Disk, Options};
 use super::error::{ErrorKind, SupervisorError};
 use super::huge_pages::HugePages;
 use super::life::{Life, START_DEADLINE};
-use super::limits::Change;
+use super::limits::Wish;
 use super::lookers::Lookers;
 use super::process::Program;
 use super::socket::{Listener, Rights};
 use super::states::Believed;
 use super::stats::{Stats, Window};
 use super::upgrade::Upgrade;
-use super::{Log, Report};
-use crate::channel::ClientKind;
+use super::{Log, Report, bytes};
+use crate::channel::{ClientKind, Limits, ToWorker};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use spillway_core::{Layout, Mode};
@@ -55,6 +55,14 @@ pub struct Supervisor {
     pub(super) closer: Closer,
     huge_pages: HugePages,
     pub(super) log: Log,
+}
+
+/// A change of limits under way. The disk's limits are those that a worker has accepted; one that starts anew is told them, and
+/// then of this.
+#[derive(Debug)]
+pub(super) struct Change {
+    by: u64,
+    limits: Limits,
 }
 
 #[derive(Clone, Copy)]
@@ -344,6 +352,50 @@ impl Supervisor {
         // After those who leave in this round, or a VMM that connects anew is one too many.
         hits.sort_by_key(|(source, _)| matches!(source, Source::Export(_)));
         Ok(hits)
+    }
+
+    /// Begins a change of limits. `Some`: it cannot be, and nothing has changed.
+    pub(super) fn begin_change(&mut self, by: u64, wish: &Wish) -> Option<Answer> {
+        if self.change.is_some() || self.reset.is_some() || self.upgrade.is_some() || !self.life.serving {
+            return Some(Answer::error("busy", "another change or a restart is under way: try again"));
+        }
+        let limits = match wish.change(&self.disk) {
+            Ok(limits) => limits,
+            Err(answer) => return Some(answer),
+        };
+        if let Err(e) = self.disk.make_room_for(&limits, self.window.read().ram.used_bytes) {
+            return Some(Answer::error("refused", e.message));
+        }
+        self.tell(ToWorker::Set(limits), Vec::new());
+        self.change = Some(Change { by, limits });
+        None
+    }
+
+    /// The worker has accepted the change, or not.
+    pub(super) fn on_change_done(&mut self, result: Result<(), String>) {
+        let Some(Change { by, limits }) = self.change.take() else { return };
+        let answer = match result {
+            Ok(()) => {
+                self.disk.set_limits(limits);
+                let Limits { ram_bytes, overflow_bytes, full, warn_at, critical_at, rate } = limits;
+                let (ram, overflow, full) = (bytes(ram_bytes), bytes(overflow_bytes), full.name());
+                let text = format!(
+                    "limits: RAM {ram}, overflow {overflow}, when full {full}, warning at {warn_at}%, critical at {critical_at}%, {rate}"
+                );
+                self.announce("limits", &text);
+                Answer::Ok(serde_json::to_value(limits).expect("plain numbers and text"))
+            }
+            Err(why) => Answer::error("refused", why),
+        };
+        self.answer(by, &answer);
+    }
+
+    /// A worker serves anew: a change that its predecessor left is asked for again.
+    pub(super) fn resume_change(&mut self) {
+        if let Some(Change { limits, .. }) = &self.change {
+            let limits = *limits;
+            self.tell(ToWorker::Set(limits), Vec::new());
+        }
     }
 }
 

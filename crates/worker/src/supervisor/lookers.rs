@@ -22,6 +22,14 @@ pub(super) struct Lookers {
 }
 
 impl Supervisor {
+    /// Tells what the last worker could not.
+    pub(super) fn tell_states(&mut self) {
+        for (kind, text) in self.believed.wrong(&self.window.read()) {
+            self.believed.note(kind);
+            self.announce(kind, text);
+        }
+    }
+
     /// Gives a peer the ring, to read only; it is told nothing else from here on.
     pub(super) fn begin_trace(&mut self, id: u64) {
         let ring = self.ring().and_then(|ring| read_only(&ring));

@@ -2,7 +2,6 @@
 //!
 //! Invariant: what a worker found out and died with before it was told is told when the next one serves.
 
-use super::event_loop::Supervisor;
 use super::stats::Stats;
 
 /// Of each state its events, by the gauge's value.
@@ -40,23 +39,13 @@ impl Believed {
     }
 
     /// What is not as they believe: kind and words.
-    fn wrong(&self, stats: &Stats) -> Vec<(&'static str, &'static str)> {
+    pub fn wrong(&self, stats: &Stats) -> Vec<(&'static str, &'static str)> {
         let gauges = [stats.level, stats.is_full, stats.degraded];
         let states = self.0.iter().zip(TOLD).zip(gauges);
         let wrong = states.filter_map(|((&believed, events), gauge)| {
             events.get(gauge as usize).filter(|_| gauge as usize != believed)
         });
         wrong.copied().collect()
-    }
-}
-
-impl Supervisor {
-    /// Tells what the last worker could not.
-    pub(super) fn tell_states(&mut self) {
-        for (kind, text) in self.believed.wrong(&self.window.read()) {
-            self.believed.note(kind);
-            self.announce(kind, text);
-        }
     }
 }
 

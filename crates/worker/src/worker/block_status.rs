@@ -4,7 +4,6 @@
 //! Invariant: zero is said only of what is known to be; each question is answered once, also if the thread finds out
 //! nothing, and one of a client that has ended is given up.
 
-use super::io::Doer;
 use super::reactor::Reactor;
 use crate::base::{Extent, ExtentCache, ExtentKind};
 use spillway_core::{Disk, ExtentSource};
@@ -120,23 +119,6 @@ fn known(disk: &Disk, base: &Base<'_>, question: &Question, most: usize) -> Resu
     Ok((extents, looks))
 }
 
-impl Doer {
-    /// Asks the base image's thread where the image lies in this range; `mapped` has the answer, once. False: there is
-    /// no thread to ask.
-    fn map_base(&mut self, offset: u64, len: u64) -> bool {
-        let Some(reader) = self.base.reader_mut() else { return false };
-        reader.submit_map(MAP_JOB, offset, len);
-        true
-    }
-
-    /// Whether a raw image is known to have a hole there. Of one whose holes nobody has asked for, nothing is.
-    #[inline]
-    pub(super) fn known_hole(&self, offset: u64, len: u32) -> bool {
-        !self.extents.is_empty()
-            && Doer::plain(&self.extents, offset, u64::from(len)) == Some(ExtentKind::Zero)
-    }
-}
-
 impl Reactor {
     /// Answers a question if that is possible at once, else it waits. `looks_left` is what the turn may still look up,
     /// beside one look for each client.
@@ -149,7 +131,7 @@ impl Reactor {
     /// Answers the question that the thread was asked for, once it has answered, and goes on with the next ones. True:
     /// there may be more to do.
     pub(super) fn answer_block_status(&mut self) -> bool {
-        let mapped = self.doer.mapped.take();
+        let mapped = self.io.base.take_mapped();
         if self.questions.is_empty() || (self.questions.asked && mapped.is_none()) {
             return false;
         }
@@ -165,7 +147,7 @@ impl Reactor {
             match self.answer(question, &mut looks_left, None) {
                 Ok(()) => _ = self.questions.waiting.pop_front(),
                 Err(from) => {
-                    self.questions.asked = self.doer.map_base(from, question.end() - from);
+                    self.questions.asked = self.io.base.map(from, question.end() - from);
                     if !self.questions.asked {
                         self.answer_first(&mut looks_left, &[]);
                     }
@@ -183,7 +165,7 @@ impl Reactor {
     }
 
     fn base<'a>(&'a self, mapped: Option<&'a [Extent]>) -> Base<'a> {
-        Base { bytes: self.start.base_bytes, cache: &self.doer.extents, mapped }
+        Base { bytes: self.start.base_bytes, cache: self.io.base.extents(), mapped }
     }
 
     /// An error is the byte from which on the base image's thread must be asked first.
@@ -199,7 +181,7 @@ impl Reactor {
         let most = (*looks_left).max(1);
         let (extents, looks) = known(&self.disk, &self.base(mapped), &question, most)?;
         *looks_left = looks_left.saturating_sub(looks);
-        let client = self.doer.clients.nbd[question.client].as_mut();
+        let client = self.io.clients.nbd[question.client].as_mut();
         let client = client.expect("a client stays while its requests are unfinished");
         client.connection.answer_block_status(question.id, extents.into_iter());
         (client.active, client.touched) = (true, true);
@@ -213,7 +195,7 @@ impl Reactor {
                 continue;
             }
             question.given_up = true;
-            let client = self.doer.clients.nbd[n].as_mut();
+            let client = self.io.clients.nbd[n].as_mut();
             let client = client.expect("a client stays while its requests are unfinished");
             client.connection.answer_block_status(question.id, std::iter::empty());
         }

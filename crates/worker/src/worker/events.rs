@@ -173,6 +173,21 @@ pub fn describe(event: Event, start: &Start) -> (&'static str, String) {
     }
 }
 
+/// What is told of events.
+pub(super) struct Telling {
+    /// Of what has happened.
+    pub pace: Pace,
+    /// Of what is the case.
+    pub states: States,
+}
+
+impl Telling {
+    /// Nothing yet.
+    pub fn new() -> Telling {
+        Telling { pace: Pace::new(), states: States::new() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,28 +1,23 @@
 //! Does what the core asks: copies between guests and slots, reads of the base image, I/O on the overflow file.
 //!
-//! Owns the slots, the staging buffers, the files and the table of I/O under way. Invariant: each operation of
+//! Owns the slots and the connections' buffers, and hands each wish to who does it. Invariant: each operation of
 //! the core is answered exactly once, and never from inside the call that starts it.
 
-use super::block_status::MAP_JOB;
+use super::barrier::{Barrier, punched};
+use super::base_reads::{BaseReads, Now};
 use super::calibrate::past_caches_is_faster;
 use super::clients::Clients;
-use super::engine::{Engine, File, Files, Operation, Tag};
+use super::engine::{Done, Engine, File, Files, Tag};
 use super::events::state_of;
 use super::models::Models;
 use super::slots::Slots;
-use super::staging::{Buffer, Staging};
-use super::transfers::{Read, Write};
-use crate::base::{BaseImage, BaseReader, Extent, ExtentCache, ExtentKind, Finished, RawImage};
+use super::staging::Buffer;
+use super::transfers::{Read, Transfers};
+use crate::base::BaseImage;
 use crate::persistent_file;
-use spillway_core::{
-    BLOCK_BYTES, Disk, Errno, Event, GuestBuffers, Io, OpId, PartId, Slot, Token, add, is_zero,
-};
-use std::collections::VecDeque;
+use spillway_core::{BLOCK_BYTES, Disk, Errno, Event, GuestBuffers, Io, OpId, PartId, Slot, Token, is_zero};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
-
-/// Jobs of the base image's thread at a time; more wait here.
-const BASE_JOBS: usize = 32;
 
 /// A read or an operation that has ended, for the core.
 pub enum Answer {
@@ -34,57 +29,23 @@ pub enum Answer {
     Plain(OpId, Result<(), Errno>),
 }
 
-/// Traffic of the base store and latencies, which the core cannot see; added to the counters once a turn.
-#[derive(Default)]
-pub(super) struct Seen {
-    pub store_reads: u64,
-    pub store_read_bytes: u64,
-    pub overflow_reads: Vec<u64>,
-    pub overflow_writes: Vec<u64>,
-    pub base_reads: Vec<u64>,
-}
-
-/// Everything that the core's wishes are done with. The engine comes first: it is dropped before the memory that
-/// its I/O uses.
-pub struct Doer {
-    pub engine: Engine,
+/// Everything that the core's wishes are done with, each by its owner.
+pub struct DiskIo {
+    /// First, as its engine's I/O must end before what it uses goes.
+    pub transfers: Transfers,
+    pub base: BaseReads,
+    pub barrier: Barrier,
     pub clients: Clients,
     slots: Option<Slots>,
     /// Guest data goes into slots past the caches: that is faster on this processor.
     past_caches: bool,
     meta: OwnedFd,
-    pub(super) staging: Staging,
-    pub base: BaseImage,
-    pub(super) extents: ExtentCache,
-    /// What the base image's thread has found out for the question that was asked.
-    pub(super) mapped: Option<Vec<Extent>>,
-    /// The overflow or difference file; the engine's operations are on it.
-    _file: Option<OwnedFd>,
+    /// Where in the file the core's offset 0 is.
     data_at: u64,
-    /// Where the block of the file lies that the disk does not use, if it is long enough to have one.
-    spare_block_at: Option<u64>,
-    /// pidfds of dead workers that have not ended, and the barrier that waits for that.
-    pub predecessors: Vec<OwnedFd>,
-    early_barrier: Option<OpId>,
-    pub(super) reads: Vec<Option<Read>>,
-    pub(super) free_reads: Vec<u32>,
-    /// Reads that wait for a buffer.
-    pub(super) unbuffered: VecDeque<u32>,
-    pub(super) writes: Vec<Option<Write>>,
-    pub(super) free_writes: Vec<u32>,
-    base_waiting: VecDeque<(OpId, u64, u32)>,
-    spare_vecs: Vec<Vec<u8>>,
-    bounce: Vec<u8>,
-    pub(super) seen: Seen,
-    /// Of a disk that has any.
-    pub(super) models: Option<Box<Models>>,
-    pub now_ns: u64,
-    pub events: Vec<Event>,
-    /// Where the base image was found not to be what its digests say.
-    pub damaged: Vec<u64>,
+    events: Vec<Event>,
     /// The write that the disk is taking, and which pieces of it are all zeroes: by byte and length within it.
-    pub taking: Token,
-    pub zeroes: Vec<(u32, u32)>,
+    taking: Token,
+    zeroes: Vec<(u32, u32)>,
 }
 
 /// What outlives the worker, as it is used here.
@@ -103,62 +64,31 @@ pub struct Held {
     pub(super) models: Option<Box<Models>>,
 }
 
-impl Doer {
-    pub fn new(mut engine: Engine, held: Held, base: BaseImage) -> Result<Doer, String> {
+impl DiskIo {
+    pub fn new(mut engine: Engine, held: Held, base: BaseImage) -> Result<DiskIo, String> {
         let Held { slots, meta, file, file_bytes, data_at, predecessors, models } = held;
-        let image = base.file();
         let overflow = file.as_ref().map(AsRawFd::as_raw_fd);
-        engine.start(Files { base: image.fd().as_raw_fd(), overflow })?;
-        let spare_block_at = match &file {
-            Some(fd) => {
-                let have =
-                    rustix::fs::fstat(fd).map_err(|e| format!("cannot measure the overflow file: {e}"))?;
-                let len = have.st_size as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-                (len >= file_bytes).then(|| len - BLOCK_BYTES as u64)
-            }
-            None => None,
-        };
-        Ok(Doer {
-            engine,
+        engine.start(Files { base: base.file().fd().as_raw_fd(), overflow })?;
+        let barrier = Barrier::new(predecessors, file.as_ref(), file_bytes)?;
+        Ok(DiskIo {
+            transfers: Transfers::new(engine, file, models)?,
+            base: BaseReads::new(base),
+            barrier,
             clients: Clients::default(),
             past_caches: slots.is_some() && past_caches_is_faster(),
             slots,
             meta,
-            staging: Staging::new()?,
-            base,
-            extents: ExtentCache::new(),
-            mapped: None,
-            _file: file,
             data_at,
-            spare_block_at,
-            predecessors,
-            early_barrier: None,
-            reads: Vec::new(),
-            free_reads: Vec::new(),
-            unbuffered: VecDeque::new(),
-            writes: Vec::new(),
-            free_writes: Vec::new(),
-            base_waiting: VecDeque::new(),
-            spare_vecs: Vec::new(),
-            bounce: Vec::new(),
-            seen: Seen::default(),
-            models,
-            now_ns: 0,
             events: Vec::new(),
-            damaged: Vec::new(),
             taking: Token(u64::MAX),
             zeroes: Vec::new(),
         })
     }
 
-    /// A dead worker has ended. After the last one the barrier, if it is wanted already, need not wait any more.
-    pub fn predecessor_ended(&mut self, pidfd: i32) {
-        self.predecessors.retain(|fd| fd.as_raw_fd() != pidfd);
-        if self.predecessors.is_empty()
-            && let Some(op) = self.early_barrier.take()
-        {
-            self.drain_overflow(op);
-        }
+    /// The time of the turn.
+    #[inline]
+    pub fn now_ns(&self) -> u64 {
+        self.transfers.now_ns
     }
 
     /// Hands an answer to the core.
@@ -168,129 +98,70 @@ impl Doer {
             Answer::Staged(op, Err(errno)) => disk.read_done(self, op, Err(errno)),
             Answer::Staged(op, Ok((buffer, skip, len))) => {
                 // SAFETY: the buffer is taken, its read has ended, and it is given back only below.
-                let bytes = unsafe { self.staging.filled(buffer, skip, len) };
+                let bytes = unsafe { self.transfers.filled(buffer, skip, len) };
                 disk.read_done(self, op, Ok(bytes));
-                self.give(buffer);
+                self.transfers.give(buffer);
             }
             Answer::Owned(op, result) => {
                 disk.read_done(self, op, result.as_deref().map_err(|e| *e));
-                if let Ok(buffer) = result
-                    && self.spare_vecs.len() < BASE_JOBS
-                {
-                    self.spare_vecs.push(buffer);
+                if let Ok(buffer) = result {
+                    self.base.give(buffer);
                 }
             }
         }
     }
 
-    /// What the base image's thread has finished, and is not held.
+    /// What a completion of the engine's means for the core. `None`: nothing yet.
+    pub fn completed(&mut self, done: Done) -> Option<Answer> {
+        match done.tag {
+            Tag::Read(i) => self.transfers.read_completed(i, done.result),
+            Tag::Write(i) => self.transfers.write_completed(i, done.result),
+            Tag::Job(n) => self.base.due(&mut self.transfers, n),
+            Tag::Op(n) => {
+                let result = if done.result < 0 { Err(Errno(-done.result)) } else { Ok(()) };
+                Some(Answer::Plain(OpId(n), result))
+            }
+            Tag::Barrier(n) => punched(&mut self.transfers, OpId(n), done.result),
+            Tag::Watch(_) | Tag::Polls | Tag::Ignore => None,
+        }
+    }
+
+    /// What the base image's thread has finished.
     pub fn base_finished(&mut self) -> Option<Answer> {
-        loop {
-            let reader = self.base.reader_mut()?;
-            let Finished { job, buffer, result, store_reads, extents, damaged_at } = reader.finished()?;
-            self.damaged.extend(damaged_at);
-            for extent in &extents {
-                self.extents.insert(*extent);
-            }
-            self.seen.store_reads += store_reads.len() as u64;
-            self.seen.store_read_bytes += store_reads.iter().map(|read| read.len).sum::<u64>();
-            if job == MAP_JOB {
-                self.mapped = Some(extents);
-                self.next_base_job();
-                continue;
-            }
-            let (op, came) = (OpId(job as u32), result.map(|()| buffer).map_err(Errno));
-            let came = match &mut self.models {
-                Some(models) => models.job_done(op, self.now_ns, &store_reads, came),
-                None => Some(came),
-            };
-            if let Some(came) = came {
-                self.next_base_job();
-                return Some(Answer::Owned(op, came));
-            }
-        }
-    }
-
-    /// One is answered: the next that waits is the thread's.
-    pub(super) fn next_base_job(&mut self) {
-        if let Some((op, offset, len)) = self.base_waiting.pop_front() {
-            self.submit_base_job(op, offset, len);
-        }
-    }
-
-    fn submit_base_job(&mut self, op: OpId, offset: u64, len: u32) {
-        let reader = self.base.reader_mut().expect("what is not plain has a thread to read it");
-        if let Some(models) = &mut self.models {
-            models.job(op, self.now_ns);
-        }
-        let spare = self.spare_vecs.pop().unwrap_or_default();
-        reader.submit(u64::from(op.0), offset, len, spare);
-    }
-
-    /// Jobs of the base image's thread that are not answered.
-    fn base_jobs(&self) -> usize {
-        let held = self.models.as_ref().map_or(0, |models| models.jobs());
-        self.base.reader().map_or(0, BaseReader::unfinished).max(held)
+        self.base.finished(&mut self.transfers)
     }
 
     /// I/O under way or waiting for a buffer.
     pub fn is_busy(&self) -> bool {
-        let read = self.base_jobs() + self.base_waiting.len();
-        self.free_reads.len() < self.reads.len() || self.free_writes.len() < self.writes.len() || read > 0
-    }
-
-    fn punch(&mut self, offset: u64, len: u64, tag: Tag) {
-        // SAFETY: it names no memory.
-        unsafe { self.engine.push(Operation::Punch { len, offset }, tag) };
-    }
-
-    /// The punch of a drain has ended: its fdatasync follows. A file system that cannot punch has only that.
-    pub fn barrier_punched(&mut self, op: OpId, result: i32) -> Option<Answer> {
-        if result < 0 && ![libc::EOPNOTSUPP, libc::ENOSYS].contains(&-result) {
-            return Some(Answer::Plain(op, Err(Errno(-result))));
-        }
-        self.sync_overflow(op);
-        None
+        self.transfers.are_busy() || self.base.are_busy(&self.transfers)
     }
 
     /// Publishes the disk's figures, with what only this side sees.
     pub fn publish_figures(&mut self, disk: &Disk) {
         disk.publish_gauges();
-        let c = disk.counters();
-        add(&c.store_reads, std::mem::take(&mut self.seen.store_reads));
-        add(&c.store_read_bytes, std::mem::take(&mut self.seen.store_read_bytes));
-        self.seen.overflow_reads.drain(..).for_each(|ns| c.overflow_read_latency.record(ns, 1));
-        self.seen.overflow_writes.drain(..).for_each(|ns| c.overflow_write_latency.record(ns, 1));
-        self.seen.base_reads.drain(..).for_each(|ns| c.base_read_latency.record(ns, 1));
+        self.transfers.publish(disk.counters());
     }
 
-    /// Where a range of such an image lies in one plain piece of its file, or that it is zero; if that is known.
-    pub(super) fn plain(extents: &ExtentCache, offset: u64, len: u64) -> Option<ExtentKind> {
-        let extent = extents.lookup(offset)?;
-        if extent.end() < offset + len {
-            return None;
-        }
-        match extent.kind {
-            ExtentKind::Raw { file_offset } => {
-                Some(ExtentKind::Raw { file_offset: file_offset + (offset - extent.offset) })
-            }
-            kind => Some(kind),
-        }
+    /// What has happened since it was asked last.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// The disk takes this request: which pieces of it are all zeroes is noted until [`DiskIo::taken`].
+    #[inline]
+    pub fn takes(&mut self, token: Token) {
+        self.taking = token;
+    }
+
+    /// It has. What is decided later is not looked at.
+    #[inline]
+    pub fn taken(&mut self) -> &mut Vec<(u32, u32)> {
+        self.taking = Token(u64::MAX);
+        &mut self.zeroes
     }
 }
 
-fn resident(image: &RawImage, bounce: &mut Vec<u8>, offset: u64, len: u32) -> Option<Result<(), Errno>> {
-    if bounce.len() < len as usize {
-        bounce.resize(len as usize, 0);
-    }
-    match image.read_now(&mut bounce[..len as usize], offset)? {
-        Ok(n) if n == len as usize => Some(Ok(())),
-        Ok(_) => Some(Err(Errno::IO)),
-        Err(e) => Some(Err(Errno(e.raw_os_error().unwrap_or(libc::EIO)))),
-    }
-}
-
-impl GuestBuffers for Doer {
+impl GuestBuffers for DiskIo {
     #[inline]
     fn copy_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<(), Errno> {
         self.clients.copy_from_guest(token, at, to)
@@ -317,7 +188,7 @@ impl GuestBuffers for Doer {
     }
 }
 
-impl Io for Doer {
+impl Io for DiskIo {
     #[inline]
     fn slot(&mut self, slot: Slot) -> &mut [u8] {
         let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
@@ -404,7 +275,7 @@ impl Io for Doer {
         part_at: usize,
         len: usize,
     ) -> Result<(), Errno> {
-        let to = &mut self.staging.part(part)[part_at..part_at + len];
+        let to = &mut self.transfers.part(part)[part_at..part_at + len];
         self.clients.copy_from_guest(token, at, to)
     }
 
@@ -412,12 +283,12 @@ impl Io for Doer {
     fn slot_to_part(&mut self, slot: Slot, part: PartId, part_at: usize) {
         let slots = self.slots.as_mut().expect("the core uses slots only in modes with a RAM tier");
         let from = slots.bytes(slot);
-        self.staging.part(part)[part_at..part_at + BLOCK_BYTES].copy_from_slice(from);
+        self.transfers.part(part)[part_at..part_at + BLOCK_BYTES].copy_from_slice(from);
     }
 
     #[inline]
     fn part(&mut self, part: PartId) -> &mut [u8] {
-        self.staging.part(part)
+        self.transfers.part(part)
     }
 
     fn populate_slots(&mut self, first: Slot, n: u32) {
@@ -441,45 +312,19 @@ impl Io for Doer {
     }
 
     fn base_to_guest(&mut self, token: Token, at: u32, offset: u64, len: u32) -> Option<Result<(), Errno>> {
-        let read = match &self.base {
-            BaseImage::Raw { image, .. } => match self.known_hole(offset, len) {
-                true => return Some(self.clients.zero_guest(token, at, len)),
-                false => resident(image, &mut self.bounce, offset, len)?,
-            },
-            BaseImage::Read(reader) => match Doer::plain(&self.extents, offset, u64::from(len))? {
-                ExtentKind::Raw { file_offset } => {
-                    resident(reader.file(), &mut self.bounce, file_offset, len)?
-                }
-                ExtentKind::Zero => return Some(self.clients.zero_guest(token, at, len)),
-                ExtentKind::Compressed => return None,
-            },
-        };
-        Some(read.and_then(|()| self.clients.copy_to_guest(token, at, &self.bounce[..len as usize])))
+        Some(self.base.now(offset, len)?.and_then(|found| match found {
+            Now::Bytes(bytes) => self.clients.copy_to_guest(token, at, bytes),
+            Now::Zeroes => self.clients.zero_guest(token, at, len),
+        }))
     }
 
     fn read_base(&mut self, op: OpId, offset: u64, len: u32) {
-        let file = match &self.base {
-            BaseImage::Raw { image, .. } => Some((image, offset)),
-            BaseImage::Read(reader) => match Doer::plain(&self.extents, offset, u64::from(len)) {
-                Some(ExtentKind::Raw { file_offset }) => Some((reader.file(), file_offset)),
-                _ => None,
-            },
-        };
-        if let Some((image, offset)) = file {
-            let (align, in_memory) = (u64::from(image.dio_align()), image.in_memory());
-            self.read_base_file(op, align, in_memory, offset, len);
-            return;
-        }
-        if self.base_jobs() < BASE_JOBS {
-            self.submit_base_job(op, offset, len);
-        } else {
-            self.base_waiting.push_back((op, offset, len));
-        }
+        self.base.read(&mut self.transfers, op, offset, len);
     }
 
     fn read_overflow(&mut self, op: OpId, offset: u64, len: u32) {
         let len = len as usize;
-        self.start_read(Read {
+        self.transfers.start_read(Read {
             op,
             file: File::Overflow,
             offset: self.data_at + offset,
@@ -497,36 +342,24 @@ impl Io for Doer {
     }
 
     fn write_overflow(&mut self, op: OpId, part: PartId, part_at: usize, offset: u64, len: u32, sync: bool) {
-        self.start_write(op, part, part_at, self.data_at + offset, len as usize, sync);
+        self.transfers.start_write(op, part, part_at, self.data_at + offset, len as usize, sync);
     }
 
     fn write_map(&mut self, op: OpId, part: PartId, part_at: usize, page: u32, pages: u32, sync: bool) {
         let offset = persistent_file::DURABLE_AT + u64::from(page) * BLOCK_BYTES as u64;
-        self.start_write(op, part, part_at, offset, pages as usize * BLOCK_BYTES, sync);
+        self.transfers.start_write(op, part, part_at, offset, pages as usize * BLOCK_BYTES, sync);
     }
 
     fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64) {
-        self.punch(self.data_at + offset, len, Tag::Op(op.0));
+        self.transfers.punch(self.data_at + offset, len, Tag::Op(op.0));
     }
 
-    /// Once the dead process is gone nothing of it can be begun any more; what its ring had handed to the block
-    /// layer may still be under way. ext4 and XFS let a punch wait for all O_DIRECT I/O on the file; on btrfs the
-    /// fdatasync waits for ordered extents, in which such writes end. Through the page cache the order of the
-    /// file's lock is enough. What is punched is a block that the disk never uses.
     fn drain_overflow(&mut self, op: OpId) {
-        if !self.predecessors.is_empty() {
-            self.early_barrier = Some(op);
-            return;
-        }
-        match self.spare_block_at {
-            Some(at) => self.punch(at, BLOCK_BYTES as u64, Tag::Barrier(op.0)),
-            None => self.sync_overflow(op),
-        }
+        self.barrier.begin(&mut self.transfers, op);
     }
 
     fn sync_overflow(&mut self, op: OpId) {
-        // SAFETY: it names no memory.
-        unsafe { self.engine.push(Operation::Sync, Tag::Op(op.0)) };
+        self.transfers.sync(op);
     }
 
     fn event(&mut self, event: Event) {

@@ -4,6 +4,9 @@
 //! targets; `memory` maps what the supervisor made; `io` does what the core asks, with files by `transfers`, held back by `models`; `clients` holds the
 //! connections; `block_status` tells NBD clients what is zero; `sandbox` gives up what is not needed; `reactor` is the loop, `watches` what wakes it, `supervision` its talk with the supervisor.
 
+mod attach;
+mod barrier;
+mod base_reads;
 mod block_status;
 mod calibrate;
 mod clients;

@@ -4,7 +4,6 @@
 //! Invariant: what is held is answered once, no earlier than it is due, in the order in which it is.
 
 use super::engine::{Done, File, Tag};
-use super::io::{Answer, Doer};
 use crate::base::StoreRead;
 use crate::storage_model::Model;
 use spillway_core::{Errno, OpId};
@@ -141,35 +140,20 @@ impl Models {
         self.hold(due_ns, Tag::Job(op.0), 0);
         None
     }
-}
 
-impl Doer {
     /// What was held and is due.
-    pub fn take_due(&mut self, out: &mut Vec<Done>) {
-        let Some(models) = &mut self.models else { return };
-        while let Some(&Reverse((due_ns, tag, result))) = models.early.peek()
-            && due_ns <= self.now_ns
+    pub fn take_due(&mut self, now_ns: u64, out: &mut Vec<Done>) {
+        while let Some(&Reverse((due_ns, tag, result))) = self.early.peek()
+            && due_ns <= now_ns
         {
-            models.early.pop();
+            self.early.pop();
             out.push(Done { tag, result, more: false });
         }
     }
 
-    /// A read of the thread's that was held is due.
-    pub fn job_due(&mut self, n: u32) -> Option<Answer> {
-        let came = self.models.as_mut()?.jobs.remove(&n)?.came?;
-        self.next_base_job();
-        Some(Answer::Owned(OpId(n), came))
-    }
-
-    /// Whether something is due so soon that a sleep might end too late.
-    pub fn is_due_soon(&self, now_ns: u64) -> bool {
-        self.wake_ns().is_some_and(|ns| ns <= now_ns)
-    }
-
-    /// When to wake for what is due next.
-    pub fn wake_ns(&self) -> Option<u64> {
-        self.models.as_ref().and_then(|models| models.wake_ns())
+    /// A read of the thread's that was held is due: what came.
+    pub fn job_due(&mut self, n: u32) -> Option<Result<Vec<u8>, Errno>> {
+        self.jobs.remove(&n)?.came
     }
 }
 

@@ -87,12 +87,61 @@ impl Limiter {
     }
 }
 
-/// Who comes first: under a rate limit each in turn.
-#[derive(Default)]
-pub(super) struct Turn {
-    pub queue: u16,
-    pub nbd: u16,
-    pub nbd_first: bool,
+/// Who may begin requests: under a rate limit each in turn.
+pub(super) struct Throttle {
+    /// Of a disk that has one.
+    limiter: Option<Limiter>,
+    /// Who comes first.
+    queue: u16,
+    nbd: u16,
+    nbd_first: bool,
+    /// Since when the limit lets nothing begin.
+    since_ns: Option<u64>,
+}
+
+impl Throttle {
+    /// For a limit, if there is one.
+    pub fn new(rate: Rate) -> Throttle {
+        Throttle { limiter: Limiter::new(rate), queue: 0, nbd: 0, nbd_first: false, since_ns: None }
+    }
+
+    /// Another limit holds from here on.
+    pub fn set(&mut self, rate: Rate) {
+        self.limiter = Limiter::new(rate);
+    }
+
+    /// How long no request may begin.
+    #[inline]
+    pub fn wait_ns(&mut self, now_ns: u64) -> u64 {
+        self.limiter.as_mut().map_or(0, |limiter| limiter.wait_ns(now_ns))
+    }
+
+    /// Whether NBD clients come before the VMM.
+    pub fn is_nbd_first(&self) -> bool {
+        self.nbd_first
+    }
+
+    /// The queue that comes first, and the NBD client.
+    pub fn first(&self) -> (u16, u16) {
+        (self.queue, self.nbd)
+    }
+
+    /// A request of this queue begins.
+    #[inline]
+    pub fn begins_of_queue(&mut self, request: &Request, queue: u16) {
+        if let Some(limiter) = &mut self.limiter {
+            limiter.begin(request);
+            (self.queue, self.nbd_first) = (queue + 1, true);
+        }
+    }
+
+    /// A request of this NBD client begins.
+    pub fn begins_of_nbd(&mut self, request: &Request, n: u16) {
+        if let Some(limiter) = &mut self.limiter {
+            limiter.begin(request);
+            (self.nbd, self.nbd_first) = (n + 1, false);
+        }
+    }
 }
 
 /// All below `count`, from one of them on.
@@ -104,7 +153,7 @@ pub(super) fn from(first: u16, count: u16) -> impl Iterator<Item = u16> {
 impl Reactor {
     /// Whether somebody has requests that have not begun.
     fn is_asked(&self) -> bool {
-        let clients = &self.doer.clients;
+        let clients = &self.io.clients;
         clients.nbd.iter().flatten().any(|c| c.active)
             || clients.vmms.iter().filter(|v| v.ended.is_none()).any(|vmm| {
                 let f = &vmm.frontend;
@@ -112,19 +161,14 @@ impl Reactor {
             })
     }
 
-    /// How long no request may begin.
-    pub(super) fn wait_ns(&mut self, now: u64) -> u64 {
-        self.limiter.as_mut().map_or(0, |limiter| limiter.wait_ns(now))
-    }
-
     /// Whether requests may begin. Time in which none might, and in the end there was one that would have, is counted.
     pub(super) fn may_begin(&mut self) -> bool {
-        let now = self.doer.now_ns;
-        if self.wait_ns(now) > 0 {
-            self.throttled_since.get_or_insert(now);
+        let now = self.io.now_ns();
+        if self.throttle.wait_ns(now) > 0 {
+            self.throttle.since_ns.get_or_insert(now);
             return false;
         }
-        if let Some(since) = self.throttled_since.take()
+        if let Some(since) = self.throttle.since_ns.take()
             && self.is_asked()
         {
             let c = self.disk.counters();

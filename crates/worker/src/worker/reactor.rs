@@ -6,81 +6,75 @@
 //! longer while the store owes it many reads; then it asks for kicks, looks once more, and sleeps in the ring.
 //! Invariant: before it sleeps, every source that could have work has been looked at after its notification was armed.
 
+use super::attach::{Attached, attach, spec_of};
 use super::block_status::{Question, Questions};
 use super::clients::NbdClient;
 use super::engine::{Done, Engine, Tag};
-use super::events::{Pace, States};
-use super::io::{Answer, Doer, Held};
+use super::events::Telling;
+use super::io::{DiskIo, Held};
 use super::memory::Shared;
 use super::models::Models;
-use super::rate::{Limiter, Turn, from};
-use super::slots::Slots;
-use super::spin::Spin;
+use super::rate::{Throttle, from};
+use super::spin::Idle;
 use super::supervision::channel_nonblocking;
 use super::tap::Tap;
-use super::watches::{POLLIN, Target, nbd_ended};
+use super::watches::{POLLIN, Target, Watches, nbd_ended};
 use super::{Fds, now_ns};
 use crate::base::BaseImage;
 use crate::channel::{BaseCache, Start};
 use crate::persistent_file;
-use spillway_core::{
-    DataMemory, Disk, DiskSpec, Errno, Layout, LogShape, Meta, Mode, Request, StateMap, Thresholds, Token,
-    state_map_bytes,
-};
+use spillway_core::{BLOCK_BYTES, Disk, Mode, Request};
 use spillway_export::nbd;
 use spillway_export::vhost_user_blk::Change;
-use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Requests taken from a queue before others get their turn; a batch shares its clock readings and its
 /// publication.
 const BATCH: usize = 32;
-/// How long it polls at most after the last work.
-const SPIN_NS: u64 = 50_000;
-/// With so many reads of the store under way the next one ends soon: it is polled for longer, if that pays.
-const MANY_READS: usize = 8;
-const SPIN_READS_NS: u64 = 200_000;
 /// How long NBD clients' spare buffers are kept after the last work.
 const SPARE_NS: u64 = 1_000_000_000;
 
+/// Where the worker is in its life.
+#[derive(Default)]
+pub(super) struct Stage {
+    /// Clients are let go; then the disk forgets.
+    pub resetting: bool,
+    pub stopping: bool,
+    /// Set when the worker stops for an upgrade: another one has the same files.
+    pub disk_goes_on: bool,
+    /// The supervisor has gone: serve on until the last client leaves.
+    pub orphaned: bool,
+}
+
+impl Stage {
+    /// No request is taken any more.
+    pub fn takes_none(&self) -> bool {
+        self.resetting || self.stopping
+    }
+}
+
 pub struct Reactor {
-    pub(super) doer: Doer,
+    pub(super) io: DiskIo,
     pub(super) disk: Disk,
     /// Keeps the memory that `disk` points into; dropped after it.
     _meta: Shared,
     _live: Option<Shared>,
     pub(super) channel: OwnedFd,
     pub(super) start: Start,
-    pub(super) watches: HashMap<u32, Target>,
-    pub(super) next_watch: u32,
+    pub(super) watches: Watches,
     pub(super) next_session: u8,
     done: Vec<Done>,
     batch: Vec<Request>,
     pub(super) changes: Vec<Change>,
-    /// Clients are let go; then the disk forgets.
-    pub(super) resetting: bool,
-    pub(super) stopping: bool,
-    /// Set when the worker stops for an upgrade: another one has the same files.
-    pub(super) disk_goes_on: bool,
-    /// The supervisor has gone: serve on until the last client leaves.
-    pub(super) orphaned: bool,
-    /// By whether many reads are under way.
-    spins: [Spin; 2],
-    last_work_ns: u64,
-    /// The last turn in which something was done.
-    quiet_since_ns: u64,
+    pub(super) stage: Stage,
+    idle: Idle,
     /// What all NBD clients together hold.
     pub(super) nbd_budget: nbd::Budget,
-    pub(super) pace: Pace,
-    pub(super) states: States,
+    pub(super) telling: Telling,
     pub(super) disk_full: bool,
     /// The guest's choice of write-back or write-through outlives its VMM's connection.
     pub(super) writeback: bool,
-    /// Of a disk that has one.
-    pub(super) limiter: Option<Limiter>,
-    turn: Turn,
-    /// Since when the rate limit lets nothing begin.
-    pub(super) throttled_since: Option<u64>,
+    pub(super) throttle: Throttle,
     pub(super) tap: Tap,
     /// What NBD clients want to know of the base image, and wait for.
     pub(super) questions: Questions,
@@ -88,107 +82,59 @@ pub struct Reactor {
 
 impl Reactor {
     pub(super) fn new(channel: OwnedFd, start: &Start, fds: Fds, engine: Engine) -> Result<Reactor, String> {
-        let spec = DiskSpec {
-            size_bytes: start.size_bytes,
-            base_bytes: start.base_bytes,
-            mode: start.mode.parse()?,
-            full: start.full.parse()?,
-            ram_limit_bytes: start.ram_limit_bytes,
-            overflow_limit_bytes: start.overflow_limit_bytes,
-            shape: LogShape::default(),
-        };
-        spec.check().map_err(|e| e.to_string())?;
-        let layout = Layout::of(&spec);
+        let spec = spec_of(start)?;
         let meta_file = fds.meta.try_clone().map_err(|e| format!("cannot duplicate an fd: {e}"))?;
-        let memory = Shared::map(fds.meta, layout.len_bytes(), "meta")?;
-        let slots = fds.data.map(|fd| Shared::map(fd, spec.ram_limit_bytes, "data")).transpose()?;
-        let data = DataMemory {
-            bytes: slots.as_ref().map_or(0, Shared::len_bytes),
-            huge_pages: slots.as_ref().is_some_and(Shared::use_huge_pages),
-        };
-        // SAFETY: the mapping is as long as the layout, lives as long as the disk (`_meta`), and its writer is
-        // this process alone; the supervisor only reads.
-        let (meta, existing) =
-            unsafe { Meta::open(memory.base(), &spec, start.disk_id) }.map_err(|e| e.to_string())?;
-        let live = match (spec.mode, &fds.file) {
-            (Mode::Persistent, Some(file)) => Some(map_live(file, &spec)?),
-            _ => None,
-        };
-        let attached = match &live {
-            Some(live) => {
-                // SAFETY: the mapping is as long as the map, lives as long as the disk (`_live`), and is this process's alone:
-                // the file is locked by those that hold it.
-                let states = unsafe { StateMap::new(live.base(), spec.blocks()) };
-                Disk::attach_persistent(meta, existing, spec, states)
-            }
-            None => Disk::attach(meta, existing, spec, data),
-        };
-        let mut disk = attached.map_err(|e| e.to_string())?;
-        let thresholds = Thresholds { warning_percent: start.warn_at, critical_percent: start.critical_at };
-        disk.set_thresholds(thresholds).map_err(|e| e.to_string())?;
+        let Attached { disk, meta, live, slots } =
+            attach(fds.meta, fds.data, fds.file.as_ref(), spec, start)?;
         let direct = start.base_cache == BaseCache::None;
-        let (file, size_bytes) = (fds.base, start.base_bytes);
-        let holes = start.nbd;
-        let base = BaseImage::open(file, start.format, size_bytes, direct, fds.digests, holes)?;
-        let image = base.file();
-        if image.dio_align() as usize > spillway_core::BLOCK_BYTES {
+        let base = BaseImage::open(fds.base, start.format, start.base_bytes, direct, fds.digests, start.nbd)?;
+        let dio_align = base.file().dio_align();
+        if dio_align as usize > BLOCK_BYTES {
             return Err(format!(
-                "the base image's store wants O_DIRECT reads aligned to {} bytes, more than a block: use --base-cache host",
-                image.dio_align()
+                "the base image's store wants O_DIRECT reads aligned to {dio_align} bytes, more than a block: use \
+                 --base-cache host"
             ));
         }
         let data_at = if spec.mode == Mode::Persistent { persistent_file::DATA_AT } else { 0 };
-        let (file_bytes, predecessors) = (data_at + spec.file_bytes(), fds.predecessors);
-        let models = Models::open(fds.base_model, fds.overflow_model, start.disk_id)?;
         let held = Held {
-            slots: slots.map(|memory| Slots::new(memory, data.huge_pages)),
+            slots,
             meta: meta_file,
             file: fds.file,
-            file_bytes,
+            file_bytes: data_at + spec.file_bytes(),
             data_at,
-            predecessors,
-            models,
+            predecessors: fds.predecessors,
+            models: Models::open(fds.base_model, fds.overflow_model, start.disk_id)?,
         };
-        let doer = Doer::new(engine, held, base)?;
+        let io = DiskIo::new(engine, held, base)?;
         channel_nonblocking(&channel)?;
         let tap = Tap::new(start.size_bytes, disk.fill(), now_ns());
         let mut reactor = Reactor {
-            doer,
+            io,
             disk,
-            _meta: memory,
+            _meta: meta,
             _live: live,
             channel,
             start: start.clone(),
-            watches: HashMap::new(),
-            next_watch: 1,
+            watches: Watches::new(),
             next_session: 0,
             done: Vec::with_capacity(1024),
             batch: Vec::with_capacity(BATCH),
             changes: Vec::new(),
-            resetting: false,
-            stopping: false,
-            disk_goes_on: false,
-            orphaned: false,
-            spins: [Spin::new(SPIN_NS), Spin::new(SPIN_READS_NS)],
-            last_work_ns: 0,
-            quiet_since_ns: 0,
+            stage: Stage::default(),
+            idle: Idle::new(),
             nbd_budget: nbd::Budget::new(),
-            pace: Pace::new(),
-            states: States::new(),
+            telling: Telling::new(),
             disk_full: false,
             writeback: start.writeback,
-            limiter: Limiter::new(start.rate),
-            turn: Turn::default(),
-            throttled_since: None,
+            throttle: Throttle::new(start.rate),
             tap,
             questions: Questions::default(),
         };
         reactor.watch(reactor.channel.as_raw_fd(), POLLIN, true, Target::Channel);
-        let predecessors: Vec<_> = reactor.doer.predecessors.iter().map(AsRawFd::as_raw_fd).collect();
-        for fd in predecessors {
+        for fd in reactor.io.barrier.predecessors() {
             reactor.watch(fd, POLLIN, false, Target::Predecessor(fd));
         }
-        if let Some(reader) = reactor.doer.base.reader() {
+        if let Some(reader) = reactor.io.base.thread() {
             let fd = reader.wake_fd().as_raw_fd();
             reactor.watch(fd, POLLIN, true, Target::BaseReader);
         }
@@ -198,8 +144,8 @@ impl Reactor {
     /// Serves until told to stop. Unless the disk goes on, no file of it is in use any more when this process has ended.
     pub fn run(&mut self) -> Result<(), String> {
         self.serve()?;
-        if !self.disk_goes_on {
-            self.doer.engine.release_files();
+        if !self.stage.disk_goes_on {
+            self.io.transfers.engine.release_files();
         }
         Ok(())
     }
@@ -208,7 +154,7 @@ impl Reactor {
         self.take_messages()?;
         loop {
             let begin = now_ns();
-            self.doer.now_ns = begin;
+            self.io.transfers.now_ns = begin;
             self.disk.begin_turn(begin);
             let mut worked = self.take_completions()?;
             worked |= self.answer_block_status();
@@ -216,8 +162,8 @@ impl Reactor {
             let end = if worked { now_ns() } else { begin };
             // What is done is told, and what is asked of the disk begins, before eviction takes its step.
             worked |= self.publish();
-            self.doer.engine.submit()?;
-            let more = self.disk.end_turn(&mut self.doer, end);
+            self.io.transfers.engine.submit()?;
+            let more = self.disk.end_turn(&mut self.io, end);
             worked |= self.publish();
             self.let_go();
             self.tell_events(end);
@@ -228,24 +174,24 @@ impl Reactor {
                 continue;
             }
             self.keep_watches();
-            self.doer.publish_figures(&self.disk);
-            self.doer.engine.submit()?;
+            self.io.publish_figures(&self.disk);
+            self.io.transfers.engine.submit()?;
             if worked {
-                (self.last_work_ns, self.quiet_since_ns) = (end, end);
+                self.idle.worked(end);
             }
             if worked || more {
                 continue;
             }
-            if self.doer.is_due_soon(end) {
+            if self.io.transfers.wake_ns().is_some_and(|ns| ns <= end) {
                 std::hint::spin_loop();
                 continue;
             }
-            if self.wait_ns(end) > 0 {
+            if self.throttle.wait_ns(end) > 0 {
                 // Whatever else is asked waits too, and needs not be told of.
                 self.sleep(end)?;
                 continue;
             }
-            if self.may_spin() && end.saturating_sub(self.last_work_ns) < self.spin().ns() {
+            if self.may_spin() && self.idle.polls_on(end, self.io.transfers.reads_under_way()) {
                 std::hint::spin_loop();
                 continue;
             }
@@ -258,86 +204,73 @@ impl Reactor {
 
     /// Polling pays only for guests: NBD clients are behind a system call anyway.
     fn may_spin(&self) -> bool {
-        self.doer.clients.vmms.iter().any(|v| v.ended.is_none())
-    }
-
-    fn spin(&mut self) -> &mut Spin {
-        &mut self.spins[usize::from(self.doer.reads_under_way() >= MANY_READS)]
+        self.io.clients.vmms.iter().any(|v| v.ended.is_none())
     }
 
     fn sleep(&mut self, now: u64) -> Result<(), String> {
-        let spare = (self.nbd_budget.kept_bytes() > 0).then_some(self.quiet_since_ns + SPARE_NS);
+        let spare = (self.nbd_budget.kept_bytes() > 0).then_some(self.idle.quiet_since_ns() + SPARE_NS);
         if spare.is_some_and(|ns| ns <= now) {
-            self.doer.clients.nbd.iter_mut().flatten().for_each(|c| c.connection.release_idle_memory());
+            self.io.clients.nbd.iter_mut().flatten().for_each(|c| c.connection.release_idle_memory());
             return Ok(());
         }
-        let clients = &self.doer.clients;
+        let clients = &self.io.clients;
         let silent = clients.vmms.iter().filter(|v| v.ended.is_none() && !v.frontend.has_spoken());
         let shaking = clients.nbd.iter().flatten().filter(|c| c.connection.handshake_deadline().is_some());
         let handshakes = silent.map(|v| v.deadline_ns).chain(shaking.map(|c| c.deadline_ns));
-        let others = self.disk.deadline_ns().into_iter().chain(spare).chain(self.states.deadline_ns());
-        let others = others.chain(self.doer.wake_ns());
+        let others =
+            self.disk.deadline_ns().into_iter().chain(spare).chain(self.telling.states.deadline_ns());
+        let others = others.chain(self.io.transfers.wake_ns());
         let deadline = handshakes.chain(others).min();
-        let limit = Some(self.wait_ns(now)).filter(|wait| *wait > 0).map(|wait| now + wait);
+        let limit = Some(self.throttle.wait_ns(now)).filter(|wait| *wait > 0).map(|wait| now + wait);
         let deadline = deadline.into_iter().chain(limit).min();
-        self.spin().was_in_vain();
+        let reads = self.io.transfers.reads_under_way();
+        self.idle.sleeps(reads);
         if let Some(ns) = deadline
             && ns <= now
         {
             return Ok(());
         }
-        self.doer.engine.wait(deadline.map(|ns| ns - now))?;
+        self.io.transfers.engine.wait(deadline.map(|ns| ns - now))?;
         let woken = now_ns();
-        self.spin().was_woken_after(woken - now);
-        self.last_work_ns = woken;
+        self.idle.was_woken(woken, woken - now, reads);
         Ok(())
     }
 
     fn take_completions(&mut self) -> Result<bool, String> {
         let mut done = std::mem::take(&mut self.done);
-        self.doer.engine.reap(&mut done)?;
-        self.doer.take_due(&mut done);
+        self.io.transfers.engine.reap(&mut done)?;
+        self.io.transfers.take_due(&mut done);
         let mut worked = !done.is_empty();
         for d in done.drain(..) {
-            let answer = match d.tag {
-                Tag::Read(i) => self.doer.read_completed(i, d.result),
-                Tag::Write(i) => self.doer.write_completed(i, d.result),
-                Tag::Job(n) => self.doer.job_due(n),
-                Tag::Op(n) => {
-                    let result = if d.result < 0 { Err(Errno(-d.result)) } else { Ok(()) };
-                    Some(Answer::Plain(spillway_core::OpId(n), result))
-                }
-                Tag::Barrier(n) => self.doer.barrier_punched(spillway_core::OpId(n), d.result),
-                Tag::Watch(serial) => {
-                    self.watch_fired(serial, d)?;
-                    None
-                }
-                Tag::Polls | Tag::Ignore => None,
-            };
+            if let Tag::Watch(serial) = d.tag {
+                self.watch_fired(serial, d)?;
+                continue;
+            }
+            let answer = self.io.completed(d);
             if let Some(answer) = answer {
-                self.doer.deliver(&mut self.disk, answer);
+                self.io.deliver(&mut self.disk, answer);
             }
         }
         self.done = done;
-        while let Some(answer) = self.doer.base_finished() {
+        while let Some(answer) = self.io.base_finished() {
             worked = true;
-            self.doer.deliver(&mut self.disk, answer);
+            self.io.deliver(&mut self.disk, answer);
         }
         Ok(worked)
     }
 
     /// Takes requests from everyone who has some. Returns whether there were any.
     fn take_requests(&mut self) -> bool {
-        if self.resetting || self.stopping {
+        if self.stage.takes_none() {
             return false;
         }
         if !self.may_begin() {
             return self.shake_hands();
         }
-        let nbd_first = self.turn.nbd_first;
+        let nbd_first = self.throttle.is_nbd_first();
         let mut worked = nbd_first && self.take_from_nbd();
-        for i in 0..self.doer.clients.vmms.len() {
-            if self.doer.clients.vmms[i].ended.is_none() {
+        for i in 0..self.io.clients.vmms.len() {
+            if self.io.clients.vmms[i].ended.is_none() {
                 worked |= self.take_from_vmm(i);
             }
         }
@@ -347,38 +280,34 @@ impl Reactor {
     }
 
     fn submit(&mut self, request: Request) {
-        self.doer.taking = request.token;
-        self.disk.submit(&mut self.doer, request);
-        // What is decided later is not looked at.
-        self.doer.taking = Token(u64::MAX);
-        self.tap.request(&request, &mut self.doer.zeroes, self.doer.now_ns);
+        self.io.takes(request.token);
+        self.disk.submit(&mut self.io, request);
+        let now_ns = self.io.now_ns();
+        self.tap.request(&request, self.io.taken(), now_ns);
     }
 
     fn take_from_vmm(&mut self, i: usize) -> bool {
-        let now = self.doer.now_ns;
+        let now = self.io.now_ns();
         let mut worked = false;
-        for queue in from(self.turn.queue, self.doer.clients.vmms[i].frontend.queue_count()) {
-            let frontend = &mut self.doer.clients.vmms[i].frontend;
+        for queue in from(self.throttle.first().0, self.io.clients.vmms[i].frontend.queue_count()) {
+            let frontend = &mut self.io.clients.vmms[i].frontend;
             if !frontend.is_live(queue) || !frontend.has_work(queue) {
                 continue;
             }
             worked = true;
             frontend.disable_notifications(queue);
             while self.batch.len() < BATCH
-                && self.limiter.as_mut().is_none_or(|limiter| limiter.wait_ns(now) == 0)
+                && self.throttle.wait_ns(now) == 0
                 && let Some(request) = frontend.next(queue)
             {
-                if let Some(limiter) = &mut self.limiter {
-                    limiter.begin(&request);
-                    (self.turn.queue, self.turn.nbd_first) = (queue + 1, true);
-                }
+                self.throttle.begins_of_queue(&request, queue);
                 self.disk.prefetch(&request);
                 self.batch.push(request);
             }
-            self.doer.clients.vmms[i].dirty |= 1 << queue;
+            self.io.clients.vmms[i].dirty |= 1 << queue;
             let mut batch = std::mem::take(&mut self.batch);
             for request in &batch {
-                self.disk.prefetch_slot(&self.doer, request);
+                self.disk.prefetch_slot(&self.io, request);
             }
             for request in batch.drain(..) {
                 self.submit(request);
@@ -390,23 +319,23 @@ impl Reactor {
 
     fn take_from_nbd(&mut self) -> bool {
         let mut extents_left = nbd::MAX_EXTENTS;
-        let clients = self.doer.clients.nbd.len();
-        from(self.turn.nbd, clients as u16)
+        let clients = self.io.clients.nbd.len();
+        from(self.throttle.first().1, clients as u16)
             .fold(false, |worked, n| self.take_nbd(usize::from(n), &mut extents_left) | worked)
     }
 
     /// Handshakes go on while no request may begin.
     fn shake_hands(&mut self) -> bool {
         let mut extents_left = 0;
-        (0..self.doer.clients.nbd.len()).fold(false, |worked, n| {
-            (shakes(&self.doer.clients.nbd[n]) && self.take_nbd(n, &mut extents_left)) | worked
+        (0..self.io.clients.nbd.len()).fold(false, |worked, n| {
+            (shakes(&self.io.clients.nbd[n]) && self.take_nbd(n, &mut extents_left)) | worked
         })
     }
 
     /// `extents_left` is what the turn may still look up of extents, beside the first of each client: each may
     /// take a look at 512 entries of the map.
     fn take_nbd(&mut self, n: usize, extents_left: &mut usize) -> bool {
-        let Some(client) = self.doer.clients.nbd[n].as_mut() else { return false };
+        let Some(client) = self.io.clients.nbd[n].as_mut() else { return false };
         if !client.active || client.ended.is_some() {
             return false;
         }
@@ -415,16 +344,13 @@ impl Reactor {
         // Bounded, so that one client does not keep others waiting; what is left comes in the next turn.
         for _ in 0..BATCH {
             // A handshake asks nothing of the disk.
-            if !shakes(&self.doer.clients.nbd[n]) && self.wait_ns(self.doer.now_ns) > 0 {
+            if !shakes(&self.io.clients.nbd[n]) && self.throttle.wait_ns(self.io.now_ns()) > 0 {
                 break;
             }
-            let client = self.doer.clients.nbd[n].as_mut().expect("looked at above");
+            let client = self.io.clients.nbd[n].as_mut().expect("looked at above");
             match client.connection.next() {
                 Some(nbd::Work::Request(request)) => {
-                    if let Some(limiter) = &mut self.limiter {
-                        limiter.begin(&request);
-                        (self.turn.nbd, self.turn.nbd_first) = (n as u16 + 1, false);
-                    }
+                    self.throttle.begins_of_nbd(&request, n as u16);
                     self.submit(request);
                 }
                 Some(nbd::Work::BlockStatus { id, offset, len, one }) => {
@@ -445,12 +371,12 @@ impl Reactor {
     /// Publishes completions: used rings, and replies to NBD clients; before them the figures, so that whoever has an answer
     /// finds it there. Returns whether there were any.
     pub(super) fn publish(&mut self) -> bool {
-        if self.doer.clients.have_answers() {
-            self.doer.publish_figures(&self.disk);
+        if self.io.clients.have_answers() {
+            self.io.publish_figures(&self.disk);
         }
         let mut worked = false;
-        for i in 0..self.doer.clients.vmms.len() {
-            let vmm = &mut self.doer.clients.vmms[i];
+        for i in 0..self.io.clients.vmms.len() {
+            let vmm = &mut self.io.clients.vmms[i];
             let mut dirty = std::mem::take(&mut vmm.dirty);
             let served = dirty != 0;
             let mut stopped = false;
@@ -471,7 +397,7 @@ impl Reactor {
                 self.finish_stops(i);
             }
         }
-        for client in self.doer.clients.nbd.iter_mut().flatten().filter(|c| c.ended.is_none()) {
+        for client in self.io.clients.nbd.iter_mut().flatten().filter(|c| c.ended.is_none()) {
             if !std::mem::take(&mut client.touched) {
                 continue;
             }
@@ -490,14 +416,4 @@ impl Reactor {
 
 fn shakes(client: &Option<NbdClient>) -> bool {
     client.as_ref().is_some_and(|client| client.connection.handshake_deadline().is_some())
-}
-
-fn map_live(file: &OwnedFd, spec: &DiskSpec) -> Result<Shared, String> {
-    let own = file.try_clone().map_err(|e| format!("cannot duplicate an fd: {e}"))?;
-    Shared::map_file(
-        own,
-        persistent_file::LIVE_AT,
-        state_map_bytes(spec.blocks()),
-        "the disk's map in its file",
-    )
 }

@@ -99,7 +99,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // SAFETY: our own mapping. The engine was dropped before (field order in the reactor's `Doer`).
+        // SAFETY: our own mapping. The engine was dropped before (field order in `Transfers`).
         let _ = unsafe { munmap(self.base.cast(), TOTAL) };
     }
 }

@@ -7,7 +7,6 @@
 use super::clients::{NbdClient, Vmm};
 use super::events::{describe, state_of};
 use super::now_ns;
-use super::rate::Limiter;
 use super::reactor::Reactor;
 use crate::base::digests::CHUNK_BYTES;
 use crate::channel::{self, ClientKind, FromWorker, Limits, ToWorker};
@@ -30,13 +29,13 @@ impl Reactor {
             match channel::receive::<ToWorker>(&self.channel) {
                 Ok(Some((message, fds))) => self.on_message(message, fds),
                 Ok(None) => {
-                    self.orphaned = true;
+                    self.stage.orphaned = true;
                     return Ok(());
                 }
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == std::io::ErrorKind::InvalidData => return Err(e.to_string()),
                 Err(_) => {
-                    self.orphaned = true;
+                    self.stage.orphaned = true;
                     return Ok(());
                 }
             }
@@ -73,13 +72,13 @@ impl Reactor {
             }
             ToWorker::Reset { force } => {
                 // One that has closed its side may not have been noticed yet, or still have requests unfinished.
-                let clients = self.doer.clients.present();
+                let clients = self.io.clients.present();
                 if clients > 0 && !force {
                     let result =
                         Err(format!("{clients} client(s) connected: disconnect them, or use --force"));
                     self.send(&FromWorker::ResetDone { result }, &[]);
                 } else {
-                    self.resetting = true;
+                    self.stage.resetting = true;
                 }
             }
             ToWorker::Set(limits) => {
@@ -96,11 +95,11 @@ impl Reactor {
                 }
             }
             ToWorker::Curve { goal } => {
-                let curve = self.tap.curve(goal, self.disk.fill(), self.doer.now_ns);
+                let curve = self.tap.curve(goal, self.disk.fill(), self.io.now_ns());
                 self.send(&FromWorker::Curve { curve }, &[]);
             }
             ToWorker::Stop { disk_goes_on } => {
-                (self.stopping, self.disk_goes_on) = (true, disk_goes_on);
+                (self.stage.stopping, self.stage.disk_goes_on) = (true, disk_goes_on);
                 self.disk.wind_down();
             }
             ToWorker::Start(_) => self.tell("a second `start` was ignored"),
@@ -119,21 +118,21 @@ impl Reactor {
         self.start.full = full.name().into();
         if self.start.rate != rate {
             self.start.rate = rate;
-            self.limiter = Limiter::new(rate);
+            self.throttle.set(rate);
         }
         Ok(())
     }
 
     /// A VMM that is not on its way out.
     fn serving_vmm(&self, id: u64) -> Option<usize> {
-        self.doer.clients.vmms.iter().position(|v| v.id == id && v.ended.is_none())
+        self.io.clients.vmms.iter().position(|v| v.id == id && v.ended.is_none())
     }
 
     /// Tells the supervisor what to answer a VMM. What the message began is known to it before anything comes of it:
     /// a later worker is told that it was carried out.
     pub(super) fn answered(&mut self, i: usize, accepted: bool, answer: Option<Answer>) {
         let Answer { bytes, fd } = answer.unwrap_or_default();
-        let vmm = &self.doer.clients.vmms[i];
+        let vmm = &self.io.clients.vmms[i];
         let message = FromWorker::Answered {
             id: vmm.id,
             accepted,
@@ -146,7 +145,7 @@ impl Reactor {
 
     /// What a VMM waited for may be done now: answers it.
     pub(super) fn finish_stops(&mut self, i: usize) {
-        if self.orphaned {
+        if self.stage.orphaned {
             self.control(i, |frontend, changes| frontend.finish_stops(changes));
         } else if let Some(Some(answer)) = self.control(i, |frontend, _| frontend.finish_held()) {
             self.answered(i, true, answer);
@@ -154,7 +153,7 @@ impl Reactor {
     }
 
     fn add_client(&mut self, id: u64, kind: ClientKind, mut fds: Vec<OwnedFd>) -> Result<(), String> {
-        if self.stopping || self.resetting {
+        if self.stage.takes_none() {
             return Err("the disk is being reset or stopped".into());
         }
         let table = if kind == ClientKind::VhostUser { fds.pop() } else { None };
@@ -164,7 +163,7 @@ impl Reactor {
         match kind {
             ClientKind::VhostUser => self.add_vmm(id, socket, table.expect("one of two")),
             ClientKind::Nbd => {
-                let clients = &mut self.doer.clients.nbd;
+                let clients = &mut self.io.clients.nbd;
                 let n = clients.iter().position(Option::is_none).unwrap_or(clients.len());
                 if n >= MAX_NBD {
                     return Err(format!("{MAX_NBD} NBD clients are connected, the most there can be"));
@@ -200,13 +199,13 @@ impl Reactor {
     }
 
     fn add_vmm(&mut self, id: u64, socket: OwnedFd, table: OwnedFd) -> Result<(), String> {
-        for i in 0..self.doer.clients.vmms.len() {
-            if self.doer.clients.vmms[i].is_present() {
+        for i in 0..self.io.clients.vmms.len() {
+            if self.io.clients.vmms[i].is_present() {
                 return Err("a VMM is connected already: a disk serves one at a time".into());
             }
             self.end_vmm(i, String::new());
         }
-        let leaving = self.doer.clients.vmms.iter().filter(|v| v.frontend.unfinished() > 0).count();
+        let leaving = self.io.clients.vmms.iter().filter(|v| v.frontend.unfinished() > 0).count();
         if leaving > MOST_LEAVING {
             return Err("requests of VMMs that have left are still at the store: connect again later".into());
         }
@@ -218,7 +217,7 @@ impl Reactor {
         };
         // Earlier ones may still have requests unfinished.
         self.next_session = self.next_session.wrapping_add(1);
-        while self.doer.clients.vmms.iter().any(|v| v.session == session_of(self.next_session)) {
+        while self.io.clients.vmms.iter().any(|v| v.session == session_of(self.next_session)) {
             self.next_session = self.next_session.wrapping_add(1);
         }
         let frontend =
@@ -226,7 +225,7 @@ impl Reactor {
         let kicks = vec![None; usize::from(frontend.queue_count())];
         let session = session_of(self.next_session);
         let deadline_ns = now_ns() + SILENCE_NS;
-        self.doer.clients.vmms.push(Vmm {
+        self.io.clients.vmms.push(Vmm {
             id,
             session,
             frontend,
@@ -243,7 +242,7 @@ impl Reactor {
     /// A VMM is on its way out: its memory is not touched any more, and it is let go when nothing of it is
     /// unfinished.
     pub(super) fn end_vmm(&mut self, i: usize, why: String) {
-        let vmm = &mut self.doer.clients.vmms[i];
+        let vmm = &mut self.io.clients.vmms[i];
         if vmm.ended.is_none() {
             vmm.ended = Some(why);
             vmm.frontend.disconnect();
@@ -253,21 +252,21 @@ impl Reactor {
 
     /// Says what a VMM's session has to say.
     pub(super) fn tell_notices(&mut self, i: usize) {
-        while let Some(notice) = self.doer.clients.vmms[i].frontend.take_notice() {
-            if self.pace.allows(self.doer.now_ns) {
-                self.tell(&format!("VMM {}: {notice}", self.doer.clients.vmms[i].id));
+        while let Some(notice) = self.io.clients.vmms[i].frontend.take_notice() {
+            if self.telling.pace.allows(self.io.now_ns()) {
+                self.tell(&format!("VMM {}: {notice}", self.io.clients.vmms[i].id));
             }
         }
     }
 
     /// Drops the connections that have ended and of which nothing is unfinished.
     pub(super) fn let_go(&mut self) {
-        for i in (0..self.doer.clients.vmms.len()).rev() {
-            let vmm = &self.doer.clients.vmms[i];
-            if !vmm.frontend.has_spoken() && self.doer.now_ns >= vmm.deadline_ns {
+        for i in (0..self.io.clients.vmms.len()).rev() {
+            let vmm = &self.io.clients.vmms[i];
+            if !vmm.frontend.has_spoken() && self.io.now_ns() >= vmm.deadline_ns {
                 self.end_vmm(i, "it has said nothing for 10 seconds".into());
             }
-            let vmm = &mut self.doer.clients.vmms[i];
+            let vmm = &mut self.io.clients.vmms[i];
             if vmm.ended.is_none() {
                 continue;
             }
@@ -277,17 +276,18 @@ impl Reactor {
             };
             let session = vmm.session;
             watches.into_iter().for_each(|w| self.unwatch(w));
-            self.disk.cancel(&mut self.doer, Errno::CANCELED, |t| t.0 >> 48 == session);
-            if self.doer.clients.vmms[i].frontend.unfinished() == 0 {
+            self.disk.cancel(&mut self.io, Errno::CANCELED, |t| t.0 >> 48 == session);
+            if self.io.clients.vmms[i].frontend.unfinished() == 0 {
                 self.tell_notices(i);
-                let vmm = self.doer.clients.vmms.remove(i);
+                let vmm = self.io.clients.vmms.remove(i);
                 self.client_gone(vmm.id, vmm.ended.unwrap_or_default());
             }
         }
-        let only_waits = self.orphaned && self.disk.only_waits_for_room();
-        for n in 0..self.doer.clients.nbd.len() {
-            let Some(client) = self.doer.clients.nbd[n].as_mut() else { continue };
-            let late = self.doer.now_ns >= client.deadline_ns;
+        let only_waits = self.stage.orphaned && self.disk.only_waits_for_room();
+        for n in 0..self.io.clients.nbd.len() {
+            let now_ns = self.io.now_ns();
+            let Some(client) = self.io.clients.nbd[n].as_mut() else { continue };
+            let late = now_ns >= client.deadline_ns;
             if late && client.ended.is_none() && client.connection.handshake_deadline().is_some() {
                 client.ended = Some("its handshake took more than 10 seconds".into());
             }
@@ -301,13 +301,13 @@ impl Reactor {
             if let Some((watch, _)) = client.watch.take() {
                 self.unwatch(watch);
             }
-            self.disk.cancel(&mut self.doer, Errno::CANCELED, |t| {
+            self.disk.cancel(&mut self.io, Errno::CANCELED, |t| {
                 nbd_token(t) && usize::from(nbd::token_connection(t)) == n
             });
             self.give_up_questions(n);
-            let client = self.doer.clients.nbd[n].as_ref().expect("looked at above");
+            let client = self.io.clients.nbd[n].as_ref().expect("looked at above");
             if client.connection.unfinished() == 0 {
-                let client = self.doer.clients.nbd[n].take().expect("looked at above");
+                let client = self.io.clients.nbd[n].take().expect("looked at above");
                 self.client_gone(client.id, client.ended.unwrap_or_default());
             }
         }
@@ -320,24 +320,24 @@ impl Reactor {
     /// Carries a reset on: what was accepted completes, what waits for room fails, clients are let go. True:
     /// it is done, the loop goes on at once.
     pub(super) fn advance_reset(&mut self) -> bool {
-        if !self.resetting || !self.disk.only_waits_for_room_or_drain() {
+        if !self.stage.resetting || !self.disk.only_waits_for_room_or_drain() {
             return false;
         }
-        self.disk.cancel(&mut self.doer, Errno::IO, |_| true);
+        self.disk.cancel(&mut self.io, Errno::IO, |_| true);
         self.publish();
         let why = |present| if present { "the disk was reset" } else { "" }.to_string();
-        for i in 0..self.doer.clients.vmms.len() {
-            self.end_vmm(i, why(self.doer.clients.vmms[i].is_present()));
+        for i in 0..self.io.clients.vmms.len() {
+            self.end_vmm(i, why(self.io.clients.vmms[i].is_present()));
         }
-        for client in self.doer.clients.nbd.iter_mut().flatten() {
+        for client in self.io.clients.nbd.iter_mut().flatten() {
             client.ended = client.ended.take().or_else(|| Some(why(client.is_present())));
         }
         self.let_go();
-        if self.doer.clients.count() > 0 || !self.disk.reset(&mut self.doer) {
+        if self.io.clients.count() > 0 || !self.disk.reset(&mut self.io) {
             return false;
         }
-        self.resetting = false;
-        self.tap.reset(self.doer.now_ns);
+        self.stage.resetting = false;
+        self.tap.reset(self.io.now_ns());
         // A new generation is a new disk.
         self.writeback = true;
         let generation = self.disk.generation();
@@ -348,22 +348,26 @@ impl Reactor {
     /// Whether it is time to go: told to stop, or left alone, and nothing is unfinished but what waits for room,
     /// which goes unanswered.
     pub(super) fn is_over(&mut self) -> Result<bool, String> {
-        if !self.stopping {
-            return if self.orphaned && self.doer.clients.count() == 0 { self.put_away() } else { Ok(false) };
+        if !self.stage.stopping {
+            return if self.stage.orphaned && self.io.clients.count() == 0 {
+                self.put_away()
+            } else {
+                Ok(false)
+            };
         }
-        if !self.disk.only_waits_for_room() || self.doer.is_busy() || !self.questions.is_empty() {
+        if !self.disk.only_waits_for_room() || self.io.is_busy() || !self.questions.is_empty() {
             return Ok(false);
         }
-        self.disk.cancel(&mut self.doer, Errno::CANCELED, |_| true);
+        self.disk.cancel(&mut self.io, Errno::CANCELED, |_| true);
         self.publish();
-        self.states.hurry();
-        self.tell_events(self.doer.now_ns);
+        self.telling.states.hurry();
+        self.tell_events(self.io.now_ns());
         self.put_away()
     }
 
     /// What is to outlive this process, and the power, is on the medium.
     fn put_away(&mut self) -> Result<bool, String> {
-        match self.disk.put_away(&mut self.doer) {
+        match self.disk.put_away(&mut self.io) {
             None => Ok(false),
             Some(Ok(())) => Ok(true),
             Some(Err(e)) => Err(format!(
@@ -375,13 +379,13 @@ impl Reactor {
     pub(super) fn tell_events(&mut self, now: u64) {
         if self.disk_full != self.disk.is_full() {
             self.disk_full = self.disk.is_full();
-            for client in self.doer.clients.nbd.iter_mut().flatten() {
+            for client in self.io.clients.nbd.iter_mut().flatten() {
                 client.connection.set_disk_full(self.disk_full);
                 client.active = true;
             }
         }
-        for at in std::mem::take(&mut self.doer.damaged) {
-            if self.pace.allows(now) {
+        for at in self.io.base.take_damaged() {
+            if self.telling.pace.allows(now) {
                 let text = format!(
                     "the base image is not what its digest says, in the {CHUNK_BYTES} bytes from {at} on: reads there fail; \
                      its store has damaged it, or somebody has written to it"
@@ -389,14 +393,15 @@ impl Reactor {
                 self.send(&FromWorker::Event { kind: "image-damaged".into(), text }, &[]);
             }
         }
-        if self.doer.events.is_empty() && !self.states.any_wait() {
+        let events = self.io.take_events();
+        if events.is_empty() && !self.telling.states.any_wait() {
             return;
         }
         let (states, others): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.doer.events).into_iter().partition(|event| state_of(event).is_some());
-        self.states.extend(states);
-        let mut told = self.states.take(now);
-        told.extend(others.into_iter().filter(|_| self.pace.allows(now)));
+            events.into_iter().partition(|event| state_of(event).is_some());
+        self.telling.states.extend(states);
+        let mut told = self.telling.states.take(now);
+        told.extend(others.into_iter().filter(|_| self.telling.pace.allows(now)));
         for event in told {
             let (kind, text) = describe(event, &self.start);
             self.send(&FromWorker::Event { kind: kind.into(), text }, &[]);
@@ -410,7 +415,7 @@ impl Reactor {
     /// The supervisor reads fast or is gone; a message that finds the channel full or closed is dropped, unless
     /// it is one that the supervisor waits for.
     pub(super) fn send(&mut self, message: &FromWorker, fds: &[BorrowedFd<'_>]) {
-        if self.orphaned {
+        if self.stage.orphaned {
             return;
         }
         while let Err(e) = channel::send(&self.channel, message, fds) {

@@ -1,17 +1,20 @@
 //! Reads and writes of files by the engine, from the core's wish to its answer: buffers, short transfers, another try.
-//! Owns what is remembered of each one under way; decides nothing.
+//! Owns the engine, the staging buffers and what is remembered of each transfer under way; decides nothing.
 //!
 //! Invariant: a buffer or a part is the kernel's from the submission until the completion, and nobody else's.
 
-use super::engine::{File, Operation, Tag};
-use super::io::{Answer, Doer};
-use super::staging::Buffer;
-use spillway_core::{BLOCK_BYTES, Errno, OpId, PartId};
+use super::engine::{Done, Engine, File, Operation, Tag};
+use super::io::Answer;
+use super::models::Models;
+use super::staging::{Buffer, Staging};
+use spillway_core::{BLOCK_BYTES, Counters, Errno, OpId, PartId, add};
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 
 /// A read under way: the kernel fills `need` bytes of the buffer from `offset` on, of which `len` from `skip` on
 /// are what was asked for.
 #[derive(Clone, Copy)]
-pub(super) struct Read {
+pub struct Read {
     pub op: OpId,
     pub file: File,
     pub offset: u64,
@@ -32,7 +35,7 @@ pub(super) struct Read {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Write {
+struct Write {
     pub op: OpId,
     pub part: PartId,
     pub part_at: usize,
@@ -68,14 +71,150 @@ fn outcome(result: i32, done: usize, need: usize, align: usize) -> Outcome {
     }
 }
 
-impl Doer {
-    pub(super) fn start_read(&mut self, mut read: Read) {
-        read.start_ns = self.now_ns;
-        let i = self.free_reads.pop().unwrap_or_else(|| {
-            self.reads.push(None);
-            self.reads.len() as u32 - 1
+/// Traffic of the base store and latencies, which the core cannot see; added to the counters once a turn.
+#[derive(Default)]
+struct Seen {
+    store_reads: u64,
+    store_read_bytes: u64,
+    overflow_reads: Vec<u64>,
+    overflow_writes: Vec<u64>,
+    base_reads: Vec<u64>,
+}
+
+/// What is under way, each with a number of its own.
+struct Numbered<T> {
+    all: Vec<Option<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Numbered<T> {
+    fn new() -> Numbered<T> {
+        Numbered { all: Vec::new(), free: Vec::new() }
+    }
+
+    fn insert(&mut self, item: T) -> u32 {
+        let i = self.free.pop().unwrap_or_else(|| {
+            self.all.push(None);
+            self.all.len() as u32 - 1
         });
-        self.reads[i as usize] = Some(read);
+        self.all[i as usize] = Some(item);
+        i
+    }
+
+    fn get(&mut self, i: u32) -> &mut T {
+        self.all[i as usize].as_mut().expect("a number is of what is under way")
+    }
+
+    fn remove(&mut self, i: u32) -> T {
+        self.free.push(i);
+        self.all[i as usize].take().expect("a number is of what is under way")
+    }
+
+    fn len(&self) -> usize {
+        self.all.len() - self.free.len()
+    }
+}
+
+/// All transfers. The engine comes first: it is dropped before the memory and the files that its I/O uses.
+pub struct Transfers {
+    pub engine: Engine,
+    staging: Staging,
+    /// The overflow or difference file; the engine's operations are on it.
+    _file: Option<OwnedFd>,
+    reads: Numbered<Read>,
+    /// Reads that wait for a buffer.
+    unbuffered: VecDeque<u32>,
+    writes: Numbered<Write>,
+    seen: Seen,
+    /// Of a disk that has any.
+    pub models: Option<Box<Models>>,
+    /// The time of the turn.
+    pub now_ns: u64,
+}
+
+impl Transfers {
+    /// None under way. The engine has been started.
+    pub fn new(
+        engine: Engine,
+        file: Option<OwnedFd>,
+        models: Option<Box<Models>>,
+    ) -> Result<Transfers, String> {
+        Ok(Transfers {
+            engine,
+            staging: Staging::new()?,
+            _file: file,
+            reads: Numbered::new(),
+            unbuffered: VecDeque::new(),
+            writes: Numbered::new(),
+            seen: Seen::default(),
+            models,
+            now_ns: 0,
+        })
+    }
+
+    /// A whole staging buffer for writes.
+    #[inline]
+    pub fn part(&mut self, part: PartId) -> &mut [u8] {
+        self.staging.part(part)
+    }
+
+    /// What a read has brought. The slice is not bound to the borrow of `self`, because the core is handed it together with
+    /// everything else.
+    ///
+    /// # Safety
+    /// The answer with this buffer is the last that was taken, and the buffer is given back only after the slice was used.
+    pub unsafe fn filled<'a>(&self, buffer: Buffer, skip: usize, len: usize) -> &'a [u8] {
+        // SAFETY: the buffer is taken and its read has ended; the rest is promised by the caller.
+        unsafe { self.staging.filled(buffer, skip, len) }
+    }
+
+    /// Some are under way, or wait for a buffer.
+    pub fn are_busy(&self) -> bool {
+        self.reads.len() + self.writes.len() > 0
+    }
+
+    /// Gives a range of the overflow file back.
+    pub fn punch(&mut self, offset: u64, len: u64, tag: Tag) {
+        // SAFETY: it names no memory.
+        unsafe { self.engine.push(Operation::Punch { len, offset }, tag) };
+    }
+
+    /// fdatasync of the overflow file.
+    pub fn sync(&mut self, op: OpId) {
+        // SAFETY: it names no memory.
+        unsafe { self.engine.push(Operation::Sync, Tag::Op(op.0)) };
+    }
+
+    /// Reads of the base image's store that somebody else has done.
+    pub fn count_store_reads(&mut self, reads: u64, bytes: u64) {
+        self.seen.store_reads += reads;
+        self.seen.store_read_bytes += bytes;
+    }
+
+    /// Adds what was seen to the counters.
+    pub fn publish(&mut self, c: &Counters) {
+        add(&c.store_reads, std::mem::take(&mut self.seen.store_reads));
+        add(&c.store_read_bytes, std::mem::take(&mut self.seen.store_read_bytes));
+        self.seen.overflow_reads.drain(..).for_each(|ns| c.overflow_read_latency.record(ns, 1));
+        self.seen.overflow_writes.drain(..).for_each(|ns| c.overflow_write_latency.record(ns, 1));
+        self.seen.base_reads.drain(..).for_each(|ns| c.base_read_latency.record(ns, 1));
+    }
+
+    /// What was held and is due.
+    pub fn take_due(&mut self, out: &mut Vec<Done>) {
+        if let Some(models) = &mut self.models {
+            models.take_due(self.now_ns, out);
+        }
+    }
+
+    /// When to wake for what is due next.
+    pub fn wake_ns(&self) -> Option<u64> {
+        self.models.as_ref().and_then(|models| models.wake_ns())
+    }
+
+    pub fn start_read(&mut self, mut read: Read) {
+        read.start_ns = self.now_ns;
+        let i = self.reads.insert(read);
         if !self.unbuffered.is_empty() || !self.submit_read(i) {
             self.unbuffered.push_back(i);
         }
@@ -83,7 +222,7 @@ impl Doer {
 
     /// Submits a read, or what is left of it. False: there is no buffer for it.
     fn submit_read(&mut self, i: u32) -> bool {
-        let read = self.reads[i as usize].as_mut().expect("submitted while under way");
+        let read = self.reads.get(i);
         let Some(buffer) = read.buffer.or_else(|| self.staging.take(read.ask)) else { return false };
         if read.buffer.replace(buffer).is_none()
             && let Some(models) = &mut self.models
@@ -104,7 +243,7 @@ impl Doer {
     }
 
     /// Writes from a staging buffer to a place of the file.
-    pub(super) fn start_write(
+    pub fn start_write(
         &mut self,
         op: OpId,
         part: PartId,
@@ -113,22 +252,18 @@ impl Doer {
         len: usize,
         sync: bool,
     ) {
-        let i = self.free_writes.pop().unwrap_or_else(|| {
-            self.writes.push(None);
-            self.writes.len() as u32 - 1
-        });
         let start_ns = self.now_ns;
         let due_ns = match &mut self.models {
             Some(models) => models.begin_write(start_ns, offset, len as u64),
             None => 0,
         };
         let write = Write { op, part, part_at, offset, len, done: 0, sync, start_ns, due_ns };
-        self.writes[i as usize] = Some(write);
+        let i = self.writes.insert(write);
         self.submit_write(i);
     }
 
     fn submit_write(&mut self, i: u32) {
-        let write = self.writes[i as usize].expect("submitted while under way");
+        let write = *self.writes.get(i);
         let from = &self.staging.part(write.part)[write.part_at + write.done..write.part_at + write.len];
         let operation = Operation::Write {
             from: from.as_ptr(),
@@ -143,12 +278,12 @@ impl Doer {
     /// Reads of files that the store has not done. Of what is held it is known when it comes.
     pub fn reads_under_way(&self) -> usize {
         let held = self.models.as_ref().map_or(0, |models| models.held_reads());
-        self.reads.len() - self.free_reads.len() - held
+        self.reads.len() - held
     }
 
     /// A read's completion. `None`: it goes on, or is held.
     pub fn read_completed(&mut self, i: u32, result: i32) -> Option<Answer> {
-        let read = self.reads[i as usize].as_mut().expect("completed while under way");
+        let read = self.reads.get(i);
         let outcome = match outcome(result, read.got, read.need, read.align) {
             Outcome::GoesOn(got) => {
                 read.got = got;
@@ -163,8 +298,7 @@ impl Doer {
             models.hold(read.due_ns, Tag::Read(i), result);
             return None;
         }
-        let read = self.reads[i as usize].take().expect("seen above");
-        self.free_reads.push(i);
+        let read = self.reads.remove(i);
         let ns = self.now_ns.saturating_sub(read.start_ns);
         let seen = match read.file {
             File::Base => &mut self.seen.base_reads,
@@ -181,7 +315,7 @@ impl Doer {
 
     /// A write's completion. `None`: it goes on, or is held.
     pub fn write_completed(&mut self, i: u32, result: i32) -> Option<Answer> {
-        let write = self.writes[i as usize].as_mut().expect("completed while under way");
+        let write = self.writes.get(i);
         let outcome = match outcome(result, write.done, write.len, BLOCK_BYTES) {
             Outcome::GoesOn(done) => {
                 write.done = done;
@@ -196,13 +330,13 @@ impl Doer {
             models.hold(write.due_ns, Tag::Write(i), result);
             return None;
         }
-        let write = self.writes[i as usize].take().expect("seen above");
-        self.free_writes.push(i);
+        let write = self.writes.remove(i);
         self.seen.overflow_writes.push(self.now_ns.saturating_sub(write.start_ns));
         Some(Answer::Plain(write.op, outcome))
     }
 
-    pub(super) fn give(&mut self, buffer: Buffer) {
+    /// Gives back the buffer of a read whose content was used.
+    pub fn give(&mut self, buffer: Buffer) {
         self.staging.give(buffer);
         while let Some(&i) = self.unbuffered.front() {
             if !self.submit_read(i) {
@@ -213,13 +347,12 @@ impl Doer {
     }
 
     /// Reads a range of the base image's file that is not in the page cache, or whose file is open O_DIRECT.
-    pub(super) fn read_base_file(&mut self, op: OpId, align: u64, in_memory: bool, offset: u64, len: u32) {
+    pub fn read_base_file(&mut self, op: OpId, align: u64, in_memory: bool, offset: u64, len: u32) {
         let skip = offset % align;
         let need = skip as usize + len as usize;
         let ask = need.next_multiple_of(align as usize);
         if !in_memory {
-            self.seen.store_reads += 1;
-            self.seen.store_read_bytes += u64::from(len);
+            self.count_store_reads(1, len.into());
         }
         self.start_read(Read {
             op,

@@ -1,0 +1,211 @@
+//! The base image as it is read: what is in the page cache at once, the rest by the engine or, where it takes more than a
+//! read (clusters of a format, digests), by the image's own thread.
+//!
+//! Owns the image and its thread's jobs. Invariant: the thread has a bounded number of jobs; more wait here, in their order.
+
+use super::block_status::MAP_JOB;
+use super::io::Answer;
+use super::transfers::Transfers;
+use crate::base::{BaseImage, BaseReader, Extent, ExtentCache, ExtentKind, Finished, RawImage};
+use spillway_core::{Errno, OpId};
+use std::collections::VecDeque;
+
+/// Jobs of the base image's thread at a time; more wait here.
+const BASE_JOBS: usize = 32;
+
+/// The base image.
+pub struct BaseReads {
+    image: BaseImage,
+    extents: ExtentCache,
+    /// What the thread has found out for the question that was asked.
+    mapped: Option<Vec<Extent>>,
+    waiting: VecDeque<(OpId, u64, u32)>,
+    spare: Vec<Vec<u8>>,
+    bounce: Vec<u8>,
+    /// Where the image was found not to be what its digests say.
+    damaged: Vec<u64>,
+}
+
+/// What is at a place of the image and can be served at once.
+pub enum Now<'a> {
+    Bytes(&'a [u8]),
+    Zeroes,
+}
+
+impl BaseReads {
+    pub fn new(image: BaseImage) -> BaseReads {
+        BaseReads {
+            image,
+            extents: ExtentCache::new(),
+            mapped: None,
+            waiting: VecDeque::new(),
+            spare: Vec::new(),
+            bounce: Vec::new(),
+            damaged: Vec::new(),
+        }
+    }
+
+    /// The thread, if the image needs one.
+    pub fn thread(&self) -> Option<&BaseReader> {
+        self.image.reader()
+    }
+
+    /// What is known of where the image lies.
+    pub fn extents(&self) -> &ExtentCache {
+        &self.extents
+    }
+
+    /// What the thread has found out for the question that was asked, once.
+    pub fn take_mapped(&mut self) -> Option<Vec<Extent>> {
+        self.mapped.take()
+    }
+
+    /// Where the image was found to be damaged since it was asked last.
+    pub fn take_damaged(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.damaged)
+    }
+
+    /// Asks the thread where the image lies in this range; [`BaseReads::take_mapped`] has the answer, once. False: there is no
+    /// thread to ask.
+    pub fn map(&mut self, offset: u64, len: u64) -> bool {
+        let Some(reader) = self.image.reader_mut() else { return false };
+        reader.submit_map(MAP_JOB, offset, len);
+        true
+    }
+
+    /// Whether a raw image is known to have a hole there. Of one whose holes nobody has asked for, nothing is.
+    #[inline]
+    fn is_hole(&self, offset: u64, len: u32) -> bool {
+        !self.extents.is_empty() && self.plain(offset, u64::from(len)) == Some(ExtentKind::Zero)
+    }
+
+    /// Where a range of such an image lies in one plain piece of its file, or that it is zero; if that is known.
+    fn plain(&self, offset: u64, len: u64) -> Option<ExtentKind> {
+        let extent = self.extents.lookup(offset)?;
+        if extent.end() < offset + len {
+            return None;
+        }
+        match extent.kind {
+            ExtentKind::Raw { file_offset } => {
+                Some(ExtentKind::Raw { file_offset: file_offset + (offset - extent.offset) })
+            }
+            kind => Some(kind),
+        }
+    }
+
+    /// What can be served without waiting. `None`: it would have to wait.
+    pub fn now(&mut self, offset: u64, len: u32) -> Option<Result<Now<'_>, Errno>> {
+        let (image, offset) = match &self.image {
+            BaseImage::Raw { .. } if self.is_hole(offset, len) => return Some(Ok(Now::Zeroes)),
+            BaseImage::Raw { image, .. } => (image, offset),
+            BaseImage::Read(reader) => match self.plain(offset, u64::from(len))? {
+                ExtentKind::Raw { file_offset } => (reader.file(), file_offset),
+                ExtentKind::Zero => return Some(Ok(Now::Zeroes)),
+                ExtentKind::Compressed => return None,
+            },
+        };
+        let read = resident(image, &mut self.bounce, offset, len)?;
+        Some(read.map(|()| Now::Bytes(&self.bounce[..len as usize])))
+    }
+
+    /// Reads what has to be waited for.
+    pub fn read(&mut self, transfers: &mut Transfers, op: OpId, offset: u64, len: u32) {
+        let file = match &self.image {
+            BaseImage::Raw { image, .. } => Some((image, offset)),
+            BaseImage::Read(reader) => match self.plain(offset, u64::from(len)) {
+                Some(ExtentKind::Raw { file_offset }) => Some((reader.file(), file_offset)),
+                _ => None,
+            },
+        };
+        if let Some((image, offset)) = file {
+            let (align, in_memory) = (u64::from(image.dio_align()), image.in_memory());
+            transfers.read_base_file(op, align, in_memory, offset, len);
+        } else if self.jobs(transfers) < BASE_JOBS {
+            self.submit(transfers, op, offset, len);
+        } else {
+            self.waiting.push_back((op, offset, len));
+        }
+    }
+
+    /// What the thread has finished, and is not held.
+    pub fn finished(&mut self, transfers: &mut Transfers) -> Option<Answer> {
+        loop {
+            let reader = self.image.reader_mut()?;
+            let Finished { job, buffer, result, store_reads, extents, damaged_at } = reader.finished()?;
+            self.damaged.extend(damaged_at);
+            for extent in &extents {
+                self.extents.insert(*extent);
+            }
+            let bytes = store_reads.iter().map(|read| read.len).sum::<u64>();
+            transfers.count_store_reads(store_reads.len() as u64, bytes);
+            if job == MAP_JOB {
+                self.mapped = Some(extents);
+                self.next(transfers);
+                continue;
+            }
+            let (op, came) = (OpId(job as u32), result.map(|()| buffer).map_err(Errno));
+            let now_ns = transfers.now_ns;
+            let came = match &mut transfers.models {
+                Some(models) => models.job_done(op, now_ns, &store_reads, came),
+                None => Some(came),
+            };
+            if let Some(came) = came {
+                self.next(transfers);
+                return Some(Answer::Owned(op, came));
+            }
+        }
+    }
+
+    /// A read of the thread's that was held is due.
+    pub fn due(&mut self, transfers: &mut Transfers, n: u32) -> Option<Answer> {
+        let came = transfers.models.as_mut()?.job_due(n)?;
+        self.next(transfers);
+        Some(Answer::Owned(OpId(n), came))
+    }
+
+    /// The core has used what the thread has read.
+    pub fn give(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < BASE_JOBS {
+            self.spare.push(buffer);
+        }
+    }
+
+    /// Jobs of the thread's are not answered.
+    pub fn are_busy(&self, transfers: &Transfers) -> bool {
+        self.jobs(transfers) + self.waiting.len() > 0
+    }
+
+    /// One is answered: the next that waits is the thread's.
+    fn next(&mut self, transfers: &mut Transfers) {
+        if let Some((op, offset, len)) = self.waiting.pop_front() {
+            self.submit(transfers, op, offset, len);
+        }
+    }
+
+    fn submit(&mut self, transfers: &mut Transfers, op: OpId, offset: u64, len: u32) {
+        let reader = self.image.reader_mut().expect("what is not plain has a thread to read it");
+        let now_ns = transfers.now_ns;
+        if let Some(models) = &mut transfers.models {
+            models.job(op, now_ns);
+        }
+        let spare = self.spare.pop().unwrap_or_default();
+        reader.submit(u64::from(op.0), offset, len, spare);
+    }
+
+    /// Jobs of the thread that are not answered.
+    fn jobs(&self, transfers: &Transfers) -> usize {
+        let held = transfers.models.as_ref().map_or(0, |models| models.jobs());
+        self.image.reader().map_or(0, BaseReader::unfinished).max(held)
+    }
+}
+
+fn resident(image: &RawImage, bounce: &mut Vec<u8>, offset: u64, len: u32) -> Option<Result<(), Errno>> {
+    if bounce.len() < len as usize {
+        bounce.resize(len as usize, 0);
+    }
+    match image.read_now(&mut bounce[..len as usize], offset)? {
+        Ok(n) if n == len as usize => Some(Ok(())),
+        Ok(_) => Some(Err(Errno::IO)),
+        Err(e) => Some(Err(Errno(e.raw_os_error().unwrap_or(libc::EIO)))),
+    }
+}
