@@ -1,7 +1,7 @@
 # Entry points. Each target says what it needs; `make install-deps` installs what is missing.
 CARGO ?= cargo
 
-.PHONY: help build deb demo studies test check bench soak install-deps image clean-cache
+.PHONY: help build deb demo studies test check check-fast bench soak install-deps image clean-cache
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,9 @@ studies: install-deps image ## The studies in their quick forms, each with its r
 
 test: install-deps image ## All tests; says what was skipped
 	scripts/test
+
+check-fast: ## Before each commit, within 4 minutes: format, lints, walls, unit tests, a short run of the model
+	scripts/check format clippy walls house quick
 
 check: ## All that CI checks, every failure listed: format, lints, walls, docs, tests, fuzzing, audits
 	scripts/check
