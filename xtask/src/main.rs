@@ -4,6 +4,7 @@
 
 mod house;
 mod rooms;
+mod texts;
 mod walls;
 
 use anyhow::{Context, Result, bail};
@@ -38,6 +39,9 @@ fn run(check: Option<&str>) -> Result<Vec<String>> {
             let files = output("git", &["ls-files", "--full-name", "*.rs"])?;
             let mut found = house::breaches(root.trim().as_ref(), files.lines())?;
             found.extend(rooms::breaches(root.trim().as_ref(), files.lines())?);
+            let document = std::path::Path::new(root.trim()).join("docs/api/openapi.json");
+            let text = std::fs::read_to_string(&document).context("docs/api/openapi.json")?;
+            found.extend(texts::breaches(&serde_json::from_str(&text).context("docs/api/openapi.json")?));
             Ok(found)
         }
         _ => bail!("usage: cargo run -p xtask -- walls|house"),

@@ -16,9 +16,9 @@ use std::fmt;
 /// The range of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// The smallest value.
+    /// The smallest value that is accepted, in the unit of the bounds.
     pub least: u64,
-    /// The largest value.
+    /// The largest value that is accepted, in the unit of the bounds.
     pub most: u64,
     /// Each value is a multiple of this.
     pub step: u64,
@@ -33,9 +33,9 @@ const DAY: u64 = 24 * 60 * 60;
 
 /// Machines of a catalog, and those of them that are kept warm.
 pub const MACHINES: Bounds = Bounds::count(0, 100_000);
-/// Processors of a machine.
+/// Bounds of the number of virtual processors of a machine.
 pub const VCPUS: Bounds = Bounds::count(1, 255);
-/// Memory of a machine.
+/// Bounds of the memory of a machine, in bytes.
 pub const MEMORY_BYTES: Bounds = Bounds::bytes(64 * MIB, 16 * TIB, MIB);
 /// Limit of a RAM tier.
 pub const RAM_BYTES: Bounds = Bounds::bytes(64 << 10, 8 * TIB, 1);
@@ -59,7 +59,7 @@ pub const DEADLINE_SECONDS: Bounds = Bounds::count(1, 7 * DAY);
 pub const BATCH: Bounds = Bounds::count(1, 100_000);
 /// How long a claim lasts without being renewed; 0: until it is released.
 pub const TTL_SECONDS: Bounds = Bounds::count(0, 366 * DAY);
-/// Versions of an image.
+/// Bounds of the number of an image's version.
 pub const VERSION: Bounds = Bounds::count(1, u32::MAX as u64);
 /// Objects on a page of a list.
 pub const LIMIT: Bounds = Bounds::count(1, crate::MOST_ON_A_PAGE as u64);

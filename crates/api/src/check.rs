@@ -7,9 +7,9 @@ use utoipa::ToSchema;
 /// What was found in an image version that clones of it should not share, or that they lack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageCheck {
-    /// Of which image.
+    /// Name of the image that was checked.
     pub image: Name,
-    /// Its number.
+    /// Version of the image that was checked, counted from 1.
     pub version: u32,
     /// What is on the disk, and what of it was looked into.
     pub volumes: Vec<Volume>,
@@ -54,7 +54,7 @@ impl BootFacts {
     }
 }
 
-/// Kinds of partition tables.
+/// Kind of partition table that the image has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PartitionTable {
@@ -63,7 +63,7 @@ pub enum PartitionTable {
     None,
     /// A master boot record (MS-DOS).
     Mbr,
-    /// A GUID partition table.
+    /// GUID partition table (GPT), with its protective MBR.
     Gpt,
 }
 
@@ -72,11 +72,11 @@ pub enum PartitionTable {
 pub struct Volume {
     /// Its number in the partition table. None: the whole disk.
     pub partition: Option<u32>,
-    /// Where it begins.
+    /// Offset of the volume from the start of the disk, in bytes.
     pub offset_bytes: u64,
-    /// How long it is.
+    /// Size of the volume, in bytes.
     pub size_bytes: u64,
-    /// What it holds.
+    /// File system or other content that was recognised on the volume.
     pub content: VolumeContent,
     /// What it is for the system that was looked into.
     pub role: Option<VolumeRole>,
@@ -90,28 +90,28 @@ pub struct Volume {
 pub enum VolumeContent {
     /// ext2, ext3 or ext4: these can be looked into.
     Ext,
-    /// XFS.
+    /// An XFS file system of Linux.
     Xfs,
-    /// Btrfs.
+    /// A Btrfs file system of Linux.
     Btrfs,
-    /// NTFS.
+    /// An NTFS file system of Windows.
     Ntfs,
     /// FAT: the EFI system partition, as a rule.
     Fat,
-    /// SquashFS.
+    /// A SquashFS file system, which is read-only.
     Squashfs,
     /// A physical volume of LVM.
     Lvm,
-    /// Encrypted with LUKS.
+    /// A volume that is encrypted with LUKS: its content was not checked.
     Luks,
-    /// Swap space.
+    /// Swap space of Linux, without files.
     Swap,
-    /// Nothing that is known.
+    /// Content that is not recognised, or none.
     Unknown,
 }
 
 impl VolumeContent {
-    /// For people.
+    /// Returns the words that people are shown for this content.
     pub fn as_str(self) -> &'static str {
         match self {
             VolumeContent::Ext => "ext2/3/4",
@@ -132,26 +132,26 @@ impl VolumeContent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeRole {
-    /// Its root file system.
+    /// The root file system of the guest.
     Root,
-    /// Its `/boot`.
+    /// The file system that the guest mounts at `/boot`.
     Boot,
 }
 
 /// One thing that breaks clones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Finding {
-    /// For programs.
+    /// Kind of the finding, a stable word for programs.
     pub kind: FindingKind,
-    /// How much it matters.
+    /// How much the finding matters: error, warning or note.
     pub severity: Severity,
     /// Where, as the system itself would name it.
     pub path: String,
-    /// What was found.
+    /// What was found, in words for people.
     pub what: String,
-    /// Why it breaks clones.
+    /// Why the finding breaks machines that are cloned from the image.
     pub why: String,
-    /// What to do.
+    /// What to do to the image so that the finding goes away.
     pub remedy: String,
 }
 
@@ -168,7 +168,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// For people.
+    /// Returns the words that people are shown for this severity.
     pub fn as_str(self) -> &'static str {
         match self {
             Severity::Error => "error",
@@ -178,13 +178,13 @@ impl Severity {
     }
 }
 
-/// Kinds of findings.
+/// Kind of a finding, a stable word for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingKind {
     /// A machine-id is in the image.
     MachineId,
-    /// SSH host keys are.
+    /// The image contains SSH host keys, which all clones would share.
     SshHostKeys,
     /// There is no cloud-init, or it is switched off.
     NoCloudInit,

@@ -7,11 +7,11 @@ use utoipa::ToSchema;
 /// sample of the blocks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskCurve {
-    /// Since when: seconds ago.
+    /// Age of the curve, in seconds: the time since the worker began to count or the disk was reset.
     pub seconds: f64,
     /// One block in so many was counted; 1: all were.
     pub sampled_one_in: f64,
-    /// By RAM limit, growing.
+    /// Points of the curve, by growing RAM limit.
     pub curve: Vec<CurvePoint>,
     /// The least limit at which nothing would have been evicted.
     pub zero_overflow_bytes: u64,
@@ -32,7 +32,7 @@ pub struct DiskCurve {
 /// How a write cache, RAM and overflow, has filled since its worker began or its disk was reset, whichever was later.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Fill {
-    /// Since when: seconds ago.
+    /// Seconds since the worker began or the disk was reset, whichever was later.
     pub seconds: f64,
     /// By how much it has grown; 0 if it holds less.
     pub grown_bytes: u64,
@@ -54,7 +54,7 @@ impl Fill {
 /// What a RAM limit would have done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CurvePoint {
-    /// The limit.
+    /// RAM limit that this point is about, in bytes.
     pub ram_bytes: u64,
     /// What eviction would have written to the overflow.
     pub overflow_write_bytes: u64,
@@ -69,7 +69,7 @@ pub struct CurvePoint {
 pub struct CurveTotals {
     /// Written, counted as often as they were; those of zeroes are left out.
     pub written_blocks: u64,
-    /// Read.
+    /// Blocks that guests have read, of 4 KiB.
     pub read_blocks: u64,
     /// Those among them that were read from the base image.
     pub base_read_blocks: u64,

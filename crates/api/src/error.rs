@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use utoipa::ToSchema;
 
-/// Why, for programs.
+/// Reason of an error, a stable word for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
@@ -12,13 +12,13 @@ pub enum ErrorCode {
     Invalid,
     /// Who asks is not known.
     Unauthenticated,
-    /// Who asks may not.
+    /// The user's role does not permit the request.
     Forbidden,
     /// There is no such object.
     NotFound,
-    /// There is one already.
+    /// An object of that name exists already.
     Exists,
-    /// Others need it.
+    /// Other objects still use the object.
     InUse,
     /// Its state does not allow it now, or somebody else changes it.
     Conflict,
@@ -34,7 +34,7 @@ pub enum ErrorCode {
     Cancelled,
     /// What is stored is not what it was.
     Damaged,
-    /// The daemon's own fault.
+    /// A fault of the daemon itself, which its log explains.
     Internal,
 }
 
@@ -62,14 +62,14 @@ impl ErrorCode {
 /// What every answer but 2xx carries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
-    /// For programs.
+    /// Reason of the error, a stable word for programs.
     pub code: ErrorCode,
     /// For people: what, where, and what to do.
     pub message: String,
 }
 
 impl ErrorBody {
-    /// Both.
+    /// Makes an error of this code with a message for people.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> ErrorBody {
         ErrorBody { code, message: message.into() }
     }

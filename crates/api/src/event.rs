@@ -72,19 +72,19 @@ impl PartialSchema for EventId {
 
 impl ToSchema for EventId {}
 
-/// Something that has happened.
+/// An event: something that happened to an object of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
     /// Which one: who asks for what came after it names this.
     pub id: EventId,
-    /// When.
+    /// Time at which the event was raised.
     #[schema(value_type = String, format = DateTime)]
     pub time: Timestamp,
     /// What sort of thing, for programs.
     pub kind: EventKind,
     /// To what, such as `machine/desk-001`.
     pub object: String,
-    /// For people.
+    /// What happened, in words for people.
     pub text: String,
 }
 
@@ -92,9 +92,9 @@ pub struct Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
-    /// A machine runs.
+    /// A machine was started and its VMM runs.
     Started,
-    /// Its guest is ready.
+    /// The guest of a machine reported that it is ready.
     Ready,
     /// Nothing of it runs any more.
     Stopped,
@@ -104,7 +104,7 @@ pub enum EventKind {
     Crashed,
     /// It could not be brought to what is wanted.
     Failed,
-    /// It was claimed.
+    /// A client has claimed a machine for itself.
     Claimed,
     /// It was given back, or its claim is over.
     Released,
@@ -125,7 +125,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// All of them.
+    /// All kinds of events, in the order of the documentation.
     pub const ALL: [EventKind; 15] = [
         EventKind::Started,
         EventKind::Ready,

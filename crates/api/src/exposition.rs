@@ -18,7 +18,7 @@ impl Exposition {
         let _ = writeln!(self.0, "# HELP spillway_{name} {help}\n# TYPE spillway_{name} {kind}");
     }
 
-    /// One sample.
+    /// Writes one sample of the current metric.
     pub fn sample<'a>(
         &mut self,
         name: &str,
@@ -35,7 +35,7 @@ impl Exposition {
         let _ = writeln!(self.0, "{close} {value}");
     }
 
-    /// The whole text.
+    /// Returns the exposition text of all metrics.
     pub fn text(self) -> String {
         self.0
     }
@@ -46,7 +46,7 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// Durations are in seconds.
+/// Converts nanoseconds to seconds, the unit of Prometheus.
 pub fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 /// What can be summed, and compared with what it was.
 pub trait Figure: Sized {
-    /// Adds another's.
+    /// Adds the figures of another object to these.
     fn add(&mut self, other: &Self);
     /// How much more it is than it was; 0 where it is less.
     fn since(&self, earlier: &Self) -> Self;
@@ -57,16 +57,16 @@ macro_rules! figures {
 figures! {
     /// What went to one place.
     PlaneCounters {
-        /// Operations.
+        /// Read operations that have completed.
         reads: u64,
-        /// Operations.
+        /// Write operations that have completed.
         writes: u64,
-        /// Bytes.
+        /// Bytes that those read operations moved.
         read_bytes: u64,
-        /// Bytes.
+        /// Bytes that those write operations moved.
         written_bytes: u64,
     }
-    /// What disks have done.
+    /// Counters of a disk, or the sum over several disks, since their start.
     DiskCounters {
         /// What guests asked for and got.
         guest: PlaneCounters,
@@ -74,48 +74,48 @@ figures! {
         ram: PlaneCounters,
         /// The overflow or difference files, for guests, eviction and collector alike.
         overflow: PlaneCounters,
-        /// The base image.
+        /// Reads that the base image served.
         base: PlaneCounters,
         /// Guest bytes that needed no storage.
         zero: PlaneCounters,
         /// Base reads past the host's page cache.
         base_store_reads: u64,
-        /// Bytes of those.
+        /// Bytes of the base image that were read from its store.
         base_store_read_bytes: u64,
         /// Blocks moved from RAM tier to overflow.
         evicted_blocks: u64,
         /// Writes that waited for room.
         stalls: u64,
-        /// How long they did.
+        /// Time for which writes waited for room, summed over them, in nanoseconds.
         stall_ns: u64,
         /// How long requests waited for rate limits.
         throttled_ns: u64,
         /// Requests that ended with an error.
         failed_requests: u64,
-        /// Overflow writes that failed.
+        /// Writes to overflow files that failed.
         overflow_write_errors: u64,
-        /// Overflow reads that failed.
+        /// Reads from overflow files that failed.
         overflow_read_errors: u64,
         /// Blocks read back that did not match.
         checksum_mismatches: u64,
-        /// Resets of disks.
+        /// Resets that discarded what was written to a disk.
         resets: u64,
         /// Workers attached after the first.
         worker_restarts: u64,
-        /// Guest reads completed.
+        /// Reads of guests that have completed.
         read_count: u64,
-        /// How long they took.
+        /// Time that those reads took, summed over them, in nanoseconds.
         read_ns: u64,
-        /// Guest writes completed.
+        /// Writes of guests that have completed.
         write_count: u64,
-        /// How long they took.
+        /// Time that those writes took, summed over them, in nanoseconds.
         write_ns: u64,
     }
     /// What disks hold, and how many of them are so.
     DiskLevels {
-        /// RAM tier in use.
+        /// Bytes of the RAM tier that hold blocks.
         ram_used_bytes: u64,
-        /// Its limit.
+        /// Limit of the RAM tier, in bytes.
         ram_limit_bytes: u64,
         /// Live bytes in the overflow files.
         overflow_used_bytes: u64,
@@ -125,7 +125,7 @@ figures! {
         overflow_limit_bytes: u64,
         /// Memory of the block maps.
         map_bytes: u64,
-        /// Unfinished requests.
+        /// Requests of guests that are in flight.
         inflight: u64,
         /// Unfinished requests that wait for room.
         waiting: u64,
@@ -140,23 +140,23 @@ figures! {
     }
     /// Machines of a catalog by what they are.
     MachineCounts {
-        /// Phase `stopped`.
+        /// Number of machines in phase `stopped`.
         stopped: u64,
-        /// Phase `waiting`.
+        /// Number of machines in phase `waiting`.
         waiting: u64,
-        /// Phases `placing` and `starting`.
+        /// Number of machines in the phases `placing` and `starting`.
         starting: u64,
-        /// Phase `running`.
+        /// Number of machines in phase `running`.
         running: u64,
-        /// Phase `stopping`.
+        /// Number of machines in phase `stopping`.
         stopping: u64,
-        /// Phase `failed`.
+        /// Number of machines in phase `failed`.
         failed: u64,
-        /// Ready.
+        /// Number of machines whose guest is ready.
         ready: u64,
-        /// Claimed.
+        /// Number of machines that a client has claimed.
         claimed: u64,
-        /// Ready to be claimed.
+        /// Number of machines that are ready and that nobody has claimed.
         available: u64,
     }
 }
@@ -173,13 +173,13 @@ impl DiskLevels {
 /// The figures of a host at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Figures {
-    /// When.
+    /// Time at which the figures were read.
     #[schema(value_type = String, format = DateTime)]
     pub time: Timestamp,
     /// Since when counters count: when the daemon began.
     #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,
-    /// All catalogs.
+    /// Figures of all catalogs of the host.
     pub catalogs: Vec<CatalogFigures>,
     /// Machines that have, or had since the daemon began, a disk.
     pub machines: Vec<MachineFigures>,
@@ -190,9 +190,9 @@ pub struct Figures {
 /// A catalog: the sums of its machines, those included that are gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CatalogFigures {
-    /// Its name.
+    /// Name of the catalog that the figures are about.
     pub name: Name,
-    /// Its machines.
+    /// Number of machines of the catalog, by phase.
     pub machines: MachineCounts,
     /// How many it keeps ready to be claimed.
     pub warm: u32,
@@ -200,18 +200,18 @@ pub struct CatalogFigures {
     pub disks: u64,
     /// Disks that have not said them in time: their last known ones are in the sums.
     pub silent_disks: u64,
-    /// What its disks hold.
+    /// Bytes that the disks of the catalog's machines hold now.
     pub levels: DiskLevels,
-    /// What they have done.
+    /// Counters of the disks of the catalog's machines, since their start.
     pub counters: DiskCounters,
     /// Bytes written by guests that never reached a disk.
     pub spared_bytes: u64,
 }
 
-/// A machine.
+/// Figures of one machine of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MachineFigures {
-    /// Its name.
+    /// Name of the machine that the figures are about.
     pub name: Name,
     /// The catalog that it is of.
     pub catalog: Name,
@@ -219,11 +219,11 @@ pub struct MachineFigures {
     pub phase: Phase,
     /// Whether it runs and is ready.
     pub ready: bool,
-    /// Whether somebody has it.
+    /// True while a client has claimed the machine.
     pub claimed: bool,
     /// Whether its disk is served and has not said its figures in time: they are the last known.
     pub silent: bool,
-    /// What its disk holds.
+    /// Bytes that the disk of the machine holds now.
     pub levels: DiskLevels,
     /// What its disks have done.
     pub counters: DiskCounters,
@@ -231,14 +231,14 @@ pub struct MachineFigures {
     pub spared_bytes: u64,
 }
 
-/// A store's space.
+/// Space of one store of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoreFigures {
-    /// Its name.
+    /// Name of the store that the figures are about.
     pub name: Name,
     /// The size of its file system.
     pub size_bytes: u64,
-    /// What is free there.
+    /// Free bytes of the file system that the store is on.
     pub free_bytes: u64,
 }
 

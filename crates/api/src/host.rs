@@ -11,12 +11,12 @@ pub struct HostDetails {
     pub closed: bool,
     /// Machines of which something runs, or is being started or ended; those too that are deleted.
     pub busy: u32,
-    /// Who runs machines.
+    /// Hypervisor that runs the machines of this host.
     pub hypervisor: Hypervisor,
     /// The numbers of the users that machines' QEMUs run as, `FIRST-LAST`, one user for each machine; null: they run as the
     /// daemon does, or the daemon starts none.
     pub guest_users: Option<String>,
-    /// The daemon's version.
+    /// Version of the daemon that answers.
     pub version: String,
     /// Records that this daemon cannot read. Nothing is done about what they are of, and their names stay taken.
     pub unreadable: Vec<UnreadableRecord>,
@@ -41,7 +41,7 @@ pub struct UnreadableRecord {
 /// waits until others give something back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostBudget {
-    /// The host's memory.
+    /// Memory of the host, in bytes.
     pub host_memory_bytes: u64,
     /// What of that is kept for the host itself.
     pub reserve_bytes: u64,
@@ -57,9 +57,9 @@ pub struct HostBudget {
     pub ram_guaranteed_bytes: u64,
     /// RAM tiers may be guaranteed so much.
     pub ram_guarantee_limit_bytes: u64,
-    /// The host's processors.
+    /// Processors of the host that are online.
     pub host_cpus: u32,
-    /// Processors promised to guests.
+    /// Virtual processors that the guests of running machines have.
     pub vcpus: u64,
     /// Guests may be promised so many processors.
     pub vcpu_limit: u64,
@@ -71,7 +71,7 @@ pub struct HostBudget {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewHostAction {
-    /// What.
+    /// What the host is to do.
     pub action: HostAction,
 }
 

@@ -14,11 +14,11 @@ use utoipa::{PartialSchema, ToSchema};
 /// A named image: its versions share the name, and one of them is published.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Image {
-    /// Its name.
+    /// Name of the image, unique on its host.
     pub name: Name,
     /// The version that those take who name none. None until the first import has ended.
     pub published: Option<u32>,
-    /// Names of versions.
+    /// Tags of the image: each names one of its versions.
     pub tags: BTreeMap<Name, u32>,
     /// The highest number that a version ever had.
     pub newest: u32,
@@ -30,22 +30,22 @@ pub struct Image {
 /// An image with its versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageDetails {
-    /// The image.
+    /// The image and its tags.
     pub image: Image,
-    /// Oldest first.
+    /// Versions of the image, the oldest first.
     pub versions: Vec<ImageVersion>,
 }
 
 /// An immutable state of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageVersion {
-    /// Of which image.
+    /// Name of the image that the version belongs to.
     pub image: Name,
-    /// Counted from 1.
+    /// Number of the version, counted from 1.
     pub version: u32,
     /// Whether it can be used.
     pub state: VersionState,
-    /// Where it came from.
+    /// Where the content of the version came from.
     pub origin: Origin,
     /// The store that holds it.
     pub store: Name,
@@ -58,7 +58,7 @@ pub struct ImageVersion {
     /// What the import made of the file that its owner may not expect, such as another size.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// When it was begun.
+    /// Time at which the import or commit of the version began.
     #[schema(value_type = String, format = DateTime)]
     pub created: Timestamp,
 }
@@ -69,7 +69,7 @@ pub struct ImageVersion {
 pub enum VersionState {
     /// Not yet: its content is being copied, from a file or a machine's disk.
     Importing,
-    /// Yes.
+    /// The version is complete and can be used.
     Ready,
     /// No more: its files are being removed.
     Deleting,
@@ -79,16 +79,16 @@ pub enum VersionState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Origin {
-    /// From a file.
+    /// The version was imported from a file.
     Import {
         /// Its path on the host.
         path: String,
         /// What it was said to be.
         format: SourceFormat,
     },
-    /// From a machine's disk.
+    /// The version was committed from the disk of a machine.
     Commit {
-        /// The machine.
+        /// Name of the machine whose disk was committed.
         machine: Name,
         /// The version that it had been written over, such as `debian:3`.
         from: ImageRef,
@@ -101,18 +101,18 @@ pub enum Origin {
 pub enum SourceFormat {
     /// The bytes of the disk.
     Raw,
-    /// QEMU.
+    /// Format qcow2, which QEMU and clouds use.
     Qcow2,
-    /// VMware.
+    /// Format VMDK, which VMware products use.
     Vmdk,
-    /// Hyper-V.
+    /// Format VHDX, which Hyper-V uses.
     Vhdx,
-    /// Virtual PC, Azure (VHD).
+    /// Format VHD (vpc), which Virtual PC and Azure use.
     Vpc,
 }
 
 impl SourceFormat {
-    /// As qemu-img has it.
+    /// Returns the name that qemu-img has for the format.
     pub fn as_str(self) -> &'static str {
         match self {
             SourceFormat::Raw => "raw",
@@ -128,9 +128,9 @@ impl SourceFormat {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImageImport {
-    /// An absolute path.
+    /// Absolute path of the file to import, on the daemon's host.
     pub path: String,
-    /// What it is.
+    /// Format of the file; it is never guessed.
     pub format: SourceFormat,
     /// Which store is to hold it; none for the default one.
     #[serde(default)]
@@ -152,7 +152,7 @@ pub struct ImageCommit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VersionChoice {
-    /// Which.
+    /// Number of the version to choose, counted from 1.
     pub version: u32,
 }
 
@@ -160,7 +160,7 @@ pub struct VersionChoice {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ImageRef {
-    /// The image.
+    /// Name of the image that is being made.
     pub name: Name,
     /// The version; none for the published one.
     pub version: Option<NonZeroU32>,

@@ -15,13 +15,13 @@ pub struct Leftover {
     pub machine: Name,
     /// The catalog that it was of.
     pub catalog: Name,
-    /// When it was deleted.
+    /// Time at which the machine was deleted.
     #[schema(value_type = String, format = DateTime)]
     pub deleted: Timestamp,
     /// The file of its data disk, raw.
     #[schema(value_type = Option<String>)]
     pub data_disk: Option<PathBuf>,
-    /// Its own disk.
+    /// Data of the machine's own disk that is still kept.
     pub disk: Option<LeftDisk>,
     /// What the files take of their file system; nothing if they cannot be seen.
     pub allocated_bytes: Option<u64>,
@@ -30,11 +30,11 @@ pub struct Leftover {
 /// A disk of mode `persistent` that is left: the differences to a version of an image, which stays while it does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LeftDisk {
-    /// Its file.
+    /// Path of the file that is kept, on the daemon's host.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// The image.
+    /// Name of the image that the disk was made from.
     pub image: Name,
-    /// Its version.
+    /// Version of that image, counted from 1.
     pub version: u32,
 }

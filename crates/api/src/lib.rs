@@ -76,7 +76,7 @@ pub const CA_VARIABLE: &str = "SPILLWAY_CA";
 /// A list of objects, in the order of their names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct List<T> {
-    /// They.
+    /// Objects of the list, in the order of their names or ages.
     pub items: Vec<T>,
 }
 

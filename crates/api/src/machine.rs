@@ -18,7 +18,7 @@ pub struct Machine {
     pub number: u32,
     /// What stays the same over resets.
     pub identity: Identity,
-    /// When it was recorded.
+    /// Time at which the machine was added to its catalog.
     #[schema(value_type = String, format = DateTime)]
     pub created: Timestamp,
 }
@@ -35,7 +35,7 @@ pub struct Identity {
 /// A machine with what is wanted of it and what it is now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MachineDetails {
-    /// Who it is.
+    /// Name, catalog and desired state of the machine.
     #[serde(flatten)]
     pub machine: Machine,
     /// Whether it is to run.
@@ -44,7 +44,7 @@ pub struct MachineDetails {
     pub claim: Option<Claim>,
     /// Whether it is kept from being started and claimed.
     pub drained: bool,
-    /// What it is now.
+    /// Observed state of the machine, as its reconciler last saw it.
     pub status: MachineStatus,
 }
 
@@ -57,7 +57,7 @@ pub struct Claim {
     pub owner: String,
     /// For people and programs: what the claim said.
     pub labels: BTreeMap<Name, String>,
-    /// When it was made.
+    /// Time at which the claim was made.
     #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,
     /// How long it lasts from when it was made or renewed; `null`: until it is released.
@@ -97,7 +97,7 @@ pub struct ClaimRenewal {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Power {
-    /// It is not.
+    /// The machine is to be switched off.
     #[default]
     Off,
     /// It is, and is started again if it ends by itself.
@@ -152,9 +152,9 @@ pub enum Phase {
 /// What a machine was started with. Paths are of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MachineRun {
-    /// The image.
+    /// Name of the image that the running machine started from.
     pub image: Name,
-    /// Its version.
+    /// Version of that image, counted from 1.
     pub version: u32,
     /// Whether the next start will take another version or other settings.
     pub outdated: bool,
@@ -166,11 +166,11 @@ pub struct MachineRun {
     pub overflow_bytes: Option<u64>,
     /// How much its disk may do in a second now.
     pub rate: Rate,
-    /// Who runs it.
+    /// Hypervisor that runs this machine.
     pub hypervisor: Hypervisor,
     /// The process that serves its disk.
     pub disk_pid: Option<u32>,
-    /// Its VMM.
+    /// Process id of the VMM, on the daemon's host.
     pub vmm_pid: Option<u32>,
     /// The vhost-user socket of its disk.
     #[schema(value_type = String)]
@@ -181,14 +181,14 @@ pub struct MachineRun {
     /// Its serial console, a unix socket for one client at a time.
     #[schema(value_type = Option<String>)]
     pub console_socket: Option<PathBuf>,
-    /// Its disk over NBD.
+    /// Unix socket at which the disk of the machine is exported over NBD.
     #[schema(value_type = Option<String>)]
     pub nbd_socket: Option<PathBuf>,
     /// How often its VMM has ended by itself since it was last asked to start.
     pub crashes: u32,
 }
 
-/// Who runs machines.
+/// Hypervisor that runs the machines of a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Hypervisor {
@@ -205,9 +205,9 @@ pub enum Hypervisor {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MachineAction {
-    /// What.
+    /// Action that is applied to each selected machine.
     pub action: Action,
-    /// Which.
+    /// Machines that the action is applied to.
     pub select: Selector,
     /// At once: nobody inside is asked to shut down first.
     #[serde(default)]
@@ -224,9 +224,9 @@ pub struct MachineAction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// To run.
+    /// Switches the machine on, if it is off.
     Start,
-    /// Not to run.
+    /// Switches the machine off, after its grace period.
     Stop,
     /// To shut down and run again; what its catalog resets at a power cycle is reset.
     Restart,
@@ -242,16 +242,16 @@ pub enum Action {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Selector {
-    /// By name.
+    /// Selects the machines of these names.
     #[serde(default)]
     pub names: Vec<Name>,
-    /// Those of this catalog.
+    /// Selects all machines of this catalog.
     #[serde(default)]
     pub catalog: Option<Name>,
     /// Those whose catalog has all these labels.
     #[serde(default)]
     pub labels: BTreeMap<Name, String>,
-    /// All of the host.
+    /// Selects all machines of the host.
     #[serde(default)]
     pub all: bool,
 }

@@ -28,7 +28,7 @@ fn shown(text: &str) -> String {
 }
 
 impl Name {
-    /// As text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

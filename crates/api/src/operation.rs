@@ -9,11 +9,11 @@ use utoipa::ToSchema;
 pub struct Operation {
     /// Its name, until the daemon ends.
     pub id: u64,
-    /// For people.
+    /// What the operation does, in words for people.
     pub what: String,
-    /// Whether it goes on.
+    /// State of the operation: running, done or failed.
     pub state: OperationState,
-    /// How far it is.
+    /// Bytes of the operation's work that are done.
     pub done_bytes: u64,
     /// How far it has to go; 0 while that is not known.
     pub total_bytes: u64,
@@ -23,13 +23,13 @@ pub struct Operation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case", tag = "phase")]
 pub enum OperationState {
-    /// Yes.
+    /// The operation is still running.
     Running,
     /// It has done what was asked.
     Done,
-    /// It has not.
+    /// The operation has failed, for the given reason.
     Failed {
-        /// Why.
+        /// Reason why the operation failed.
         error: ErrorBody,
     },
 }

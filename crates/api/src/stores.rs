@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StoreFolder {
-    /// Its name.
+    /// Name of the store, unique on its host.
     pub name: Name,
     /// An absolute path on the host.
     #[schema(value_type = String)]
@@ -35,7 +35,7 @@ pub enum StoreClass {
 /// A store as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoreDetails {
-    /// Its name.
+    /// Name of the store, unique on its host.
     pub name: Name,
     /// An absolute path on the host.
     #[schema(value_type = String)]
@@ -47,7 +47,7 @@ pub struct StoreDetails {
 }
 
 impl StoreDetails {
-    /// Of this store.
+    /// Combines a store's settings with the space that was measured.
     pub fn new(folder: StoreFolder, space: Option<Space>) -> StoreDetails {
         let StoreFolder { name, path, class } = folder;
         StoreDetails { name, path, class, space }
@@ -59,9 +59,9 @@ impl StoreDetails {
 pub struct Space {
     /// What it has in all.
     pub total_bytes: u64,
-    /// What is left.
+    /// Free bytes of the file system that the store is on.
     pub free_bytes: u64,
-    /// What that means.
+    /// What the free space means for new machines.
     pub level: SpaceLevel,
     /// When it is full, if it fills on as it did in the last minutes.
     pub seconds_to_full: Option<u64>,
@@ -71,7 +71,7 @@ pub struct Space {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SpaceLevel {
-    /// Nothing.
+    /// There is enough space for all uses.
     #[default]
     Normal,
     /// More than 80% are used, and less than 64 GiB are left.

@@ -24,12 +24,12 @@ use utoipa::ToSchema;
 /// A catalog as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Catalog {
-    /// Its name.
+    /// Name of the catalog, unique on its host.
     pub name: Name,
     /// Another one after each change. A request may carry the one that it was decided on (`If-Match`).
     #[serde(default)]
     pub revision: u64,
-    /// What is wanted.
+    /// Settings of the catalog: the desired state of its machines.
     pub spec: CatalogSpec,
     /// What its machines take at their next start.
     pub version: u32,
@@ -39,31 +39,31 @@ pub struct Catalog {
     /// The update that is being carried out: machines that run are restarted. None: they take the version when they are.
     #[serde(default)]
     pub rollout: Option<Rollout>,
-    /// When it was made.
+    /// Time at which the catalog was created.
     #[schema(value_type = String, format = DateTime)]
     pub created: Timestamp,
     /// What may not be meant so.
     pub warnings: Vec<String>,
 }
 
-/// Asks for a catalog.
+/// Body of the request that creates a catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewCatalog {
-    /// Its name.
+    /// Name of the new catalog, unique on its host.
     pub name: Name,
-    /// What is wanted.
+    /// Settings of the new catalog; whatever is left out takes its default.
     pub spec: CatalogSpec,
 }
 
 /// A version that a catalog has had.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HistoryEntry {
-    /// The image.
+    /// Name of the image that the catalog used.
     pub image: Name,
-    /// Its version.
+    /// Version of that image, counted from 1.
     pub version: u32,
-    /// Since when.
+    /// Time from which on new machines got this version.
     #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,
 }

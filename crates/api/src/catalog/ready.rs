@@ -12,7 +12,7 @@ use utoipa::{PartialSchema, ToSchema};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Ready {
-    /// Its guest agent answers.
+    /// Ready as soon as the guest agent in the machine answers.
     Agent,
     /// It takes connections at this port.
     Tcp(NonZeroU16),

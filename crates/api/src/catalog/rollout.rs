@@ -52,7 +52,7 @@ impl FromStr for RolloutStrategy {
 /// An update that is being carried out: until it has ended, machines that run with another version are restarted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Rollout {
-    /// How.
+    /// How machines that run now get the new version.
     pub strategy: RolloutStrategy,
     /// How long machines that somebody has claimed are left alone; until they are released if nothing is said.
     pub grace_seconds: Option<u32>,
@@ -67,7 +67,7 @@ pub struct Rollout {
     pub since: Timestamp,
     /// The image that they are to have.
     pub image: Name,
-    /// Its version.
+    /// Version of the image that the rollout brings, counted from 1.
     pub version: u32,
     /// How far it is. Absent until the daemon has looked at the machines for the first time, which takes a moment, and while
     /// the host is closed.
@@ -79,7 +79,7 @@ pub struct Rollout {
 /// be restarted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RolloutProgress {
-    /// Whether it moves.
+    /// Whether the rollout makes progress, and if not why.
     pub state: RolloutState,
     /// Why it does not move, for people.
     pub reason: Option<String>,
@@ -100,7 +100,7 @@ pub struct RolloutProgress {
     pub in_the_way: Vec<InTheWay>,
 }
 
-/// Whether a rollout moves.
+/// State of a rollout of an image version to the machines of a catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RolloutState {
@@ -110,14 +110,14 @@ pub enum RolloutState {
     Waiting,
     /// It has made no progress within its deadline.
     Stalled,
-    /// Somebody has paused it.
+    /// A user has paused the rollout; `resume` continues it.
     Paused,
 }
 
 /// A machine that a rollout waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InTheWay {
-    /// The machine's name.
+    /// Name of the machine that keeps the rollout from finishing.
     pub machine: Name,
     /// Why it is not done, for people.
     pub why: String,

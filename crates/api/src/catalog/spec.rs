@@ -22,7 +22,7 @@ const SECRETS: &[&str] = &["user_data"];
 pub struct CatalogSpec {
     /// The image, and the version if it is to stay the same: without one, each start takes the published one.
     pub image: ImageRef,
-    /// How many machines.
+    /// Number of machines that the catalog has, from 0 on.
     #[serde(default)]
     pub count: u32,
     /// Whether a machine is somebody's own and keeps what is written.
@@ -74,13 +74,13 @@ pub struct CatalogSpec {
     /// A disk for what can be made again, of pooled machines, empty at each start. It is in the first store of class `temp`.
     #[serde(default)]
     pub scratch_disk_bytes: Option<u64>,
-    /// Processors of a machine.
+    /// Number of virtual processors of each machine.
     #[serde(default = "one")]
     pub vcpus: u32,
-    /// Memory of a machine.
+    /// Memory of each machine, in bytes: whole MiB.
     #[serde(default = "memory_bytes")]
     pub memory_bytes: u64,
-    /// How machines reach others.
+    /// Network to which each machine is connected.
     #[serde(default)]
     pub network: Network,
     /// Names of machines: a run of `#` stands for a number. By default the catalog's name and `-###`.
@@ -116,10 +116,10 @@ pub struct CatalogSpec {
     /// Its initial RAM disk: an absolute path on the host.
     #[serde(default)]
     pub initrd: Option<String>,
-    /// Its command line.
+    /// Kernel command line, for machines that start from a kernel file.
     #[serde(default)]
     pub append: Option<String>,
-    /// For people and selectors.
+    /// Labels for people and for selectors, as keys and values.
     #[serde(default)]
     pub labels: BTreeMap<Name, String>,
     /// Names of settings that were left out of this response, since the role `read` may not see them. A request that has
@@ -258,7 +258,7 @@ pub enum DiskMode {
     /// To the RAM tier alone.
     #[serde(rename = "ram")]
     Ram,
-    /// Straight to the overflow.
+    /// Writes go to the overflow file, without a RAM tier.
     #[serde(rename = "overflow")]
     Overflow,
     /// In place in a difference file.
@@ -300,10 +300,10 @@ impl DiskMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FullPolicy {
-    /// It waits for room.
+    /// The write waits until there is room; the guest sees a slow disk.
     #[default]
     Pause,
-    /// It fails.
+    /// The write fails with ENOSPC; the guest sees an error.
     Fail,
 }
 
@@ -328,11 +328,11 @@ pub enum BaseCache {
     /// Through the host's page cache, which all machines share.
     #[default]
     Host,
-    /// Past it.
+    /// Reads bypass the page cache of the host (O_DIRECT).
     None,
 }
 
-/// How machines reach others.
+/// Network to which the machines of a catalog are connected.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
@@ -341,7 +341,7 @@ pub enum Network {
     User,
     /// On a bridge of the host.
     Bridge(String),
-    /// Not.
+    /// The machines have no network card.
     None,
 }
 
@@ -349,10 +349,10 @@ pub enum Network {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ResetEvent {
-    /// Its stop.
+    /// Each stop of the machine discards what was written.
     PowerCycle,
     /// Its stop, and a reboot from within.
     GuestReboot,
-    /// Only a request.
+    /// Only a request to reset discards what was written.
     Never,
 }

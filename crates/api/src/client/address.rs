@@ -8,15 +8,15 @@ use std::fmt;
 use std::path::PathBuf;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-/// The port of https.
+/// Port that an https address without a port means.
 const HTTPS: u16 = 443;
 
 /// Where a daemon is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// At its unix socket.
+    /// The daemon listens on this unix socket.
     Socket(PathBuf),
-    /// Over TCP, with TLS.
+    /// The daemon listens on this TCP port, with TLS.
     Remote(HostPort),
 }
 

@@ -7,20 +7,20 @@ use std::path::PathBuf;
 /// Why there is no answer, or the answer is no.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody could be asked.
+    /// The connection to the daemon could not be made.
     #[error("{at}: {source}: {hint}")]
     Connect {
-        /// The address.
+        /// Address or socket of the daemon that was tried.
         at: String,
-        /// What the kernel said.
+        /// Error that the operating system reported.
         source: io::Error,
-        /// What to do.
+        /// Advice to the user on what to do next.
         hint: &'static str,
     },
     /// Who listens there does not show to be who is meant: nothing was said to it.
     #[error("{at}: its certificate is not trusted: {why}")]
     Untrusted {
-        /// The address.
+        /// Address or socket of the daemon that was asked.
         at: String,
         /// What is wrong with it, and what to do.
         why: String,
@@ -28,7 +28,7 @@ pub enum ClientError {
     /// The answer was cut off, or is not one of the daemon's.
     #[error("{at}: {why}: is it spillwayd that listens there?")]
     Broken {
-        /// The address.
+        /// Address or socket of the daemon that was asked.
         at: String,
         /// What is wrong with it.
         why: String,
@@ -36,7 +36,7 @@ pub enum ClientError {
     /// A file of this side's: a token, certificates.
     #[error("{}: {source}", path.display())]
     File {
-        /// The file.
+        /// File that could not be read.
         path: PathBuf,
         /// What is wrong with it.
         source: io::Error,
@@ -44,10 +44,10 @@ pub enum ClientError {
     /// A signal has ended the waiting.
     #[error("{at}: interrupted while it was asked")]
     Interrupted {
-        /// The address.
+        /// Address or socket of the daemon that was asked.
         at: String,
     },
-    /// The daemon says no.
+    /// The daemon refused the request, for this reason.
     #[error(transparent)]
     Refused(ErrorBody),
 }

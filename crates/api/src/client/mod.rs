@@ -49,7 +49,7 @@ pub fn query<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
     pairs.collect()
 }
 
-/// The client.
+/// Client of the daemon's API, over a unix socket or TLS.
 pub struct Client {
     way: Way,
     runtime: tokio::runtime::Runtime,
@@ -64,7 +64,7 @@ enum Once<'a> {
     Key(&'a str),
 }
 
-/// A question.
+/// A request to the daemon before it is sent.
 struct Question<'a> {
     method: Method,
     path: &'a str,
@@ -96,7 +96,7 @@ impl Client {
         Ok(Client { way, runtime, interrupt: None })
     }
 
-    /// Asks for an object.
+    /// Reads an object from the daemon (HTTP GET).
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.ask::<(), T>(Method::GET, path, None, Once::No)
     }

@@ -13,7 +13,7 @@ use std::path::Path;
 /// The longest that spillwayd looks at.
 const MAX_TOKEN_BYTES: usize = 512;
 
-/// A token.
+/// Access token that is sent with each request.
 #[derive(Clone)]
 pub struct Token(HeaderValue);
 

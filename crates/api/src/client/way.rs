@@ -31,18 +31,18 @@ pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// The way.
+/// How the client connects to the daemon.
 pub enum Way {
-    /// By this socket.
+    /// Connects to the daemon's unix socket.
     Socket(PathBuf),
-    /// Over TCP.
+    /// Connects over TCP, with TLS and a token.
     Remote(Box<Remote>),
 }
 
 /// What it takes to ask over TCP.
 pub struct Remote {
     to: HostPort,
-    /// Who asks.
+    /// Token of the user who sends the requests.
     pub token: Token,
     ca: PathBuf,
     tls: TlsConnector,
@@ -139,7 +139,7 @@ fn roots(path: &Path) -> io::Result<RootCertStore> {
 }
 
 impl Way {
-    /// Goes it.
+    /// Opens a connection to the daemon.
     pub async fn connect(&self) -> Result<Box<dyn Stream>, ClientError> {
         match self {
             Way::Remote(remote) => Ok(Box::new(remote.connect().await?)),

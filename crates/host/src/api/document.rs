@@ -1,4 +1,5 @@
-//! The OpenAPI document: what the routes say of themselves, with the bounds of every integer. Owns no route.
+//! The OpenAPI document: what the routes say of themselves, with the bounds of every integer and what each response is. Owns no
+//! route.
 //!
 //! Invariant: an integer of a request has the bounds by which it is checked; one that only answers carry has those of its
 //! type.
@@ -6,12 +7,13 @@
 use spillway_api::bounds::{self, Bounds};
 use std::collections::{BTreeSet, VecDeque};
 use utoipa::Number;
+use utoipa::openapi::path::Operation;
 use utoipa::openapi::schema::{
     AdditionalProperties, ArrayItems, KnownFormat, SchemaFormat, SchemaType, Type,
 };
 use utoipa::openapi::{Object, OpenApi, RefOr, Schema};
 
-/// Adds the bounds.
+/// Adds the bounds, and what responses are.
 pub fn bound(api: &mut OpenApi) {
     let asked = asked(api);
     if let Some(components) = &mut api.components {
@@ -28,13 +30,32 @@ pub fn bound(api: &mut OpenApi) {
     }
     for item in api.paths.paths.values_mut() {
         let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete];
-        let parameters = operations.into_iter().flatten().flat_map(|operation| &mut operation.parameters);
-        for parameter in parameters.flatten() {
-            let bounds = bounds::of_parameter(&parameter.name);
-            if let (Some(schema), Some(bounds)) = (&mut parameter.schema, bounds) {
-                walk(schema, None, &mut |object, _| set(object, bounds));
+        for operation in operations.into_iter().flatten() {
+            for parameter in operation.parameters.iter_mut().flatten() {
+                let bounds = bounds::of_parameter(&parameter.name);
+                if let (Some(schema), Some(bounds)) = (&mut parameter.schema, bounds) {
+                    walk(schema, None, &mut |object, _| set(object, bounds));
+                }
             }
+            describe(operation);
         }
+    }
+}
+
+/// Says of each response that says nothing itself what its body is.
+fn describe(operation: &mut Operation) {
+    for response in operation.responses.responses.values_mut() {
+        let RefOr::T(response) = response else { continue };
+        if !response.description.is_empty() {
+            continue;
+        }
+        let mut found = VecDeque::new();
+        let schemas = response.content.values().filter_map(|content| content.schema.as_ref());
+        schemas.for_each(|schema| names(schema, &mut found));
+        response.description = match found.pop_front() {
+            Some(name) => format!("The request succeeded; the body is a `{name}`."),
+            None => "The request succeeded; the media type says what the body is.".into(),
+        };
     }
 }
 

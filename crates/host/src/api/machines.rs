@@ -31,7 +31,7 @@ pub fn action_routes() -> OpenApiRouter<App> {
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "for the document")]
 struct Which {
-    /// Those of this catalog.
+    /// Lists only machines of this catalog.
     catalog: Option<Name>,
     /// Those whose catalog has this label, `KEY=VALUE`; again for more, all of which must be there.
     #[param(required = false)]

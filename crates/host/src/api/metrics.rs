@@ -61,7 +61,7 @@ async fn show_figures(State(app): State<App>) -> Result<Json<Figures>, HostError
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Detail {
-    /// By machine too.
+    /// With `true` each figure is given for each machine, too.
     #[serde(default)]
     machines: bool,
 }
