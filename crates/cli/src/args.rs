@@ -20,7 +20,7 @@ use crate::storage_model::StorageModelCommand;
 use crate::token::TokenCommand;
 use crate::top::Top;
 use crate::trace::TraceCommand;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use disk::{Disk, MAX_QUEUES, full};
 pub use disk::{RateLimit, supervisor_rate};
 use spillway_worker::supervisor::{Dirty, FullPolicy, Options};
@@ -41,6 +41,16 @@ pub struct Cli {
 }
 
 impl Cli {
+    /// Reads the command line. If a subcommand is missing the error lists those that exist.
+    pub fn read() -> Result<Cli, clap::Error> {
+        // Clap would print the whole help instead.
+        fn without_help(command: clap::Command) -> clap::Command {
+            command.arg_required_else_help(false).mut_subcommands(without_help)
+        }
+        let mut matches = without_help(Cli::command()).try_get_matches()?;
+        Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut Cli::command()))
+    }
+
     /// What to do, with what was said before it.
     pub fn asked(self) -> Result<Command, Failure> {
         let Cli { before, mut command } = self;
@@ -468,7 +478,6 @@ impl Stats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
     use std::path::Path;
 
     #[test]

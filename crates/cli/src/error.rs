@@ -88,11 +88,6 @@ impl From<SupervisorError> for Failure {
 impl From<clap::Error> for Failure {
     /// Folds clap's paragraphs into one line; the usage below them is left to `--help`.
     fn from(error: clap::Error) -> Failure {
-        if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-            return Failure::usage(
-                "no command: say serve, run, stats, reset, set, events, upgrade, attach, image, catalog, machine, operation, event, store, top, trace, advise, lab, storage-model, doctor, token, completion or man: see --help",
-            );
-        }
         let text = error.to_string();
         let text = text.split("\n\nUsage:").next().unwrap_or(&text);
         let text = text.split("\n\nFor more information").next().unwrap_or(text);

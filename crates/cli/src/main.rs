@@ -29,7 +29,7 @@ mod trace;
 mod upgrade;
 
 use args::{Cli, Command};
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use error::Failure;
 use std::process::ExitCode;
 
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|first| first == "__worker") {
         return serve::worker();
     }
-    let done = match Cli::try_parse() {
+    let done = match Cli::read() {
         Err(help) if !help.use_stderr() => {
             output::print(&help.render().to_string()).map(|_| ExitCode::SUCCESS)
         }

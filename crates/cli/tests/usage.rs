@@ -85,7 +85,8 @@ fn words_that_cannot_be_are_refused_in_one_line() {
     }
     refuses(spillway().args(["serve", "--image", "x.raw"]), 2, &["--vhost-user SOCK", "--nbd SOCK"]);
     refuses(spillway().args(["serve", "--nbd", "n"]), 2, &["--image"]);
-    refuses(&mut spillway(), 2, &["no command", "serve"]);
+    refuses(&mut spillway(), 2, &["requires a subcommand", "serve"]);
+    refuses(spillway().env_remove("SPILLWAY_SOCKET").arg("image"), 2, &["requires a subcommand", "import"]);
     refuses(spillway().arg("__worker"), 2, &["spillway serve"]);
     refuses(spillway().args(["run", "--image", "x.raw", "--initrd", "i"]), 2, &["--kernel"]);
     refuses(spillway().args(["run", "--image", "x.raw", "--memory", "1000"]), 2, &["--memory", "MiB"]);

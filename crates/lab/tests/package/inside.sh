@@ -159,9 +159,8 @@ systemctl show --property Before "$scope" | grep -w spillway-machines.service
 # Wherever the daemon listens.
 echo 'SPILLWAYD_OPTIONS="--hypervisor none --socket /run/elsewhere.sock"' >/etc/default/spillwayd
 systemctl restart spillwayd
+export SPILLWAY_SOCKET=/run/elsewhere.sock
 systemctl stop spillway-machines
-echo 'SPILLWAYD_OPTIONS="--hypervisor none"' >/etc/default/spillwayd
-systemctl restart spillwayd
 spillway machine list --json | grep '"phase": "stopped"'
 spillway host show | grep closed
 if spillway machine start desk-001; then exit 1; fi
@@ -176,6 +175,8 @@ say ended in order
 
 # Of another version, as far as dpkg knows.
 daemon=$(of MainPID)
+echo 'SPILLWAYD_OPTIONS="--hypervisor none"' >/etc/default/spillwayd
+unset SPILLWAY_SOCKET
 dpkg -i --force-depends /run/payload/spillway.deb
 is_another "$daemon"
 grep none /etc/default/spillwayd

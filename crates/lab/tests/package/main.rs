@@ -31,7 +31,7 @@ const PARTS: [&str; 11] = [
     "with 0",
 ];
 /// On a busy host that has no KVM.
-const PATIENCE: Duration = Duration::from_secs(400);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The package of the programs under test.
 fn package(dir: &Path) -> Vec<u8> {
