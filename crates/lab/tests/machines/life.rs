@@ -328,7 +328,7 @@ fn limits_that_the_host_cannot_give_now_are_asked_for_again() {
     }
     world.set("desk", &["ram_bytes = \"48M\""]);
     until("its limit stays", &|| limit() == 48);
-    world.set("desk", &["ram_bytes = \"4T\""]);
+    world.set("desk", &["ram_bytes = \"700G\""]);
     until("it is not refused again", &|| world.events("its limits stay as they are") == 2);
 }
 
