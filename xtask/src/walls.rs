@@ -19,8 +19,11 @@ struct Wall {
 const DATA_PATH: &[&str] =
     &["tokio", "async-std", "hyper", "axum", "reqwest", "clap", "clap_builder", "plotters*"];
 
-/// What tests of any crate may import of ours: the guests and worlds of the lab, and the disk that a model is held against.
-const IN_TESTS: &[&str] = &["spillway-lab", "spillway-core"];
+/// What tests may import of ours beside that: of any crate the guests and worlds of the lab, of the advisor the disk that its
+/// model is held against.
+fn is_for_tests(name: &str, to: &str) -> bool {
+    to == "spillway-lab" || (name, to) == ("spillway-advisor", "spillway-core")
+}
 
 const WALLS: &[Wall] = &[
     Wall {
@@ -130,7 +133,7 @@ pub fn breaches(metadata: &Metadata) -> Vec<String> {
             let to = dependency.name.as_str();
             let test_only = dependency.kind.as_deref() == Some("dev");
             if ours.contains_key(to) {
-                if !(wall.ours.contains(&to) || test_only && IN_TESTS.contains(&to)) {
+                if !(wall.ours.contains(&to) || test_only && is_for_tests(name, to)) {
                     found.push(format!("{name}: may not import {to} of ours"));
                 }
             } else if !test_only && wall.others.is_some_and(|others| !others.contains(&to)) {

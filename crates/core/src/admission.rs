@@ -242,6 +242,7 @@ impl Admission {
     }
 
     pub fn give_back_finished(&mut self, mut list: Vec<Id>) {
+        debug_assert!(self.finished.is_empty(), "an answer ends no operation");
         list.clear();
         self.finished = list;
     }

@@ -8,7 +8,7 @@ use crate::counters::{add, get};
 use crate::disk::Disk;
 use crate::drain::Drain;
 use crate::engine::Engine;
-use crate::engine::cached::{Cached, DataMemory, check_data};
+use crate::engine::cached::{Cached, DataMemory};
 use crate::engine::in_place::{InPlace, StateMap};
 use crate::error::DiskError;
 use crate::health::OverflowHealth;
@@ -55,7 +55,7 @@ impl Disk {
         data: DataMemory,
         mut live: Option<StateMap>,
     ) -> Result<Disk, DiskError> {
-        check_data(&spec, data)?;
+        data.check(&spec)?;
         let mut map = BlockMap::new(meta, &spec);
         add(&map.counters().restarts, u64::from(existing));
         if let Some(live) = &mut live {

@@ -23,6 +23,7 @@ impl std::fmt::Debug for Disk {
 impl Disk {
     /// The part of [`Disk::check`] that costs next to nothing: the limits, and what is known of one block.
     pub fn check_step(&self, block: u32) {
+        assert!(!self.shared.admission.has_finished(), "a request that has ended was not answered");
         if let Engine::Cached(e) = &self.engine {
             e.check_step(Block(block), self.shared.map.place(Block(block)));
         }

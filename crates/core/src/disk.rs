@@ -229,9 +229,13 @@ impl Disk {
         }
         self.shared.drain.begin(io, &mut self.shared.ops, now_ns);
         self.engine.work(&mut self.shared, io);
-        self.run_runnable(io);
+        if self.shared.spec.mode.has_log() {
+            // What has just been written may have been waited for.
+            self.run_runnable(io);
+        }
         self.serve_waiters(io);
         self.engine.work_again(&mut self.shared, io);
+        self.finish_all(io);
         let more = self.engine.tidy(&mut self.shared, io, idle) | self.shared.map.forget(io);
         let (used, total) = self.engine.fill();
         self.level.watch(io, self.shared.map.counters(), used, total);

@@ -31,6 +31,8 @@ pub(super) struct Tier {
     free: Ranks,
     used: u32,
     hand: Hand,
+    /// Spare memory of the list of what leaves.
+    picked: Vec<(u32, u32)>,
     hand_steps: u32,
     /// Blocks of a segment, and those that the open one has room for: a part ends where it does.
     segment: u32,
@@ -56,6 +58,7 @@ impl Tier {
             free: Ranks::new(0),
             used: 0,
             hand: Hand::default(),
+            picked: Vec::new(),
             hand_steps: scaled(HAND_STEPS),
             segment: scaled(SEGMENT_BLOCKS),
             segment_left: 0,
@@ -159,7 +162,7 @@ impl Tier {
 
     /// Parts leave until the reserve is free.
     fn evict(&mut self) {
-        while self.used > 0 && self.reserve.must_leave(self.used) {
+        while self.reserve.must_leave(self.used) {
             self.evict_part();
         }
     }
@@ -177,7 +180,7 @@ impl Tier {
             self.segment_left = self.segment;
         }
         let most = self.reserve.batch().min(self.segment_left);
-        let mut picked = Vec::with_capacity(most as usize);
+        let mut picked = std::mem::take(&mut self.picked);
         let slots = &mut self.slots;
         self.hand.go(slots.len() as u32, most as usize, self.hand_steps, |i| {
             let slot = &mut slots[i as usize];
@@ -195,14 +198,15 @@ impl Tier {
                 }
             }
         });
-        for &(slot, owner) in &picked {
+        let n = picked.len() as u32;
+        for (slot, owner) in picked.drain(..) {
             self.places[owner as usize] = OVERFLOW;
             self.release(slot);
         }
-        let picked = picked.len() as u32;
-        self.evicted += u64::from(picked);
-        self.overflow += picked;
-        self.segment_left -= picked;
+        self.picked = picked;
+        self.evicted += u64::from(n);
+        self.overflow += n;
+        self.segment_left -= n;
         self.peak_overflow = self.peak_overflow.max(self.overflow);
     }
 }

@@ -4,6 +4,7 @@
 
 use crate::counters::add;
 use crate::engine::Engine;
+use crate::engine::cached::Cached;
 use crate::entry::Place;
 use crate::error::Errno;
 use crate::io::Io;
@@ -128,9 +129,9 @@ impl Engine {
         let OverflowRead { id, at, block, location, skip, len } = read;
         let token = shared.admission.token(id);
         let result = bytes.and_then(|bytes| {
-            if let Engine::Cached(e) = self {
+            if let Engine::Cached(_) = self {
                 for (block, content) in (block.0..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
-                    e.verify(shared, io, Block(block), content)?;
+                    Cached::verify(shared, io, Block(block), content)?;
                 }
             }
             io.copy_to_guest(token, at, &bytes[skip as usize..][..len as usize])?;

@@ -84,7 +84,8 @@ impl Reactor {
     pub(super) fn new(channel: OwnedFd, start: &Start, fds: Fds, engine: Engine) -> Result<Reactor, String> {
         let spec = spec_of(start)?;
         let meta_file = fds.meta.try_clone().map_err(|e| format!("cannot duplicate an fd: {e}"))?;
-        let Attached { disk, meta, live, slots } =
+        // Whoever returns early drops them in the reverse order: the disk first.
+        let Attached { slots, live, meta, disk } =
             attach(fds.meta, fds.data, fds.file.as_ref(), spec, start)?;
         let direct = start.base_cache == BaseCache::None;
         let base = BaseImage::open(fds.base, start.format, start.base_bytes, direct, fds.digests, start.nbd)?;

@@ -3,7 +3,6 @@
 //! Owns what can be changed and what is refused. Invariant: what is refused changes nothing.
 
 use crate::engine::cached::Cached;
-use crate::engine::cached::ram::DataMemory;
 use crate::engine::cached::room::MIN_RESERVE;
 use crate::error::DiskError;
 use crate::io::PARTS;
@@ -16,7 +15,7 @@ impl Cached {
     /// Changes the limits: see [`crate::Disk::set_limits`].
     pub fn set_limits(&mut self, shared: &mut Shared, spec: DiskSpec) -> Result<(), DiskError> {
         let before = shared.spec;
-        check_data(&spec, self.tiers.ram.data())?;
+        self.tiers.ram.data().check(&spec)?;
         self.check_file(shared, &spec)?;
         self.check_fits(&before, &spec)?;
         shared.spec = spec;
@@ -97,14 +96,4 @@ impl Cached {
 
 fn refused<T>(why: String) -> Result<T, DiskError> {
     Err(DiskError::Spec(why))
-}
-
-/// Refuses a RAM limit for which there is no memory.
-pub(crate) fn check_data(spec: &DiskSpec, data: DataMemory) -> Result<(), DiskError> {
-    spec.check()?;
-    if spec.slots() > data.slots() && spec.mode.has_ram() {
-        let (limit, most) = (bytes_in_words(spec.ram_limit_bytes), bytes_in_words(data.bytes));
-        return Err(DiskError::Spec(format!("RAM limit {limit} is more than the {most} that there can be")));
-    }
-    Ok(())
 }

@@ -20,7 +20,6 @@ mod summary;
 mod tiers;
 mod write;
 
-pub(crate) use limits::check_data;
 pub use ram::DataMemory;
 
 use crate::counters::{add, get};
@@ -140,13 +139,7 @@ impl Cached {
     }
 
     /// Checks what was read from the log.
-    pub fn verify<I: Io>(
-        &self,
-        shared: &Shared,
-        io: &mut I,
-        block: Block,
-        content: &[u8],
-    ) -> Result<(), Errno> {
+    pub fn verify<I: Io>(shared: &Shared, io: &mut I, block: Block, content: &[u8]) -> Result<(), Errno> {
         Tiers::verify(&shared.map, io, block, content)
     }
 

@@ -5,13 +5,16 @@
 //! slots than the limit hold memory, but while a limit that has fallen is being reached.
 //! Why: `docs/design/009-memory-of-the-ram-tier.md`.
 
+mod ahead;
 mod memory;
 
 use crate::engine::cached::slots::{SlotSet, UNIT_SLOTS};
+use crate::error::DiskError;
 use crate::io::{Io, PartId};
 use crate::meta::Meta;
-use crate::units::{BLOCK_BYTES, Block, Slot};
-use memory::Ahead;
+use crate::spec::DiskSpec;
+use crate::units::{BLOCK_BYTES, Block, Slot, bytes_in_words};
+use ahead::Ahead;
 use spillway_policy::{HAND_STEPS, Hand, MAX_FREQUENCY, Pass};
 use std::ops::Range;
 
@@ -32,6 +35,18 @@ pub struct DataMemory {
 }
 
 impl DataMemory {
+    /// Refuses a disk that cannot be, or whose RAM limit is more than there is memory for.
+    pub(crate) fn check(&self, spec: &DiskSpec) -> Result<(), DiskError> {
+        spec.check()?;
+        if spec.slots() > self.slots() && spec.mode.has_ram() {
+            let (limit, most) = (bytes_in_words(spec.ram_limit_bytes), bytes_in_words(self.bytes));
+            return Err(DiskError::Spec(format!(
+                "RAM limit {limit} is more than the {most} that there can be"
+            )));
+        }
+        Ok(())
+    }
+
     /// Slots that fit in.
     pub fn slots(&self) -> u32 {
         (self.bytes / BLOCK_BYTES as u64).min(u64::from(u32::MAX / 2)) as u32

@@ -5,6 +5,8 @@
 
 /// Slots in a unit: 2 MiB, the size of a huge page.
 pub(crate) const UNIT_SLOTS: u32 = 512;
+/// Fewer blocks than this are written one by one: a call for them costs more than it saves.
+pub(crate) const SHORTEST_STRETCH: u32 = 16;
 const UNIT_WORDS: usize = UNIT_SLOTS as usize / 64;
 
 /// A set of slots: one bit each, in zeroed memory, so that an unused part costs nothing.

@@ -5,6 +5,7 @@
 //! go. Invariant: the commit rule of `write`, for each block of the stretch.
 //! Why: `docs/design/009-memory-of-the-ram-tier.md`.
 
+use crate::engine::cached::slots::SHORTEST_STRETCH;
 use crate::engine::cached::tiers::Tiers;
 use crate::entry::{Entry, Place};
 use crate::error::Errno;
@@ -13,9 +14,6 @@ use crate::map::BlockMap;
 use crate::shared::Shared;
 use crate::table::Active;
 use crate::units::{BLOCK_BYTES, Block, Slot};
-
-/// Fewer blocks than this are written one by one: a call for them costs more than it saves.
-pub(super) const SHORTEST_STRETCH: u32 = 16;
 
 /// What became of the blocks at a request's place.
 pub(super) enum Stretch {

@@ -5,7 +5,8 @@
 use crate::copy::is_zero;
 use crate::counters::add;
 use crate::engine::cached::Cached;
-use crate::engine::cached::stretch::{SHORTEST_STRETCH, Stretch};
+use crate::engine::cached::slots::SHORTEST_STRETCH;
+use crate::engine::cached::stretch::Stretch;
 use crate::engine::cached::tiers::Tiers;
 use crate::entry::{Entry, Place};
 use crate::error::Errno;

@@ -56,7 +56,7 @@ impl InPlace {
     }
 
     /// Brings everything to the medium, for whoever stops: no request may be unfinished or arrive meanwhile. `None`: it is
-    /// on its way; call again after each [`Disk::end_turn`].
+    /// on its way; call again after each [`crate::Disk::end_turn`].
     pub fn put_away<I: Io>(&mut self, shared: &mut Shared, io: &mut I) -> Option<Result<(), Errno>> {
         let unmark = shared.map.meta().is_marked();
         let (draining, rests) = (shared.drain.is_needed(), shared.drain.rests(shared.now_ns()));

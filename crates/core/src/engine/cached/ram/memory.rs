@@ -4,8 +4,7 @@
 //! Invariant: each step is well below a millisecond.
 
 use super::{DIRTY, RamTier};
-use crate::engine::cached::slots::{SlotSet, UNIT_SLOTS};
-use crate::engine::cached::stretch::SHORTEST_STRETCH;
+use crate::engine::cached::slots::{SHORTEST_STRETCH, SlotSet, UNIT_SLOTS};
 use crate::io::Io;
 use crate::meta::Meta;
 use crate::units::Slot;
@@ -22,20 +21,6 @@ const PAUSE_NS: u64 = 20_000_000;
 /// Those of one step while writes come, and while none does: the next one may wait for it.
 const AHEAD_STEP: u32 = 128;
 const IDLE_STEP: u32 = 32;
-
-/// Free slots that were made ready.
-#[derive(Default)]
-pub(super) struct Ahead {
-    /// How many of the free slots with memory were made ready and not used.
-    pub slots: u32,
-    /// Slots taken in this turn that had no memory, or would have had none; and when there were some.
-    pub taken: u32,
-    taken_ns: u64,
-    /// In this turn adjacent slots were taken that had no memory, or were ready.
-    pub filled: bool,
-    /// Such writes came lately, and not all are made ready yet that may be.
-    to_fill: bool,
-}
 
 impl RamTier {
     /// Takes up to `most` adjacent free slots without memory, or a unit of them, for ones that have it: the first
