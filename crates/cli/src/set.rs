@@ -3,11 +3,11 @@
 use crate::args::Set;
 use crate::error::{Exit, Failure};
 use crate::output;
-use spillway_worker::supervisor::{Client, Limits, Request, Wish, bytes};
+use spillway_worker::supervisor::{Client, LimitChange, Limits, Request, bytes};
 
 /// Asks for a change and shows the limits that hold then.
 pub fn set(args: &Set) -> Result<(), Failure> {
-    let wish = Wish {
+    let wish = LimitChange {
         ram_bytes: args.ram,
         overflow_bytes: args.overflow,
         full: args.full.map(|full| full.name().into()),

@@ -43,12 +43,12 @@ pub(crate) struct Admission {
     stalls_until_ns: u64,
     full: bool,
     /// It was told that the disk is full, and not yet that it has room again.
-    told_full: bool,
+    full_event_sent: bool,
 }
 
 impl Admission {
-    /// No request. With `told_full` an earlier process has told that the disk is full.
-    pub fn new(told_full: bool) -> Admission {
+    /// No request. With `full_event_sent` an earlier process has told that the disk is full.
+    pub fn new(full_event_sent: bool) -> Admission {
         Admission {
             table: Table::new(),
             behind: HashMap::new(),
@@ -65,8 +65,8 @@ impl Admission {
             retests: RETESTS,
             waiting: 0,
             stalls_until_ns: 0,
-            full: told_full,
-            told_full,
+            full: full_event_sent,
+            full_event_sent,
         }
     }
 
@@ -480,10 +480,10 @@ impl Admission {
     }
 
     /// Somebody is to be told whether the disk is full. True: not yet.
-    pub fn tell_full(&mut self, full: bool, c: &Counters) -> bool {
-        let new = self.told_full != full;
+    pub fn set_full_event_sent(&mut self, full: bool, c: &Counters) -> bool {
+        let new = self.full_event_sent != full;
         if new {
-            self.told_full = full;
+            self.full_event_sent = full;
             set(&c.is_full, full.into());
         }
         new

@@ -69,13 +69,13 @@ impl Disk {
         // A new disk too: memory whose header alone is zero must not pass for one that is zero everywhere.
         map.adopt(|meta, block, place| engine.adopt(meta, block, place))?;
         // What an earlier worker has told of is not told again, but that it is over.
-        let told_full = get(&map.counters().is_full) != 0;
+        let full_event_sent = get(&map.counters().is_full) != 0;
         let (needs_drain, on_trial) = engine.finish_adopting(&map, existing, live);
         let shared = Shared {
             spec,
-            admission: Admission::new(told_full),
+            admission: Admission::new(full_event_sent),
             ops: Operations::new(),
-            health: OverflowHealth::adopt(map.counters(), told_full && on_trial),
+            health: OverflowHealth::adopt(map.counters(), full_event_sent && on_trial),
             drain: Drain::new(needs_drain),
             resetting: false,
             winding_down: false,

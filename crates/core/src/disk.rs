@@ -272,8 +272,8 @@ impl Disk {
 
     /// Brings everything to the medium, for whoever stops: no request may be unfinished or arrive meanwhile. `None`: it is
     /// on its way; call again after each [`Disk::end_turn`].
-    pub fn put_away<I: Io>(&mut self, io: &mut I) -> Option<Result<(), Errno>> {
-        self.engine.put_away(&mut self.shared, io)
+    pub fn make_durable<I: Io>(&mut self, io: &mut I) -> Option<Result<(), Errno>> {
+        self.engine.make_durable(&mut self.shared, io)
     }
 
     /// Throws away everything written since the image, by one store; the memory goes back to the host in the

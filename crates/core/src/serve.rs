@@ -71,7 +71,7 @@ impl Disk {
         let on_trial = !shared.spec.mode.has_ram() && shared.health.is_on_trial();
         if !shared.admission.is_full()
             && !on_trial
-            && shared.admission.tell_full(false, shared.map.counters())
+            && shared.admission.set_full_event_sent(false, shared.map.counters())
         {
             io.event(Event::Room);
         }
@@ -79,7 +79,7 @@ impl Disk {
             return;
         }
         shared.admission.set_full(true);
-        if shared.admission.tell_full(true, shared.map.counters()) {
+        if shared.admission.set_full_event_sent(true, shared.map.counters()) {
             io.event(Event::Full);
         }
         if shared.spec.full == FullPolicy::Fail {

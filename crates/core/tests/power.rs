@@ -712,7 +712,7 @@ fn what_was_put_away_is_on_the_medium() {
         }
         loop {
             let disk = machine.disk.as_mut().unwrap();
-            if let Some(result) = disk.put_away(&mut machine.host) {
+            if let Some(result) = disk.make_durable(&mut machine.host) {
                 assert_eq!(result, Ok(()));
                 break;
             }

@@ -21,19 +21,19 @@ const NEW_MARK: &str = ".spillway-store.new";
 
 /// What is kept of a store.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-struct Kept {
+struct StoreRecord {
     folder: StoreFolder,
     /// The content of its mark.
     mark: String,
 }
 
-impl Kind for Kept {
+impl Kind for StoreRecord {
     const PREFIX: &'static str = "stores/";
     const WORD: &'static str = "store";
 }
 
 /// What is recorded here.
-pub(crate) const RECORDS: [RecordKind; 1] = [RecordKind::of::<Kept>()];
+pub(crate) const RECORDS: [RecordKind; 1] = [RecordKind::of::<StoreRecord>()];
 
 /// The stores of a host. A clone is the same.
 #[derive(Clone)]
@@ -47,7 +47,7 @@ impl Stores {
     /// Those that the records name, and at first one: `default`, in this folder.
     pub fn open(objects: Objects, default: &Path) -> Result<Stores, HostError> {
         let stores = Stores { objects, adding: Arc::default() };
-        if stores.list()?.is_empty() && stores.objects.unreadable_names::<Kept>().is_empty() {
+        if stores.list()?.is_empty() && stores.objects.unreadable_names::<StoreRecord>().is_empty() {
             let name: Name = "default".parse().expect("it is a name");
             stores.add(StoreFolder { name, path: default.to_owned(), class: StoreClass::Local })?;
         }
@@ -56,7 +56,7 @@ impl Stores {
 
     /// All, in the order of their names.
     pub fn list(&self) -> Result<Vec<StoreFolder>, HostError> {
-        Ok(self.objects.list::<Kept>()?.into_iter().map(|store| store.value.folder).collect())
+        Ok(self.objects.list::<StoreRecord>()?.into_iter().map(|store| store.value.folder).collect())
     }
 
     /// One of them.
@@ -73,7 +73,7 @@ impl Stores {
         if !given.is_absolute() {
             return Err(refuse("the path must be absolute"));
         }
-        if self.objects.get::<Kept>(store.name.as_str())?.is_some() {
+        if self.objects.get::<StoreRecord>(store.name.as_str())?.is_some() {
             let message = format!("there is a store '{}' already", store.name);
             return Err(HostError::new(ErrorCode::Exists, message));
         }
@@ -107,7 +107,7 @@ impl Stores {
         };
         make().map_err(|e| refuse(&e.to_string()))?;
         let folder = StoreFolder { path, ..store };
-        let kept = Kept { folder: folder.clone(), mark };
+        let kept = StoreRecord { folder: folder.clone(), mark };
         self.objects.change(|changes| {
             changes.put(folder.name.as_str(), &kept);
             Ok::<_, HostError>(())
@@ -159,13 +159,13 @@ impl Stores {
         chosen.ok_or_else(|| HostError::new(ErrorCode::Unavailable, none))
     }
 
-    fn kept(&self, name: &Name) -> Result<Kept, HostError> {
-        match self.objects.get::<Kept>(name.as_str())? {
+    fn kept(&self, name: &Name) -> Result<StoreRecord, HostError> {
+        match self.objects.get::<StoreRecord>(name.as_str())? {
             Some(store) => Ok(store.value),
             None => {
                 let stores = self.list()?;
                 let names = stores.iter().map(|store| store.name.as_str());
-                Err(HostError::not_found(Kept::WORD, name.as_str(), names))
+                Err(HostError::not_found(StoreRecord::WORD, name.as_str(), names))
             }
         }
     }

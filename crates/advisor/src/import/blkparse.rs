@@ -2,7 +2,7 @@
 //!
 //! Invariant: of all events of a request only the chosen one counts, so that none is counted twice.
 
-use super::{Device, Passed, Said, microseconds, sectors, shown};
+use super::{Device, ParsedLine, Passed, microseconds, sectors, shown};
 use crate::event::Operation;
 
 /// Which event of a request counts.
@@ -64,7 +64,7 @@ fn is_device(field: &str) -> bool {
     field.split_once(',').is_some_and(|(a, b)| a.parse::<u32>().is_ok() && b.parse::<u32>().is_ok())
 }
 
-pub(super) fn parse(text: &str, action: BlockAction) -> Result<Said<'_>, String> {
+pub(super) fn parse(text: &str, action: BlockAction) -> Result<ParsedLine<'_>, String> {
     let mut fields = text.split_ascii_whitespace();
     let mut next = |what: &str| fields.next().ok_or_else(|| format!("there is no {what}"));
     let device = next("device")?;
@@ -75,7 +75,7 @@ pub(super) fn parse(text: &str, action: BlockAction) -> Result<Said<'_>, String>
     let time = next("time")?;
     let _process = next("process")?;
     if next("event")? != action.letter() {
-        return Ok(Said::Passed(Passed::OtherEvent));
+        return Ok(ParsedLine::Passed(Passed::OtherEvent));
     }
     let kind = next("kind of request")?;
     let time_us = microseconds(time, "time")?;
@@ -90,8 +90,14 @@ pub(super) fn parse(text: &str, action: BlockAction) -> Result<Said<'_>, String>
         _ => None,
     };
     let device = Device(device, None);
-    let flush =
-        Said::Request { device, time_us, operation: Operation::Flush, offset: 0, len: 0, flush_first: false };
+    let flush = ParsedLine::Request {
+        device,
+        time_us,
+        operation: Operation::Flush,
+        offset: 0,
+        len: 0,
+        flush_first: false,
+    };
     // `sector + sectors`; `0` alone where a flush is completed; a number of bytes and the words of a command that is
     // for the device alone; a time in parentheses where each is followed through.
     let sector = fields.next().filter(|field| !field.starts_with(['[', '(']));
@@ -111,12 +117,12 @@ pub(super) fn parse(text: &str, action: BlockAction) -> Result<Said<'_>, String>
             // A flush before data may come with no data.
             match flush_first && len == 0 {
                 true => flush,
-                false => Said::Request { device, time_us, operation, offset, len, flush_first },
+                false => ParsedLine::Request { device, time_us, operation, offset, len, flush_first },
             }
         }
         (_, _) if flush_first => flush,
         // The data of a flush that had none: the flush itself is told of in another line.
-        (None, Some(Operation::Write)) => Said::Passed(Passed::NoData),
-        _ => Said::Passed(Passed::Command),
+        (None, Some(Operation::Write)) => ParsedLine::Passed(Passed::NoData),
+        _ => ParsedLine::Passed(Passed::Command),
     })
 }

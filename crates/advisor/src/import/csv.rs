@@ -1,6 +1,6 @@
 //! The public traces that are CSV: which field is what, and in which unit. No field of theirs is ever quoted.
 
-use super::{Device, Format, Passed, Said, microseconds, number, sectors, shown};
+use super::{Device, Format, ParsedLine, Passed, microseconds, number, sectors, shown};
 use crate::event::Operation;
 
 /// Microseconds from 1601, where Windows begins to count, to 1970.
@@ -40,7 +40,7 @@ fn request<'a>(
     (kind, [read, write]): (&str, [&str; 2]),
     (offset, len): (&str, &str),
     unit: fn(&str, &str) -> Result<u64, String>,
-) -> Result<Said<'a>, String> {
+) -> Result<ParsedLine<'a>, String> {
     let operation = if kind.eq_ignore_ascii_case(read) {
         Operation::Read
     } else if kind.eq_ignore_ascii_case(write) {
@@ -49,11 +49,11 @@ fn request<'a>(
         return Err(format!("operation '{}' is neither {read} nor {write}", shown(kind)));
     };
     let (offset, len) = (unit(offset, "offset")?, unit(len, "size")?);
-    Ok(Said::Request { device, time_us, operation, offset, len, flush_first: false })
+    Ok(ParsedLine::Request { device, time_us, operation, offset, len, flush_first: false })
 }
 
 /// Time in 100 ns since 1601, host, disk, Read or Write, offset and size in bytes, response time.
-pub(super) fn msr(text: &str) -> Result<Said<'_>, String> {
+pub(super) fn msr(text: &str) -> Result<ParsedLine<'_>, String> {
     let [time, host, disk, kind, offset, size, _response] = fields(text)?;
     let time_us = (number(time, "time")? / 10)
         .checked_sub(WINDOWS_EPOCH_US)
@@ -62,23 +62,23 @@ pub(super) fn msr(text: &str) -> Result<Said<'_>, String> {
 }
 
 /// Seconds since 1970 with a fraction, response time, R or W or nothing, LUN, offset and size in bytes.
-pub(super) fn systor17(text: &str) -> Result<Said<'_>, String> {
+pub(super) fn systor17(text: &str) -> Result<ParsedLine<'_>, String> {
     let [time, _response, kind, lun, offset, size] = fields(text)?;
     if kind.is_empty() {
         // Neither a read nor a write: the traces have such lines.
-        return Ok(Said::Passed(Passed::NoOperation));
+        return Ok(ParsedLine::Passed(Passed::NoOperation));
     }
     request(Device(lun, None), microseconds(time, "time")?, (kind, ["R", "W"]), (offset, size), number)
 }
 
 /// Device, R or W, offset and length in bytes, microseconds since 1970.
-pub(super) fn alibaba(text: &str) -> Result<Said<'_>, String> {
+pub(super) fn alibaba(text: &str) -> Result<ParsedLine<'_>, String> {
     let [device, kind, offset, length, time] = fields(text)?;
     request(Device(device, None), number(time, "time")?, (kind, ["R", "W"]), (offset, length), number)
 }
 
 /// Seconds since 1970, offset and size in sectors, 0 for a read or 1 for a write, volume.
-pub(super) fn tencent(text: &str) -> Result<Said<'_>, String> {
+pub(super) fn tencent(text: &str) -> Result<ParsedLine<'_>, String> {
     let [time, offset, size, kind, volume] = fields(text)?;
     request(Device(volume, None), microseconds(time, "time")?, (kind, ["0", "1"]), (offset, size), sectors)
 }

@@ -1,7 +1,7 @@
 //! I/O logs of fio: a first line that names the version, then file, action, offset and length; version 3 with a time before
 //! them, version 2 with waits between them. All in bytes and microseconds.
 
-use super::{Device, Format, Passed, Said, number, shown};
+use super::{Device, Format, ParsedLine, Passed, number, shown};
 use crate::event::Operation;
 
 /// The first line.
@@ -18,19 +18,19 @@ pub(super) fn is_head(text: &str) -> bool {
     text.strip_prefix("fio version ").is_some_and(|rest| rest.ends_with(" iolog"))
 }
 
-pub(super) fn parse_v2<'a>(text: &'a str, waited_us: &mut u64) -> Result<Said<'a>, String> {
+pub(super) fn parse_v2<'a>(text: &'a str, waited_us: &mut u64) -> Result<ParsedLine<'a>, String> {
     let (file, rest) = word(text, "file")?;
     let (action, rest) = word(rest, "action")?;
     if action == "wait" {
         // Each counts from the one before.
         let (wait, _) = word(rest, "time to wait")?;
         *waited_us = waited_us.saturating_add(number(wait, "time to wait")?);
-        return Ok(Said::Passed(Passed::OfFiles));
+        return Ok(ParsedLine::Passed(Passed::OfFiles));
     }
     said(file, action, rest, *waited_us)
 }
 
-pub(super) fn parse_v3(text: &str) -> Result<Said<'_>, String> {
+pub(super) fn parse_v3(text: &str) -> Result<ParsedLine<'_>, String> {
     let (time, rest) = word(text, "time")?;
     let time_us = number(time, "time")?;
     let (file, rest) = word(rest, "file")?;
@@ -38,9 +38,9 @@ pub(super) fn parse_v3(text: &str) -> Result<Said<'_>, String> {
     said(file, action, rest, time_us)
 }
 
-fn said<'a>(file: &'a str, action: &str, rest: &str, time_us: u64) -> Result<Said<'a>, String> {
+fn said<'a>(file: &'a str, action: &str, rest: &str, time_us: u64) -> Result<ParsedLine<'a>, String> {
     let operation = match action {
-        "add" | "open" | "close" => return Ok(Said::Passed(Passed::OfFiles)),
+        "add" | "open" | "close" => return Ok(ParsedLine::Passed(Passed::OfFiles)),
         "read" => Operation::Read,
         "write" => Operation::Write,
         "trim" => Operation::Discard,
@@ -49,12 +49,12 @@ fn said<'a>(file: &'a str, action: &str, rest: &str, time_us: u64) -> Result<Sai
     };
     let device = Device(file, None);
     if !operation.has_range() {
-        return Ok(Said::Request { device, time_us, operation, offset: 0, len: 0, flush_first: false });
+        return Ok(ParsedLine::Request { device, time_us, operation, offset: 0, len: 0, flush_first: false });
     }
     let (offset, rest) = word(rest, "offset")?;
     let (len, _) = word(rest, "length")?;
     let (offset, len) = (number(offset, "offset")?, number(len, "length")?);
-    Ok(Said::Request { device, time_us, operation, offset, len, flush_first: false })
+    Ok(ParsedLine::Request { device, time_us, operation, offset, len, flush_first: false })
 }
 
 fn word<'a>(text: &'a str, what: &str) -> Result<(&'a str, &'a str), String> {

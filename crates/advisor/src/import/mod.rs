@@ -117,7 +117,7 @@ pub enum ImportError {
 }
 
 /// What a line says.
-enum Said<'a> {
+enum ParsedLine<'a> {
     /// A request of a device, at a time in microseconds: since 1970, or since the begin where the format has no date.
     Request {
         device: Device<'a>,
@@ -307,15 +307,15 @@ impl<R: BufRead> Import<R> {
             Format::Blkparse => blkparse::parse(text, self.options.block_action)?,
             Format::FioV2 => fio::parse_v2(text, &mut self.waited_us)?,
             Format::FioV3 => fio::parse_v3(text)?,
-            _ if csv::is_names(text, self.format) => Said::Passed(Passed::Heading),
+            _ if csv::is_names(text, self.format) => ParsedLine::Passed(Passed::Heading),
             Format::Msr => csv::msr(text)?,
             Format::Systor17 => csv::systor17(text)?,
             Format::Alibaba => csv::alibaba(text)?,
             Format::Tencent => csv::tencent(text)?,
         };
         let (device, time_us, operation, offset, len, flush_first) = match said {
-            Said::Passed(what) => return self.pass(what),
-            Said::Request { device, time_us, operation, offset, len, flush_first } => {
+            ParsedLine::Passed(what) => return self.pass(what),
+            ParsedLine::Request { device, time_us, operation, offset, len, flush_first } => {
                 (device, time_us, operation, offset, len, flush_first)
             }
         };

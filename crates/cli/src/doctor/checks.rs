@@ -433,10 +433,15 @@ mod tests {
 
     #[test]
     fn qemus_that_run_as_the_daemon_does_are_told_of() {
+        let budget = serde_json::json!({
+            "host_memory_bytes": 0, "reserve_bytes": 0, "memory_limit_bytes": 0, "guest_bytes": 0, "ram_bytes": 0,
+            "ram_limit_bytes": 0, "ram_guaranteed_bytes": 0, "ram_guarantee_limit_bytes": 0, "host_cpus": 1,
+            "vcpus": 0, "vcpu_limit": 0, "waiting": 0
+        });
         let state = |hypervisor: &str, guest_users: Option<&str>| {
             let host = serde_json::json!({
                 "closed": false, "busy": 0, "hypervisor": hypervisor, "guest_users": guest_users, "version": "1",
-                "unreadable": []
+                "unreadable": [], "budget": budget
             });
             super::guest_users(&serde_json::from_value(host).unwrap()).state
         };

@@ -262,8 +262,8 @@ impl Engine {
     }
 
     /// Brings everything to the medium, for whoever stops. `None`: it is on its way.
-    pub fn put_away<I: Io>(&mut self, shared: &mut Shared, io: &mut I) -> Option<Result<(), Errno>> {
-        if let Engine::InPlace(e) = self { e.put_away(shared, io) } else { Some(Ok(())) }
+    pub fn make_durable<I: Io>(&mut self, shared: &mut Shared, io: &mut I) -> Option<Result<(), Errno>> {
+        if let Engine::InPlace(e) = self { e.make_durable(shared, io) } else { Some(Ok(())) }
     }
 
     /// Changes the limits to those of `spec`, which differs in nothing else.

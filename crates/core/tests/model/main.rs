@@ -606,7 +606,7 @@ fn a_stop_after_a_death_keeps_everything() {
             (0..seed % 4).for_each(|_| run.end_operation());
             run.attach_again();
             haunted += u64::from(run.sim.is_haunted());
-            run.put_away();
+            run.make_durable();
             run.lose_all(true);
             run.read_all();
         }

@@ -552,10 +552,10 @@ impl Run {
     }
 
     /// Brings everything to the medium, as whoever stops does.
-    pub fn put_away(&mut self) {
+    pub fn make_durable(&mut self) {
         for _ in 0..10_000 {
             let (disk, sim) = self.disk();
-            if let Some(result) = disk.put_away(sim) {
+            if let Some(result) = disk.make_durable(sim) {
                 assert_eq!(result, Ok(()));
                 self.oracle.flushed(self.oracle.now);
                 self.may_be_marked = false;

@@ -6,7 +6,7 @@
 
 use super::config::{FEATURES, PROTOCOL_FEATURES, WRITEBACK_AT, feature};
 use super::connection::{Answer, Packet};
-use super::frontend::{Frontend, Handled, Held};
+use super::frontend::{Frontend, Handled, HeldReply};
 use super::inflight::{self, Table};
 use super::memory::MAX_REGIONS;
 use super::message::{
@@ -129,7 +129,7 @@ impl Frontend {
                     changes.push(Change::Unkick { queue: index as u16 });
                 }
                 changes.push(Change::Stop { queue: index as u16 });
-                self.held = Some(Held::Base(index as u16));
+                self.held = Some(HeldReply::Base(index as u16));
                 return Ok(Reply::Later);
             }
             Message::SetVringEnable(VringState { index, num }) => {
@@ -185,7 +185,7 @@ impl Frontend {
                     }
                     changes.push(Change::Stop { queue: index });
                 }
-                self.held = Some(Held::Reset { acknowledge });
+                self.held = Some(HeldReply::Reset { acknowledge });
                 return Ok(Reply::Later);
             }
         }

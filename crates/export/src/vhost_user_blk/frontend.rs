@@ -24,7 +24,7 @@ const MESSAGES_PER_CALL: usize = 1024;
 
 /// A reply that waits for unfinished requests.
 #[derive(Clone, Copy)]
-pub(super) enum Held {
+pub(super) enum HeldReply {
     /// GET_VRING_BASE of this queue.
     Base(u16),
     /// RESET_DEVICE, to be acknowledged or not.
@@ -58,7 +58,7 @@ pub struct Frontend {
     pub(super) own_table: Table,
     /// What is handled now is what an earlier process has carried out.
     pub(super) replaying: bool,
-    pub(super) held: Option<Held>,
+    pub(super) held: Option<HeldReply>,
     gone: Option<Disconnect>,
     pub(super) notice: Option<String>,
     spoken: bool,
@@ -337,7 +337,7 @@ impl Frontend {
     /// What is held is done, if its queue, or all, have nothing unfinished: its answer, if there is one.
     pub(super) fn take_held(&mut self) -> Option<Option<Answer>> {
         let (request, payload) = match self.held? {
-            Held::Base(index) => {
+            HeldReply::Base(index) => {
                 let queue = &mut self.queues[usize::from(index)];
                 if queue.unfinished > 0 {
                     return None;
@@ -346,7 +346,7 @@ impl Frontend {
                 let state = VringState { index: u32::from(index), num: u32::from(queue.stop()) };
                 (code::GET_VRING_BASE, Some(state.to_bytes()))
             }
-            Held::Reset { acknowledge } => {
+            HeldReply::Reset { acknowledge } => {
                 if self.unfinished() > 0 {
                     return None;
                 }

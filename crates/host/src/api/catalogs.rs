@@ -82,30 +82,30 @@ fn note_change(note: &Note, before: &Catalog, after: &Catalog) {
     note.changed(changed);
 }
 
-/// Whether it is meant.
+/// Whether the request only asks what would happen.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Earnest {
-    /// Look at everything, do nothing, and answer what would be.
+struct DryRun {
+    /// With `true` the request is checked in full and nothing is changed; the answer is what the change would make.
     #[serde(default)]
     dry_run: bool,
 }
 
 /// A new catalog. Its machines are recorded when this is answered.
-#[utoipa::path(post, path = "", params(Earnest, IdempotencyKey), request_body = NewCatalog, responses((status = 200, body = Catalog), Failure))]
+#[utoipa::path(post, path = "", params(DryRun, IdempotencyKey), request_body = NewCatalog, responses((status = 200, body = Catalog), Failure))]
 async fn create_catalog(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     note: Note,
     key: IdempotencyKey,
-    Query(earnest): Query<Earnest>,
+    Query(dry_run): Query<DryRun>,
     Body(new): Body<NewCatalog>,
 ) -> Answer<Catalog> {
     let key = key.of(&caller.name, "catalogs", &new);
     ask(move || {
         note.name(new.name.as_str());
-        if earnest.dry_run {
+        if dry_run.dry_run {
             return app.catalogs.create(&new.name, &new.spec, true);
         }
         let create = || app.catalogs.create(&new.name, &new.spec, false).map(|catalog| catalog.name);
@@ -143,7 +143,7 @@ struct ChangeTerms {
     /// Remove machines though somebody has claimed them.
     #[serde(default)]
     force: bool,
-    /// Look at everything, do nothing, and answer what would be.
+    /// With `true` the request is checked in full and nothing is changed; the answer is what the change would make.
     #[serde(default)]
     dry_run: bool,
 }

@@ -61,7 +61,7 @@ struct Extent {
 
 /// What an import makes of a file.
 #[derive(Debug)]
-pub struct Found {
+pub struct Conversion {
     /// Size of the disk.
     pub size_bytes: u64,
     /// What whoever imports it may not expect.
@@ -115,7 +115,7 @@ impl Source {
     }
 
     /// What an import makes of it, if it can be imported.
-    pub fn look(&self) -> Result<Found, HostError> {
+    pub fn look(&self) -> Result<Conversion, HostError> {
         let own = source::look(&self.file, self.format).map_err(|why| self.refuse(&why))?;
         if self.format == SourceFormat::Qcow2
             && let Some(damage) = qcow2_damage(&self.file, &self.path)
@@ -157,7 +157,7 @@ impl Source {
         // A disk has whole sectors.
         let size_bytes = info.virtual_size.next_multiple_of(512);
         let resized = own.recorded_bytes.and_then(|recorded| self.resized(recorded, size_bytes));
-        Ok(Found { size_bytes, notes: own.note.into_iter().chain(resized).collect() })
+        Ok(Conversion { size_bytes, notes: own.note.into_iter().chain(resized).collect() })
     }
 
     /// What is said of a disk that the conversion gives another size than the file records.

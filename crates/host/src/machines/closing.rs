@@ -7,7 +7,7 @@ use super::Machines;
 use super::act::BATCH;
 use super::host_start::HostStart;
 use super::run::Folder;
-use super::tasks::Kept;
+use super::tasks::TrackedMachine;
 use super::wanted::{Wanted, boot_id};
 use crate::error::HostError;
 use crate::store::{Changes, Object, Revision, StoreError, Unreadable};
@@ -76,7 +76,7 @@ impl Machines {
         let revisions: HashMap<String, Revision> =
             wanted.into_iter().map(|wanted| (wanted.name, wanted.revision)).collect();
         let kept = self.shared.kept();
-        let is_busy = |(name, kept): (&Name, &Kept)| {
+        let is_busy = |(name, kept): (&Name, &TrackedMachine)| {
             let known = kept.status.borrow();
             let wanted = revisions.get(name.as_str()).copied().unwrap_or_default();
             let has_failed = known.phase() == Phase::Failed;

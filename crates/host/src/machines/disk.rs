@@ -133,9 +133,9 @@ pub fn ask(folder: &Path, request: &Request) -> Result<serde_json::Value, HostEr
 
 /// What a disk says unasked, for as long as it is listened to.
 #[derive(Default)]
-pub struct Says(Option<JsonLines>);
+pub struct DiskEvents(Option<JsonLines>);
 
-impl Says {
+impl DiskEvents {
     /// Listens, if nobody does yet. A disk that does not let us is asked again at the next step.
     pub async fn listen(&mut self, folder: &Path) {
         if self.0.is_some() {

@@ -11,7 +11,7 @@ mod start;
 use super::firmware::Firmware;
 use super::placing::Made;
 use super::run::{Folder, Run};
-use super::status::{Known, Status};
+use super::status::{ObservedMachine, Status};
 use super::vmm::{self, Vmm};
 use super::wanted::Wanted;
 use super::{Shared, blocking, disk};
@@ -21,7 +21,7 @@ use crate::processes::{self, Process, Seen};
 use crate::resources::budget::Need;
 use crate::store::{Object, Revision};
 use spillway_api::{Catalog, ErrorCode, EventKind, Hypervisor, Machine, Name, Phase, Power};
-use spillway_worker::supervisor::{Request, Wish};
+use spillway_worker::supervisor::{LimitChange, Request};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,10 +45,10 @@ pub struct Keeper {
     name: Name,
     folder: Folder,
     poke: Arc<Notify>,
-    status: watch::Sender<Known>,
+    status: watch::Sender<ObservedMachine>,
     vmm: Vmm,
     /// What its disk says.
-    disk: disk::Says,
+    disk: disk::DiskEvents,
     /// It is recorded that its disk, which is kept, has been served.
     is_made: bool,
     /// Makes its private copy of the image.
@@ -90,7 +90,7 @@ enum Refused {
     /// The disk: the host has not enough memory at this moment.
     Disk,
     /// The disk, which knows no rates, when it was asked for this.
-    Rate(Wish),
+    Rate(LimitChange),
 }
 
 /// What a step comes to.
@@ -104,7 +104,7 @@ enum Next {
 }
 
 /// What was heard while it waited.
-enum Said {
+enum Wakeup {
     Vmm(Event),
     Disk(String),
     /// It is ready, and perhaps there.
@@ -140,30 +140,35 @@ struct Sight {
     machine: Option<Machine>,
     wanted: Wanted,
     revision: Revision,
-    run: Result<Found, HostError>,
+    run: Result<ObservedRun, HostError>,
 }
 
 /// What there is of a run.
-struct Found {
+struct ObservedRun {
     run: Option<Run>,
     /// Something runs, and its record cannot be read.
     damaged: Option<HostError>,
 }
 
-impl Found {
-    fn look(folder: &Folder) -> Result<Found, HostError> {
+impl ObservedRun {
+    fn look(folder: &Folder) -> Result<ObservedRun, HostError> {
         match folder.load() {
             Err(e) if e.code == ErrorCode::Damaged => {
                 let damaged = end::is_alive(folder)?.then_some(e);
-                Ok(Found { run: None, damaged })
+                Ok(ObservedRun { run: None, damaged })
             }
-            run => Ok(Found { run: run?, damaged: None }),
+            run => Ok(ObservedRun { run: run?, damaged: None }),
         }
     }
 }
 
 impl Keeper {
-    pub fn new(shared: Arc<Shared>, name: Name, poke: Arc<Notify>, status: watch::Sender<Known>) -> Keeper {
+    pub fn new(
+        shared: Arc<Shared>,
+        name: Name,
+        poke: Arc<Notify>,
+        status: watch::Sender<ObservedMachine>,
+    ) -> Keeper {
         let folder = Folder::of(&shared.parts.folder, &name);
         let vmm = Vmm::new(folder.clone(), Arc::clone(&shared.libvirt));
         Keeper {
@@ -173,7 +178,7 @@ impl Keeper {
             poke,
             status,
             vmm,
-            disk: disk::Says::default(),
+            disk: disk::DiskEvents::default(),
             is_made: false,
             placing: None,
             probe: None,
@@ -207,19 +212,19 @@ impl Keeper {
             };
             let noted = match self.wait(wait).await {
                 // What is to be recorded of these two the next step records, and the one after that if it cannot.
-                Some(Said::Vmm(event)) => {
+                Some(Wakeup::Vmm(event)) => {
                     self.vmm.hear(&event);
                     Ok(())
                 }
-                Some(Said::Ready(address)) => {
+                Some(Wakeup::Ready(address)) => {
                     self.answered = Some(address);
                     Ok(())
                 }
-                Some(Said::Disk(text)) => {
+                Some(Wakeup::Disk(text)) => {
                     self.raise(EventKind::Disk, &text);
                     Ok(())
                 }
-                Some(Said::Placed(made)) => self.is_placed(made).await,
+                Some(Wakeup::Placed(made)) => self.is_placed(made).await,
                 None => Ok(()),
             };
             if let Err(error) = noted {
@@ -236,7 +241,7 @@ impl Keeper {
             // Somebody wants something: what has failed is tried at once.
             (self.not_before, self.failures, self.seen) = (None, 0, revision);
         }
-        let Found { run, damaged } = run?;
+        let ObservedRun { run, damaged } = run?;
         let stranger = |machine: &Machine| run.as_ref().is_some_and(|run| run.uuid != machine.identity.uuid);
         match machine {
             Some(machine) if wanted.power == Power::On && !stranger(&machine) => {
@@ -266,7 +271,7 @@ impl Keeper {
             };
             let (wanted, revision) =
                 wanted.map_or_else(Default::default, |w: Object<_>| (w.value, w.revision));
-            Ok(Sight { machine, wanted, revision, run: Found::look(&folder) })
+            Ok(Sight { machine, wanted, revision, run: ObservedRun::look(&folder) })
         })
         .await
     }
@@ -437,10 +442,10 @@ impl Keeper {
             run.has_limits(&wish);
         } else {
             let why = "its disk is served by an earlier version, which knows none: restart the machine";
-            run.has_limits(&Wish {
+            run.has_limits(&LimitChange {
                 ram_bytes: wish.ram_bytes,
                 overflow_bytes: wish.overflow_bytes,
-                ..Wish::default()
+                ..LimitChange::default()
             });
             self.is_refused(Refused::Rate(wish), &HostError::new(ErrorCode::Conflict, why));
         }
@@ -474,16 +479,16 @@ impl Keeper {
     }
 
     /// Until something happens. What was said.
-    async fn wait(&mut self, wait: Wait) -> Option<Said> {
+    async fn wait(&mut self, wait: Wait) -> Option<Wakeup> {
         tokio::select! {
             () = self.poke.notified() => None,
             () = processes::ended(wait.disk) => None,
             () = processes::ended(wait.vmm) => None,
             () = tokio::time::sleep_until(wait.until.into()) => None,
-            event = self.vmm.event() => event.map(Said::Vmm),
-            text = self.disk.next() => text.map(Said::Disk),
-            made = place::placed(&mut self.placing) => Some(Said::Placed(made)),
-            address = start::answered(&mut self.probe) => Some(Said::Ready(address)),
+            event = self.vmm.event() => event.map(Wakeup::Vmm),
+            text = self.disk.next() => text.map(Wakeup::Disk),
+            made = place::placed(&mut self.placing) => Some(Wakeup::Placed(made)),
+            address = start::answered(&mut self.probe) => Some(Wakeup::Ready(address)),
         }
     }
 

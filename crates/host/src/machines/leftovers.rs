@@ -21,7 +21,7 @@ const MOST_KNOWN: usize = 256;
 
 /// What a machine has left that is no more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Left {
+pub struct LeftoverFiles {
     /// It was this one.
     machine: Machine,
     #[schema(value_type = String, format = DateTime)]
@@ -33,12 +33,12 @@ pub struct Left {
     doomed: bool,
 }
 
-impl Kind for Left {
+impl Kind for LeftoverFiles {
     const PREFIX: &'static str = "leftovers/";
     const WORD: &'static str = "leftover";
 }
 
-impl Left {
+impl LeftoverFiles {
     /// The machine that a key in the store is of.
     pub(super) fn machine_of(key: &str) -> Option<&str> {
         Some(key.strip_prefix(Self::PREFIX)?.split_once('/')?.0)
@@ -85,7 +85,7 @@ pub fn leave(changes: &mut Changes, machine: &Machine, with_data: bool) -> Resul
     let Belongings { uuid, data, disk, .. } = had.value;
     if uuid == machine.identity.uuid && (data.is_some() || disk.is_some()) {
         let deleted = Timestamp::now();
-        let left = Left { machine: machine.clone(), deleted, data, disk, doomed: with_data };
+        let left = LeftoverFiles { machine: machine.clone(), deleted, data, disk, doomed: with_data };
         changes.put(&format!("{name}/{uuid}"), &left);
     }
     Ok(())
@@ -93,7 +93,7 @@ pub fn leave(changes: &mut Changes, machine: &Machine, with_data: bool) -> Resul
 
 /// Refuses if a disk that is left is of that version, or of any of the image.
 pub fn none_needs(changes: &mut Changes, image: &Name, version: Option<u32>) -> Result<(), HostError> {
-    for left in changes.list_below::<Left>("")? {
+    for left in changes.list_below::<LeftoverFiles>("")? {
         let needs =
             |disk: &&KeptDisk| disk.image == *image && version.is_none_or(|version| disk.version == version);
         if let Some(disk) = left.value.disk.as_ref().filter(needs) {
@@ -119,7 +119,7 @@ impl Machines {
     /// A part of what deleted machines have left, in the order of their names.
     pub fn leftovers(&self, part: &Part) -> Result<Page<Leftover>, HostError> {
         let mut page = Gathered::new(part);
-        for left in self.shared.objects.each_after::<Left>(&part.after) {
+        for left in self.shared.objects.each_after::<LeftoverFiles>(&part.after) {
             let Object { name, value: left, .. } = left?;
             if !left.doomed && !left.is_nothing() && !page.add(&name, left.describe()) {
                 break;
@@ -133,7 +133,7 @@ impl Machines {
         self.shared.objects.change(|changes| {
             let mut known = Vec::new();
             let mut found = None;
-            for left in self.shared.objects.each_after::<Left>("") {
+            for left in self.shared.objects.each_after::<LeftoverFiles>("") {
                 let left = left?;
                 let its = &left.value.machine.identity.uuid;
                 if its == uuid {
@@ -146,10 +146,14 @@ impl Machines {
                 }
             }
             let Some(found) = found else {
-                return Err(HostError::not_found(Left::WORD, uuid, known.iter().map(String::as_str)));
+                return Err(HostError::not_found(
+                    LeftoverFiles::WORD,
+                    uuid,
+                    known.iter().map(String::as_str),
+                ));
             };
-            if let Some(left) = changes.get::<Left>(&found.name)? {
-                changes.put(&left.name, &Left { doomed: true, ..left.value });
+            if let Some(left) = changes.get::<LeftoverFiles>(&found.name)? {
+                changes.put(&left.name, &LeftoverFiles { doomed: true, ..left.value });
             }
             Ok(())
         })
@@ -159,32 +163,32 @@ impl Machines {
 impl Shared {
     /// The names of machines of which something is left that is to go.
     pub(super) fn doomed(&self) -> Result<Vec<Name>, HostError> {
-        let left = self.objects.list::<Left>()?.into_iter().filter(|left| left.value.is_doomed());
+        let left = self.objects.list::<LeftoverFiles>()?.into_iter().filter(|left| left.value.is_doomed());
         Ok(left.map(|left| left.value.machine.name).collect())
     }
 
     /// Whether what the machine of this name and UUID had is to go.
     pub(super) fn is_doomed(&self, name: &Name, uuid: &str) -> Result<bool, HostError> {
-        let left = self.objects.get::<Left>(&format!("{name}/{uuid}"))?;
+        let left = self.objects.get::<LeftoverFiles>(&format!("{name}/{uuid}"))?;
         Ok(left.is_some_and(|left| left.value.doomed))
     }
 
     /// Of what machines of this name have left, but for the one of this UUID, that goes which is to. Nothing of them may run.
     pub(super) fn dispose(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
-        let mut all = self.objects.list_below::<Left>(&format!("{name}/"))?;
+        let mut all = self.objects.list_below::<LeftoverFiles>(&format!("{name}/"))?;
         all.retain(|left| but != Some(left.value.machine.identity.uuid.as_str()));
         // What cannot go keeps nothing else.
         all.iter().map(|left| self.dispose_of(left)).fold(Ok(()), Result::and)
     }
 
-    fn dispose_of(&self, left: &Object<Left>) -> Result<(), HostError> {
+    fn dispose_of(&self, left: &Object<LeftoverFiles>) -> Result<(), HostError> {
         if left.value.doomed {
             left.value.files().map(|path| self.remove_kept(path)).fold(Ok(()), Result::and)?;
         } else if !left.value.is_nothing() {
             return Ok(());
         }
         self.objects.change(|changes| {
-            changes.delete::<Left>(&left.name);
+            changes.delete::<LeftoverFiles>(&left.name);
             Ok(())
         })
     }

@@ -49,7 +49,7 @@ pub use disk::word;
 pub use figures::curves::CurvesOf;
 use host::Rooms;
 use host_start::HostStart;
-use leftovers::Left;
+use leftovers::LeftoverFiles;
 use rolling::Rollouts;
 use run::{Folder, Run};
 use spillway_api::{ErrorCode, Hypervisor, MachineDetails, Name, StoreDetails};
@@ -61,7 +61,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-use tasks::Kept;
+use tasks::TrackedMachine;
 use tokio::sync::{Notify, OnceCell, Semaphore};
 use views::View;
 pub use views::{Gathered, Part};
@@ -71,7 +71,7 @@ use wanted::Wanted;
 pub(crate) const RECORDS: [RecordKind; 4] = [
     RecordKind::of::<Wanted>(),
     RecordKind::of::<Belongings>(),
-    RecordKind::of::<Left>(),
+    RecordKind::of::<LeftoverFiles>(),
     RecordKind::of::<HostStart>(),
 ];
 
@@ -134,7 +134,7 @@ struct Shared {
     accelerator: OnceCell<Accelerator>,
     starts: Semaphore,
     copies: Semaphore,
-    kept: Mutex<HashMap<Name, Kept>>,
+    kept: Mutex<HashMap<Name, TrackedMachine>>,
     /// Something has changed that concerns more than one machine.
     stir: Notify,
     figures: figures::Seen,

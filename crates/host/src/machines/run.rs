@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use spillway_api::{
     Catalog, CatalogSpec, Difference, DiskMode, ErrorCode, Hypervisor, Name, Rate, differences,
 };
-use spillway_worker::supervisor::Wish;
+use spillway_worker::supervisor::LimitChange;
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
@@ -165,7 +165,7 @@ impl Run {
     }
 
     /// What its disk is to be asked, now that the catalog wants this and the host's memory allows so much of it.
-    pub fn wish(&self, spec: &CatalogSpec, squeeze: Squeeze) -> Option<Wish> {
+    pub fn wish(&self, spec: &CatalogSpec, squeeze: Squeeze) -> Option<LimitChange> {
         if spec.mode() != self.spec.mode() {
             return None;
         }
@@ -177,19 +177,19 @@ impl Run {
         let limits = (spec.ram_bytes().map(squeezed), spec.overflow_bytes(), spec.rate());
         let (ram_bytes, overflow_bytes, rate) = limits;
         let differs = (self.ram_bytes, self.overflow_bytes, self.rate) != limits;
-        differs.then(|| Wish {
+        differs.then(|| LimitChange {
             ram_bytes,
             overflow_bytes,
             iops: Some(rate.iops),
             iops_burst: Some(rate.iops_burst),
             bandwidth_bytes: Some(rate.bandwidth_bytes),
             bandwidth_burst_bytes: Some(rate.bandwidth_burst_bytes),
-            ..Wish::default()
+            ..LimitChange::default()
         })
     }
 
     /// Its disk has these limits now.
-    pub fn has_limits(&mut self, wish: &Wish) {
+    pub fn has_limits(&mut self, wish: &LimitChange) {
         (self.ram_bytes, self.overflow_bytes) = (wish.ram_bytes, wish.overflow_bytes);
         self.rate = Rate {
             iops: wish.iops.unwrap_or(0),

@@ -14,7 +14,7 @@ use spillway_api::{Difference, ErrorCode, Hypervisor, MachineRun, MachineStatus,
 
 /// What is known, and the record that the step looked at which found it out.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct ObservedMachine {
     status: MachineStatus,
     seen: Revision,
     settled: bool,
@@ -24,15 +24,15 @@ pub struct Known {
 }
 
 /// Of a machine that is off, and of which nothing was ever wanted.
-impl Default for Known {
-    fn default() -> Known {
-        Known::off(Revision::default())
+impl Default for ObservedMachine {
+    fn default() -> ObservedMachine {
+        ObservedMachine::off(Revision::default())
     }
 }
 
-impl Known {
+impl ObservedMachine {
     /// It is off, as the record of this revision wants it.
-    pub fn off(seen: Revision) -> Known {
+    pub fn off(seen: Revision) -> ObservedMachine {
         let status = MachineStatus {
             phase: Phase::Stopped,
             settled: false,
@@ -44,12 +44,12 @@ impl Known {
             permanent: false,
             run: None,
         };
-        Known { status, seen, settled: true, disk: None, failure: None }
+        ObservedMachine { status, seen, settled: true, disk: None, failure: None }
     }
 
     /// Something of it is there that this daemon has not looked at: of this run, if that can be read.
-    pub fn found(run: Option<&Run>, folder: &Folder) -> Known {
-        let (mut known, status) = (Known::default(), Status::new(Phase::Starting));
+    pub fn found(run: Option<&Run>, folder: &Folder) -> ObservedMachine {
+        let (mut known, status) = (ObservedMachine::default(), Status::new(Phase::Starting));
         let status = match run {
             Some(run) => status.of(run, folder),
             None => status,
@@ -220,14 +220,14 @@ impl Status {
 mod tests {
     use super::*;
 
-    fn seen(known: &Known, wanted: u64) -> (Phase, bool) {
+    fn seen(known: &ObservedMachine, wanted: u64) -> (Phase, bool) {
         let status = known.status(Revision(wanted));
         (status.phase, status.settled)
     }
 
     #[test]
     fn it_is_settled_of_what_was_seen_while_nothing_is_done() {
-        let mut known = Known::default();
+        let mut known = ObservedMachine::default();
         assert_eq!(seen(&known, 0), (Phase::Stopped, true), "nothing was ever wanted of it");
         assert_eq!(seen(&known, 1), (Phase::Stopped, false), "nobody has looked at that yet");
         assert!(!known.is_recorded());
@@ -265,8 +265,8 @@ mod tests {
 
     #[test]
     fn since_when_it_is_off_is_not_known_of_what_was_off_before() {
-        let mut known = Known::off(Revision(3));
-        let since = |known: &Known| known.status(Revision(4)).since;
+        let mut known = ObservedMachine::off(Revision(3));
+        let since = |known: &ObservedMachine| known.status(Revision(4)).since;
         known.becomes(Status::new(Phase::Stopped).settled(), Revision(4));
         assert_eq!(since(&known), None);
         known.becomes(Status::new(Phase::Starting), Revision(4));

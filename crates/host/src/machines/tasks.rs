@@ -6,9 +6,9 @@
 use super::Shared;
 use super::blocking::blocking;
 use super::keeper::Keeper;
-use super::leftovers::Left;
+use super::leftovers::LeftoverFiles;
 use super::run::{Folder, Run};
-use super::status::Known;
+use super::status::ObservedMachine;
 use super::wanted::Wanted;
 use crate::error::HostError;
 use crate::store::{Changed, Kind, Revision};
@@ -28,8 +28,8 @@ const TOGETHER: Duration = Duration::from_millis(50);
 
 /// A machine of which something is known. While it has no task it stays so.
 #[derive(Default)]
-pub(super) struct Kept {
-    pub(super) status: watch::Sender<Known>,
+pub(super) struct TrackedMachine {
+    pub(super) status: watch::Sender<ObservedMachine>,
     task: Option<Task>,
 }
 
@@ -40,10 +40,10 @@ struct Task {
     pokes: u64,
 }
 
-impl Kept {
+impl TrackedMachine {
     /// One of which this is known before it has a task.
-    fn new(known: Known) -> Kept {
-        Kept { status: watch::Sender::new(known), task: None }
+    fn new(known: ObservedMachine) -> TrackedMachine {
+        TrackedMachine { status: watch::Sender::new(known), task: None }
     }
 
     /// Wakes its task, if it has one.
@@ -65,15 +65,16 @@ impl Shared {
     pub(super) fn begin_with(&self, runs: &[(Name, Run)]) -> Result<(), HostError> {
         let off =
             self.objects.list::<Wanted>()?.into_iter().filter(|wanted| wanted.value.power == Power::Off);
-        let off = off.filter_map(|wanted| Some((wanted.name.parse().ok()?, Known::off(wanted.revision))));
+        let off =
+            off.filter_map(|wanted| Some((wanted.name.parse().ok()?, ObservedMachine::off(wanted.revision))));
         let folder = |name: &Name| Folder::of(&self.parts.folder, name);
-        let found = |name: &Name, run| (name.clone(), Known::found(run, &folder(name)));
+        let found = |name: &Name, run| (name.clone(), ObservedMachine::found(run, &folder(name)));
         let folders = self.folders()?;
         let there = folders.iter().map(|name| found(name, None));
         let runs = runs.iter().map(|(name, run)| found(name, Some(run)));
         // Of each the last of these holds.
         let known = off.chain(there).chain(runs);
-        self.kept().extend(known.map(|(name, known)| (name, Kept::new(known))));
+        self.kept().extend(known.map(|(name, known)| (name, TrackedMachine::new(known))));
         Ok(())
     }
 
@@ -121,7 +122,7 @@ impl Shared {
     fn poke_for(self: &Arc<Shared>, keys: &[String]) -> bool {
         let mut is_for_all = false;
         for key in keys {
-            let names_one = key.strip_prefix(Wanted::PREFIX).or_else(|| Left::machine_of(key));
+            let names_one = key.strip_prefix(Wanted::PREFIX).or_else(|| LeftoverFiles::machine_of(key));
             if let Some(name) = names_one
                 && let Ok(name) = name.parse()
             {
@@ -129,7 +130,7 @@ impl Shared {
             } else if let Some(name) = key.strip_prefix(Machine::PREFIX) {
                 // One that has no task is off, and stays so.
                 if let Ok(name) = name.parse::<Name>() {
-                    self.kept().get_mut(&name).into_iter().for_each(Kept::wake);
+                    self.kept().get_mut(&name).into_iter().for_each(TrackedMachine::wake);
                 }
             } else {
                 is_for_all |= key.starts_with(Catalog::PREFIX);
@@ -172,7 +173,7 @@ impl Shared {
     pub(super) fn wake(&self, names: &[Name]) {
         if !names.is_empty() {
             let mut kept = self.kept();
-            names.iter().for_each(|name| kept.get_mut(name).into_iter().for_each(Kept::wake));
+            names.iter().for_each(|name| kept.get_mut(name).into_iter().for_each(TrackedMachine::wake));
         }
     }
 
@@ -183,7 +184,7 @@ impl Shared {
 
     /// How often a machine's task was woken.
     pub(super) fn pokes(&self, name: &Name) -> u64 {
-        self.kept().get(name).map_or(0, Kept::pokes)
+        self.kept().get(name).map_or(0, TrackedMachine::pokes)
     }
 
     /// A task that has nothing to keep ends, unless it was woken meanwhile.
@@ -202,7 +203,7 @@ impl Shared {
         goes
     }
 
-    pub(super) fn kept(&self) -> MutexGuard<'_, HashMap<Name, Kept>> {
+    pub(super) fn kept(&self) -> MutexGuard<'_, HashMap<Name, TrackedMachine>> {
         self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

@@ -4,7 +4,7 @@
 //! some at a time: what that takes of memory, and how long it keeps others from the records, does not grow with their number.
 
 use super::run::DiskKind;
-use super::tasks::Kept;
+use super::tasks::TrackedMachine;
 use super::wanted::{Claimed, Wanted};
 use super::{Machines, Shared};
 use crate::error::HostError;
@@ -70,7 +70,7 @@ pub(super) struct View {
 }
 
 impl View {
-    fn of(machine: Machine, wanted: Option<&Object<Wanted>>, kept: &HashMap<Name, Kept>) -> View {
+    fn of(machine: Machine, wanted: Option<&Object<Wanted>>, kept: &HashMap<Name, TrackedMachine>) -> View {
         let (wanted, revision) = wanted.map_or_else(Default::default, |w| (w.value.clone(), w.revision));
         let known = kept.get(&machine.name).map(|kept| kept.status.borrow().clone()).unwrap_or_default();
         let (status, is_seen) = (known.status(revision), known.has_seen(revision));
@@ -210,7 +210,7 @@ impl Machines {
         let count = super::blocking(move || Ok(machines.shared.objects.count::<Machine>()?)).await;
         match count {
             Ok(count) => {
-                let is_running = |kept: &&Kept| kept.status.borrow().phase() == Phase::Running;
+                let is_running = |kept: &&TrackedMachine| kept.status.borrow().phase() == Phase::Running;
                 let running = self.shared.kept().values().filter(is_running).count();
                 format!("{running} of {count} machines running")
             }

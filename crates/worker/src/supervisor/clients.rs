@@ -90,9 +90,9 @@ impl Supervisor {
             full.then(|| format!("{MAX_CLIENTS} {} clients are connected: more are turned away", name(kind)))
         };
         if let Some(why) = why {
-            if !self.told_full.contains(&why) {
+            if !self.full_event_sent.contains(&why) {
                 (self.log)(&why);
-                self.told_full.push(why);
+                self.full_event_sent.push(why);
             }
             return;
         }
@@ -168,7 +168,7 @@ impl Supervisor {
     }
 
     pub(super) fn on_client_gone(&mut self, id: u64, reason: &str) {
-        self.told_full.clear();
+        self.full_event_sent.clear();
         if let Some(client) = self.clients.remove(&id)
             && !reason.is_empty()
             && self.life.may_say_more()

@@ -4,7 +4,7 @@
 //! Invariant: a connection holds at most one line, and one answer or [`MAX_WAITING_BYTES`] of events; who does not read
 //! is not read from, and who listens and does not read is let go.
 
-use super::limits::Wish;
+use super::limits::LimitChange;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -43,7 +43,7 @@ pub enum Request {
         discard_data: bool,
     },
     /// Other limits, without a pause. All that is named, or nothing.
-    Set(Wish),
+    Set(LimitChange),
     /// What happens, as it happens: the answer is followed by one line for each event, `{"event":{...}}`, until the
     /// connection ends. A client that does not read them is let go.
     Events,

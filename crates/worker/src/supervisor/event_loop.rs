@@ -13,13 +13,13 @@ use super::disk::{Disk, Options};
 use super::error::{ErrorKind, SupervisorError};
 use super::huge_pages::HugePages;
 use super::life::{Life, START_DEADLINE};
-use super::limits::Wish;
-use super::lookers::Lookers;
+use super::limits::LimitChange;
 use super::process::Program;
 use super::socket::{Listener, Rights};
-use super::states::Believed;
+use super::states::ReportedStates;
 use super::stats::{Stats, Window};
 use super::upgrade::Upgrade;
+use super::watchers::Watchers;
 use super::{Log, Report, bytes};
 use crate::channel::{ClientKind, Limits, ToWorker};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -46,12 +46,12 @@ pub struct Supervisor {
     pub(super) reset: Option<Reset>,
     pub(super) upgrade: Option<Upgrade>,
     pub(super) change: Option<Change>,
-    pub(super) lookers: Lookers,
+    pub(super) watchers: Watchers,
     pub(super) next_id: u64,
     pub(super) accept_after: Option<Instant>,
     /// Why clients are turned away, as far as the log has it.
-    pub(super) told_full: Vec<String>,
-    pub(super) believed: Believed,
+    pub(super) full_event_sent: Vec<String>,
+    pub(super) reported: ReportedStates,
     pub(super) closer: Closer,
     huge_pages: HugePages,
     pub(super) log: Log,
@@ -111,11 +111,11 @@ impl Supervisor {
             reset: None,
             upgrade: None,
             change: None,
-            lookers: Lookers::default(),
+            watchers: Watchers::default(),
             next_id: 1,
             accept_after: None,
-            told_full: Vec::new(),
-            believed: Believed::default(),
+            full_event_sent: Vec::new(),
+            reported: ReportedStates::default(),
             closer: Closer::default(),
             huge_pages: HugePages::default(),
             log,
@@ -255,7 +255,7 @@ impl Supervisor {
             match source {
                 Source::WorkerDeath => self.on_worker_death()?,
                 Source::WorkerEnd => self.on_worker_end()?,
-                Source::Dead => self.bury(),
+                Source::Dead => self.reap(),
                 Source::Channel => self.on_channel(flags)?,
                 Source::Newcomer => self.on_newcomer()?,
                 Source::Export(index) => self.on_export(index),
@@ -265,7 +265,7 @@ impl Supervisor {
                 Source::Wake(index) => woken = woken.or(Some(index)),
             }
         }
-        self.keep_lookers();
+        self.keep_watchers();
         self.keep_upgrade();
         self.keep_worker()?;
         Ok(woken)
@@ -285,7 +285,7 @@ impl Supervisor {
                 Source::Channel => self.on_channel(flags)?,
                 Source::Vmm(id) => self.on_vmm(id, flags),
                 Source::Wake(_) => hurried = true,
-                Source::Dead => self.bury(),
+                Source::Dead => self.reap(),
                 Source::WorkerDeath => {}
                 Source::Newcomer | Source::Export(_) | Source::Control | Source::Peer(_) => {}
             }
@@ -355,7 +355,7 @@ impl Supervisor {
     }
 
     /// Begins a change of limits. `Some`: it cannot be, and nothing has changed.
-    pub(super) fn begin_change(&mut self, by: u64, wish: &Wish) -> Option<Answer> {
+    pub(super) fn begin_change(&mut self, by: u64, wish: &LimitChange) -> Option<Answer> {
         if self.change.is_some() || self.reset.is_some() || self.upgrade.is_some() || !self.life.serving {
             return Some(Answer::error("busy", "another change or a restart is under way: try again"));
         }

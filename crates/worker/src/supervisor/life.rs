@@ -302,7 +302,7 @@ impl Supervisor {
     }
 
     /// Those that have died and ended are gone.
-    pub(super) fn bury(&mut self) {
+    pub(super) fn reap(&mut self) {
         let mut said = Vec::new();
         self.life.dead.retain_mut(|dead| match dead.worker.ended() {
             None => true,
@@ -461,7 +461,7 @@ impl Supervisor {
             FromWorker::Curve { curve } => self.on_curve(curve),
             FromWorker::Event { kind, text } => {
                 // It paces itself; one that does not is no worker of ours any more.
-                if self.life.events.may_be_more() && self.believed.note(&kind) {
+                if self.life.events.may_be_more() && self.reported.note(&kind) {
                     self.announce(&kind, &text);
                 }
             }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// What is to be changed; the rest stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Wish {
+pub struct LimitChange {
     /// Limit of the RAM tier, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ram_bytes: Option<u64>,
@@ -40,10 +40,10 @@ pub struct Wish {
     pub bandwidth_burst_bytes: Option<u64>,
 }
 
-impl Wish {
+impl LimitChange {
     /// The limits of a disk with this changed. An error says why it cannot be.
     pub(super) fn change(&self, disk: &Disk) -> Result<Limits, Answer> {
-        if *self == Wish::default() {
+        if *self == LimitChange::default() {
             return Err(Answer::error("invalid", "nothing to change was named"));
         }
         let spec = &disk.spec;
@@ -103,8 +103,12 @@ mod tests {
 
     #[test]
     fn a_rate_is_met_by_who_says_that_it_has_it() {
-        let wish =
-            |iops, bandwidth_bytes| Wish { iops, bandwidth_bytes, ram_bytes: Some(1), ..Wish::default() };
+        let wish = |iops, bandwidth_bytes| LimitChange {
+            iops,
+            bandwidth_bytes,
+            ram_bytes: Some(1),
+            ..LimitChange::default()
+        };
         let has = json!({ "ram_bytes": 1, "rate": { "iops": 500, "iops_burst": 50, "bandwidth_bytes": 0 } });
         let earlier = json!({ "ram_bytes": 1, "full": "pause" });
         for (iops, bandwidth, met, met_by_earlier) in [

@@ -23,16 +23,16 @@ const TOLD: [&[(&str, &str)]; 3] = [
 
 /// The states as they were told last, by their gauges' values.
 #[derive(Debug, Default)]
-pub(super) struct Believed([usize; 3]);
+pub(super) struct ReportedStates([usize; 3]);
 
-impl Believed {
+impl ReportedStates {
     /// This is told. False: of a state, and what they believe already, as the gauge was seen before the worker's event.
     pub fn note(&mut self, kind: &str) -> bool {
         let mut new = true;
-        for (believed, events) in self.0.iter_mut().zip(TOLD) {
+        for (reported, events) in self.0.iter_mut().zip(TOLD) {
             if let Some(state) = events.iter().position(|(name, _)| *name == kind) {
-                new = *believed != state;
-                *believed = state;
+                new = *reported != state;
+                *reported = state;
             }
         }
         new
@@ -42,8 +42,8 @@ impl Believed {
     pub fn wrong(&self, stats: &Stats) -> Vec<(&'static str, &'static str)> {
         let gauges = [stats.level, stats.is_full, stats.degraded];
         let states = self.0.iter().zip(TOLD).zip(gauges);
-        let wrong = states.filter_map(|((&believed, events), gauge)| {
-            events.get(gauge as usize).filter(|_| gauge as usize != believed)
+        let wrong = states.filter_map(|((&reported, events), gauge)| {
+            events.get(gauge as usize).filter(|_| gauge as usize != reported)
         });
         wrong.copied().collect()
     }
@@ -55,16 +55,16 @@ mod tests {
 
     #[test]
     fn what_was_not_told_is_told_and_nothing_else() {
-        let mut believed = Believed::default();
+        let mut reported = ReportedStates::default();
         let mut stats = Stats::default();
-        assert_eq!(believed.wrong(&stats), []);
+        assert_eq!(reported.wrong(&stats), []);
         let told = ["critical", "full", "full", "notice", "room", "notice", "room"];
-        assert_eq!(told.map(|kind| believed.note(kind)), [true, true, false, true, true, true, false]);
+        assert_eq!(told.map(|kind| reported.note(kind)), [true, true, false, true, true, true, false]);
         (stats.level, stats.is_full, stats.degraded) = (2, 0, 1);
-        assert_eq!(believed.wrong(&stats), [TOLD[2][1]]);
+        assert_eq!(reported.wrong(&stats), [TOLD[2][1]]);
         (stats.level, stats.is_full) = (0, 1);
-        assert_eq!(believed.wrong(&stats), [TOLD[0][0], TOLD[1][1], TOLD[2][1]]);
+        assert_eq!(reported.wrong(&stats), [TOLD[0][0], TOLD[1][1], TOLD[2][1]]);
         stats.level = 77;
-        assert_eq!(believed.wrong(&stats).len(), 2, "what cannot be is not told");
+        assert_eq!(reported.wrong(&stats).len(), 2, "what cannot be is not told");
     }
 }

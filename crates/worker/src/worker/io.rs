@@ -49,7 +49,7 @@ pub struct DiskIo {
 }
 
 /// What outlives the worker, as it is used here.
-pub struct Held {
+pub struct DiskResources {
     /// The RAM tier.
     pub slots: Option<Slots>,
     pub meta: OwnedFd,
@@ -65,8 +65,8 @@ pub struct Held {
 }
 
 impl DiskIo {
-    pub fn new(mut engine: Engine, held: Held, base: BaseImage) -> Result<DiskIo, String> {
-        let Held { slots, meta, file, file_bytes, data_at, predecessors, models } = held;
+    pub fn new(mut engine: Engine, held: DiskResources, base: BaseImage) -> Result<DiskIo, String> {
+        let DiskResources { slots, meta, file, file_bytes, data_at, predecessors, models } = held;
         let overflow = file.as_ref().map(AsRawFd::as_raw_fd);
         engine.start(Files { base: base.file().fd().as_raw_fd(), overflow })?;
         let barrier = Barrier::new(predecessors, file.as_ref(), file_bytes)?;

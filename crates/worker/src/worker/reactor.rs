@@ -11,7 +11,7 @@ use super::block_status::{Question, Questions};
 use super::clients::NbdClient;
 use super::engine::{Done, Engine, Tag};
 use super::events::Telling;
-use super::io::{DiskIo, Held};
+use super::io::{DiskIo, DiskResources};
 use super::memory::Shared;
 use super::models::Models;
 use super::rate::{Throttle, from};
@@ -97,7 +97,7 @@ impl Reactor {
             ));
         }
         let data_at = if spec.mode == Mode::Persistent { persistent_file::DATA_AT } else { 0 };
-        let held = Held {
+        let held = DiskResources {
             slots,
             meta: meta_file,
             file: fds.file,
@@ -166,7 +166,7 @@ impl Reactor {
             self.io.transfers.engine.submit()?;
             let more = self.disk.end_turn(&mut self.io, end);
             worked |= self.publish();
-            self.let_go();
+            self.release_ended_clients();
             self.tell_events(end);
             if self.is_over()? {
                 return Ok(());

@@ -260,7 +260,7 @@ impl Reactor {
     }
 
     /// Drops the connections that have ended and of which nothing is unfinished.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn release_ended_clients(&mut self) {
         for i in (0..self.io.clients.vmms.len()).rev() {
             let vmm = &self.io.clients.vmms[i];
             if !vmm.frontend.has_spoken() && self.io.now_ns() >= vmm.deadline_ns {
@@ -332,7 +332,7 @@ impl Reactor {
         for client in self.io.clients.nbd.iter_mut().flatten() {
             client.ended = client.ended.take().or_else(|| Some(why(client.is_present())));
         }
-        self.let_go();
+        self.release_ended_clients();
         if self.io.clients.count() > 0 || !self.disk.reset(&mut self.io) {
             return false;
         }
@@ -350,7 +350,7 @@ impl Reactor {
     pub(super) fn is_over(&mut self) -> Result<bool, String> {
         if !self.stage.stopping {
             return if self.stage.orphaned && self.io.clients.count() == 0 {
-                self.put_away()
+                self.make_durable()
             } else {
                 Ok(false)
             };
@@ -362,12 +362,12 @@ impl Reactor {
         self.publish();
         self.telling.states.hurry();
         self.tell_events(self.io.now_ns());
-        self.put_away()
+        self.make_durable()
     }
 
     /// What is to outlive this process, and the power, is on the medium.
-    fn put_away(&mut self) -> Result<bool, String> {
-        match self.disk.put_away(&mut self.io) {
+    fn make_durable(&mut self) -> Result<bool, String> {
+        match self.disk.make_durable(&mut self.io) {
             None => Ok(false),
             Some(Ok(())) => Ok(true),
             Some(Err(e)) => Err(format!(

@@ -73,7 +73,7 @@ fn outcome(result: i32, done: usize, need: usize, align: usize) -> Outcome {
 
 /// Traffic of the base store and latencies, which the core cannot see; added to the counters once a turn.
 #[derive(Default)]
-struct Seen {
+struct Traffic {
     store_reads: u64,
     store_read_bytes: u64,
     overflow_reads: Vec<u64>,
@@ -125,7 +125,7 @@ pub struct Transfers {
     /// Reads that wait for a buffer.
     unbuffered: VecDeque<u32>,
     writes: Numbered<Write>,
-    seen: Seen,
+    traffic: Traffic,
     /// Of a disk that has any.
     pub models: Option<Box<Models>>,
     /// The time of the turn.
@@ -146,7 +146,7 @@ impl Transfers {
             reads: Numbered::new(),
             unbuffered: VecDeque::new(),
             writes: Numbered::new(),
-            seen: Seen::default(),
+            traffic: Traffic::default(),
             models,
             now_ns: 0,
         })
@@ -187,17 +187,17 @@ impl Transfers {
 
     /// Reads of the base image's store that somebody else has done.
     pub fn count_store_reads(&mut self, reads: u64, bytes: u64) {
-        self.seen.store_reads += reads;
-        self.seen.store_read_bytes += bytes;
+        self.traffic.store_reads += reads;
+        self.traffic.store_read_bytes += bytes;
     }
 
     /// Adds what was seen to the counters.
     pub fn publish(&mut self, c: &Counters) {
-        add(&c.store_reads, std::mem::take(&mut self.seen.store_reads));
-        add(&c.store_read_bytes, std::mem::take(&mut self.seen.store_read_bytes));
-        self.seen.overflow_reads.drain(..).for_each(|ns| c.overflow_read_latency.record(ns, 1));
-        self.seen.overflow_writes.drain(..).for_each(|ns| c.overflow_write_latency.record(ns, 1));
-        self.seen.base_reads.drain(..).for_each(|ns| c.base_read_latency.record(ns, 1));
+        add(&c.store_reads, std::mem::take(&mut self.traffic.store_reads));
+        add(&c.store_read_bytes, std::mem::take(&mut self.traffic.store_read_bytes));
+        self.traffic.overflow_reads.drain(..).for_each(|ns| c.overflow_read_latency.record(ns, 1));
+        self.traffic.overflow_writes.drain(..).for_each(|ns| c.overflow_write_latency.record(ns, 1));
+        self.traffic.base_reads.drain(..).for_each(|ns| c.base_read_latency.record(ns, 1));
     }
 
     /// What was held and is due.
@@ -301,8 +301,8 @@ impl Transfers {
         let read = self.reads.remove(i);
         let ns = self.now_ns.saturating_sub(read.start_ns);
         let seen = match read.file {
-            File::Base => &mut self.seen.base_reads,
-            File::Overflow => &mut self.seen.overflow_reads,
+            File::Base => &mut self.traffic.base_reads,
+            File::Overflow => &mut self.traffic.overflow_reads,
         };
         seen.push(ns);
         let buffer = read.buffer.expect("it was submitted");
@@ -331,7 +331,7 @@ impl Transfers {
             return None;
         }
         let write = self.writes.remove(i);
-        self.seen.overflow_writes.push(self.now_ns.saturating_sub(write.start_ns));
+        self.traffic.overflow_writes.push(self.now_ns.saturating_sub(write.start_ns));
         Some(Answer::Plain(write.op, outcome))
     }
 

@@ -145,7 +145,7 @@ impl Collector {
                 // Victims that could not be emptied have cost the segments to move to. Nothing may wait for
                 // this one, least of all a reset: it is tried again when a segment has come free.
                 if victim.writes == 0 {
-                    self.let_go(tiers, shared);
+                    self.release_victim(tiers, shared);
                 }
                 return;
             }
@@ -156,12 +156,12 @@ impl Collector {
             if tiers.log.live_in(victim.segment) > 0 {
                 tiers.log.set_stuck(victim.segment);
             }
-            self.let_go(tiers, shared);
+            self.release_victim(tiers, shared);
         }
     }
 
     /// The segment is held no more.
-    fn let_go(&mut self, tiers: &mut Tiers, shared: &Shared) {
+    fn release_victim(&mut self, tiers: &mut Tiers, shared: &Shared) {
         if let Some(victim) = self.victim.take() {
             tiers.log.unpin(victim.segment, shared.map.meta());
         }

@@ -15,7 +15,7 @@ use spillway_policy::Reserve;
 const STEPS: u32 = 6;
 
 /// A part of blocks that leave RAM, while they are copied.
-struct Leaving {
+struct EvictingPart {
     part: PartId,
     picked: Vec<(Block, Slot)>,
     /// How many of them have been copied or passed over.
@@ -27,7 +27,7 @@ struct Leaving {
 #[derive(Default)]
 pub(super) struct Eviction {
     /// The part that blocks are copied to.
-    leaving: Option<Leaving>,
+    leaving: Option<EvictingPart>,
     /// It has gone a step, or its hand too far without a cold block: it goes on in the next turn.
     again: bool,
     /// Spare memory of the list of what leaves.
@@ -54,7 +54,7 @@ impl Eviction {
     pub fn step<I: Io>(&mut self, tiers: &mut Tiers, shared: &mut Shared, io: &mut I) {
         if tiers.stands_still(shared) || shared.overflow_rests() {
             if let Some(leaving) = self.leaving.take() {
-                self.let_stay(tiers, leaving);
+                self.abort(tiers, leaving);
             }
             return;
         }
@@ -90,7 +90,7 @@ impl Eviction {
     }
 
     /// Picks cold blocks for a part, if some should leave now and can.
-    fn pick(&mut self, tiers: &mut Tiers, shared: &Shared, reserve: &Reserve) -> Option<Leaving> {
+    fn pick(&mut self, tiers: &mut Tiers, shared: &Shared, reserve: &Reserve) -> Option<EvictingPart> {
         let urgent = shared.admission.room_waiters() > 0 && tiers.ram.free() == 0;
         let staying = tiers.ram.used() - tiers.ram.evicting();
         let could_leave = staying - tiers.merging_slots;
@@ -118,12 +118,12 @@ impl Eviction {
             return None;
         }
         tiers.log.arriving += picked.len() as u64;
-        Some(Leaving { part, picked, next: 0, urgent })
+        Some(EvictingPart { part, picked, next: 0, urgent })
     }
 
     /// Nothing leaves with this part: its blocks stay in RAM.
-    fn let_stay(&mut self, tiers: &mut Tiers, leaving: Leaving) {
-        let Leaving { part, picked, next, .. } = leaving;
+    fn abort(&mut self, tiers: &mut Tiers, leaving: EvictingPart) {
+        let EvictingPart { part, picked, next, .. } = leaving;
         for &(_, slot) in &picked[next..] {
             tiers.keep_slot(slot, part);
         }
@@ -133,7 +133,7 @@ impl Eviction {
 }
 
 /// Copies the next `n` picked blocks to their part, but for those that were written or discarded meanwhile.
-fn stage<I: Io>(tiers: &mut Tiers, io: &mut I, leaving: &mut Leaving, n: usize) {
+fn stage<I: Io>(tiers: &mut Tiers, io: &mut I, leaving: &mut EvictingPart, n: usize) {
     let part = leaving.part;
     for i in leaving.next..leaving.next + n {
         // A cold slot's page is far away: the next one's is looked up while this one is copied.

@@ -57,7 +57,7 @@ impl InPlace {
 
     /// Brings everything to the medium, for whoever stops: no request may be unfinished or arrive meanwhile. `None`: it is
     /// on its way; call again after each [`crate::Disk::end_turn`].
-    pub fn put_away<I: Io>(&mut self, shared: &mut Shared, io: &mut I) -> Option<Result<(), Errno>> {
+    pub fn make_durable<I: Io>(&mut self, shared: &mut Shared, io: &mut I) -> Option<Result<(), Errno>> {
         let unmark = shared.map.meta().is_marked();
         let (draining, rests) = (shared.drain.is_needed(), shared.drain.rests(shared.now_ns()));
         let Some(p) = &mut self.persistent else { return Some(Ok(())) };
@@ -68,12 +68,12 @@ impl InPlace {
         if p.round.is_some() {
             return None;
         }
-        let put_away = p.put_away.take();
-        if put_away.is_none() {
+        let make_durable = p.make_durable.take();
+        if make_durable.is_none() {
             p.start_round(unmark, true);
             self.go_on_round(shared, io);
         }
-        put_away
+        make_durable
     }
 
     /// The next step of the round: pages, as they are now, into a staging buffer, and an fdatasync of the content that they
@@ -167,7 +167,7 @@ impl InPlace {
         let p = self.persistent();
         let Some(round) = p.round.take() else { return };
         if round.last {
-            p.put_away = Some(result);
+            p.make_durable = Some(result);
         }
         for id in round.waiters {
             shared.admission.operation_done(id, result);

@@ -56,7 +56,7 @@ pub(super) struct Persistent {
     pub waiters: Vec<Id>,
     pub round: Option<Round>,
     /// How the round ended that brought everything to the medium at the end.
-    pub put_away: Option<Result<(), Errno>>,
+    pub make_durable: Option<Result<(), Errno>>,
     /// A reset has begun to write its mark, or the mark is on the medium.
     pub mark: Mark,
 }
@@ -98,7 +98,14 @@ impl Persistent {
             changed.insert(page);
             live.store_page(page);
         }
-        Persistent { live, changed, waiters: Vec::new(), round: None, put_away: None, mark: Mark::Unwritten }
+        Persistent {
+            live,
+            changed,
+            waiters: Vec::new(),
+            round: None,
+            make_durable: None,
+            mark: Mark::Unwritten,
+        }
     }
 
     /// These blocks are there from here on.

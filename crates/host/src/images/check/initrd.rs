@@ -23,7 +23,7 @@ const DRIVER: &[u8] = b"virtio_blk.ko";
 #[derive(Debug, PartialEq, Eq)]
 pub enum Driver {
     /// It is there.
-    Found,
+    Conversion,
     /// It is not.
     Missing,
     /// It could not be told, and why.
@@ -49,7 +49,7 @@ pub fn driver(reader: &Reader, path: &str) -> Result<Driver, HostError> {
     }
     let unknown = |why: &str| Ok(Driver::Unknown(why.to_owned()));
     match compressed {
-        _ if walk.found => Ok(Driver::Found),
+        _ if walk.found => Ok(Driver::Conversion),
         _ if walk.is_lost => unknown("it is no cpio archive"),
         None if walk.archives == 0 => unknown("it is empty"),
         None => Ok(Driver::Missing),
@@ -101,7 +101,7 @@ fn decompressed(file: File, magic: &[u8], until: Instant) -> Result<Driver, Host
         !found && seen < MOST_DECOMPRESSED_BYTES
     });
     match heard {
-        _ if found => Ok(Driver::Found),
+        _ if found => Ok(Driver::Conversion),
         Err(e) if e.code == ErrorCode::Unavailable => Ok(Driver::Unknown(e.message)),
         Err(e) => Err(e),
         Ok(true) if seen < MOST_DECOMPRESSED_BYTES => Ok(Driver::Missing),

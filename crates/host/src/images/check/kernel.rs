@@ -66,7 +66,7 @@ pub fn driver(system: &System) -> Result<Option<Finding>, HostError> {
     };
     let shown = format!("/boot/{}", path.rsplit('/').next().unwrap_or_default());
     match initrd::driver(boot, &path)? {
-        Driver::Found => Ok(None),
+        Driver::Conversion => Ok(None),
         Driver::Missing => missing(shown, "the initrd has no virtio_blk".into(), remake),
         Driver::Unknown(why) => unknown(shown, format!("the initrd could not be looked into: {why}")),
     }

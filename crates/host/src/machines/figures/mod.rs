@@ -41,17 +41,17 @@ const AT_A_TIME: usize = 128;
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
 /// What was asked, and what it adds up to.
-pub struct Seen {
+pub struct CollectedFigures {
     accounts: Mutex<Accounts>,
     last: tokio::sync::Mutex<Option<(Instant, Arc<Figures>)>>,
     space: Mutex<Option<JoinHandle<Vec<StoreFigures>>>>,
     curves: Curves,
 }
 
-impl Default for Seen {
-    fn default() -> Seen {
+impl Default for CollectedFigures {
+    fn default() -> CollectedFigures {
         let accounts = Accounts::new(processes::begins(getpid()).ok().flatten().unwrap_or(0));
-        Seen {
+        CollectedFigures {
             accounts: Mutex::new(accounts),
             last: tokio::sync::Mutex::default(),
             space: Mutex::default(),
@@ -60,7 +60,7 @@ impl Default for Seen {
     }
 }
 
-impl Seen {
+impl CollectedFigures {
     fn accounts(&self) -> MutexGuard<'_, Accounts> {
         self.accounts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

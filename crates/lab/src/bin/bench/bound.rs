@@ -4,7 +4,7 @@
 //! gives random reads, beside the writer that eviction is, divided by that share. Owns that measurement. Invariant: the
 //! rate, the share and the eviction of a round are of one run, and the bare disk is measured right after it.
 
-use crate::ground::Ground;
+use crate::environment::Environment;
 use crate::report::{rate, time};
 use crate::targets::{Kind, Serving, Target};
 use crate::{Options, peers, warm_up};
@@ -112,7 +112,7 @@ fn megabytes(bytes_per_second: f64) -> String {
 }
 
 /// Measures it. No other disk may be up: overflow and bare file take the room in turn.
-pub fn measure(options: &Options, ground: &Ground, seconds: f64) -> Result<Bound> {
+pub fn measure(options: &Options, environment: &Environment, seconds: f64) -> Result<Bound> {
     let kind = Kind::SpillwayTight;
     let Serving::Spillway { overflow_bytes, .. } = kind.serving() else {
         anyhow::bail!("{} has no overflow", kind.name());
@@ -122,7 +122,7 @@ pub fn measure(options: &Options, ground: &Ground, seconds: f64) -> Result<Bound
     for round in 0..options.rounds() {
         let load = Load { seed: load.seed + round as u64 * 1000, ..load };
         let (settled, measured, flow) = {
-            let mut target = Target::start(kind.serving(), load.span_bytes, ground)?;
+            let mut target = Target::start(kind.serving(), load.span_bytes, environment)?;
             let settled = target.settle(load, options.patience(seconds))?;
             target.warm(load, warm_up(seconds))?;
             let (measured, flow) = flowing(&mut target, &load)?;
@@ -132,12 +132,12 @@ pub fn measure(options: &Options, ground: &Ground, seconds: f64) -> Result<Bound
         let overflow_read_share = flow.overflow_read_share(load.request_bytes);
         ensure!(overflow_read_share > 0.0, "no request read the overflow: {flow:?}");
         let disk = Probe {
-            dir: ground.disk(),
+            dir: environment.disk(),
             file_bytes: overflow_bytes,
             depth: load.depth,
             write_bytes_per_second: evicted_bytes_per_second as u64,
             seconds,
-            cores: ground.cores,
+            cores: environment.cores,
         }
         .run()?;
         let bound_iops = disk.read_iops / overflow_read_share;

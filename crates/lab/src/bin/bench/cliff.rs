@@ -6,7 +6,7 @@
 
 use crate::bound::flowing;
 use crate::cliff_report::{Cliff, DiskPoint, WorkingSet, losses};
-use crate::ground::{Ground, order};
+use crate::environment::{Environment, order};
 use crate::targets::{Serving, Target};
 use crate::{Options, peers, warm_up};
 use anyhow::Result;
@@ -68,7 +68,7 @@ pub fn tmpfs_bytes(options: &Options) -> u64 {
 }
 
 /// Measures all of it.
-pub fn measure(options: &Options, ground: &Ground) -> Result<Cliff> {
+pub fn measure(options: &Options, environment: &Environment) -> Result<Cliff> {
     let seconds = options.seconds(20.0, 1.0);
     let ram_bytes = ram_bytes(options);
     let sizes: &[u64] = if options.quick { &FEW_WORKING_SETS } else { &WORKING_SETS };
@@ -78,25 +78,30 @@ pub fn measure(options: &Options, ground: &Ground) -> Result<Cliff> {
     for hundredths in sizes {
         let bytes = ram_bytes * hundredths / 100 / (1 << 20) * (1 << 20);
         let load = Load { span_bytes: bytes, ..load };
-        working_sets.push(working_set(options, ground, load, ram_bytes)?);
+        working_sets.push(working_set(options, environment, load, ram_bytes)?);
     }
     let overflow_bytes = ram_bytes * OVERFLOW_TIERS;
-    let origin = ground.origin.clone();
+    let origin = environment.origin.clone();
     let rounds = options.rounds();
     let losses = losses(&working_sets);
     Ok(Cliff { schema: 1, origin, seconds, rounds, ram_bytes, overflow_bytes, load, working_sets, losses })
 }
 
-fn working_set(options: &Options, ground: &Ground, load: Load, ram_bytes: u64) -> Result<WorkingSet> {
+fn working_set(
+    options: &Options,
+    environment: &Environment,
+    load: Load,
+    ram_bytes: u64,
+) -> Result<WorkingSet> {
     let tiers = load.span_bytes as f64 / ram_bytes as f64;
     let mut disks = Vec::new();
     let mut points = Vec::new();
     for contender in Contender::ALL {
-        let mut disk = Target::start(contender.serving(ram_bytes), load.span_bytes, ground)?;
+        let mut disk = Target::start(contender.serving(ram_bytes), load.span_bytes, environment)?;
         let settled = disk.settle(load, options.patience(load_seconds(&load)))?;
         points.push(DiskPoint {
             disk: contender,
-            command: ground.command(&disk.server),
+            command: environment.command(&disk.server),
             settled,
             runs: vec![],
             write_amplification: vec![],
@@ -104,7 +109,7 @@ fn working_set(options: &Options, ground: &Ground, load: Load, ram_bytes: u64) -
         });
         disks.push(disk);
     }
-    let before = ground.nearness()?;
+    let before = environment.nearness()?;
     for round in 0..options.rounds() {
         for i in order(&[(); Contender::ALL.len()], round) {
             let load = Load { seed: load.seed + round as u64 * 1000, ..load };
@@ -119,7 +124,7 @@ fn working_set(options: &Options, ground: &Ground, load: Load, ram_bytes: u64) -
             rates.join(" / ")
         );
     }
-    let after = ground.nearness()?;
+    let after = environment.nearness()?;
     Ok(WorkingSet { tiers, bytes: load.span_bytes, before, after, disks: points })
 }
 

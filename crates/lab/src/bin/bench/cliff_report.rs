@@ -4,7 +4,7 @@
 //! small.
 
 use crate::cliff::Contender;
-use crate::ground::{Nearness, Origin};
+use crate::environment::{Nearness, Origin};
 use crate::report::{rate, time};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;

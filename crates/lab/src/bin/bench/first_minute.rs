@@ -6,8 +6,8 @@
 //! of the same round.
 
 use crate::Options;
+use crate::environment::Environment;
 use crate::first_minute_report::{Report, Row, Side, checks_of};
-use crate::ground::Ground;
 use crate::targets::{Serving, Target};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
@@ -48,7 +48,7 @@ enum Place {
 }
 
 /// Measures one or more sides of a row.
-type Take = fn(&Ground) -> Result<Vec<(&'static str, f64)>>;
+type Take = fn(&Environment) -> Result<Vec<(&'static str, f64)>>;
 
 /// A row to be measured.
 struct Plan {
@@ -161,34 +161,34 @@ const NBD_1M: &[Take] =
     &[|g| nbd(g, true, 1024, 4, "spillway"), |g| nbd(g, false, 1024, 4, "qcow2 on tmpfs")];
 
 /// Measures all of it. The thread that calls it must not be kept to a core.
-pub fn measure(options: &Options, ground: &Ground) -> Result<Report> {
+pub fn measure(options: &Options, environment: &Environment) -> Result<Report> {
     let mut rows: Vec<Row> = Vec::new();
     for round in 0..options.first_minute_rounds() {
         for host in BOTH {
-            let _busy = (*host == Host::Busy).then(|| busy(ground)).transpose()?;
+            let _busy = (*host == Host::Busy).then(|| busy(environment)).transpose()?;
             let plans = PLANS.iter().filter(|p| p.hosts.contains(host) && options.takes_row(p.key));
             for plan in plans {
-                take(plan, *host, round, ground, &mut rows)?;
+                take(plan, *host, round, environment, &mut rows)?;
             }
         }
         if options.takes_row("demo") && (!options.quick || round == 0) {
-            demo(ground, &mut rows)?;
+            demo(environment, &mut rows)?;
         }
     }
     let checks = checks_of(&rows);
-    Ok(Report { schema: 1, origin: ground.origin.clone(), rows, checks })
+    Ok(Report { schema: 1, origin: environment.origin.clone(), rows, checks })
 }
 
 /// Takes a row once.
-fn take(plan: &Plan, host: Host, round: usize, ground: &Ground, rows: &mut Vec<Row>) -> Result<()> {
+fn take(plan: &Plan, host: Host, round: usize, environment: &Environment, rows: &mut Vec<Row>) -> Result<()> {
     let found = std::thread::scope(|scope| {
         let taking = scope.spawn(|| {
             if plan.place != Place::Anywhere {
-                ground.keep_to_core()?;
+                environment.keep_to_core()?;
             }
             let mut found = Vec::new();
             for i in 0..plan.takes.len() {
-                found.extend(plan.takes[(i + round) % plan.takes.len()](ground)?);
+                found.extend(plan.takes[(i + round) % plan.takes.len()](environment)?);
             }
             anyhow::Ok(found)
         });
@@ -230,9 +230,9 @@ impl Drop for Busy {
     }
 }
 
-fn busy(ground: &Ground) -> Result<Busy> {
+fn busy(environment: &Environment) -> Result<Busy> {
     let mut busy = Busy(Vec::new());
-    for core in ground.cores {
+    for core in environment.cores {
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "taskset", "-c", &core.to_string()])
             .args(["sh", "-c", "while :; do :; done"])
@@ -244,29 +244,37 @@ fn busy(ground: &Ground) -> Result<Busy> {
     Ok(busy)
 }
 
-fn fresh(serving: Serving, ground: &Ground, depth: usize, request_bytes: usize) -> Result<Target> {
+fn fresh(serving: Serving, environment: &Environment, depth: usize, request_bytes: usize) -> Result<Target> {
     let shape = Shape { depth, request_bytes, ..Shape::default() };
-    Target::fresh(serving, SPAN, ground, Some(ground.serving()), shape)
+    Target::fresh(serving, SPAN, environment, Some(environment.serving()), shape)
 }
 
 fn sequential(
-    ground: &Ground,
+    environment: &Environment,
     serving: Serving,
     names: [&'static str; 2],
 ) -> Result<Vec<(&'static str, f64)>> {
-    let mut disk = fresh(serving, ground, 1, MIB as usize)?;
+    let mut disk = fresh(serving, environment, 1, MIB as usize)?;
     let load = Load { depth: 1, ..Load::fill(SPAN, MIB as usize) };
     names.into_iter().map(|name| Ok((name, SPAN as f64 / disk.run_asleep(&load)?.seconds / GIB))).collect()
 }
 
-fn deep(ground: &Ground, serving: Serving, names: [&'static str; 2]) -> Result<Vec<(&'static str, f64)>> {
-    let mut disk = fresh(serving, ground, 64, 512 << 10)?;
+fn deep(
+    environment: &Environment,
+    serving: Serving,
+    names: [&'static str; 2],
+) -> Result<Vec<(&'static str, f64)>> {
+    let mut disk = fresh(serving, environment, 64, 512 << 10)?;
     let load = Load { depth: 64, ..Load::fill(SPAN, 512 << 10) };
     names.into_iter().map(|name| Ok((name, disk.run(&load)?.p50_ns as f64 / 1e6))).collect()
 }
 
-fn random(ground: &Ground, serving: Serving, name: &'static str) -> Result<Vec<(&'static str, f64)>> {
-    let mut disk = fresh(serving, ground, 16, 4096)?;
+fn random(
+    environment: &Environment,
+    serving: Serving,
+    name: &'static str,
+) -> Result<Vec<(&'static str, f64)>> {
+    let mut disk = fresh(serving, environment, 16, 4096)?;
     let load = Load {
         write_share: 1.0,
         random_share: 1.0,
@@ -277,14 +285,14 @@ fn random(ground: &Ground, serving: Serving, name: &'static str) -> Result<Vec<(
 }
 
 fn asleep(
-    ground: &Ground,
+    environment: &Environment,
     serving: Serving,
     core: Option<usize>,
     name: &'static str,
 ) -> Result<Vec<(&'static str, f64)>> {
     let shape = Shape { depth: 1, request_bytes: 128 << 10, ..Shape::default() };
     let span = 64 * MIB;
-    let mut disk = Target::fresh(serving, span, ground, core, shape)?;
+    let mut disk = Target::fresh(serving, span, environment, core, shape)?;
     disk.run(&Load { depth: 1, ..Load::fill(span, 128 << 10) })?;
     let end = End::Count(20_000);
     let load = Load { write_share: 1.0, random_share: 1.0, span_bytes: span, ..Load::seed_004(1, end) };
@@ -293,11 +301,11 @@ fn asleep(
 }
 
 /// All disks are there before the first one is written to; the time is until the last one is done.
-fn many(ground: &Ground, serving: Serving, name: &'static str) -> Result<Vec<(&'static str, f64)>> {
+fn many(environment: &Environment, serving: Serving, name: &'static str) -> Result<Vec<(&'static str, f64)>> {
     let shape = Shape { depth: 1, request_bytes: MIB as usize, ..Shape::default() };
     let load = Load { depth: 1, ..Load::fill(SPAN_OF_MANY, MIB as usize) };
     let disks: Result<Vec<Target>> =
-        (0..MANY).map(|_| Target::fresh(serving, SPAN_OF_MANY, ground, None, shape)).collect();
+        (0..MANY).map(|_| Target::fresh(serving, SPAN_OF_MANY, environment, None, shape)).collect();
     let begin = Instant::now();
     std::thread::scope(|scope| {
         let runs: Vec<_> = disks?
@@ -316,7 +324,7 @@ fn many(ground: &Ground, serving: Serving, name: &'static str) -> Result<Vec<(&'
 
 /// Reads what was written before, through fio's NBD client.
 fn nbd(
-    ground: &Ground,
+    environment: &Environment,
     ours: bool,
     kib: u64,
     depth: u32,
@@ -324,7 +332,7 @@ fn nbd(
 ) -> Result<Vec<(&'static str, f64)>> {
     let serving = if ours { IN_RAM } else { Serving::Qcow2Tmpfs };
     let shape = Shape { depth: 8, request_bytes: MIB as usize, ..Shape::default() };
-    let mut disk = Target::fresh(serving, SPAN, ground, None, shape)?;
+    let mut disk = Target::fresh(serving, SPAN, environment, None, shape)?;
     disk.run(&Load::fill(SPAN, MIB as usize))?;
     let uri = format!("nbd+unix:///{}?socket={}", if ours { "" } else { "nbd" }, disk.nbd().display());
     let output = Command::new("fio")
@@ -342,18 +350,18 @@ fn nbd(
 }
 
 /// What the kernel allows one thread.
-fn bare_limits(ground: &Ground) -> Result<Vec<(&'static str, f64)>> {
-    let [stored, copied] = cores::memory_limits(ground.serving())?.map(|rate| rate / GIB);
+fn bare_limits(environment: &Environment) -> Result<Vec<(&'static str, f64)>> {
+    let [stored, copied] = cores::memory_limits(environment.serving())?.map(|rate| rate / GIB);
     Ok(vec![("pwrite of 512 KiB into new memory", stored), ("memcpy to memory that is there", copied)])
 }
 
 /// The demo's machines: the 99th percentile of their writes by scenario.
-fn demo(ground: &Ground, rows: &mut Vec<Row>) -> Result<()> {
+fn demo(environment: &Environment, rows: &mut Vec<Row>) -> Result<()> {
     let program = std::env::current_exe()?.with_file_name("demo");
-    let out = ground.disk().join("demo.json");
+    let out = environment.disk().join("demo.json");
     let name = program.to_str().context("the program's path is not UTF-8")?;
     let arguments = ["--out".to_string(), out.display().to_string()];
-    let log = ground.disk().join("demo.log");
+    let log = environment.disk().join("demo.log");
     let mut demo = Server::start("demo", name, &arguments, None, &log)?;
     let status = demo.wait(Duration::from_secs(900))?;
     ensure!(status.success(), "demo: {status}\n{}", demo.tail());

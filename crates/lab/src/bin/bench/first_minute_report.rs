@@ -4,8 +4,8 @@
 //! the median of the ratios of pairs; a promise whose figure was not measured is not kept.
 
 use crate::checks::{Asked, Check, check};
+use crate::environment::Origin;
 use crate::first_minute::Host;
-use crate::ground::Origin;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use spillway_lab::cores::median;

@@ -7,9 +7,9 @@ mod bound;
 mod checks;
 mod cliff;
 mod cliff_report;
+mod environment;
 mod first_minute;
 mod first_minute_report;
-mod ground;
 mod overhead;
 mod peers;
 mod report;
@@ -159,36 +159,36 @@ fn bench(options: &Options) -> Result<bool> {
     ensure!(options.part == Part::Peers || !options.peers_only, "--peers-only belongs to the part 'peers'");
     std::fs::create_dir_all(&options.out)
         .with_context(|| format!("{}: cannot create", options.out.display()))?;
-    let ground = ground::Ground::prepare(options)?;
+    let environment = environment::Environment::prepare(options)?;
     let mut checks = Vec::new();
     if options.part.includes(Part::Scale) {
-        let found = scale::measure(options, &ground)?;
+        let found = scale::measure(options, &environment)?;
         found.print();
         keep_json(&found, &options.out.join("scale.json"))?;
         checks.extend(found.checks);
     }
     if options.part.includes(Part::Overhead) {
-        let found = overhead::measure(options, &ground)?;
+        let found = overhead::measure(options, &environment)?;
         overhead::print(&found);
         keep_json(&found, &options.out.join("overhead.json"))?;
         checks.extend(found.checks);
     }
     if options.part.includes(Part::FirstMinute) {
-        let report = first_minute::measure(options, &ground)?;
+        let report = first_minute::measure(options, &environment)?;
         report.print();
         keep_json(&report, &options.out.join("first-minute.json"))?;
         checks.extend(report.checks);
     }
     // One core drives from here on, another serves.
-    ground.keep_to_core()?;
+    environment.keep_to_core()?;
     if options.part.includes(Part::Cliff) {
-        let found = cliff::measure(options, &ground)?;
+        let found = cliff::measure(options, &environment)?;
         found.print();
         keep_json(&found, &options.out.join("cliff.json"))?;
         keep(&found.sheet().svg(), &options.out.join("cliff.svg"))?;
     }
     if options.part.includes(Part::Peers) {
-        let report = peers::measure(options, &ground)?;
+        let report = peers::measure(options, &environment)?;
         report.print();
         keep_json(&report, &options.out.join("bench.json"))?;
         checks.extend(report.checks);

@@ -12,7 +12,7 @@
 
 use crate::Options;
 use crate::checks::{Asked, Check, check};
-use crate::ground::{Ground, Origin};
+use crate::environment::{Environment, Origin};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use serde_json::Value;
@@ -47,12 +47,12 @@ struct Side {
 }
 
 impl Side {
-    fn new(ground: &Ground, program: &Path, records: bool) -> Result<Side> {
-        let files = tempfile::Builder::new().prefix("disk.").tempdir_in(ground.disk())?;
+    fn new(environment: &Environment, program: &Path, records: bool) -> Result<Side> {
+        let files = tempfile::Builder::new().prefix("disk.").tempdir_in(environment.disk())?;
         let base = files.path().join("base.raw");
         std::fs::File::create(&base)?.set_len(SPAN)?;
         let disk = Disk::start_with(program, files.path(), &base, &["--ram", "3G", "--overflow", "4G"])?;
-        cores::pin_process(disk.worker()?, ground.serving())?;
+        cores::pin_process(disk.worker()?, environment.serving())?;
         let shape = Shape { depth: 16, request_bytes: 64 << 10, ..Shape::default() };
         let mut driver = Driver::connect_with(&disk.vhost(), shape)?;
         driver.run(&Load::fill(SPAN, 64 << 10))?;
@@ -138,8 +138,8 @@ pub struct Report {
 }
 
 /// Measures pairs: recording beside not recording; and, with `--against`, this program beside another, and beside itself.
-pub fn measure(options: &Options, ground: &Ground) -> Result<Report> {
-    let this = &ground.spillway;
+pub fn measure(options: &Options, environment: &Environment) -> Result<Report> {
+    let this = &environment.spillway;
     if let Some(against) = &options.against {
         let bytes = |path: &PathBuf| {
             std::fs::read(path).with_context(|| format!("{}: cannot be read", path.display()))
@@ -147,14 +147,14 @@ pub fn measure(options: &Options, ground: &Ground) -> Result<Report> {
         ensure!(bytes(against)? != bytes(this)?, "--against: {} is the same program", against.display());
     }
     // What is started from here on stays on the core that drives, but for each worker's first thread, which serves.
-    ground.keep_to_core()?;
-    let mut found = pairs(options, ground, RECORDING, (this, false), (this, true))?;
+    environment.keep_to_core()?;
+    let mut found = pairs(options, environment, RECORDING, (this, false), (this, true))?;
     if let Some(against) = &options.against {
-        found.extend(pairs(options, ground, AGAINST, (against, false), (this, false))?);
-        found.extend(pairs(options, ground, TWICE, (this, false), (this, false))?);
+        found.extend(pairs(options, environment, AGAINST, (against, false), (this, false))?);
+        found.extend(pairs(options, environment, TWICE, (this, false), (this, false))?);
     }
     let checks = checks(&found);
-    Ok(Report { schema: 2, origin: ground.origin.clone(), found, checks })
+    Ok(Report { schema: 2, origin: environment.origin.clone(), found, checks })
 }
 
 /// Programs, and whether their disks are recorded.
@@ -162,7 +162,7 @@ type Which<'a> = (&'a PathBuf, bool);
 
 fn pairs(
     options: &Options,
-    ground: &Ground,
+    environment: &Environment,
     what: &str,
     before: Which,
     after: Which,
@@ -176,7 +176,7 @@ fn pairs(
         let first = pair % 2;
         let mut sides: Vec<Side> = if first == 0 { [before, after] } else { [after, before] }
             .into_iter()
-            .map(|(program, records)| Side::new(ground, program, records))
+            .map(|(program, records)| Side::new(environment, program, records))
             .collect::<Result<_>>()?;
         for (depth, found) in DEPTHS.into_iter().zip(&mut found) {
             let mut turns = [Vec::new(), Vec::new()];

@@ -4,7 +4,7 @@
 //! in turn before the next point, beginning with another disk in each round. Invariant: figures that are compared
 //! were taken in the same minute, in every round; but for the disk's bound, which has rounds of its own.
 
-use crate::ground::{Ground, order};
+use crate::environment::{Environment, order};
 use crate::report::{Name, Point, Report, Round, TargetLine};
 use crate::targets::{DEEPEST, Kind, Target};
 use crate::{Options, bound, checks, warm_up};
@@ -19,7 +19,7 @@ const DISK_BYTES: u64 = 5 << 29;
 pub const DEPTH: usize = 16;
 
 /// Measures all of it.
-pub fn measure(options: &Options, ground: &Ground) -> Result<Report> {
+pub fn measure(options: &Options, environment: &Environment) -> Result<Report> {
     let seconds = options.seconds(10.0, 2.0);
     ensure!(
         options.depths.iter().all(|d| (1..=DEEPEST).contains(d)),
@@ -29,7 +29,7 @@ pub fn measure(options: &Options, ground: &Ground) -> Result<Report> {
     for kind in Kind::ALL {
         if !(options.peers_only && kind.is_spillway()) {
             eprintln!("bench: starting {} and writing its disk over", kind.name());
-            disks.push((kind, Target::start(kind.serving(), DISK_BYTES, ground)?));
+            disks.push((kind, Target::start(kind.serving(), DISK_BYTES, environment)?));
         }
     }
     let at_rest = rest(&disks);
@@ -42,28 +42,28 @@ pub fn measure(options: &Options, ground: &Ground) -> Result<Report> {
     let loads: Vec<_> = points.iter().map(|p| (p.name, p.load.depth)).collect();
     let mut rounds = Vec::new();
     for round in 0..options.rounds() {
-        let before = ground.nearness()?;
+        let before = environment.nearness()?;
         for index in order(&loads, round) {
             let point = &mut points[index];
             let (_, disk) = disks.iter_mut().find(|(k, _)| *k == point.kind).context("no such disk")?;
             take(options, point, disk, round, seconds)?;
         }
-        rounds.push(Round { before, after: ground.nearness()? });
+        rounds.push(Round { before, after: environment.nearness()? });
     }
     let targets = disks
         .iter()
         .zip(at_rest)
         .map(|((kind, disk), at_rest)| {
-            let command = ground.command(&disk.server);
+            let command = environment.command(&disk.server);
             Ok(TargetLine { kind: *kind, what: kind.what(), command, at_rest, stats: disk.stats()? })
         })
         .collect::<Result<_>>()?;
     drop(disks);
     let bound = match options.peers_only {
         true => None,
-        false => Some(bound::measure(options, ground, seconds)?),
+        false => Some(bound::measure(options, environment, seconds)?),
     };
-    let origin = ground.origin.clone();
+    let origin = environment.origin.clone();
     let mut report = Report { schema: 3, origin, seconds, targets, rounds, points, bound, checks: vec![] };
     if !options.peers_only {
         report.checks = checks::of(&report);

@@ -4,7 +4,7 @@
 
 use crate::bound::Bound;
 use crate::checks::Check;
-use crate::ground::{Nearness, Origin};
+use crate::environment::{Nearness, Origin};
 use crate::targets::Kind;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;

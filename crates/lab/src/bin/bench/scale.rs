@@ -5,7 +5,7 @@
 //! that what differs is the size alone.
 
 use crate::Options;
-use crate::ground::{Ground, order};
+use crate::environment::{Environment, order};
 use crate::scale_report::{Life, Memory, Scale, Size};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -38,14 +38,14 @@ const KEPT_BYTES: u64 = 128 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Measures all of it.
-pub fn measure(options: &Options, ground: &Ground) -> Result<Scale> {
+pub fn measure(options: &Options, environment: &Environment) -> Result<Scale> {
     let written_bytes = if options.quick { RAM_BYTES / 8 } else { RAM_BYTES };
     let mut sizes: Vec<Size> =
         SIZES.iter().map(|&bytes| Size { bytes, command: String::new(), lives: vec![] }).collect();
     for round in 0..options.rounds() {
         for i in order(&[(); SIZES.len()], round) {
             let size = &mut sizes[i];
-            let (command, life) = live(ground, size.bytes, written_bytes)
+            let (command, life) = live(environment, size.bytes, written_bytes)
                 .with_context(|| format!("a disk of {} GiB", size.bytes >> 30))?;
             eprintln!(
                 "bench: round {}/{}, {} GiB: reset acknowledged after {:.1} ms",
@@ -58,13 +58,13 @@ pub fn measure(options: &Options, ground: &Ground) -> Result<Scale> {
             size.lives.push(life);
         }
     }
-    let origin = ground.origin.clone();
+    let origin = environment.origin.clone();
     Ok(Scale::new(origin, [RAM_BYTES, OVERFLOW_BYTES, written_bytes], sizes))
 }
 
 /// The life of one disk, and how it was started.
-fn live(ground: &Ground, size_bytes: u64, written_bytes: u64) -> Result<(String, Life)> {
-    let files = tempfile::Builder::new().prefix("disk.").tempdir_in(ground.disk())?;
+fn live(environment: &Environment, size_bytes: u64, written_bytes: u64) -> Result<(String, Life)> {
+    let files = tempfile::Builder::new().prefix("disk.").tempdir_in(environment.disk())?;
     let base = files.path().join("base.raw");
     std::fs::File::create(&base)?.set_len(size_bytes)?;
     let mib = |bytes: u64| format!("{}M", bytes >> 20);
@@ -72,7 +72,7 @@ fn live(ground: &Ground, size_bytes: u64, written_bytes: u64) -> Result<(String,
     let options = ["--ram", &ram, "--overflow", &overflow];
 
     let begin = Instant::now();
-    let disk = Disk::start_with(&ground.spillway, files.path(), &base, &options)?;
+    let disk = Disk::start_with(&environment.spillway, files.path(), &base, &options)?;
     let ready_ms = milliseconds(begin);
     let ready = memory(&disk)?;
 
@@ -104,7 +104,7 @@ fn live(ground: &Ground, size_bytes: u64, written_bytes: u64) -> Result<(String,
     alone.context("the VMM or the dead worker stay")?;
     comes_to_rest(&disk)?;
     let begin = Instant::now();
-    let mut reset = Command::new(&ground.spillway);
+    let mut reset = Command::new(&environment.spillway);
     let status =
         reset.arg("reset").arg(disk.control()).stdin(Stdio::null()).stdout(Stdio::null()).status()?;
     let reset_ms = milliseconds(begin);
@@ -122,7 +122,7 @@ fn live(ground: &Ground, size_bytes: u64, written_bytes: u64) -> Result<(String,
     let back_ms = milliseconds(begin);
     let after_reset = memory(&disk)?;
 
-    let command = disk.command().replace(&ground.spillway.display().to_string(), "spillway");
+    let command = disk.command().replace(&environment.spillway.display().to_string(), "spillway");
     disk.stop()?;
     let life = Life {
         ready_ms,

@@ -3,7 +3,7 @@
 //! Invariant: each figure shown is the median of the rounds that are kept.
 
 use crate::checks::{Asked, Check, check};
-use crate::ground::Origin;
+use crate::environment::Origin;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use spillway_lab::cores::median;

@@ -3,7 +3,7 @@
 //! Owns their files and their processes. Invariant: what [`Target::start`] gives serves from the same core as all others,
 //! and has been written over its whole span, in order, before anything is measured.
 
-use crate::ground::Ground;
+use crate::environment::Environment;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
@@ -134,9 +134,9 @@ pub struct Target {
 
 impl Target {
     /// Starts a server on the core that serves, and writes its disk over once.
-    pub fn start(serving: Serving, disk_bytes: u64, ground: &Ground) -> Result<Target> {
+    pub fn start(serving: Serving, disk_bytes: u64, environment: &Environment) -> Result<Target> {
         let shape = Shape { depth: DEEPEST, request_bytes: 128 << 10, ..Shape::default() };
-        let mut target = Target::fresh(serving, disk_bytes, ground, Some(ground.serving()), shape)?;
+        let mut target = Target::fresh(serving, disk_bytes, environment, Some(environment.serving()), shape)?;
         let server = &target.server;
         target
             .driver
@@ -149,18 +149,18 @@ impl Target {
     pub fn fresh(
         serving: Serving,
         disk_bytes: u64,
-        ground: &Ground,
+        environment: &Environment,
         core: Option<usize>,
         shape: Shape,
     ) -> Result<Target> {
-        let files = tempfile::Builder::new().prefix("disk.").tempdir_in(ground.disk())?;
-        let tmpfs = tempfile::Builder::new().prefix("disk.").tempdir_in(ground.tmpfs())?;
+        let files = tempfile::Builder::new().prefix("disk.").tempdir_in(environment.disk())?;
+        let tmpfs = tempfile::Builder::new().prefix("disk.").tempdir_in(environment.tmpfs())?;
         let [socket, nbd, control, base] =
             ["vhost", "nbd", "control", "base.raw"].map(|name| files.path().join(name));
         std::fs::File::create(&base)?.set_len(disk_bytes)?;
         let daemon_program = Path::new("qemu-storage-daemon");
         let (program, nodes) = match serving {
-            Serving::Spillway { .. } | Serving::Direct => (ground.spillway.as_path(), vec![]),
+            Serving::Spillway { .. } | Serving::Direct => (environment.spillway.as_path(), vec![]),
             Serving::Qcow2Tmpfs => {
                 (daemon_program, qcow2(&base, &tmpfs.path().join("overlay.qcow2"), ",aio=threads")?)
             }
@@ -186,7 +186,7 @@ impl Target {
         let driver = Driver::connect_with(&socket, shape)
             .with_context(|| format!("{}\n{}", server.command, server.tail()))?;
         let control = serving.is_spillway().then_some(control);
-        let spillway = ground.spillway.clone();
+        let spillway = environment.spillway.clone();
         Ok(Target { server, driver, control, nbd, spillway, _files: files, _tmpfs: tmpfs })
     }
 

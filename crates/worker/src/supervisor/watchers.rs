@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 /// What is kept for them.
 #[derive(Debug, Default)]
-pub(super) struct Lookers {
+pub(super) struct Watchers {
     ring: Option<OwnedFd>,
     /// Peers that wait for the curve, and what they want of it. The worker is asked for the first one's, and for no other
     /// meanwhile: a curve takes it a moment.
@@ -24,8 +24,8 @@ pub(super) struct Lookers {
 impl Supervisor {
     /// Tells what the last worker could not.
     pub(super) fn tell_states(&mut self) {
-        for (kind, text) in self.believed.wrong(&self.window.read()) {
-            self.believed.note(kind);
+        for (kind, text) in self.reported.wrong(&self.window.read()) {
+            self.reported.note(kind);
             self.announce(kind, text);
         }
     }
@@ -51,31 +51,31 @@ impl Supervisor {
 
     /// The ring; made, and the worker told, if this is the first who wants it.
     fn ring(&mut self) -> io::Result<OwnedFd> {
-        if let Some(ring) = &self.lookers.ring {
+        if let Some(ring) = &self.watchers.ring {
             return ring.try_clone();
         }
         let ring = trace_ring::create()?;
         let (workers, answer) = (ring.try_clone()?, ring.try_clone()?);
         self.tell(ToWorker::Trace { on: true }, vec![workers]);
-        self.lookers.ring = Some(ring);
+        self.watchers.ring = Some(ring);
         Ok(answer)
     }
 
     /// What a worker that begins is told of recorders. Who looks on never keeps a disk from being served.
     pub(super) fn recorders_ring(&mut self) -> Option<OwnedFd> {
-        let ring = self.lookers.ring.as_ref()?.try_clone();
+        let ring = self.watchers.ring.as_ref()?.try_clone();
         if let Err(e) = &ring {
             (self.log)(&format!("what is recorded ends here: {e}"));
             self.peers.retain(|_, peer| !peer.records());
-            self.lookers.ring = None;
+            self.watchers.ring = None;
         }
         ring.ok()
     }
 
     /// A peer has gone. After the last recorder nobody writes any more.
-    pub(super) fn keep_lookers(&mut self) {
-        if self.lookers.ring.is_some() && !self.peers.values().any(super::control::Peer::records) {
-            self.lookers.ring = None;
+    pub(super) fn keep_watchers(&mut self) {
+        if self.watchers.ring.is_some() && !self.peers.values().any(super::control::Peer::records) {
+            self.watchers.ring = None;
             self.tell(ToWorker::Trace { on: false }, Vec::new());
         }
     }
@@ -88,8 +88,8 @@ impl Supervisor {
         if !self.life.serving {
             return Some(Answer::error("busy", "the worker begins: try again"));
         }
-        self.lookers.asking.push_back((by, goal));
-        if self.lookers.asking.len() == 1 {
+        self.watchers.asking.push_back((by, goal));
+        if self.watchers.asking.len() == 1 {
             self.tell(ToWorker::Curve { goal }, Vec::new());
         }
         None
@@ -97,8 +97,8 @@ impl Supervisor {
 
     pub(super) fn on_curve(&mut self, curve: serde_json::Value) {
         // Nobody has asked: a worker that says so is none of ours any more.
-        let Some((by, _)) = self.lookers.asking.pop_front() else { return };
-        if let Some(&(_, goal)) = self.lookers.asking.front() {
+        let Some((by, _)) = self.watchers.asking.pop_front() else { return };
+        if let Some(&(_, goal)) = self.watchers.asking.front() {
             self.tell(ToWorker::Curve { goal }, Vec::new());
         }
         self.answer(by, &Answer::Ok(curve));
@@ -106,7 +106,7 @@ impl Supervisor {
 
     /// The worker that was asked is gone, and its curve with it.
     pub(super) fn forget_curves(&mut self) {
-        for (by, _) in std::mem::take(&mut self.lookers.asking) {
+        for (by, _) in std::mem::take(&mut self.watchers.asking) {
             self.answer(
                 by,
                 &Answer::error("busy", "the worker was replaced by another, whose curve begins: try again"),

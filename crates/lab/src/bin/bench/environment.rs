@@ -14,7 +14,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 /// The place, and what stands in every report about it.
-pub struct Ground {
+pub struct Environment {
     /// The spillway program.
     pub spillway: PathBuf,
     /// The core that drives and the one that serves.
@@ -54,9 +54,9 @@ pub struct Nearness {
     pub cold_copy_ns: f64,
 }
 
-impl Ground {
+impl Environment {
     /// Looks at the machine and makes the directories.
-    pub fn prepare(options: &Options) -> Result<Ground> {
+    pub fn prepare(options: &Options) -> Result<Environment> {
         let cores = two_cores(options)?;
         let cliff = if options.part.includes(Part::Cliff) { cliff::tmpfs_bytes(options) } else { 0 };
         let peers = if options.part.includes(Part::Peers) || options.part.includes(Part::FirstMinute) {
@@ -91,7 +91,7 @@ impl Ground {
             peer: version("qemu-storage-daemon")?,
             probe: version("fio")?,
         };
-        Ok(Ground { spillway, cores, origin, disk, tmpfs })
+        Ok(Environment { spillway, cores, origin, disk, tmpfs })
     }
 
     /// Keeps this thread, and what it starts without a word about cores, on the core that drives.
