@@ -298,7 +298,7 @@ mod tests {
             let needed = objects.change(|changes| none_needs(changes, &image, Some(3))).unwrap_err();
             assert_eq!(needed.code, ErrorCode::InUse, "until its file is gone");
             objects.change(|changes| none_needs(changes, &image, Some(2))).unwrap();
-            let doomed = objects.list::<leftovers::Left>().unwrap();
+            let doomed = objects.list::<leftovers::LeftoverFiles>().unwrap();
             let doomed: Vec<bool> = doomed.iter().map(|left| left.value.is_doomed()).collect();
             assert_eq!(doomed, [with_data; 2]);
         }

@@ -137,7 +137,7 @@ struct Shared {
     kept: Mutex<HashMap<Name, TrackedMachine>>,
     /// Something has changed that concerns more than one machine.
     stir: Notify,
-    figures: figures::Seen,
+    figures: figures::CollectedFigures,
 }
 
 impl Machines {
@@ -172,7 +172,7 @@ impl Machines {
             copies: Semaphore::new(COPIES),
             kept: Mutex::default(),
             stir: Notify::new(),
-            figures: figures::Seen::default(),
+            figures: figures::CollectedFigures::default(),
         });
         host_start::look(&shared.objects)?;
         let runs = shared.runs()?;
