@@ -56,7 +56,7 @@ impl Catalogs {
         action: RolloutAction,
         expected: Option<Revision>,
     ) -> Result<(Catalog, bool), HostError> {
-        let is_changed = self.objects.change(|changes| {
+        let ((mut catalog, is_changed), written) = self.objects.change_at(|changes| {
             let mut catalog = self.found(changes, name, expected)?;
             let Some(rollout) = &mut catalog.rollout else {
                 let message = format!("catalog {name}: no rollout goes on");
@@ -70,9 +70,10 @@ impl Catalogs {
             if is_changed {
                 changes.put(name.as_str(), &catalog);
             }
-            Ok::<_, HostError>(is_changed)
+            Ok::<_, HostError>((catalog, is_changed))
         })?;
-        Ok((self.get(name)?, is_changed))
+        catalog.revision = written.map_or(catalog.revision, |revision| revision.0);
+        Ok((catalog, is_changed))
     }
 
     /// A rollout has ended, unless somebody has changed the catalog since it was looked at.
@@ -94,7 +95,7 @@ impl Catalogs {
         expected: Option<Revision>,
         choose: impl Fn(&Catalog) -> Result<ImageRef, HostError>,
     ) -> Result<(Catalog, Catalog), HostError> {
-        let (before, notes) = self.objects.change(|changes| {
+        let ((mut catalog, before, notes), written) = self.objects.change_at(|changes| {
             let mut catalog = self.found(changes, name, expected)?;
             let before = catalog.clone();
             let mut spec = catalog.spec.clone();
@@ -134,9 +135,10 @@ impl Catalogs {
                 format!("this replaces the rollout of {image}:{version} ({strategy}) of {since}, which had not ended")
             }));
             changes.put(name.as_str(), &catalog);
-            Ok::<_, HostError>((before, notes))
+            Ok::<_, HostError>((catalog, before, notes))
         })?;
-        let mut catalog = self.get(name)?;
+        // As it was written: a rollout with nothing to do has ended already.
+        catalog.revision = written.map_or(catalog.revision, |revision| revision.0);
         catalog.warnings.extend(notes);
         Ok((catalog, before))
     }

@@ -247,8 +247,16 @@ impl Objects {
     /// else has changed meanwhile what the decision looked at with [`Changes`]. A decision makes no other change itself.
     pub fn change<R, E: From<StoreError>>(
         &self,
-        mut decide: impl FnMut(&mut Changes) -> Result<R, E>,
+        decide: impl FnMut(&mut Changes) -> Result<R, E>,
     ) -> Result<R, E> {
+        self.change_at(decide).map(|(result, _)| result)
+    }
+
+    /// The same, and the revision that the changes have made: none if there were none.
+    pub fn change_at<R, E: From<StoreError>>(
+        &self,
+        mut decide: impl FnMut(&mut Changes) -> Result<R, E>,
+    ) -> Result<(R, Option<Revision>), E> {
         let mut last = None;
         for attempt in 0..TRIES_BESIDE_OTHERS + TRIES_ALONE {
             // Nothing is behind the lock that a panic could have left half done.
@@ -260,7 +268,7 @@ impl Objects {
             match changes.commit() {
                 Err(conflict @ StoreError::Conflict(_)) => last = Some(conflict),
                 Err(error) => return Err(error.into()),
-                Ok(()) => return Ok(result),
+                Ok(revision) => return Ok((result, revision)),
             }
         }
         Err(last.expect("one attempt was made at least").into())
@@ -335,14 +343,14 @@ impl Changes<'_> {
         self.refused = None;
     }
 
-    fn commit(self) -> Result<(), StoreError> {
+    fn commit(self) -> Result<Option<Revision>, StoreError> {
         if self.transaction.changes.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         if let Some(record) = self.refused {
             return Err(record.error());
         }
-        self.objects.store.commit(&self.transaction).map(drop)
+        self.objects.store.commit(&self.transaction).map(Some)
     }
 }
 
