@@ -113,7 +113,8 @@ pub fn followed_by(mut wrapper: Command, command: &Command) -> Command {
 /// Whether the program of a command is on this host.
 pub fn is_there(command: &Command) -> bool {
     let program = Path::new(command.get_program());
-    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Where programs are looked for without one.
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     // One with a slash is taken as it is.
     program.components().count() > 1 && program.exists()
         || std::env::split_paths(&path).any(|folder| folder.join(program).is_file())

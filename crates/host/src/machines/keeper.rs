@@ -300,12 +300,16 @@ impl Keeper {
         };
         self.catalog_seen = catalog.revision;
         let Some(mut run) = run else {
-            if let Some(status) = self.admit(Need::of(&catalog.spec, self.shared.parts.hypervisor)) {
+            let need = Need::of(&catalog.spec, self.shared.parts.hypervisor);
+            if let Some(status) = self.admit(need, Need::default()) {
                 self.say(status);
                 return Ok(Next::Rest(Wait::until(Instant::now() + TICK)));
             }
-            self.begin_run(machine, &catalog, wanted).await?;
-            return Ok(Next::Again);
+            let begun = self.begin_run(machine, &catalog, wanted).await;
+            if begun.as_ref().is_err_and(|e| e.is_permanent) {
+                self.shared.give_back(&self.name);
+            }
+            return begun.map(|()| Next::Again);
         };
         let vmm = self.vmm.look(&run).await?;
         let Some(disk) = disk::find(&self.folder).await? else {
@@ -334,7 +338,8 @@ impl Keeper {
             }
             Seen::None => {
                 // One whose disk was served on while it was off had given its memory back.
-                if let Some(status) = self.admit(run.need_under(&run.spec)) {
+                let need = run.need();
+                if let Some(status) = self.admit(need, need.without_guest()) {
                     self.say(status.of(&run, &self.folder).by(&disk, None));
                     return Ok(Next::Rest(Wait::for_end_of(Some(&disk), None)?));
                 }
@@ -453,12 +458,13 @@ impl Keeper {
     }
 
     /// Promises the machine what it needs of the host. If that does not fit it waits, and this is what it is then; whoever
-    /// gives enough back wakes it.
-    fn admit(&mut self, need: Need) -> Option<Status> {
+    /// gives enough back wakes it. While it waits it is promised at most what it `holds`: what its last run had is for others.
+    fn admit(&mut self, need: Need, holds: Need) -> Option<Status> {
         let Err(lacking) = self.shared.promise(&self.name, need) else {
             self.waits = false;
             return None;
         };
+        self.shared.lower(&self.name, holds);
         if !self.waits {
             self.raise(EventKind::Waiting, &format!("it waits: {lacking}"));
         }

@@ -177,7 +177,9 @@ impl Machines {
         host_start::look(&shared.objects)?;
         let runs = shared.runs()?;
         // What runs has its memory, before anything else is promised some.
-        runs.iter().for_each(|(name, run)| shared.budget().note(name, run.need()));
+        for (name, run) in runs.iter().filter(|(_, run)| !run.is_of_another_boot()) {
+            shared.budget().note(name, run.need());
+        }
         shared.note_users(&runs)?;
         // Nobody knows what a run names whose record cannot be read: its machine's name says enough.
         let unread = shared.unread_runs()?;
@@ -291,6 +293,12 @@ impl Shared {
         let next = self.budget().promise(name, need)?;
         self.wake(&next);
         Ok(())
+    }
+
+    /// A machine that waits is promised no more than this of what it had: others may have the rest.
+    fn lower(&self, name: &Name, holds: Need) {
+        let next = self.budget().lower(name, holds);
+        self.wake(&next);
     }
 
     /// A machine takes nothing of the host any more: others may.

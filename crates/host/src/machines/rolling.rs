@@ -173,7 +173,7 @@ impl Machines {
             (format!("catalog/{}", catalog.name), format!("{}:{}", rollout.image, rollout.version));
         if tally.is_over(rollout.max_failed) {
             self.catalogs.is_rolled_out(&catalog.name, Revision(catalog.revision))?;
-            let kept = steps.iter().filter(|step| step.has == Has::TrackedMachine).count();
+            let kept = steps.iter().filter(|step| step.has == Has::Kept).count();
             let mut text = format!("{version} has reached all machines");
             if kept > 0 {
                 text += &format!(" but {kept}, whose disks stay on their version");

@@ -68,7 +68,7 @@ pub struct Tally {
     pub of: u32,
     pub restarting: u32,
     pub failed: u32,
-    /// LeftoverFiles alone.
+    /// Left alone.
     pub waiting: u32,
 }
 
@@ -104,7 +104,7 @@ pub enum Has {
     /// Nothing, or that.
     It,
     /// Another version, on which its disk stays under these settings.
-    TrackedMachine,
+    Kept,
     /// Something else, which a restart replaces.
     Other,
 }
@@ -125,7 +125,7 @@ impl Has {
         match run {
             None => Has::It,
             Some(run) if run == (&rollout.image, rollout.version) => Has::It,
-            Some(_) if disk.is_some_and(|disk| disk.stays(spec)) => Has::TrackedMachine,
+            Some(_) if disk.is_some_and(|disk| disk.stays(spec)) => Has::Kept,
             Some(_) => Has::Other,
         }
     }
@@ -194,7 +194,7 @@ mod tests {
         let (forgets, keeps) = (disk(&pooled), disk(&dedicated));
         assert_eq!(has(&forgets, &pooled, &debian, 1), Has::It);
         assert_eq!(has(&forgets, &pooled, &debian, 2), Has::Other);
-        assert_eq!(has(&keeps, &dedicated, &debian, 2), Has::TrackedMachine);
+        assert_eq!(has(&keeps, &dedicated, &debian, 2), Has::Kept);
         assert_eq!(has(&keeps, &of_other, &other, 2), Has::Other);
         // Settings that have changed since it was started.
         assert_eq!(has(&forgets, &dedicated, &debian, 2), Has::Other, "it kept nothing until now");
@@ -245,7 +245,7 @@ mod tests {
         let waited_for = [OLD, NEW, BOOTS, STUCK, AWAY].map(|step| step.is_on_its_way());
         assert_eq!(waited_for, [false, false, true, false, true]);
         // Of somebody who is spared what is older is to be done still.
-        let done = [OLD, NEW, BOOTS, spared(OLD), spared(BOOTS), Step { has: Has::TrackedMachine, ..OLD }];
+        let done = [OLD, NEW, BOOTS, spared(OLD), spared(BOOTS), Step { has: Has::Kept, ..OLD }];
         assert_eq!(done.map(|step| step.is_done()), [false, true, false, false, true, true]);
     }
 }

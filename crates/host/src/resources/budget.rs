@@ -39,6 +39,16 @@ impl Need {
         self.guest_bytes.saturating_add(self.limit_bytes)
     }
 
+    /// What the cache of it takes.
+    pub fn without_guest(self) -> Need {
+        Need { guest_bytes: 0, vcpus: 0, ..self }
+    }
+
+    /// Of each no more than that.
+    fn at_most(self, most: Need) -> Need {
+        self.with(most, u64::min)
+    }
+
     fn and(self, other: Need) -> Need {
         self.with(other, u64::saturating_add)
     }
@@ -234,6 +244,22 @@ impl Budget {
         self.sum = self.sum.without(before).and(need);
     }
 
+    /// A machine that waits has no more than this of what it was promised before. Those that may fit now.
+    pub fn lower(&mut self, name: &Name, most: Need) -> Vec<Name> {
+        let Some(before) = self.promised.get(name).copied() else { return Vec::new() };
+        let after = before.at_most(most);
+        if after == before {
+            return Vec::new();
+        }
+        self.sum = self.sum.without(before).and(after);
+        if after == Need::default() {
+            self.promised.remove(name);
+        } else {
+            self.promised.insert(name.clone(), after);
+        }
+        self.next()
+    }
+
     /// A machine has nothing any more, and waits for nothing. Those that may fit now.
     pub fn give_back(&mut self, name: &Name) -> Vec<Name> {
         self.waiting.remove(name);
@@ -387,6 +413,27 @@ mod tests {
         // One that needs less than before makes space too.
         assert_eq!(budget.promise(&name("b"), guest(0)).unwrap(), [name("three")]);
         assert_eq!(budget.describe().waiting, 2);
+    }
+
+    /// Machines that all want more than before would else keep each other from having any.
+    #[test]
+    fn who_waits_keeps_nothing_of_what_its_last_run_had() {
+        let mut budget = budget(400, 9 * GIB);
+        let guest = |gib: u64| Need { guest_bytes: gib * GIB, ..caches(0, 0) };
+        let names = ["a", "b", "c", "d"].map(name);
+        names.iter().for_each(|name| _ = budget.promise(name, guest(2)).unwrap());
+        budget.promise(&names[0], guest(4)).unwrap_err();
+        assert_eq!(budget.lower(&names[0], Need::default()), [], "the others have too much still");
+        budget.promise(&names[1], guest(5)).unwrap_err();
+        // Both have ended: the first can have what it wants, and then the second cannot.
+        assert_eq!(budget.lower(&names[1], Need::default()), [names[0].clone()]);
+        budget.promise(&names[0], guest(4)).unwrap();
+        assert_eq!(budget.lower(&names[1], Need::default()), [], "it has nothing more to give");
+        // One whose disk is served keeps what that has, and none is given more by it.
+        let both = Need { limit_bytes: 64 * MIB, ..guest(2) };
+        budget.note(&names[2], both);
+        budget.lower(&names[2], Need { limit_bytes: 128 * MIB, ..both }.without_guest());
+        assert_eq!(budget.promised[&names[2]], caches(0, 64 * MIB));
     }
 
     #[test]

@@ -37,11 +37,6 @@ impl Keeper {
             return Ok(Next::Again);
         }
         let process = look(&self.folder, disk::PROCESS).await?;
-        if matches!(process, Seen::None) && !run.keeps_its_disk() && run.is_outdated(catalog) {
-            // It was never served, so that nothing is lost, and may be so for what it was to be.
-            self.forget(run).await?;
-            return Ok(Next::Again);
-        }
         if let Seen::Ended = process {
             let said = last_words(&self.folder, disk::PROCESS).await?;
             let lost = if run.kept.is_some() { "" } else { ", and with it what was written" };
@@ -51,6 +46,7 @@ impl Keeper {
         }
         // It has written nothing yet: what its catalog says by now may be what lets it start.
         if run.is_outdated(catalog) {
+            // Nor does a copy of what it was to be go on.
             self.stop_placing().await;
             self.forget(run).await?;
             return Ok(Next::Again);
@@ -74,8 +70,9 @@ impl Keeper {
         .await;
         drop(turn);
         if started.as_ref().is_err_and(|e| e.is_permanent) {
-            // The next start is made of what its catalog says then.
+            // The next start is made of what its catalog says then. Until then others may have what it was promised.
             self.forget(begun).await?;
+            self.shared.give_back(&self.name);
         }
         started.map(|_| Next::Again)
     }
