@@ -3,7 +3,7 @@
 //!
 //! LRU says what a cache of a size must lose at the least; this says what the product's tier of a limit loses. A tier of a
 //! hundredth sees a hundredth of the blocks. Invariants: on all blocks, one request at a time, a tier does what
-//! `spillway_core::Disk` does (the test `policy` compares them); each living block is in each tier's RAM or overflow.
+//! `spillway_core::Disk` does (the test `policy` compares them); each live block is in each tier's RAM or overflow.
 
 mod tier;
 
@@ -33,7 +33,7 @@ pub struct Policy {
     threshold: u32,
     limits: Vec<u64>,
     tiers: Vec<Tier>,
-    /// The index that a living block has in every tier.
+    /// The index that a live block has in every tier.
     blocks: Table,
     free: Vec<u32>,
     next: u32,

@@ -97,7 +97,7 @@ pub struct ClaimRenewal {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Power {
-    /// The machine is to be switched off.
+    /// Desired state: the machine is off.
     #[default]
     Off,
     /// It is, and is started again if it ends by itself.

@@ -113,7 +113,7 @@ impl Admission {
         self.budget = blocks;
     }
 
-    /// A block is to be touched. False, and then the request waits: no more may be in this half of the turn.
+    /// Takes one block from the budget of the turn. Returns false if the budget is spent: the request waits for the next turn.
     #[inline]
     pub fn takes_block(&mut self, a: &mut Active) -> bool {
         if self.budget == 0 {
@@ -230,13 +230,13 @@ impl Admission {
         self.table.get(id).request.token
     }
 
-    /// Whether it is to be on the medium when it is answered.
+    /// Returns whether the request has force unit access (FUA): its data must be on the medium before it completes.
     pub fn is_fua(&self, id: Id) -> bool {
         let operation = self.table.get(id).request.operation;
         matches!(operation, Operation::Write { fua: true } | Operation::WriteZeroes { fua: true })
     }
 
-    /// Requests whose last operation has ended; they are to be removed. The list is to be given back.
+    /// Takes the list of requests whose last operation has ended. The caller removes each of them and gives the list back.
     pub fn take_finished(&mut self) -> Vec<Id> {
         std::mem::take(&mut self.finished)
     }
@@ -479,7 +479,7 @@ impl Admission {
         self.full = full;
     }
 
-    /// Somebody is to be told whether the disk is full. True: not yet.
+    /// Records whether the event that the disk is full has been sent. Returns true if that is a change: the caller sends the event.
     pub fn set_full_event_sent(&mut self, full: bool, c: &Counters) -> bool {
         let new = self.full_event_sent != full;
         if new {

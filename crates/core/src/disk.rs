@@ -305,9 +305,9 @@ impl Disk {
     /// background; for a higher one the file ([`DiskSpec::file_bytes`]) must be long enough before.
     ///
     /// # Errors
-    /// Nothing is changed: the mode does not have what is to be limited, a limit cannot be, there is no memory for it, what is in
-    /// use and the reserve do not fit, the file system cannot take parts of a file back, or the overflow is to grow while I/O of
-    /// an earlier worker may still be under way, which passes.
+    /// Each error leaves both limits as they are. The mode has no such tier; the limit is out of range, or larger than the memory
+    /// of the slots; live blocks and the reserve do not fit in it; the file system cannot punch holes; or the overflow would grow
+    /// while I/O of an earlier worker may be in flight, which ends by itself.
     pub fn set_limits(&mut self, ram_bytes: u64, overflow_bytes: u64) -> Result<(), DiskError> {
         let before = self.shared.spec;
         let spec = DiskSpec { ram_limit_bytes: ram_bytes, overflow_limit_bytes: overflow_bytes, ..before };

@@ -45,7 +45,7 @@ impl Drain {
         matches!(self.0, State::Wanted { from_ns } if from_ns > now_ns)
     }
 
-    /// When it is to be asked for; 0: that is not known, or over.
+    /// Time at which the barrier must be started, in nanoseconds; 0 if none is pending.
     pub fn deadline_ns(&self) -> u64 {
         if let State::Wanted { from_ns } = self.0 { from_ns } else { 0 }
     }

@@ -54,7 +54,7 @@ pub(crate) enum Op {
     Summary {
         segment: u32,
     },
-    /// The collector reads living blocks.
+    /// The collector reads live blocks.
     Collect(CollectRead),
 }
 

@@ -1,5 +1,5 @@
 //! How many blocks the log writes for one that it was asked to write, beside a greedy collector in its plainest
-//! form: the same segments, the same share of living blocks, uniform random overwrites.
+//! form: the same segments, the same share of live blocks, uniform random overwrites.
 //!
 //! `SPILLWAY_SEED` repeats a run; `cargo test --test amplification -- --nocapture` prints the curve.
 
@@ -50,7 +50,7 @@ fn amplification(mode: Mode, living: u64, seed: u64) -> f64 {
 }
 
 /// The plainest greedy collector: one segment is open for writes and one for survivors; when no more segments are
-/// free than `KEEP`, the one with the fewest living blocks is emptied.
+/// free than `KEEP`, the one with the fewest live blocks is emptied.
 struct Greedy {
     /// Where each block lives.
     at: Vec<u32>,

@@ -11,7 +11,7 @@ use spillway_policy::{HAND_STEPS, Hand, MAX_FREQUENCY, Pass, RecentReads, Reserv
 const PART_BLOCKS: u32 = 48;
 /// Blocks of a segment of the log but its summary.
 const SEGMENT_BLOCKS: u32 = 255;
-/// Where a living block is that is in no slot.
+/// Where a live block is that is in no slot.
 const OVERFLOW: u32 = u32::MAX;
 /// Where one is that does not live.
 const NOWHERE: u32 = u32::MAX - 1;

@@ -99,7 +99,7 @@ fn repeated_reads(run: &mut Run) {
     run.settle();
 }
 
-/// More is written than the file has segments, so that living blocks must move.
+/// More is written than the file has segments, so that live blocks must move.
 fn collection(run: &mut Run) {
     for i in 0..260 {
         run.write_block(i * 37 % 90);

@@ -305,11 +305,8 @@ impl Keeper {
                 self.say(status);
                 return Ok(Next::Rest(Wait::until(Instant::now() + TICK)));
             }
-            let begun = self.begin_run(machine, &catalog, wanted).await;
-            if begun.as_ref().is_err_and(|e| e.is_permanent) {
-                self.shared.give_back(&self.name);
-            }
-            return begun.map(|()| Next::Again);
+            self.begin_run(machine, &catalog, wanted).await?;
+            return Ok(Next::Again);
         };
         let vmm = self.vmm.look(&run).await?;
         let Some(disk) = disk::find(&self.folder).await? else {

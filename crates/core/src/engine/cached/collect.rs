@@ -1,6 +1,6 @@
-//! The collector: moves the living blocks out of the emptiest segments when free segments run short.
+//! The garbage collector: moves live blocks out of the segments with the fewest of them when free segments run short.
 //!
-//! One victim at a time: read its summary, read its living blocks and only those, check them, append them to
+//! One victim at a time: read its summary, read its live blocks and only those, check them, append them to
 //! the collector's own segment. Invariant: what a summary says is a hint; a block is moved only if the map
 //! says that it lives there, and the victim is free only when the map says that nothing does.
 
@@ -18,7 +18,7 @@ use crate::ops::{CollectRead, Op};
 use crate::shared::Shared;
 use crate::units::{BLOCK_BYTES, Block, Location};
 
-/// Adjacent living blocks that one read fetches at most.
+/// Adjacent live blocks that one read fetches at most.
 const RUN_BLOCKS: usize = 16;
 
 /// The segment that is being emptied.

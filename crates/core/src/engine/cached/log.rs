@@ -1,4 +1,4 @@
-//! The overflow log: which segments of the file are free, open, or hold how many living blocks.
+//! The overflow log: which segments of the file are free, open, or hold how many live blocks.
 //!
 //! Owns no content and no map entry. A segment is data blocks followed by one summary block that names the
 //! block at each of its positions; the collector reads it, so that no table of owners is kept in memory.
@@ -248,7 +248,7 @@ impl Log {
         }
     }
 
-    /// The closed segment with the fewest living blocks, if moving them gains anything.
+    /// The closed segment with the fewest live blocks, if moving them gains anything.
     pub fn emptiest(&self) -> Option<u32> {
         self.segments.emptiest()
     }

@@ -2,7 +2,7 @@
 //! found at once, however many there are.
 //!
 //! Owns what is known of a segment and its place in a list; never decides what becomes of it. Invariant: a
-//! segment is in the list of its number of living blocks exactly while the collector may pick it, and in the
+//! segment is in the list of its number of live blocks exactly while the collector may pick it, and in the
 //! list of the stuck ones while it is stuck.
 
 /// What a segment is.
@@ -48,7 +48,7 @@ impl Segment {
 /// The segments used so far; those beyond were never touched.
 pub(crate) struct Segments {
     all: Vec<Segment>,
-    /// First of each list, by living blocks; the last list is that of the stuck ones.
+    /// First of each list, by live blocks; the last list is that of the stuck ones.
     heads: Box<[u32]>,
     /// A bit for each list that is not empty.
     filled: Box<[u64]>,
@@ -144,7 +144,7 @@ impl Segments {
         }
     }
 
-    /// Of the segments that the collector may pick the one with the fewest living blocks; of several the one
+    /// Of the segments that the collector may pick the one with the fewest live blocks; of several the one
     /// that has had as many for longest. `None` when all are full: moving them gains nothing.
     pub fn emptiest(&self) -> Option<u32> {
         let word = self.filled.iter().position(|&word| word != 0)?;
@@ -182,7 +182,7 @@ impl Segments {
 mod tests {
     use super::*;
 
-    /// Segments with so many living blocks each, of 200.
+    /// Segments with so many live blocks each, of 200.
     fn closed(live: &[u16]) -> Segments {
         let mut segments = Segments::new(200);
         segments.grow(live.len() as u32);
