@@ -47,12 +47,17 @@ pub struct Oracle {
     pub blocks_written: BTreeMap<u64, u64>,
 }
 
+/// The words of a sector's content in a version.
+fn words(version: Version, sector: u64) -> impl Iterator<Item = [u8; 8]> {
+    let (word, step) =
+        if version == ZERO { (0, 0) } else { ((u64::from(version) << 32 | sector) ^ MASK, 1 << 48) };
+    (0..SECTOR_BYTES / 8).map(move |i| word.wrapping_add(i * step).to_le_bytes())
+}
+
 /// Content of a sector in a version.
 pub fn fill(version: Version, sector: u64, out: &mut [u8]) {
-    let word = if version == ZERO { 0 } else { (u64::from(version) << 32 | sector) ^ MASK };
-    for (i, chunk) in out.chunks_exact_mut(8).enumerate() {
-        let w = if version == ZERO { 0 } else { word.wrapping_add((i as u64) << 48) };
-        chunk.copy_from_slice(&w.to_le_bytes());
+    for (chunk, word) in out.as_chunks_mut().0.iter_mut().zip(words(version, sector)) {
+        *chunk = word;
     }
 }
 
@@ -63,9 +68,8 @@ pub fn version_of(content: &[u8]) -> Option<Version> {
 }
 
 fn is(version: Version, sector: u64, content: &[u8]) -> bool {
-    let mut want = [0; SECTOR_BYTES as usize];
-    fill(version, sector, &mut want);
-    want == content
+    let (chunks, rest) = content.as_chunks();
+    rest.is_empty() && chunks.iter().copied().eq(words(version, sector))
 }
 
 impl Oracle {
