@@ -53,9 +53,9 @@ impl Oracle {
 
     fn fill(&self, sector: u64, number: u32, to: &mut [u8]) {
         let mut rng = Rng::new(self.seed ^ (sector << 32) ^ u64::from(number));
-        for word in to.chunks_exact_mut(8) {
+        for word in to.as_chunks_mut().0 {
             // Never zero: an all-zero block may be stored as nothing.
-            word.copy_from_slice(&(rng.next_u64() | 1).to_le_bytes());
+            *word = (rng.next_u64() | 1).to_le_bytes();
         }
     }
 

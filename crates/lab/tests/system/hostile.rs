@@ -208,7 +208,7 @@ fn all_that_it_may(world: &World, pieces: u64) {
     assert_eq!(disk.figure("ram.used_bytes").unwrap(), RAM);
     let mut content = vec![0; (QUEUES * TABLES * BLOCK) as usize];
     let mut rng = Rng::new(91);
-    content.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&rng.next_u64().to_le_bytes()));
+    content.as_chunks_mut().0.iter_mut().for_each(|word| *word = rng.next_u64().to_le_bytes());
 
     let before = anonymous_bytes(worker(&disk)).unwrap();
     let mut front = Hostile::connect(&disk.vhost());

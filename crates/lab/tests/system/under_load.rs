@@ -107,8 +107,7 @@ fn two_queues_that_wait_for_room_get_equal_shares_and_no_request_waits_long() {
     let mut rng = Rng::new(seed());
     let mut write = |driver: &mut Driver| {
         let (offset, number) = (rng.below(256 * MIB / BYTES as u64) * BYTES as u64, rng.next_u64() | 1);
-        let fill =
-            |to: &mut [u8]| to.chunks_exact_mut(8).for_each(|w| w.copy_from_slice(&number.to_le_bytes()));
+        let fill = |to: &mut [u8]| to.as_chunks_mut().0.iter_mut().for_each(|w| *w = number.to_le_bytes());
         (driver.start(Ask::Write { offset, len: BYTES }, fill).unwrap(), Instant::now())
     };
     let mut under_way: Vec<_> = (0..shape.depth).map(|_| (write(&mut driver), 0)).collect();

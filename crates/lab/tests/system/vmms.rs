@@ -145,7 +145,7 @@ fn a_descriptor_may_be_as_long_as_the_driver_likes() {
         assert!(content == expected, "{mode:?}");
         let mut written = vec![0u8; LONG];
         let mut rng = Rng::new(7);
-        written.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&rng.next_u64().to_le_bytes()));
+        written.as_chunks_mut().0.iter_mut().for_each(|word| *word = rng.next_u64().to_le_bytes());
         let at = 20 * MIB + 512;
         driver.write_at(at, &written).unwrap();
         driver.read_at(at, &mut content).unwrap();

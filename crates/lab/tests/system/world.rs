@@ -44,7 +44,7 @@ impl World {
             match rng.below(4) {
                 0 => {}
                 1 => run.iter_mut().enumerate().for_each(|(i, b)| *b = (i / 300 % 251) as u8 + 1),
-                _ => run.chunks_exact_mut(8).for_each(|w| w.copy_from_slice(&rng.next_u64().to_le_bytes())),
+                _ => run.as_chunks_mut().0.iter_mut().for_each(|w| *w = rng.next_u64().to_le_bytes()),
             }
         }
         std::fs::write(&path, content).unwrap();
