@@ -1,8 +1,9 @@
-//! `cargo run -p xtask walls` and `... house`: rules that a compiler does not know.
+//! `cargo run -p xtask walls`, `... house` and `... licences`: rules that a compiler does not know.
 //!
 //! Owns the checks and lists every breach, not only the first; changes nothing.
 
 mod house;
+mod licences;
 mod rooms;
 mod texts;
 mod walls;
@@ -29,11 +30,8 @@ fn main() -> ExitCode {
 
 fn run(check: Option<&str>) -> Result<Vec<String>> {
     match check {
-        Some("walls") => {
-            let text = output("cargo", &["metadata", "--format-version=1", "--locked"])?;
-            let metadata = serde_json::from_str(&text).context("cargo metadata")?;
-            Ok(walls::breaches(&metadata))
-        }
+        Some("walls") => Ok(walls::breaches(&metadata()?)),
+        Some("licences") => Ok(licences::breaches(&metadata()?)),
         Some("house") => {
             let root = output("git", &["rev-parse", "--show-toplevel"])?;
             let files = output("git", &["ls-files", "--full-name", "*.rs"])?;
@@ -44,8 +42,13 @@ fn run(check: Option<&str>) -> Result<Vec<String>> {
             found.extend(texts::breaches(&serde_json::from_str(&text).context("docs/api/openapi.json")?));
             Ok(found)
         }
-        _ => bail!("usage: cargo run -p xtask -- walls|house"),
+        _ => bail!("usage: cargo run -p xtask -- walls|house|licences"),
     }
+}
+
+fn metadata<T: serde::de::DeserializeOwned>() -> Result<T> {
+    let text = output("cargo", &["metadata", "--format-version=1", "--locked"])?;
+    serde_json::from_str(&text).context("cargo metadata")
 }
 
 fn output(program: &str, arguments: &[&str]) -> Result<String> {
