@@ -6,7 +6,7 @@
 mod common;
 
 use common::{World, is_root, refuses, spillway};
-use spillway_lab::skip;
+use spillway_testkit::skip;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;

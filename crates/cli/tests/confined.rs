@@ -7,7 +7,7 @@ mod common;
 
 use common::{Server, World, finishes, qemu_io, ticks, until};
 use rustix::process::{Pid, Signal};
-use spillway_lab::{Driver, Shape};
+use spillway_testkit::{Driver, Shape};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -7,7 +7,7 @@ mod common;
 
 use common::{Server, World, finishes, is_root, qemu_io};
 use rustix::process::Signal;
-use spillway_lab::skip;
+use spillway_testkit::skip;
 use std::path::Path;
 use std::process::Command;
 

@@ -10,7 +10,7 @@ use common::{Server, World, finishes, is_root, qemu_io, spillway};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::process::Signal;
-use spillway_lab::skip;
+use spillway_testkit::skip;
 use spillway_worker::persistent_file::{DURABLE_AT, LIVE_AT};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;

@@ -8,7 +8,7 @@ mod common;
 use common::{Server, World, alive, finishes, qemu_io, refuses, spillway, until};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use spillway_lab::{Ask, Driver, Shape, skip};
+use spillway_testkit::{Ask, Driver, Shape, skip};
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::path::Path;

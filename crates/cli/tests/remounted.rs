@@ -11,7 +11,7 @@ mod common;
 use common::volume::{Volume, kill, runs, serve};
 use common::{World, is_root};
 use rustix::process::Signal;
-use spillway_lab::{Driver, skip};
+use spillway_testkit::{Driver, skip};
 use spillway_worker::persistent_file::LIVE_AT;
 use spillway_worker::supervisor::{Content, DiskAtRest};
 use std::fs::File;

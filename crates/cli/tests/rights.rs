@@ -6,7 +6,7 @@ mod common;
 
 use common::{Server, World, finishes, is_root, refuses, spillway};
 use serde_json::Value;
-use spillway_lab::skip;
+use spillway_testkit::skip;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;

@@ -9,7 +9,7 @@ use common::{
 };
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use spillway_lab::{Driver, Shape, skip};
+use spillway_testkit::{Driver, Shape, skip};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;

@@ -7,7 +7,7 @@ use common::{World, create, import, machines, new, refused};
 use rustix::process::Signal;
 use spillway_api::client::Client;
 use spillway_api::{Catalog, CatalogSpec, Empty, ErrorCode, List, Machine, StoreClass, StoreFolder};
-use spillway_lab::process::wait_until;
+use spillway_testkit::process::wait_until;
 use std::collections::HashSet;
 use std::time::Duration;
 

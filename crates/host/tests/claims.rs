@@ -11,7 +11,7 @@ use spillway_api::{
     Catalog, ClaimRenewal, ErrorCode, Event, EventKind, ImageDetails, ImageImport, List, MachineDetails,
     NewClaim, Operation, SourceFormat,
 };
-use spillway_lab::process::wait_until;
+use spillway_testkit::process::wait_until;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;

@@ -6,9 +6,9 @@ mod common;
 use common::run;
 use spillway_api::Identity;
 use spillway_host::seed::{Seed, SeedNetwork, host_key};
-use spillway_lab::cpio::Entry;
-use spillway_lab::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
-use spillway_lab::{has_program, skip};
+use spillway_testkit::cpio::Entry;
+use spillway_testkit::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
+use spillway_testkit::{has_program, skip};
 use std::path::Path;
 use std::time::Duration;
 

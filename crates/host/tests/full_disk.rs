@@ -11,7 +11,7 @@ use spillway_api::{
     Catalog, CatalogSpec, Empty, ErrorCode, Event, EventKind, HostAction, HostDetails, ImageDetails,
     ImageImport, List, MachineDetails, NewClaim, NewHostAction, Operation, SourceFormat, StoreDetails,
 };
-use spillway_lab::process::wait_until;
+use spillway_testkit::process::wait_until;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;

@@ -248,7 +248,7 @@ fn a_daemon_that_dies_in_the_middle_leaves_nothing() {
         world.start();
         // It is killed with its daemon; to end may take it a moment.
         let gone = || (!runs_qemu_img(&path)).then_some(());
-        spillway_lab::process::wait_until(Duration::from_secs(30), gone).expect("it outlives its daemon");
+        spillway_testkit::process::wait_until(Duration::from_secs(30), gone).expect("it outlives its daemon");
         let images: List<Image> = world.client().get("/v1/images").unwrap();
         if images.items.is_empty() {
             assert_eq!(world.below(&world.state().join("store/images")), [""; 0], "after {delay_ms} ms");

@@ -12,7 +12,7 @@ use spillway_api::{
     ImageDetails, List, Machine, MachineDetails, MachineStatus, NewClaim, NewHostAction, Operation, Phase,
     Power, VersionChoice,
 };
-use spillway_lab::process::wait_until;
+use spillway_testkit::process::wait_until;
 use std::collections::HashSet;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use spillway_api::client::{Address, Client, Token};
 use spillway_api::{Catalog, CatalogSpec, Empty, ErrorCode, Event, EventKind, List, NewCatalog};
-use spillway_lab::certificate;
+use spillway_testkit::certificate;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +31,7 @@ fn remote() -> Option<World> {
 fn remote_with(more: impl FnOnce(&World) -> Vec<String>) -> Option<World> {
     let mut world = World::unstarted();
     if let Err(e) = certificate::make("localhost", false, &world.path("cert"), &world.path("key")) {
-        spillway_lab::skip(&format!("openssl makes no certificate here: {e:#}"));
+        spillway_testkit::skip(&format!("openssl makes no certificate here: {e:#}"));
         return None;
     }
     let [cert, key, tokens] = ["cert", "key", "tokens"].map(|name| world.path(name).display().to_string());
@@ -286,7 +286,7 @@ fn changes_of_those_who_do_not_wait_are_written_down() {
     let written = || world.audit().iter().filter(|line| line["status"] == 200).count();
     // What was begun ends.
     let all = || (done() > 0 && written() == done()).then_some(());
-    let found = spillway_lab::process::wait_until(Duration::from_secs(10), all);
+    let found = spillway_testkit::process::wait_until(Duration::from_secs(10), all);
     found.unwrap_or_else(|| panic!("{} are done, {} written down", done(), written()));
 }
 
@@ -419,7 +419,7 @@ fn too_many_requests_of_a_token_are_refused_and_of_others_none() {
         Some(answer(&world, "GET", "/v1/images", &token("read"), b"")).filter(|text| !text.contains(" 200 "))
     };
     // The last of them may not have been read yet.
-    let refused = spillway_lab::process::wait_until(Duration::from_secs(10), refused).unwrap();
+    let refused = spillway_testkit::process::wait_until(Duration::from_secs(10), refused).unwrap();
     assert!(refused.starts_with("HTTP/1.1 429 ") && refused.contains("connection: close"), "{refused}");
     assert!(refused.contains(r#""code":"busy""#) && refused.contains("reader from 127.0.0.1"), "{refused}");
     for role in ["operate", "admin"] {
@@ -427,7 +427,7 @@ fn too_many_requests_of_a_token_are_refused_and_of_others_none() {
     }
     drop(waiting);
     let again = || (ask(&world, "GET", "/v1/images", &token("read"), b"") == 200).then_some(());
-    spillway_lab::process::wait_until(Duration::from_secs(10), again).expect("the places are free again");
+    spillway_testkit::process::wait_until(Duration::from_secs(10), again).expect("the places are free again");
 }
 
 /// 30,000 requests of a token that may only read: they are counted, and every other line is in its place.
@@ -551,7 +551,7 @@ fn a_hangup_makes_it_read_tokens_and_certificate_again() {
         private(&tokens);
     };
     let until = |what: &str, is: &mut dyn FnMut() -> bool| {
-        let found = spillway_lab::process::wait_until(Duration::from_secs(20), || is().then_some(()));
+        let found = spillway_testkit::process::wait_until(Duration::from_secs(20), || is().then_some(()));
         found.unwrap_or_else(|| panic!("{what}"));
     };
     // Another token and another certificate: those who are known hold at once, on old connections too.

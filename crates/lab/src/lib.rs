@@ -1,54 +1,14 @@
-//! Measures the shipped programs from outside: drives a disk as a guest would, boots real guests on it, and
-//! starts peers beside it.
+//! The lab that users run: studies and their reports, workloads, replay of traces, and what the bench and the demo share.
 //!
 //! Knows the product only by its command line, its sockets and its printed counters, never by its insides.
 
-pub mod certificate;
 pub mod chart;
-pub mod cores;
-pub mod cpio;
-pub mod daemon;
-pub mod disk;
-pub mod driver;
-pub mod flow;
-pub mod footprint;
-pub mod guest;
-pub mod load;
 pub mod markup;
-pub mod mixed;
-pub mod null;
-pub mod oracle;
 pub mod predict;
 pub mod probe;
-pub mod process;
 pub mod replay;
-mod shared;
 pub mod stamp;
-pub mod steady;
 pub mod study;
 pub mod workload;
 
-pub use disk::Disk;
-pub use driver::{Ask, Driver, Shape};
-pub use flow::Flow;
-pub use load::{End, Load, Measured, Rng, Skew};
-pub use mixed::Mixed;
-pub use null::NullDisk;
-pub use oracle::Oracle;
-pub use process::Server;
 pub use stamp::Stamp;
-
-/// Says that a test could not run here, so that it counts as skipped: past the test harness's capture, in the
-/// form that `make test` looks for. Fails the test unless `SPILLWAY_ALLOW_SKIP` is 1.
-pub fn skip(why: &str) {
-    use std::io::Write;
-    let allowed = std::env::var_os("SPILLWAY_ALLOW_SKIP").is_some_and(|value| value == "1");
-    assert!(allowed, "{why} (SPILLWAY_ALLOW_SKIP=1 skips this test)");
-    let _ = writeln!(std::io::stderr(), "SKIP: {why}");
-}
-
-/// Whether a program can be started by its name.
-pub fn has_program(name: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|dir| dir.join(name).is_file())
-}

@@ -3,13 +3,13 @@
 //! Owns which sizes are compared, and how far off is counted: |predicted - measured| as a share of the bytes that the guest wrote.
 //! Invariant: what is measured is the product's own counters when eviction is at rest after the last request, on a fresh disk each.
 
-use crate::disk::{figure, went_wrong};
 use crate::replay::{Replayed, Speed, replay};
-use crate::{Disk, Driver, Shape};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use serde_json::Value;
 use spillway_advisor::trace::TraceReader;
+use spillway_testkit::disk::{figure, went_wrong};
+use spillway_testkit::{Disk, Driver, Shape};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;

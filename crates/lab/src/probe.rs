@@ -3,10 +3,10 @@
 //! Owns a file of its own and the fio processes over it, both gone when it returns. Invariant: the file was written
 //! whole before it is read, so that every read reaches the disk.
 
-use crate::Server;
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::Value;
+use spillway_testkit::Server;
 use std::path::Path;
 use std::time::Duration;
 
@@ -123,7 +123,7 @@ fn fio(dir: &Path, name: &str, arguments: &[String]) -> Result<(String, Value)> 
     // Notes come before the object.
     let json = text.find('{').map_or("", |at| &text[at..]);
     let found = serde_json::from_str(json).with_context(|| format!("fio did not print JSON:\n{text}"))?;
-    let shown = crate::process::line("fio", arguments);
+    let shown = spillway_testkit::process::line("fio", arguments);
     Ok((shown, found))
 }
 
@@ -150,11 +150,11 @@ mod tests {
 
     #[test]
     fn reads_and_a_writer_at_its_rate_leave_nothing_behind() {
-        if !crate::has_program("fio") {
-            return crate::skip("fio is not installed");
+        if !spillway_testkit::has_program("fio") {
+            return spillway_testkit::skip("fio is not installed");
         }
         let dir = tempfile::Builder::new().tempdir_in("/var/tmp").unwrap();
-        let cores = crate::cores::available().unwrap();
+        let cores = spillway_testkit::cores::available().unwrap();
         let probe = Probe {
             dir: dir.path(),
             file_bytes: 32 << 20,

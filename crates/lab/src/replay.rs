@@ -4,11 +4,11 @@
 //! queue, so that a disk sees what the recorded one saw; none waits for another's end, but when as many are under way as there may be;
 //! one that is late because the disk was busy is counted as late.
 
-use crate::driver::{Ask, Driver};
 use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use spillway_advisor::{Event, Operation};
+use spillway_testkit::driver::{Ask, Driver};
 use std::time::{Duration, Instant};
 
 /// How soon a request is before a sleep is not worth it.

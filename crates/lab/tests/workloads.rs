@@ -4,12 +4,12 @@
 
 use spillway_advisor::Operation;
 use spillway_advisor::trace::TraceReader;
-use spillway_lab::disk::{figure, program};
-use spillway_lab::guest::{Accelerator, Kit};
-use spillway_lab::process::wait_until;
 use spillway_lab::study::Engine;
 use spillway_lab::workload::{Done, RecordStage, Recording, Stage, Watcher, WorkDisk, figures, record, run};
-use spillway_lab::{Disk, NullDisk, has_program, skip};
+use spillway_testkit::disk::{figure, program};
+use spillway_testkit::guest::{Accelerator, Kit};
+use spillway_testkit::process::wait_until;
+use spillway_testkit::{Disk, NullDisk, has_program, skip};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Mutex;

@@ -4,7 +4,7 @@
 //! with two cores that are busy with other things: of five resets the middle one has what is asked, 10 ms, and none takes
 //! 100 ms; a GiB is back in 2 s each time. Steps are timed by the processor, and each by the shortest of five lives
 //! that do the same: so the longest of them all is the work's own, whatever the kernel or the host put in between.
-//! Arrays come fresh from the kernel, as those of a worker, which has one disk and no past; `lab/tests/system/resets.rs`
+//! Arrays come fresh from the kernel, as those of a worker, which has one disk and no past; `tests/system/resets.rs`
 //! times the worker itself.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]

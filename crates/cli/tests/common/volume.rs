@@ -4,7 +4,7 @@
 
 use super::{Server, World, alive, spillway, until};
 use rustix::process::Signal;
-use spillway_lab::{Driver, Shape};
+use spillway_testkit::{Driver, Shape};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;

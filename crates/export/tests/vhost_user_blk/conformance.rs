@@ -385,9 +385,9 @@ fn the_document_names_tests_that_are_there() {
     let more = [
         "export/tests/vhost_user_blk_driver.rs",
         "cli/tests/serving.rs",
-        "lab/tests/system/hostile.rs",
-        "lab/tests/system/vmms.rs",
-        "lab/tests/system/firmware.rs",
+        "../tests/system/hostile.rs",
+        "../tests/system/vmms.rs",
+        "../tests/system/firmware.rs",
     ];
     let more = more.map(|p| crates.join(p));
     let tests: String = here.map(|entry| entry.unwrap().path()).chain(more).map(read).collect();

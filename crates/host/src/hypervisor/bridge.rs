@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn a_bridge_that_is_not_allowed_is_refused_in_words() {
         if !HELPERS.iter().any(|helper| Path::new(helper).exists()) {
-            return spillway_lab::skip("qemu-bridge-helper is not installed");
+            return spillway_testkit::skip("qemu-bridge-helper is not installed");
         }
         let error = tap("no-such-bridge0").unwrap_err();
         assert!(

@@ -141,7 +141,7 @@ nonsense
             for command in commands {
                 let done = Command::new("ip").args(command.split(' ')).output();
                 if !done.is_ok_and(|done| done.status.success()) {
-                    spillway_lab::skip(&format!("no bridge can be made here: ip {command}"));
+                    spillway_testkit::skip(&format!("no bridge can be made here: ip {command}"));
                     return None;
                 }
             }

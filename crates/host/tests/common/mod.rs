@@ -211,7 +211,7 @@ impl Mounted {
         if done.is_ok_and(|status| status.success()) {
             return Some(Mounted(at.to_owned()));
         }
-        spillway_lab::skip("mounting a tmpfs is not allowed here");
+        spillway_testkit::skip("mounting a tmpfs is not allowed here");
         None
     }
 
@@ -224,7 +224,7 @@ impl Mounted {
         if done.is_ok_and(|status| status.success()) {
             return Some(Mounted(at.to_owned()));
         }
-        spillway_lab::skip("mounting an image is not allowed here");
+        spillway_testkit::skip("mounting an image is not allowed here");
         None
     }
 }

@@ -5,11 +5,11 @@
 
 use super::spec::{Image, Scenario};
 use super::watch::Source;
-use crate::guest::Kit;
-use crate::process::line;
 use crate::workload::WorkDisk;
-use crate::{Disk, NullDisk};
 use anyhow::{Context, Result, bail, ensure};
+use spillway_testkit::guest::Kit;
+use spillway_testkit::process::line;
+use spillway_testkit::{Disk, NullDisk};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};

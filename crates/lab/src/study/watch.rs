@@ -5,10 +5,10 @@
 //! time without a look is known.
 
 use super::samples::Samples;
-use crate::process::cpu_seconds_of;
 use crate::workload::Watcher;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use spillway_testkit::process::cpu_seconds_of;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

@@ -4,9 +4,9 @@
 //! (3.33, without libblkio) has no engine for vhost-user. Invariant: both ask for the same sizes, shares and depths.
 
 use super::words::Fio;
-use crate::load::Measured;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use spillway_testkit::load::Measured;
 use std::collections::BTreeMap;
 
 /// One load.

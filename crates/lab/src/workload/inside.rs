@@ -8,9 +8,9 @@ use super::machines::{Life, Orders, Task, work};
 use super::score;
 use super::stage::{Done, Stage, WorkDisk};
 use super::words::{Fio, Sessions, Words};
-use crate::guest::GuestDisk;
 use crate::study::Action;
 use anyhow::{Context, Result, ensure};
+use spillway_testkit::guest::GuestDisk;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 

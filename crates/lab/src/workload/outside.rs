@@ -7,9 +7,9 @@
 use super::fio::{Found, Run, runs};
 use super::stage::{Done, Stage, WorkDisk};
 use super::words::Fio;
-use crate::driver::{Driver, Shape};
-use crate::load::{End, Load, Measured};
 use anyhow::{Context, Result, bail, ensure};
+use spillway_testkit::driver::{Driver, Shape};
+use spillway_testkit::load::{End, Load, Measured};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 

@@ -4,8 +4,8 @@
 //! left no process behind.
 
 use super::recording::Recording;
-use crate::guest::{Accelerator, Kit};
 use crate::study::Action;
+use spillway_testkit::guest::{Accelerator, Kit};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;

@@ -34,8 +34,8 @@ fn found(dom: &str) -> Value {
 }
 
 fn look(made: &Synthetic, spoil: impl Fn(&Path)) {
-    if !spillway_lab::has_program("chromium") {
-        return spillway_lab::skip("chromium is not here: run 'make install-deps'");
+    if !spillway_testkit::has_program("chromium") {
+        return spillway_testkit::skip("chromium is not here: run 'make install-deps'");
     }
     let dir = tempfile::tempdir().unwrap();
     made.write(dir.path());

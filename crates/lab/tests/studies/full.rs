@@ -2,7 +2,7 @@
 
 use crate::{HOST, World, object, run_record, until};
 use rustix::process::geteuid;
-use spillway_lab::{Server, disk::program, skip};
+use spillway_testkit::{Server, disk::program, skip};
 use std::path::PathBuf;
 use std::process::Command;
 

@@ -3,10 +3,10 @@
 use crate::browser::Browser;
 use crate::{World, object, run_record, until};
 use rustix::process::{Pid, Signal, kill_process};
-use spillway_lab::Server;
-use spillway_lab::disk::program;
-use spillway_lab::guest::Kit;
 use spillway_lab::study::METRICS;
+use spillway_testkit::Server;
+use spillway_testkit::disk::program;
+use spillway_testkit::guest::Kit;
 use std::path::Path;
 use std::process::Command;
 
@@ -115,8 +115,8 @@ fn asked_again(results: &Path, report: &Path) {
 
 /// In a real browser: pictures of what was measured, and the run that does not count. `tests/report` looks closer.
 fn look(world: &World, report: &Path, why: &str) {
-    if !spillway_lab::has_program("chromium") {
-        return spillway_lab::skip("chromium is not here: run 'make install-deps'");
+    if !spillway_testkit::has_program("chromium") {
+        return spillway_testkit::skip("chromium is not here: run 'make install-deps'");
     }
     let browser = Browser { dir: &world.path("scratch"), dark: false };
     let (page, complaints) = browser.dom(report);

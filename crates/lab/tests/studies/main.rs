@@ -8,8 +8,8 @@ mod full;
 mod machines;
 
 use serde_json::Value;
-use spillway_lab::disk::program;
-use spillway_lab::process::wait_until;
+use spillway_testkit::disk::program;
+use spillway_testkit::process::wait_until;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;

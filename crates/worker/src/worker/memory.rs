@@ -221,7 +221,7 @@ mod tests {
         assert!(Shared::map(sealed(4096), 8192, "test").is_err());
     }
 
-    /// Whatever the host's switch says: `lab/tests/huge_pages.rs` turns it.
+    /// Whatever the host's switch says: `tests/huge_pages.rs` turns it.
     #[test]
     fn huge_pages_are_used_exactly_where_they_are_said_to_be_given() {
         let mut shared = Shared::map(sealed(4 << 21), 4096, "test").unwrap();

@@ -213,7 +213,7 @@ fn hexadecimal(digits: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spillway_lab::cpio::{Entry, archive};
+    use spillway_testkit::cpio::{Entry, archive};
 
     fn names(names: &[&str]) -> Vec<u8> {
         let entries: Vec<Entry> = names.iter().map(|name| Entry::file(name, 0o644, "content")).collect();

@@ -2,8 +2,8 @@
 
 use super::*;
 use spillway_api::{FindingKind, PartitionTable, Severity};
-use spillway_lab::cpio::{Entry, archive};
-use spillway_lab::guest::Kit;
+use spillway_testkit::cpio::{Entry, archive};
+use spillway_testkit::guest::Kit;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -421,7 +421,7 @@ fn a_file_without_end_is_not_read_to_its_end() {
 fn debian_with_cloud_init_is_sound_and_without_is_not() {
     let images = Kit::find().and_then(|kit| Some((kit.golden(), kit.cloud()?)));
     let Some((golden, cloud)) = images else {
-        return spillway_lab::skip("guest with cloud-init: not built, run 'make image'");
+        return spillway_testkit::skip("guest with cloud-init: not built, run 'make image'");
     };
     let kinds = |path| {
         let checked = checked(&File::open(path).unwrap());

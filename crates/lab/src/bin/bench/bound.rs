@@ -11,10 +11,10 @@ use crate::{Options, peers, warm_up};
 use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use spillway_lab::cores::median;
 use spillway_lab::probe::{Probe, Probed};
-use spillway_lab::steady::Settled;
-use spillway_lab::{Flow, Load, Measured};
+use spillway_testkit::cores::median;
+use spillway_testkit::steady::Settled;
+use spillway_testkit::{Flow, Load, Measured};
 
 /// The bound, as it is kept.
 #[derive(Serialize)]

@@ -11,8 +11,8 @@ use crate::targets::{Serving, Target};
 use crate::{Options, peers, warm_up};
 use anyhow::Result;
 use serde::Serialize;
-use spillway_lab::process::storage_bytes;
-use spillway_lab::{End, Load};
+use spillway_testkit::process::storage_bytes;
+use spillway_testkit::{End, Load};
 use std::time::Duration;
 
 /// Working sets, in hundredths of the RAM tier.

@@ -9,9 +9,9 @@ use crate::report::{rate, time};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use spillway_lab::chart::{Dot, Panel, Scale, Series, Sheet};
-use spillway_lab::cores::median;
-use spillway_lab::steady::Settled;
-use spillway_lab::{Flow, Load, Measured};
+use spillway_testkit::cores::median;
+use spillway_testkit::steady::Settled;
+use spillway_testkit::{Flow, Load, Measured};
 
 /// Everything that was found, as it is kept.
 #[derive(Serialize)]

@@ -6,9 +6,10 @@
 use crate::{Options, Part, cliff};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
-use spillway_lab::cores::{self, Hardware};
-use spillway_lab::process::clean_up_when_interrupted;
-use spillway_lab::{Server, Stamp};
+use spillway_lab::Stamp;
+use spillway_testkit::Server;
+use spillway_testkit::cores::{self, Hardware};
+use spillway_testkit::process::clean_up_when_interrupted;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
@@ -85,7 +86,7 @@ impl Environment {
         let origin = Origin {
             stamp,
             quick: options.quick,
-            command: spillway_lab::process::line("bench", &arguments),
+            command: spillway_testkit::process::line("bench", &arguments),
             hardware: Hardware::look(&options.dir)?,
             cores,
             peer: version("qemu-storage-daemon")?,

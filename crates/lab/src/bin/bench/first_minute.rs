@@ -11,8 +11,8 @@ use crate::first_minute_report::{Report, Row, Side, checks_of};
 use crate::targets::{Serving, Target};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use spillway_lab::cores;
-use spillway_lab::{End, Load, Server, Shape};
+use spillway_testkit::cores;
+use spillway_testkit::{End, Load, Server, Shape};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 

@@ -8,7 +8,7 @@ use crate::environment::Origin;
 use crate::first_minute::Host;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use spillway_lab::cores::median;
+use spillway_testkit::cores::median;
 
 /// Everything that was found, as it is kept.
 #[derive(Serialize)]

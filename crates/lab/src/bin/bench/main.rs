@@ -20,7 +20,7 @@ mod targets;
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
-use spillway_lab::steady::Patience;
+use spillway_testkit::steady::Patience;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;

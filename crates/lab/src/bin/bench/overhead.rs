@@ -16,9 +16,9 @@ use crate::environment::{Environment, Origin};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use serde_json::Value;
-use spillway_lab::cores;
-use spillway_lab::disk::{figure, went_wrong};
-use spillway_lab::{Disk, Driver, End, Load, Server, Shape};
+use spillway_testkit::cores;
+use spillway_testkit::disk::{figure, went_wrong};
+use spillway_testkit::{Disk, Driver, End, Load, Server, Shape};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -9,8 +9,8 @@ use crate::report::{Name, Point, Report, Round, TargetLine};
 use crate::targets::{DEEPEST, Kind, Target};
 use crate::{Options, bound, checks, warm_up};
 use anyhow::{Context, Result, ensure};
-use spillway_lab::process::cpu_seconds;
-use spillway_lab::{End, Load, Skew};
+use spillway_testkit::process::cpu_seconds;
+use spillway_testkit::{End, Load, Skew};
 use std::time::{Duration, Instant};
 
 /// Size of every disk: the span of seed 004's load.

@@ -8,9 +8,9 @@ use crate::environment::{Nearness, Origin};
 use crate::targets::Kind;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use spillway_lab::cores::median;
-use spillway_lab::steady::Settled;
-use spillway_lab::{Load, Measured};
+use spillway_testkit::cores::median;
+use spillway_testkit::steady::Settled;
+use spillway_testkit::{Load, Measured};
 
 /// Everything that was found, as it is kept.
 #[derive(Serialize)]

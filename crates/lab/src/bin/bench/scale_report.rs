@@ -6,7 +6,7 @@ use crate::checks::{Asked, Check, check};
 use crate::environment::Origin;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use spillway_lab::cores::median;
+use spillway_testkit::cores::median;
 
 const MIB: f64 = 1048576.0;
 /// What is promised: a reset's answer, memory given back after it, and what an idle disk of the smallest size holds.

@@ -7,8 +7,8 @@ use crate::environment::Environment;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
-use spillway_lab::steady::{LogLevel, Patience, Settled, Steady};
-use spillway_lab::{Driver, End, Load, Measured, Server, Shape};
+use spillway_testkit::steady::{LogLevel, Patience, Settled, Steady};
+use spillway_testkit::{Driver, End, Load, Measured, Server, Shape};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -192,7 +192,10 @@ impl Target {
 
     /// What `spillway stats --json` says; `None` for a peer.
     pub fn stats(&self) -> Result<Option<Value>> {
-        self.control.as_ref().map(|control| spillway_lab::disk::stats(&self.spillway, control)).transpose()
+        self.control
+            .as_ref()
+            .map(|control| spillway_testkit::disk::stats(&self.spillway, control))
+            .transpose()
     }
 
     /// Where an NBD client connects; a peer's export is named `nbd`.

@@ -6,10 +6,10 @@
 use crate::progress::Progress;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
-use spillway_lab::cpio::{Entry, archive};
-use spillway_lab::daemon::Daemon;
-use spillway_lab::guest::Kit;
-use spillway_lab::process::{cpu_seconds, line, storage_bytes};
+use spillway_testkit::cpio::{Entry, archive};
+use spillway_testkit::daemon::Daemon;
+use spillway_testkit::guest::Kit;
+use spillway_testkit::process::{cpu_seconds, line, storage_bytes};
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;

@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use spillway_advisor::trace::TraceReader;
 use spillway_lab::markup::plain;
 use spillway_lab::replay::{Replayed, Speed, replay};
-use spillway_lab::{Driver, Shape};
+use spillway_testkit::{Driver, Shape};
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -3,14 +3,14 @@
 use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use spillway_lab::cores::Hardware;
-use spillway_lab::guest::{Accelerator, Kit};
 use spillway_lab::markup::plain;
-use spillway_lab::process::{clean_up_when_interrupted, line};
 use spillway_lab::stamp::{self, Stamp};
 use spillway_lab::study::record::SCHEMA;
 use spillway_lab::study::{self, Folder, Lab, Progress, RunRecord, Study, StudyRecord, Summary, report};
 use spillway_lab::workload;
+use spillway_testkit::cores::Hardware;
+use spillway_testkit::guest::{Accelerator, Kit};
+use spillway_testkit::process::{clean_up_when_interrupted, line};
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -210,7 +210,7 @@ fn only(study: &mut Study, only: &[String]) -> Result<()> {
 
 /// What all runs need; what a signal ends with it.
 pub fn prepare(scratch: &Path) -> Result<Lab> {
-    let spillway = spillway_lab::disk::program()?;
+    let spillway = spillway_testkit::disk::program()?;
     let kit = Kit::find().context("the guest has not been built: run 'make image', or set SPILLWAY_GUEST")?;
     let folder = |place: &Path| {
         let made = tempfile::Builder::new().prefix("spillway-lab.").tempdir_in(place);

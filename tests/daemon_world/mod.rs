@@ -1,0 +1,97 @@
+//! A daemon of the test's own, asked by the shipped `spillway`.
+#![allow(dead_code, clippy::unwrap_used, reason = "each test program uses its part")]
+
+use serde_json::Value;
+use spillway_testkit::disk;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// A folder, and the daemon that keeps its state there. Its machines cannot be started: it has no disks to give.
+pub struct World {
+    dir: tempfile::TempDir,
+    options: Vec<String>,
+    daemon: Child,
+    /// What it said when it was ready.
+    pub said: String,
+}
+
+impl World {
+    pub fn new() -> World {
+        World::with(|_| Vec::new())
+    }
+
+    /// With more options of the daemon's, which may name files of its folder.
+    pub fn with(options: impl FnOnce(&Path) -> Vec<String>) -> World {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let options = options(dir.path());
+        let (daemon, said) = start(dir.path(), &options);
+        World { dir, options, daemon, said }
+    }
+
+    /// Kills the daemon.
+    pub fn kill(&mut self) {
+        self.daemon.kill().unwrap();
+        self.daemon.wait().unwrap();
+    }
+
+    /// Starts another one.
+    pub fn start(&mut self) {
+        (self.daemon, self.said) = start(self.dir.path(), &self.options);
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The program, which will ask this daemon.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(disk::program().unwrap());
+        command.args(arguments).env("SPILLWAY_SOCKET", self.path("sock"));
+        command
+    }
+
+    /// Exit code, standard output, standard error.
+    pub fn spillway(&self, arguments: &[&str]) -> (i32, String, String) {
+        finishes(&mut self.command(arguments))
+    }
+
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let (code, out, err) = self.spillway(arguments);
+        assert_eq!(code, 0, "{arguments:?}: {out}{err}");
+        out
+    }
+
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(&[arguments, &["--json"]].concat())).unwrap()
+    }
+}
+
+/// Runs it to its end: exit code, standard output, standard error.
+pub fn finishes(command: &mut Command) -> (i32, String, String) {
+    let done = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (done.status.code().unwrap(), text(done.stdout), text(done.stderr))
+}
+
+/// A daemon, once it is ready, and what it says then.
+fn start(dir: &Path, options: &[String]) -> (Child, String) {
+    let mut daemon = Command::new(disk::program().unwrap().with_file_name("spillwayd"));
+    daemon.arg("--state").arg(dir.join("state")).arg("--socket").arg(dir.join("sock"));
+    daemon.args(["--hypervisor", "none"]).args(options);
+    if !options.iter().any(|option| option == "--spillway") {
+        daemon.args(["--spillway", "/nonexistent/spillway"]);
+    }
+    let mut daemon = daemon.stdout(Stdio::piped()).spawn().expect("'make test' builds spillwayd");
+    let mut said = String::new();
+    BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.contains("ready"), "{said:?}");
+    (daemon, said)
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}

@@ -1,0 +1,168 @@
+//! What `deploy/` has for Prometheus and Grafana: right in itself, and of metrics that there are.
+#![allow(clippy::unwrap_used)]
+
+mod daemon_world;
+
+use daemon_world::World;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+fn deploy(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(name)
+}
+
+/// None: it is not here, which is said.
+fn promtool() -> Option<Command> {
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache/tools/promtool");
+    if spillway_testkit::has_program("promtool") {
+        return Some(Command::new("promtool"));
+    }
+    if ours.is_file() {
+        return Some(Command::new(ours));
+    }
+    spillway_testkit::skip("promtool is not here: run 'make install-deps'");
+    None
+}
+
+fn metrics(world: &World) -> String {
+    let mut stream = UnixStream::connect(world.path("sock")).unwrap();
+    stream
+        .write_all(b"GET /v1/metrics?machines=true HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+}
+
+/// The metrics that a text names.
+fn named(text: &str) -> BTreeSet<String> {
+    let part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let words = text.split(|c| !part(c)).filter(|word| word.starts_with("spillway_"));
+    words.map(str::to_owned).collect()
+}
+
+#[test]
+fn rules_are_right_and_fire_when_they_are_to() {
+    let Some(mut check) = promtool() else { return };
+    let done = check.args(["check", "rules"]).arg(deploy("prometheus-rules.yml")).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let done = promtool()
+        .unwrap()
+        .args(["test", "rules"])
+        .arg(deploy("prometheus-rules.test.yml"))
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+    let rules = std::fs::read_to_string(deploy("prometheus-rules.yml")).unwrap();
+    let tests = std::fs::read_to_string(deploy("prometheus-rules.test.yml")).unwrap();
+    let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(alerts.len() > 5);
+    for alert in alerts {
+        assert!(tests.contains(&format!("alertname: {alert}")), "{alert} has no test");
+    }
+}
+
+#[test]
+fn rules_and_dashboard_ask_for_metrics_that_there_are() {
+    let world = World::new();
+    let metrics = metrics(&world);
+    let there: BTreeSet<String> = metrics
+        .lines()
+        .filter_map(|line| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned()))
+        .collect();
+    for file in ["prometheus-rules.yml", "prometheus-rules.test.yml", "grafana-dashboard.json"] {
+        let asked = named(&std::fs::read_to_string(deploy(file)).unwrap());
+        let unknown: Vec<&String> = asked.difference(&there).collect();
+        assert!(asked.len() > 5 && unknown.is_empty(), "{file}: {unknown:?}");
+    }
+    let documented = std::fs::read_to_string(deploy("../docs/counters.md")).unwrap();
+    for metric in there.iter().filter(|metric| !metric.starts_with("spillway_machine_")) {
+        let short = metric.replace("spillway_catalog_", "..._");
+        let of_writes = metric.contains("guest_write");
+        assert!(
+            documented.contains(metric) || documented.contains(&short) || of_writes,
+            "{metric} is not in counters.md"
+        );
+    }
+    let Some(mut check) = promtool() else { return };
+    let mut check =
+        check.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    check.stdin.take().unwrap().write_all(metrics.as_bytes()).unwrap();
+    let done = check.wait_with_output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+}
+
+/// Asks as the unit does, with these variables of the service manager's, a daemon of this world.
+fn ask_host(variables: &[(&str, &str)], arguments: &[&str]) -> std::process::Output {
+    let mut ask = Command::new(deploy("ask-host"));
+    let programs = spillway_testkit::disk::program().unwrap();
+    let path = format!("{}:{}", programs.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    ask.args(arguments).env("PATH", path).env_remove("SPILLWAY_SOCKET").envs(variables.iter().copied());
+    ask.output().unwrap()
+}
+
+#[test]
+fn the_host_is_closed_by_asking_the_daemon_where_it_listens() {
+    let world = World::new();
+    let socket = world.path("sock").display().to_string();
+    let closed = || world.json(&["host", "show"])["closed"] == true;
+    let (apart, joined) =
+        (format!("--hypervisor none --socket {socket} --overcommit 200"), format!("--socket={socket}"));
+    for variables in [
+        &[("SPILLWAYD_OPTIONS", apart.as_str())][..],
+        &[("SPILLWAYD_OPTIONS", joined.as_str()), ("SPILLWAY_SOCKET", "/nonexistent")],
+        &[("SPILLWAYD_OPTIONS", "--hypervisor none"), ("SPILLWAY_SOCKET", socket.as_str())],
+    ] {
+        for (action, is_closed) in [(&["close", "--wait"][..], true), (&["open"], false)] {
+            let done = ask_host(variables, action);
+            assert!(done.status.success(), "{variables:?}: {}", String::from_utf8_lossy(&done.stderr));
+            assert_eq!(closed(), is_closed, "{variables:?}");
+        }
+    }
+    // Where all daemons listen if nothing is said.
+    let nobody = ask_host(&[("SPILLWAYD_OPTIONS", "")], &["show", "--token-file", "/nonexistent"]);
+    assert!(String::from_utf8_lossy(&nobody.stderr).contains("/run/spillway/spillwayd.sock"), "{nobody:?}");
+    // Both units read the same file.
+    for unit in ["spillwayd.service", "spillway-machines.service"] {
+        let text = std::fs::read_to_string(deploy(unit)).unwrap();
+        assert!(text.contains("\nEnvironmentFile=-/etc/default/spillwayd\n"), "{unit}");
+        assert!(
+            unit != "spillwayd.service" || text.contains("\nExecReload=/bin/sh -c 'kill -HUP $$MAINPID'\n")
+        );
+        assert!(
+            unit == "spillwayd.service"
+                || text.matches("=/usr/lib/spillway/ask-host ").count()
+                    + text.matches("=-/usr/lib/spillway/ask-host ").count()
+                    == 2
+        );
+    }
+}
+
+#[test]
+fn the_dashboard_can_be_imported() {
+    let text = std::fs::read_to_string(deploy("grafana-dashboard.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
+    assert!(ids.len() == panels.len() && panels.len() > 10);
+    let variables: BTreeSet<&str> = dashboard["templating"]["list"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(variables, ["catalog", "datasource", "instance"].into());
+    for panel in panels {
+        let place = &panel["gridPos"];
+        assert!(place["x"].as_u64().unwrap() + place["w"].as_u64().unwrap() <= 24, "{panel}");
+        for target in panel["targets"].as_array().unwrap() {
+            let expr = target["expr"].as_str().unwrap();
+            let (open, close) = (expr.matches(['(', '{']).count(), expr.matches([')', '}']).count());
+            assert!(open == close && expr.contains("$instance"), "{expr}");
+        }
+    }
+}
