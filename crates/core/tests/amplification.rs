@@ -12,7 +12,7 @@ use common::{DATA_BLOCKS, Real, SHAPE, TURN};
 use rng::{Rng, seed};
 use spillway_core::{Mode, Operation, get};
 
-const SEGMENTS: u64 = 512;
+const SEGMENTS: u64 = 256;
 /// Slots of the tier in mode `ram+overflow`: next to nothing.
 const SLOTS: u64 = 256;
 /// Living blocks are overwritten so often before the count begins, and while it goes on.
