@@ -6,8 +6,8 @@ CARGO ?= cargo
 help: ## What there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-build: ## The programs, optimised, and their man pages: target/release/spillway, spillwayd, spillway-lab, man1/ and man8/
-	$(CARGO) build --release -p spillway -p spillway-host -p spillway-lab --bin spillway --bin spillwayd --bin spillway-lab
+build: ## The programs, optimised, and their man pages: target/release/spillway, spillwayd, spillway-worker, spillway-lab, man1/ and man8/
+	$(CARGO) build --release -p spillway -p spillway-worker -p spillway-host -p spillway-lab --bin spillway --bin spillway-worker --bin spillwayd --bin spillway-lab
 	target/release/spillway man target/release/man1
 	mkdir -p target/release/man8 && target/release/spillwayd --print-man >target/release/man8/spillwayd.8
 
@@ -15,17 +15,17 @@ deb: build ## The Debian package of them: target/deb/spillway_VERSION_ARCH.deb
 	scripts/deb
 
 demo: install-deps image ## A machine of each of three catalogs, and where its I/O goes (DEMO_ARGS="--out FILE" keeps the figures)
-	$(CARGO) build --release -p spillway -p spillway-host -p spillway-lab
+	$(CARGO) build --release -p spillway -p spillway-worker -p spillway-host -p spillway-lab
 	target/release/demo $(DEMO_ARGS)
 
 BENCH_PART ?= all
 bench: install-deps ## Spillway beside its peers (BENCH_PART=first-minute|peers|cliff|scale|all BENCH_ARGS="--quick --check --out DIR")
-	$(CARGO) build --release -p spillway -p spillway-host -p spillway-lab
+	$(CARGO) build --release -p spillway -p spillway-worker -p spillway-host -p spillway-lab
 	target/release/bench $(BENCH_PART) $(BENCH_ARGS)
 
 STUDIES ?= seed-000 seed-001 seed-001-desktops seed-002 seed-002-iometer seed-003 seed-004 seed-004-boot
 studies: install-deps image ## The studies in their quick forms, each with its report under target/studies (STUDIES="seed-000" STUDY_ARGS="--runs 5")
-	$(CARGO) build --release -p spillway -p spillway-lab --bin spillway --bin spillway-lab
+	$(CARGO) build --release -p spillway -p spillway-worker -p spillway-lab --bin spillway --bin spillway-worker --bin spillway-lab
 	@worst=0; for study in $(STUDIES); do \
 		echo "==== $$study"; rm -rf target/studies/$$study; \
 		target/release/spillway lab run $$study --quick --out target/studies/$$study $(STUDY_ARGS) || worst=1; \

@@ -3,8 +3,8 @@
 
 use crate::vmm;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use spillway_worker::base::{BaseReader, ExtentKind, MAX_JOB_BYTES, open_image};
-use spillway_worker::channel::{BaseCache, ImageFormat};
+use spillway_image::{BaseReader, ExtentKind, MAX_JOB_BYTES, open_image};
+use spillway_layout::{BaseCache, ImageFormat};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;

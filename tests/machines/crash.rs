@@ -152,7 +152,7 @@ fn agrees(world: &World, machines: &[Value]) {
         // Of each disk its supervisor and its worker.
         let right = folders.iter().map(String::as_str).eq(on.iter().copied())
             && of("qemu-system") == on.len()
-            && of("serve --mode") == on.len()
+            && of("spillway-worker serve") == on.len()
             && of("__worker") == on.len()
             && processes.len() == 3 * on.len();
         let [found, recorded] = files(world, machines);

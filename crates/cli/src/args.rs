@@ -23,7 +23,7 @@ use crate::trace::TraceCommand;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use disk::{Disk, MAX_QUEUES, full};
 pub use disk::{RateLimit, supervisor_rate};
-use spillway_worker::supervisor::{Dirty, FullPolicy, Options};
+use spillway_control::{Dirty, FullPolicy, ServeSettings};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -388,7 +388,7 @@ pub struct Upgrade {
     /// Control socket of the disk
     #[arg(value_name = "SOCK")]
     pub control: PathBuf,
-    /// The program that is to serve [default: this one]
+    /// The spillway-worker that is to serve [default: spillway-worker, as it is installed with this program]
     #[arg(long, value_name = "PATH")]
     pub binary: Option<PathBuf>,
     /// Print one JSON object: version, worker_pid, pause_ms
@@ -417,8 +417,8 @@ pub enum Vmm {
 }
 
 impl Serve {
-    /// As [`Disk::options`], with at least one way in.
-    pub fn options(&self) -> Result<Options, Failure> {
+    /// As [`Disk::settings`], with at least one way in.
+    pub fn settings(&self) -> Result<ServeSettings, Failure> {
         if self.disk.vhost_user.is_none() && self.disk.nbd.is_none() {
             return Err(Failure::usage(
                 "nobody could reach this disk: give --vhost-user SOCK for a VMM, --nbd SOCK for NBD clients, or both",
@@ -427,13 +427,13 @@ impl Serve {
         if self.disk.queues.is_some() && self.disk.vhost_user.is_none() {
             return Err(Failure::usage("--queues is for --vhost-user: leave it out or give both"));
         }
-        self.disk.options()
+        self.disk.settings()
     }
 }
 
 impl Run {
-    /// As [`Disk::options`], for a machine of our own.
-    pub fn options(&self) -> Result<Options, Failure> {
+    /// As [`Disk::settings`], for a machine of our own.
+    pub fn settings(&self) -> Result<ServeSettings, Failure> {
         if self.memory == 0 || !self.memory.is_multiple_of(1 << 20) {
             return Err(Failure::usage(
                 "--memory is not a whole number of MiB: write, for instance, 1G or 512M",
@@ -452,7 +452,7 @@ impl Run {
                 )));
             }
         }
-        Ok(Options { queues: self.queues(), ..disk.options()? })
+        Ok(ServeSettings { queues: self.queues(), ..disk.settings()? })
     }
 
     /// Request queues between the machine and its disk.
@@ -485,10 +485,10 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    fn run(more: &[&str]) -> Options {
+    fn run(more: &[&str]) -> ServeSettings {
         let words = ["spillway", "run", "--image", "i.raw"].iter().chain(more);
         match Cli::try_parse_from(words).unwrap().asked().unwrap() {
-            Command::Run(args) => args.options().unwrap(),
+            Command::Run(args) => args.settings().unwrap(),
             other => panic!("{other:?}"),
         }
     }

@@ -7,7 +7,7 @@ use crate::error::{Exit, Failure};
 use crate::output;
 use crate::table::{group, percent};
 use serde_json::Value;
-use spillway_worker::supervisor::{Client, Dirty, Request, bytes};
+use spillway_control::{Client, Dirty, Request, bytes};
 use std::fmt::Write;
 
 /// The unit that the disk counts in.
@@ -72,7 +72,7 @@ fn table(dirty: &Dirty) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spillway_worker::supervisor::DirtyRange;
+    use spillway_control::DirtyRange;
 
     #[test]
     fn the_table_says_where_and_how_much() {

@@ -2,32 +2,9 @@
 //!
 //! Invariant: the codes are documented in `spillway --help` and `docs/operate.md`, and keep their meaning.
 
-use spillway_worker::supervisor::{ErrorKind, SupervisorError};
+pub use spillway_control::Exit;
+use spillway_control::SupervisorError;
 use std::fmt;
-
-/// Exit codes, in the numbers of BSD's sysexits(3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Exit {
-    /// Not a failure: 'catalog diff' has found a difference, as diff(1) says it; 'image check --strict', or 'doctor', has found something; a study's runs do not count.
-    Found = 1,
-    /// The command line cannot be.
-    Usage = 2,
-    /// EX_NOINPUT: the base image, or an object of spillwayd's, is missing or cannot be used.
-    Image = 66,
-    /// EX_UNAVAILABLE: the control socket, or a program that is needed, is not to be had.
-    Unavailable = 69,
-    /// EX_SOFTWARE: the worker failed, or the host did something that it never should.
-    Internal = 70,
-    /// EX_CANTCREAT: an overflow file or a socket cannot be made; the host has no room for an image or a machine.
-    Create = 73,
-    /// EX_TEMPFAIL: refused for now: a client is connected, or the memory is not free.
-    Refused = 75,
-    /// EX_NOPERM: the operating system, or spillwayd, refuses access; or nobody can say that it is spillwayd.
-    Permission = 77,
-    /// A signal has ended what was waited for (128 and SIGINT, as shells say it).
-    Interrupted = 130,
-}
 
 /// The table for `--help`.
 pub const EXIT_CODES: &str = "\
@@ -71,17 +48,7 @@ impl Failure {
 
 impl From<SupervisorError> for Failure {
     fn from(error: SupervisorError) -> Failure {
-        let exit = match error.kind {
-            ErrorKind::Options => Exit::Usage,
-            ErrorKind::Image => Exit::Image,
-            ErrorKind::Memory | ErrorKind::InUse => Exit::Refused,
-            ErrorKind::Create => Exit::Create,
-            ErrorKind::Permission => Exit::Permission,
-            ErrorKind::Internal => Exit::Internal,
-            ErrorKind::Unavailable => Exit::Unavailable,
-            ErrorKind::Refused => Exit::Refused,
-        };
-        Failure::new(exit, error.message)
+        Failure::new(error.kind.exit(), error.message)
     }
 }
 

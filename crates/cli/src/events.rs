@@ -3,7 +3,7 @@
 use crate::args::Events;
 use crate::error::Failure;
 use crate::output;
-use spillway_worker::supervisor::{Client, Request};
+use spillway_control::{Client, Request};
 
 /// Prints one line for each event.
 pub fn events(args: &Events) -> Result<(), Failure> {

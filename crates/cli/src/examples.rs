@@ -109,7 +109,7 @@ Examples:
   The version that was just installed takes over:
     spillway upgrade /run/vm1.ctl
   Another one:
-    spillway upgrade /run/vm1.ctl --binary /opt/spillway-2/spillway";
+    spillway upgrade /run/vm1.ctl --binary /opt/spillway-2/spillway-worker";
 
 pub const ATTACH_EXAMPLES: &str = "\
 Example:

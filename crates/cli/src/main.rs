@@ -34,10 +34,6 @@ use error::Failure;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // Not a command: how a supervisor starts its worker.
-    if std::env::args_os().nth(1).is_some_and(|first| first == "__worker") {
-        return serve::worker();
-    }
     let done = match Cli::read() {
         Err(help) if !help.use_stderr() => {
             output::print(&help.render().to_string()).map(|_| ExitCode::SUCCESS)
@@ -52,7 +48,7 @@ fn main() -> ExitCode {
 
 fn execute(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.asked()? {
-        Command::Serve(args) => serve::serve(&args)?,
+        Command::Serve(args) => return Err(serve::serve(&args)),
         Command::Run(args) => return run::run(&args),
         Command::Stats(args) => stats::stats(&args)?,
         Command::Reset(args) => reset::reset(&args)?,

@@ -4,7 +4,7 @@
 
 use crate::table::percent;
 use serde_json::Value;
-use spillway_worker::supervisor::{Stats, bytes};
+use spillway_control::{Stats, bytes};
 use std::fmt::Write;
 
 /// The eight counters that Citrix documents: name, value, and the size of what has one.

@@ -4,7 +4,7 @@
 
 use spillway_api::exposition::{Exposition, seconds};
 use spillway_api::{CURVE_LIMITS, CurveFigures, DiskCurve};
-use spillway_worker::supervisor::{Latency, Plane, Stats};
+use spillway_control::{Latency, Plane, Stats};
 use std::fmt::Display;
 
 struct Text<'a> {

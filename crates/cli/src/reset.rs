@@ -3,7 +3,7 @@
 use crate::args::Reset;
 use crate::error::Failure;
 use crate::output;
-use spillway_worker::supervisor::{Client, Request};
+use spillway_control::{Client, Request};
 
 /// Asks for a reset and says which generation it is now.
 pub fn reset(args: &Reset) -> Result<(), Failure> {

@@ -2,19 +2,21 @@
 //!
 //! Invariant: when this returns, QEMU has ended, the sockets are gone, and the terminal is as it was.
 
+mod disk;
+
 use crate::args::Run;
 use crate::error::{Exit, Failure};
-use crate::{output, serve, table};
+use crate::{output, table};
+use disk::{Disk, Start};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use rustix::termios::{OptionalActions, Termios};
-use spillway_worker::kvm::{self, Accelerator};
-use spillway_worker::supervisor::{
-    Plane, Program, Signals, Supervisor, SupervisorError, default_signals, end_with_parent,
-};
+use spillway_control::kvm::{self, Accelerator};
+use spillway_control::{Plane, Signals, SupervisorError, default_signals, end_with_parent};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus};
@@ -26,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Boots, waits for the machine's end, and shows where the I/O went. QEMU's exit code.
 pub fn run(args: &Run) -> Result<ExitCode, Failure> {
-    let mut options = args.options()?;
+    let mut settings = args.settings()?;
     for (option, file) in [("--kernel", &args.kernel), ("--initrd", &args.initrd)] {
         if let Some(file) = file {
             std::fs::File::open(file).map_err(|e| {
@@ -34,9 +36,9 @@ pub fn run(args: &Run) -> Result<ExitCode, Failure> {
             })?;
         }
     }
-    let signals = serve::signals()?;
+    let signals = Signals::new()?;
     let private = private_dir()?;
-    let socket = options.vhost_user.get_or_insert_with(|| private.path().join("disk.sock")).clone();
+    let socket = settings.vhost_user.get_or_insert_with(|| private.path().join("disk.sock")).clone();
 
     let Some(accelerator) = kvm::probe(QEMU, private.path(), signals.as_fd())? else {
         signals.take();
@@ -45,21 +47,26 @@ pub fn run(args: &Run) -> Result<ExitCode, Failure> {
     if let Accelerator::Tcg(why) = &accelerator {
         output::complain("notice", &format!("no KVM ({why}): the machine runs in software (TCG), slowly"));
     }
-    let wake = [signals.as_fd()];
-    let mut supervisor = Supervisor::start(options, &Program::default(), output::log())?;
-    if supervisor.ready(&wake)?.is_some() {
-        signals.take();
-        supervisor.stop(&wake)?;
-        return Ok(ExitCode::SUCCESS);
+    let mut disk = Disk::start(settings)?;
+    match disk.ready(&signals)? {
+        Start::Ready => {}
+        Start::Interrupted => {
+            signals.take();
+            return Ok(disk.stop(&signals)?.err().unwrap_or(ExitCode::SUCCESS));
+        }
+        Start::Failed(code) => return Ok(code),
     }
 
     let terminal = Terminal::save();
     let mut machine = Machine::start(args, &accelerator, &socket)?;
-    let served = machine.attend(&mut supervisor, &signals);
+    let served = machine.attend(&disk, &signals);
     drop(terminal);
     let status = served?;
-    supervisor.stop(&wake)?;
-    let stats = supervisor.stats();
+    let stats = match disk.stop(&signals)? {
+        Ok(stats) => stats,
+        // It has said why.
+        Err(code) => return Ok(code),
+    };
     if status.success() || stats.planes.guest != Plane::default() {
         output::print(&format!("\nspillway: where the I/O went\n{}", table::by_plane(&stats)))?;
     }
@@ -112,19 +119,28 @@ impl Machine {
         }
     }
 
-    /// Serves the disk until the machine has ended. A signal ends the machine too.
-    fn attend(&mut self, supervisor: &mut Supervisor, signals: &Signals) -> Result<ExitStatus, Failure> {
-        let wake = [self.pidfd.as_fd(), signals.as_fd()];
-        if supervisor.run(&wake, None)? == Some(0) {
-            return self.child.wait().map_err(internal);
+    /// Waits until the machine has ended. A signal ends it, and so does the end of its disk.
+    fn attend(&mut self, disk: &Disk, signals: &Signals) -> Result<ExitStatus, Failure> {
+        let first = wait_for([self.pidfd.as_fd(), signals.as_fd(), disk.pidfd.as_fd()], None)?;
+        match first {
+            Some(0) => return self.child.wait().map_err(internal),
+            Some(1) => _ = signals.take(),
+            _ => {
+                self.end_now();
+                return self.child.wait().map_err(internal);
+            }
         }
-        signals.take();
         // What it still writes on its way out is served.
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::TERM);
-        if supervisor.run(&wake, Some(Instant::now() + PATIENCE))? != Some(0) {
-            let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+        let until = Instant::now() + PATIENCE;
+        if wait_for([self.pidfd.as_fd(), signals.as_fd()], Some(until))? != Some(0) {
+            self.end_now();
         }
         self.child.wait().map_err(internal)
+    }
+
+    fn end_now(&self) {
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 }
 
@@ -133,6 +149,25 @@ impl Drop for Machine {
         if let Ok(None) = self.child.try_wait() {
             let _ = self.child.kill();
             let _ = self.child.wait();
+        }
+    }
+}
+
+/// Waits until one of these is readable, and says which; `None` when the time has come first.
+fn wait_for<const N: usize>(
+    fds: [BorrowedFd<'_>; N],
+    until: Option<Instant>,
+) -> Result<Option<usize>, Failure> {
+    loop {
+        let mut polled = fds.each_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let timeout = left
+            .map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) });
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(0) => return Ok(None),
+            Ok(_) => return Ok(polled.iter().position(|fd| !fd.revents().is_empty())),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(internal(e.into())),
         }
     }
 }

@@ -3,14 +3,14 @@
 use crate::args::Set;
 use crate::error::{Exit, Failure};
 use crate::output;
-use spillway_worker::supervisor::{Client, LimitChange, Limits, Request, bytes};
+use spillway_control::{Client, LimitChange, Limits, Request, bytes};
 
 /// Asks for a change and shows the limits that hold then.
 pub fn set(args: &Set) -> Result<(), Failure> {
     let wish = LimitChange {
         ram_bytes: args.ram,
         overflow_bytes: args.overflow,
-        full: args.full.map(|full| full.name().into()),
+        full: args.full,
         warn_at: args.warn_at,
         critical_at: args.critical_at,
         iops: args.rate.iops,

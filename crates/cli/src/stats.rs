@@ -6,7 +6,7 @@ use crate::args::{Names, Stats as Args};
 use crate::error::{Exit, Failure};
 use crate::{advise, dirty, mcsio, output, prometheus, table};
 use serde_json::Value;
-use spillway_worker::supervisor::{Client, Request, Stats};
+use spillway_control::{Client, Request, Stats};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 

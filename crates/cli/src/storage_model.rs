@@ -7,7 +7,7 @@ use crate::error::{Exit, Failure};
 use crate::output;
 use clap::Subcommand;
 use serde_json::json;
-use spillway_worker::storage_model::{Model, NAMED, Parameters};
+use spillway_control::storage_model::{Model, NAMED, Parameters};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 

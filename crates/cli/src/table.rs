@@ -2,7 +2,7 @@
 //!
 //! Invariant: a share is of what the guest moved, in bytes, so that all lines can be compared.
 
-use spillway_worker::supervisor::{Latency, Plane, Stats, bytes};
+use spillway_control::{Latency, Plane, Stats, bytes};
 use std::fmt::Write;
 use std::time::Duration;
 

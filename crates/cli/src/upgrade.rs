@@ -3,17 +3,21 @@
 use crate::args::Upgrade;
 use crate::error::{Exit, Failure};
 use crate::output;
-use spillway_worker::supervisor::{Client, Request};
+use spillway_control::program::worker_program;
+use spillway_control::{Client, Request};
 
 /// Asks for it and says who serves now.
 pub fn upgrade(args: &Upgrade) -> Result<(), Failure> {
     let binary = match &args.binary {
         // The server has another working directory.
         Some(path) => std::path::absolute(path),
-        None => std::env::current_exe(),
+        None => Ok(worker_program()?),
     };
     let binary = binary.map_err(|e| {
-        Failure::new(Exit::Internal, format!("cannot tell which program this is: {e}: give it with --binary"))
+        Failure::new(
+            Exit::Internal,
+            format!("--binary: cannot tell where that is: {e}: give an absolute path"),
+        )
     })?;
     let answer = Client::connect(&args.control)?.ask(&Request::Upgrade { binary })?;
     output::print(&match args.json {

@@ -7,7 +7,7 @@ mod common;
 
 use common::{Server, World, finishes, qemu_io};
 use rustix::process::Signal;
-use spillway_worker::base::digests::{CHUNK_BYTES, Root, of_chunk};
+use spillway_image::digests::{CHUNK_BYTES, Root, of_chunk};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;

@@ -11,9 +11,9 @@ mod common;
 use common::volume::{Volume, kill, runs, serve};
 use common::{World, is_root};
 use rustix::process::Signal;
+use spillway_control::persistent_file::LIVE_AT;
+use spillway_control::{Content, DiskAtRest};
 use spillway_testkit::{Driver, skip};
-use spillway_worker::persistent_file::LIVE_AT;
-use spillway_worker::supervisor::{Content, DiskAtRest};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -92,7 +92,7 @@ fn look_at_rest(disk: &Path) -> u64 {
                 }
             }
         }
-        Ok::<_, spillway_worker::supervisor::SupervisorError>(())
+        Ok::<_, spillway_control::SupervisorError>(())
     });
     told.unwrap();
     assert!(flushed, "what was flushed is there");

@@ -21,6 +21,7 @@ fn only_the_user_that_serves_and_root_choose_what_runs() {
     }
     let world = World::new();
     let binary = world.program_for_all();
+    let serves = binary.with_file_name("spillway-worker");
     let control = world.path("control");
     // A program that would leave a trace, were it ever started.
     let (theirs, trace) = (world.path("theirs"), world.path("trace"));
@@ -55,7 +56,7 @@ fn only_the_user_that_serves_and_root_choose_what_runs() {
     );
     // The socket is theirs to look through, and no more than that.
     let first = worker(NOBODY);
-    for program in [&theirs, &binary] {
+    for program in [&theirs, &serves] {
         refuses(
             &mut upgrade(NOBODY, program),
             75,
@@ -65,7 +66,7 @@ fn only_the_user_that_serves_and_root_choose_what_runs() {
     assert!(!trace.exists(), "it was started");
     assert_eq!(worker(NOBODY), first);
     // The one who serves may.
-    let (code, _, err) = finishes(&mut upgrade(0, &binary));
+    let (code, _, err) = finishes(&mut upgrade(0, &serves));
     assert_eq!((code, err.as_str()), (0, ""));
     assert_ne!(worker(NOBODY), first);
     let (code, text) = server.end(rustix::process::Signal::TERM);
@@ -88,7 +89,7 @@ fn root_may_choose_for_a_user_that_serves() {
     let _server = Server::start(serve.arg("--control").arg(&control));
     for (user, may) in [(NOBODY - 1, false), (NOBODY, true), (0, true)] {
         let mut upgrade = Command::new(&binary);
-        upgrade.uid(user).gid(user).arg("upgrade").arg(&control).arg("--binary").arg(&binary);
+        upgrade.uid(user).gid(user).arg("upgrade").arg(&control);
         let (code, _, err) = finishes(&mut upgrade);
         assert_eq!(code == 0, may, "user {user}: {err}");
     }

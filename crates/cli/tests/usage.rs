@@ -4,7 +4,27 @@
 
 mod common;
 
-use common::{finishes, refuses, spillway};
+use common::{World, finishes, refuses, spillway, worker_program};
+use std::process::Command;
+
+/// It is started by the programs that know how.
+#[test]
+fn the_program_that_serves_is_no_command() {
+    for arguments in [&[][..], &["__worker"], &["serve"], &["serve", "{}"], &["--help"]] {
+        refuses(Command::new(worker_program()).args(arguments), 2, &["spillway"]);
+    }
+}
+
+#[test]
+fn without_the_program_that_serves_there_is_an_error_that_says_where_it_was_looked_for() {
+    let world = World::new();
+    let alone = world.path("spillway");
+    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_spillway")).arg(&alone).status().unwrap().success());
+    let here = world.dir.path().to_str().unwrap();
+    let mut serve = Command::new(alone);
+    serve.args(["serve", "--image", "x.raw", "--nbd", "n"]).env("PATH", worker_program().parent().unwrap());
+    refuses(&mut serve, 69, &["spillway-worker", here, "/usr/lib/spillway", "install"]);
+}
 
 #[test]
 fn an_option_that_a_mode_does_not_use_is_an_error() {
@@ -87,7 +107,6 @@ fn words_that_cannot_be_are_refused_in_one_line() {
     refuses(spillway().args(["serve", "--nbd", "n"]), 2, &["--image"]);
     refuses(&mut spillway(), 2, &["requires a subcommand", "serve"]);
     refuses(spillway().env_remove("SPILLWAY_SOCKET").arg("image"), 2, &["requires a subcommand", "import"]);
-    refuses(spillway().arg("__worker"), 2, &["spillway serve"]);
     refuses(spillway().args(["run", "--image", "x.raw", "--initrd", "i"]), 2, &["--kernel"]);
     refuses(spillway().args(["run", "--image", "x.raw", "--memory", "1000"]), 2, &["--memory", "MiB"]);
     refuses(spillway().args(["run", "--image", "x.raw", "--kernel", "/nonexistent"]), 2, &["/nonexistent"]);
@@ -153,7 +172,7 @@ fn every_shell_gets_its_completions() {
     // Longer than an argument can be.
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, script).unwrap();
-    let (code, _, err) = finishes(std::process::Command::new("bash").arg("-n").arg(file.path()));
+    let (code, _, err) = finishes(Command::new("bash").arg("-n").arg(file.path()));
     assert_eq!((code, err.as_str()), (0, ""));
 }
 
@@ -169,8 +188,7 @@ fn a_token_is_shown_with_its_line() {
     let made = new();
     let token = made["token"].as_str().unwrap();
     assert!(token.len() == 64 && token != new()["token"].as_str().unwrap());
-    let hashed =
-        finishes(std::process::Command::new("sh").args(["-c", &format!("printf %s {token} | sha256sum")])).1;
+    let hashed = finishes(Command::new("sh").args(["-c", &format!("printf %s {token} | sha256sum")])).1;
     let hash = hashed.split(' ').next().unwrap();
     assert_eq!(made["line"], format!("operate ci@x {hash}"));
     refuses(spillway().args(["token", "new", "--role", "root", "x"]), 2, &["read, operate, admin"]);

@@ -11,8 +11,8 @@ mod common;
 
 use common::volume::{VOLUME_BYTES, Volume, kill, runs, serve};
 use common::{World, is_root, until};
+use spillway_control::{Content, DiskAtRest, SupervisorError};
 use spillway_testkit::{Rng, skip};
-use spillway_worker::supervisor::{Content, DiskAtRest, SupervisorError};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

@@ -5,10 +5,10 @@
 //! and the lists are served in order of arrival; a request whose last operation has ended is finished before the next one is
 //! looked at.
 
-use crate::counters::{Counters, add, set};
 use crate::error::Errno;
 use crate::request::{Operation, Request, Token};
 use crate::table::{Active, Id, Table, Wait};
+use spillway_layout::{Counters, add, set};
 use std::collections::{HashMap, VecDeque};
 
 /// Blocks that all requests together may touch before a turn's end, and again at its end: well below a

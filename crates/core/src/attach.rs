@@ -4,7 +4,6 @@
 //! was begun.
 
 use crate::admission::Admission;
-use crate::counters::{add, get};
 use crate::disk::Disk;
 use crate::drain::Drain;
 use crate::engine::Engine;
@@ -17,7 +16,7 @@ use crate::map::BlockMap;
 use crate::meta::Meta;
 use crate::ops::Operations;
 use crate::shared::Shared;
-use crate::spec::{DiskSpec, Mode};
+use spillway_layout::{DiskSpec, Mode, add, get};
 
 impl Disk {
     /// Attaches to the disk in `meta` with the slots in `data`; zeroed memory becomes a new one.

@@ -1,12 +1,11 @@
 //! The disk's self-check: every invariant that its own state can show. For tests, the simulator and fuzzers;
 //! it visits every block and slot.
 
-use crate::counters::get;
 use crate::disk::Disk;
 use crate::engine::Engine;
 use crate::ops::Op;
 use crate::table::Wait;
-use crate::units::{BLOCK_BYTES, Block};
+use spillway_layout::{BLOCK_BYTES, Block, get};
 
 impl std::fmt::Debug for Disk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -4,7 +4,6 @@
 //! what it does to blocks for the engine. Invariant: a request is in the table exactly while it is unfinished and could not be
 //! finished at once.
 
-use crate::counters::{Counters, add, set};
 use crate::engine::Engine;
 use crate::entry::Place;
 use crate::error::{DiskError, Errno};
@@ -15,9 +14,8 @@ use crate::level_watch::LevelWatch;
 use crate::map::ExtentSource;
 use crate::request::{Operation, Request};
 use crate::shared::Shared;
-use crate::spec::{DiskSpec, FullPolicy, Mode};
 use crate::table::{Active, Wait};
-use crate::units::{BLOCK_BYTES, Block, SECTOR_BYTES};
+use spillway_layout::{BLOCK_BYTES, Block, Counters, DiskSpec, FullPolicy, Mode, SECTOR_BYTES, add, set};
 
 /// A disk: base image, block map, write cache and overflow, as one guest sees it.
 pub struct Disk {

@@ -8,7 +8,7 @@
 //!
 //! The checksum rides in the entry: location and checksum change together, and no table of them is needed.
 
-use crate::units::{Location, Slot};
+use spillway_layout::{Location, Slot};
 
 /// Where a block's newest content is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 //! Owns what is known from writes that ended; never begins one. Invariant: after [`WRITE_TRIES`] failures in a row, or one for
 //! want of room, nothing is written for [`RETRY_NS`].
 
-use crate::counters::{Counters, add, get, set};
 use crate::error::Errno;
 use crate::io::{Event, Io};
+use spillway_layout::{Counters, add, get, set};
 
 /// Tries in a row, each in another segment, after which the overflow counts as degraded.
 pub(crate) const WRITE_TRIES: u32 = 3;

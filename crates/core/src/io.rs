@@ -8,7 +8,7 @@ use crate::copy::is_zero;
 use crate::error::Errno;
 use crate::level::Level;
 use crate::request::Token;
-use crate::units::{BLOCK_BYTES, Slot};
+use spillway_layout::{BLOCK_BYTES, Slot};
 use std::ops::Range;
 
 /// Names an asynchronous operation under way.

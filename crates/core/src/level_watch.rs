@@ -2,10 +2,10 @@
 //!
 //! Invariant: one event for each crossing of a threshold.
 
-use crate::counters::{Counters, get, set};
 use crate::error::DiskError;
 use crate::io::{Event, Io};
 use crate::level::{Level, Thresholds};
+use spillway_layout::{Counters, get, set};
 
 /// Tells of levels.
 pub(crate) struct LevelWatch {

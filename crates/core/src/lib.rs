@@ -9,7 +9,6 @@ mod admission;
 mod attach;
 mod check;
 mod copy;
-mod counters;
 #[cfg(feature = "crash-points")]
 pub mod crash_points;
 #[cfg(not(feature = "crash-points"))]
@@ -23,44 +22,33 @@ mod drain;
 mod engine;
 mod entry;
 mod error;
-mod generation;
 mod health;
-mod histogram;
 mod io;
 mod level;
 mod level_watch;
 mod map;
 mod meta;
 mod ops;
-mod page_cache;
 mod request;
 mod serve;
 mod shared;
-mod spec;
 mod table;
-mod units;
 mod word_pages;
-mod written;
 
 pub use copy::{copy_past_caches, is_zero, is_zero_now};
-pub use counters::{Counters, Plane, add, get, set};
 pub use disk::Disk;
 pub use engine::cached::DataMemory;
-pub use engine::in_place::{
-    BlockState, RESET_MARK, STATE_PAGE_BLOCKS, StateMap, find_bad_state, state_map_bytes,
-};
+pub use engine::in_place::StateMap;
 pub use entry::{Entry, Place};
 pub use error::{DiskError, Errno};
-pub use histogram::Histogram;
 pub use io::{Event, GuestBuffers, Io, OpId, PARTS, PartId};
 pub use level::{Level, Thresholds};
 pub use map::ExtentSource;
-pub use meta::{LAYOUT_VERSION, Layout, Meta, RegionState, prefetch};
-pub use page_cache::{CacheId, FileMap};
+pub use meta::{Meta, prefetch};
 pub use request::{Operation, Request, Token};
-pub use spec::{DiskSpec, FullPolicy, LogShape, MIN_SEGMENTS, Mode};
-pub use units::{
-    BLOCK_BYTES, BLOCK_SECTORS, Block, Location, MAX_DISK_BYTES, REGION_BLOCKS, REGION_BYTES, SECTOR_BYTES,
-    Slot, bytes_in_words,
+pub use spillway_layout::{
+    BLOCK_BYTES, BLOCK_SECTORS, Block, BlockState, CacheId, Counters, DiskSpec, FileMap, FullPolicy,
+    Histogram, LAYOUT_VERSION, Layout, Location, LogShape, MAX_DISK_BYTES, MIN_SEGMENTS, Mode, Plane,
+    REGION_BLOCKS, REGION_BYTES, RESET_MARK, RegionState, SECTOR_BYTES, STATE_PAGE_BLOCKS, Slot, Written,
+    add, bytes_in_words, find_bad_state, get, set, state_map_bytes,
 };
-pub use written::Written;

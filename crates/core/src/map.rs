@@ -4,14 +4,15 @@
 //! Owns the `meta` memory. What a block took where it was before is for the engine to free. Invariant: of a region that is not
 //! mapped, no entry is read; its entries are all written before it is.
 
-use crate::counters::{Counters, add, set};
 use crate::entry::{Entry, Place};
 use crate::error::DiskError;
 use crate::io::Io;
-use crate::meta::{Meta, RegionState};
-use crate::spec::{DiskSpec, Mode};
-use crate::units::{BLOCK_BYTES, BLOCK_SECTORS, Block, Location, REGION_BLOCKS, REGION_BYTES};
+use crate::meta::Meta;
 use crate::word_pages::{WORDS_PER_PAGE, WordPages};
+use spillway_layout::{
+    BLOCK_BYTES, BLOCK_SECTORS, Block, Counters, DiskSpec, Location, Mode, REGION_BLOCKS, REGION_BYTES,
+    RegionState, add, set,
+};
 use std::ops::{Range, RangeInclusive};
 
 /// Where the content of a stretch of a disk comes from.

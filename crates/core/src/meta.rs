@@ -1,88 +1,18 @@
-//! The disk's `meta` memory: header, counters, segment table, directory and block map, in one piece of memory
-//! that outlives the process that serves it. With `copy` the only `unsafe` code of the core.
+//! The disk's `meta` memory as the thread that owns the disk sees and writes it; what lies where in it, `spillway_layout`
+//! says. With `copy` the only `unsafe` code of the core.
 //!
-//! Layout (all little-endian, native words):
-//!
-//! | at | what |
-//! | --- | --- |
-//! | 0 | header page: magic, layout version, spec, generation, the disk's number |
-//! | 4096 | [`Counters`] |
-//! | `segments_at` | one byte per overflow segment: free, busy, sealed, empty |
-//! | `directories_at` | twice one byte per 2 MiB region: untouched, mapped, zero |
-//! | `map_at` | one 8-byte entry per 4 KiB block |
-//! | `written_at` | one 8-byte [`Written`] per 2 MiB region |
-//!
-//! Invariant: an entry may be read only in a region whose directory byte says `mapped`; anything else there
-//! is junk. A region's entries are all written before its byte turns to `mapped`. The generation says which of the
-//! two directories counts: a reset is one store (`docs/design/008-reset-by-generation.md`).
+//! Invariant: an entry is read only in a region whose directory byte says `mapped`; a region's entries are all written before
+//! its byte turns to `mapped`.
 
-use crate::counters::Counters;
 use crate::crash_points;
 use crate::entry::Entry;
 use crate::error::DiskError;
-use crate::generation;
-use crate::spec::DiskSpec;
-use crate::units::{Block, REGION_BLOCKS};
-use crate::written::Written;
+use spillway_layout::{
+    Block, Counters, DiskSpec, Header, LAYOUT_VERSION, Layout, MAGIC, RegionState, SegmentMark, is_sealed,
+    seal,
+};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-
-const PAGE: u64 = 4096;
-const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
-/// Version of this layout; a worker refuses memory of another.
-pub const LAYOUT_VERSION: u64 = 7;
-
-/// What the directory says of a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum RegionState {
-    /// Every block is the base image's.
-    Untouched = 0,
-    /// The map entries tell.
-    Mapped = 1,
-    /// Every block is zero.
-    Zero = 2,
-}
-
-/// What the segment table says of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum SegmentMark {
-    /// The file does not hold it: it was never written, or has been punched out.
-    Free = 0,
-    /// A write or a punch of it may be under way, or it has no summary.
-    Busy = 1,
-    /// Every part of it is written, the summary included.
-    Sealed = 2,
-    /// Nothing lives in it and nothing is under way, but the file holds it.
-    Empty = 3,
-}
-
-#[repr(C)]
-struct Header {
-    magic: AtomicU64,
-    layout_version: AtomicU64,
-    size_bytes: AtomicU64,
-    base_bytes: AtomicU64,
-    mode: AtomicU64,
-    segment_blocks: AtomicU64,
-    /// In one word with its check: see [`crate::generation`].
-    generation: AtomicU64,
-    /// The same of the generation that a reset under way is to end: an attach that finds it alive finishes that first.
-    ending: AtomicU64,
-    /// Segments that were ever opened: no mark beyond them was ever set.
-    segments_used: AtomicU64,
-    /// Segments that the file may hold while it shrinks to a lower limit.
-    ceiling: AtomicU64,
-    /// Slots from here on were never used: their memory is not there.
-    slots_used: AtomicU64,
-    /// Which disk this is the memory of.
-    disk_id: AtomicU64,
-    /// In mode `persistent`: not 0 while the mark of a reset may be on the medium.
-    marked: AtomicU64,
-    /// In mode `persistent`: not 0 once the map has all that the file's live map said when the disk was started.
-    has_states: AtomicU64,
-}
 
 /// A store to a word of the header.
 #[inline]
@@ -90,80 +20,6 @@ struct Header {
 fn put(word: &AtomicU64, value: u64, order: Ordering) {
     crash_points::store();
     word.store(value, order);
-}
-
-/// Where each piece lies, from the spec alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
-    segments_at: u64,
-    directories_at: u64,
-    /// Of one directory.
-    directory_len: u64,
-    map_at: u64,
-    written_at: u64,
-    len: u64,
-    regions: usize,
-    segments: usize,
-}
-
-impl Layout {
-    /// The layout for a disk. The overflow limit does not count, as it may change: the table of segments is laid
-    /// out for the largest.
-    pub fn of(spec: &DiskSpec) -> Layout {
-        let regions = (spec.blocks() as usize).div_ceil(REGION_BLOCKS);
-        let segments = spec.most_segments() as usize;
-        let segments_at = (PAGE + size_of::<Counters>() as u64).next_multiple_of(PAGE);
-        let directories_at = (segments_at + segments as u64).next_multiple_of(PAGE);
-        let directory_len = (regions as u64).next_multiple_of(PAGE);
-        let map_at = directories_at + 2 * directory_len;
-        let written_at = map_at + regions as u64 * PAGE;
-        let len = (written_at + (regions * size_of::<Written>()) as u64).next_multiple_of(PAGE);
-        Layout { segments_at, directories_at, directory_len, map_at, written_at, len, regions, segments }
-    }
-
-    /// Bytes of `meta` memory to provide, zeroed and sparse. A multiple of 4096.
-    pub fn len_bytes(&self) -> u64 {
-        self.len
-    }
-
-    /// The range of `meta` memory that holds the map.
-    pub fn map_range(&self) -> Range<u64> {
-        self.map_at..self.written_at
-    }
-
-    /// Of it, the pages of these regions.
-    pub(crate) fn map_pages(&self, regions: Range<usize>) -> Range<u64> {
-        self.map_at + regions.start as u64 * PAGE..self.map_at + regions.end as u64 * PAGE
-    }
-
-    /// The directory of a generation.
-    fn directory(&self, generation: u64) -> Range<u64> {
-        let at = self.directories_at + (generation & 1) * self.directory_len;
-        at..at + self.directory_len
-    }
-
-    /// Of what follows the map, the page with the words of these regions: a whole page's worth, or the last ones.
-    pub(crate) fn written_page(&self, regions: &Range<usize>) -> Range<u64> {
-        let at = self.written_at + (regions.start * size_of::<Written>()) as u64;
-        at..at + PAGE
-    }
-
-    /// The range that holds one [`Written`] for each region. Most of it is a hole: look with pread(2), which
-    /// allocates nothing.
-    pub fn written_range(&self) -> Range<u64> {
-        self.written_at..self.written_at + (self.regions * size_of::<Written>()) as u64
-    }
-
-    /// Where the generation lies, a word: see [`Layout::generation`].
-    pub const GENERATION_AT: u64 = std::mem::offset_of!(Header, generation) as u64;
-
-    /// The generation that this word says; its check is not looked at.
-    pub fn generation(word: u64) -> u64 {
-        generation::of(word)
-    }
-
-    /// Where the counters lie.
-    pub const COUNTERS_AT: u64 = PAGE;
 }
 
 /// The `meta` memory, seen by the one thread that owns the disk.
@@ -186,7 +42,7 @@ impl Meta {
     /// `base` is page-aligned, readable and writable for `Layout::of(spec).len_bytes()` bytes for as long as
     /// the value lives, and nobody else writes to it.
     pub unsafe fn open(base: *mut u8, spec: &DiskSpec, disk_id: u64) -> Result<(Meta, bool), DiskError> {
-        spec.check()?;
+        spec.check().map_err(DiskError::Spec)?;
         let mut meta = Meta { base, layout: Layout::of(spec), directory_at: 0 };
         let h = meta.header();
         let fields = [
@@ -201,7 +57,7 @@ impl Meta {
                 for (field, value, _) in fields {
                     put(field, value, Ordering::Relaxed);
                 }
-                put(&h.generation, generation::seal(1), Ordering::Relaxed);
+                put(&h.generation, seal(1), Ordering::Relaxed);
                 put(&h.segments_used, 0, Ordering::Relaxed);
                 put(&h.ceiling, 0, Ordering::Relaxed);
                 put(&h.layout_version, LAYOUT_VERSION, Ordering::Relaxed);
@@ -222,7 +78,7 @@ impl Meta {
                     }
                 }
                 let generation = h.generation.load(Ordering::Relaxed);
-                if !generation::is_sealed(generation) {
+                if !is_sealed(generation) {
                     return Err(DiskError::Damaged(format!(
                         "generation {generation:#018x} was never stored"
                     )));
@@ -262,7 +118,7 @@ impl Meta {
     #[inline]
     pub fn counters(&self) -> &Counters {
         // SAFETY: inside the promised memory (`Layout::of`), aligned to a page, plain atomics.
-        unsafe { &*self.base.add(PAGE as usize).cast::<Counters>() }
+        unsafe { &*self.base.add(Layout::COUNTERS_AT as usize).cast::<Counters>() }
     }
 
     /// Where each piece lies.
@@ -288,7 +144,7 @@ impl Meta {
 
     /// From here on whoever attaches finds every block forgotten.
     pub(crate) fn begin_reset(&self) {
-        put(&self.header().ending, generation::seal(self.generation()), Ordering::SeqCst);
+        put(&self.header().ending, seal(self.generation()), Ordering::SeqCst);
     }
 
     /// Forgets every block, by one store: afterwards the disk reads as its base image. The other directory is
@@ -296,12 +152,12 @@ impl Meta {
     pub(crate) fn reset(&mut self) {
         let generation = self.generation() + 1;
         self.directory_at = self.layout.directory(generation).start;
-        put(&self.header().generation, generation::seal(generation), Ordering::SeqCst);
+        put(&self.header().generation, seal(generation), Ordering::SeqCst);
     }
 
     /// The end of the generation had begun when its process died.
     pub(crate) fn is_ending(&self) -> bool {
-        self.header().ending.load(Ordering::Acquire) == generation::seal(self.generation())
+        self.header().ending.load(Ordering::Acquire) == seal(self.generation())
     }
 
     /// Whether the mark of a reset may be on the medium.
@@ -444,7 +300,7 @@ impl Meta {
         self.cell(block).store(entry.bits(), Ordering::Release);
     }
 
-    /// How much was written to a region: the bits of a [`Written`].
+    /// How much was written to a region: the bits of a [`spillway_layout::Written`].
     #[inline]
     pub(crate) fn written(&self, region: usize) -> &AtomicU64 {
         assert!(region < self.layout.regions);

@@ -4,7 +4,7 @@
 
 use crate::io::{OpId, PartId};
 use crate::table::Id;
-use crate::units::{Block, Location, Slot};
+use spillway_layout::{Block, Location, Slot};
 
 /// What an operation was for.
 #[derive(Clone, Copy, Debug)]

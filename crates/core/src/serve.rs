@@ -7,7 +7,7 @@ use crate::disk::Disk;
 use crate::error::Errno;
 use crate::io::{Event, Io};
 use crate::request::Token;
-use crate::spec::FullPolicy;
+use spillway_layout::FullPolicy;
 
 impl Disk {
     /// Those for which what they waited for is there go on, in their order.

@@ -3,7 +3,6 @@
 //! Owns nothing but the steps that both take in the same way. Invariant: no engine and no other part is called from here.
 
 use crate::admission::{Admission, MAX_PENDING};
-use crate::counters::{Counters, add, set};
 use crate::drain::Drain;
 use crate::entry::Place;
 use crate::error::Errno;
@@ -11,9 +10,8 @@ use crate::health::OverflowHealth;
 use crate::io::Io;
 use crate::map::BlockMap;
 use crate::ops::{Merge, MergeTo, Op, Operations};
-use crate::spec::DiskSpec;
 use crate::table::{Active, Id};
-use crate::units::{BLOCK_BYTES, Block, SECTOR_BYTES};
+use spillway_layout::{BLOCK_BYTES, Block, Counters, DiskSpec, SECTOR_BYTES, add, set};
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
 /// Bytes of one asynchronous read at most.

@@ -5,7 +5,7 @@
 
 use crate::error::Errno;
 use crate::request::{Operation, Request};
-use crate::units::{BLOCK_BYTES, SECTOR_BYTES};
+use spillway_layout::{BLOCK_BYTES, SECTOR_BYTES};
 
 /// Index of an unfinished request in the table.
 pub(crate) type Id = u32;

@@ -5,8 +5,7 @@
 
 use crate::crash_points;
 use crate::meta::Meta;
-use crate::units::{Block, REGION_BLOCKS};
-use crate::written::Written;
+use spillway_layout::{Block, REGION_BLOCKS, Written};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -92,8 +91,7 @@ impl Meta {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meta::{Layout, RegionState};
-    use crate::spec::{DiskSpec, FullPolicy, LogShape, Mode};
+    use spillway_layout::{DiskSpec, FullPolicy, Layout, LogShape, Mode, RegionState};
 
     /// Or it would count again 65,536 resets later.
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::store::StoreError;
 use spillway_api::{ErrorBody, ErrorCode};
-use spillway_worker::supervisor::{ErrorKind, SupervisorError};
+use spillway_control::{ErrorKind, SupervisorError};
 
 /// Why something was not done: for programs a code, for people what, where and what to do.
 #[derive(Clone, Debug, thiserror::Error)]

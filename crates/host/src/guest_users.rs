@@ -6,7 +6,7 @@
 use crate::error::HostError;
 use crate::scopes::followed_by;
 use spillway_api::{ErrorCode, Hypervisor, Name};
-use spillway_worker::kvm::Accelerator;
+use spillway_control::kvm::Accelerator;
 use std::collections::HashMap;
 use std::fmt;
 use std::fs;

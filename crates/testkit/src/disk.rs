@@ -25,18 +25,27 @@ pub fn program() -> Result<PathBuf> {
     // cargo puts tests one folder deeper than programs.
     let dir = me.parent().context("this program lies in no folder")?;
     let dir = if dir.ends_with("deps") { dir.parent().unwrap_or(dir) } else { dir };
-    let path = dir.join("spillway");
+    for name in ["spillway", "spillway-worker"] {
+        look_at(&dir.join(name))?;
+    }
+    Ok(dir.join("spillway"))
+}
+
+/// Refuses a program that is not there; says aloud that one is older than its sources.
+fn look_at(path: &Path) -> Result<()> {
     if !path.is_file() {
-        let profile = match dir.file_name().and_then(|n| n.to_str()) {
+        let dir = path.parent().and_then(Path::file_name).and_then(|name| name.to_str());
+        let profile = match dir {
             Some("debug") | None => "dev",
             Some(name) => name,
         };
         bail!(
-            "{}: not there: build it with 'cargo build --profile {profile} -p spillway', or set SPILLWAY_PROGRAM",
-            path.display()
+            "{}: not there: build it with 'cargo build --profile {profile} -p {}', or set SPILLWAY_PROGRAM",
+            path.display(),
+            path.file_name().unwrap_or_default().display()
         );
     }
-    if let Some(source) = newer_source(&path) {
+    if let Some(source) = newer_source(path) {
         use std::io::Write;
         // Past the test harness's capture.
         let _ = writeln!(
@@ -46,7 +55,7 @@ pub fn program() -> Result<PathBuf> {
             source.display()
         );
     }
-    Ok(path)
+    Ok(())
 }
 
 /// A source that has changed since the program was built, by the list that cargo leaves beside it.

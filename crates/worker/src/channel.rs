@@ -7,8 +7,8 @@ use rustix::net::{
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use spillway_core::{FullPolicy, bytes_in_words};
-use std::fmt;
+use spillway_control::{Limits, Rate};
+use spillway_layout::{BaseCache, FullPolicy, ImageFormat, Mode};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,26 +22,6 @@ pub const MAX_FDS: usize = 8 + MOST_DEAD;
 
 /// Version of the messages: supervisor and worker must have the same.
 pub const PROTOCOL_VERSION: u32 = 8;
-
-/// Format of a base image, said explicitly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ImageFormat {
-    /// Plain bytes.
-    Raw,
-    /// QEMU's copy-on-write format, without backing or data file.
-    Qcow2,
-}
-
-/// How the base image is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BaseCache {
-    /// Through the host's page cache: one copy serves all machines.
-    Host,
-    /// Past it: every base read reaches the store.
-    None,
-}
 
 /// A way in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,10 +47,10 @@ pub struct Start {
     pub size_bytes: u64,
     /// Virtual size of the base image.
     pub base_bytes: u64,
-    /// Word of `spillway_core::Mode`.
-    pub mode: String,
-    /// Word of `spillway_core::FullPolicy`.
-    pub full: String,
+    /// Where writes go.
+    pub mode: Mode,
+    /// What happens to a write that finds no room.
+    pub full: FullPolicy,
     /// Limit of the RAM tier; 0 without one.
     pub ram_limit_bytes: u64,
     /// Limit of the overflow file; 0 without one.
@@ -99,62 +79,6 @@ pub struct Start {
     pub critical_at: u8,
     /// How much it may do in a second.
     pub rate: Rate,
-}
-
-/// How much a disk may do in a second, and at once beyond that.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rate {
-    /// Requests a second; 0: as many as it can.
-    pub iops: u64,
-    /// Requests that may begin at once; 0: what a tenth of a second allows.
-    pub iops_burst: u64,
-    /// Bytes of reads and writes a second; 0: as many as it can.
-    pub bandwidth_bytes: u64,
-    /// Bytes that may begin at once; 0: what a tenth of a second allows.
-    pub bandwidth_burst_bytes: u64,
-}
-
-impl fmt::Display for Rate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.iops, self.bandwidth_bytes) {
-            (0, 0) => f.write_str("no limit of its rate"),
-            (iops, 0) => write!(f, "at most {iops} requests/s"),
-            (0, bytes) => write!(f, "at most {}/s", bytes_in_words(bytes)),
-            (iops, bytes) => write!(f, "at most {iops} requests/s and {}/s", bytes_in_words(bytes)),
-        }
-    }
-}
-
-/// What can be changed while a disk is served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
-    /// Limit of the RAM tier; 0 in modes without one.
-    pub ram_bytes: u64,
-    /// Limit of the overflow file; 0 in modes without one.
-    pub overflow_bytes: u64,
-    /// What happens to a write that finds no room.
-    #[serde(with = "policy")]
-    pub full: FullPolicy,
-    /// From how many per cent of the write cache on there is a warning.
-    pub warn_at: u8,
-    /// The same for critical.
-    pub critical_at: u8,
-    /// How much it may do in a second.
-    pub rate: Rate,
-}
-
-/// The policy by its word.
-mod policy {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-    use spillway_core::FullPolicy;
-
-    pub fn serialize<S: Serializer>(policy: &FullPolicy, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(policy.name())
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<FullPolicy, D::Error> {
-        String::deserialize(from)?.parse().map_err(D::Error::custom)
-    }
 }
 
 /// From the supervisor.

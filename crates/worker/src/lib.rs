@@ -1,11 +1,6 @@
-//! The process that serves one disk, and the supervisor's side of its launch.
+//! The process that serves one disk, and the supervisor that starts it and outlives it.
 
-pub mod base;
 pub mod channel;
-pub mod kvm;
 mod lifeline;
-pub mod persistent_file;
-pub mod storage_model;
 pub mod supervisor;
-pub mod trace_ring;
 pub mod worker;

@@ -10,7 +10,7 @@ use crate::table::percent;
 use serde::Serialize;
 use spillway_api::client::{Client, ClientError};
 use spillway_api::{DiskCurve, List, MachineDetails, Name, Phase};
-use spillway_worker::supervisor::bytes;
+use spillway_control::bytes;
 use std::fmt::Write;
 
 /// What is looked at as the next step.

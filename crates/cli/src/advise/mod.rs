@@ -20,7 +20,7 @@ use spillway_advisor::policy::Policy;
 use spillway_advisor::shards::{Sample, Shards};
 use spillway_advisor::{BLOCK_BYTES, Event, Profile, share_budget};
 use spillway_api::{Name, parse_size, size_text};
-use spillway_worker::supervisor::bytes;
+use spillway_control::bytes;
 use std::fmt::{Display, Write};
 use std::path::{Path, PathBuf};
 

@@ -3,7 +3,7 @@
 use crate::error::Failure;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use spillway_worker::supervisor::{BaseCache, Digests, FullPolicy, ImageFormat, Mode, Options, Rate};
+use spillway_control::{BaseCache, Digests, FullPolicy, ImageFormat, Mode, Rate, ServeSettings};
 use std::path::{Path, PathBuf};
 
 const WARN_DEFAULT: u8 = 80;
@@ -170,8 +170,8 @@ fn socket_mode(text: &str) -> Result<u32, String> {
 }
 
 impl Disk {
-    /// The supervisor's options, or why these do not go together.
-    pub fn options(&self) -> Result<Options, Failure> {
+    /// What is asked of the disk's server, or why these do not go together.
+    pub fn settings(&self) -> Result<ServeSettings, Failure> {
         let mode = self.mode;
         let unused = [
             ("--ram", self.ram.is_some() && !mode.has_ram(), "it has no RAM tier"),
@@ -244,7 +244,7 @@ impl Disk {
             .as_ref()
             .or(self.disk.as_ref())
             .ok_or_else(|| Failure::usage("nothing to serve: name the base image with --image"))?;
-        Ok(Options {
+        Ok(ServeSettings {
             image: image.clone(),
             disk: self.disk.clone(),
             image_id: self.image_id.clone(),

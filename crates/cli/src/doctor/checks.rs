@@ -8,9 +8,9 @@ use crate::host::Daemon;
 use rustix::process::{Resource, getrlimit};
 use spillway_api::client::{Client, ClientError};
 use spillway_api::{Figures, HostDetails, Hypervisor, List, StoreDetails};
-use spillway_worker::kvm::{self, Accelerator};
-use spillway_worker::supervisor::bytes;
-use spillway_worker::worker;
+use spillway_control::kvm::{self, Accelerator};
+use spillway_control::program::{self, Probe};
+use spillway_control::{SupervisorError, bytes};
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -44,13 +44,15 @@ pub fn all(daemon: &Daemon) -> Result<Vec<Finding>, Failure> {
     found.push(qemu);
     found.push(version("qemu-img", "qemu-img", "apt-get install qemu-utils", "images cannot be imported"));
     found.push(debugfs(root));
-    found.push(io_uring(worker::io_uring_is_usable()));
+    let probed = program::probe();
+    found.push(worker(probed.as_ref()));
+    found.extend(probed.iter().map(|probe| io_uring(&probe.io_uring)));
     found.push(aio(root));
     found.push(huge_pages(root));
     found.push(memlock(getrlimit(Resource::Memlock).current));
     found.push(memory(root));
     found.push(swap(root));
-    found.push(landlock(worker::sandbox::landlock_version()));
+    found.extend(probed.iter().map(|probe| landlock(probe.landlock)));
     found.push(seccomp(root));
     found.push(cgroup(root));
     let (socket, client) = socket(daemon)?;
@@ -130,7 +132,7 @@ fn debugfs(root: &Path) -> Finding {
     }
 }
 
-fn io_uring(usable: Result<(), String>) -> Finding {
+fn io_uring(usable: &Result<(), String>) -> Finding {
     match usable {
         Ok(()) => Finding::ok("io_uring", "can be used"),
         Err(why) => Finding::notice(
@@ -219,6 +221,19 @@ fn swap(root: &Path) -> Finding {
             "swapoff -a, or MemorySwapMax=0 in the unit",
         ),
         None => Finding::notice("swap", "/proc/meminfo does not say", "mount /proc"),
+    }
+}
+
+/// The program that serves disks.
+fn worker(probed: Result<&Probe, &SupervisorError>) -> Finding {
+    let own = env!("CARGO_PKG_VERSION");
+    let advice = "install spillway, spillwayd and spillway-worker of one version";
+    match probed {
+        Ok(probe) if probe.version == own => Finding::ok("worker", format!("version {own}")),
+        Ok(probe) => {
+            Finding::problem("worker", format!("version {}, and this is {own}", probe.version), advice)
+        }
+        Err(e) => Finding::problem("worker", e.message.clone(), advice),
     }
 }
 
@@ -457,7 +472,7 @@ mod tests {
         assert_eq!([4, 10, 50].map(|free| enough("x", 100 * gib, free * gib).state), [Problem, Notice, Ok]);
         assert_eq!([0, 3, 6, 9].map(|version| landlock(version).state), [Notice, Notice, Ok, Ok]);
         assert_eq!([Some(65536), Some(8 << 20), None].map(|limit| memlock(limit).state), [Notice, Ok, Ok]);
-        assert_eq!(io_uring(Err("no".into())).state, Notice);
+        assert_eq!(io_uring(&Err("no".into())).state, Notice);
         assert_eq!(version("qemu", "/nonexistent/qemu", "install it", "nothing runs").state, Problem);
         assert_eq!(space(Path::new("/nonexistent")).state, Problem);
     }

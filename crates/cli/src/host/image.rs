@@ -11,7 +11,7 @@ use spillway_api::{
     ImageVersion, List, MachineDetails, Name, Operation, Origin, PartitionTable, SourceFormat, VersionChoice,
     VersionState,
 };
-use spillway_worker::supervisor::bytes;
+use spillway_control::bytes;
 use std::path::PathBuf;
 
 const COMMIT_EXAMPLES: &str = "\

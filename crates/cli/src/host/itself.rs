@@ -9,7 +9,7 @@ use spillway_api::client::Client;
 use spillway_api::{
     HostAction, HostBudget, HostDetails, List, MachineDetails, NewHostAction, UnreadableRecord,
 };
-use spillway_worker::supervisor::bytes;
+use spillway_control::bytes;
 use std::time::{Duration, Instant};
 
 /// Between two looks whether something runs still.

@@ -6,7 +6,7 @@ use crate::output;
 use clap::Subcommand;
 use spillway_api::client::Client;
 use spillway_api::{Empty, Leftover, List};
-use spillway_worker::supervisor::bytes;
+use spillway_control::bytes;
 
 const DELETE_EXAMPLE: &str = "\
 Example:

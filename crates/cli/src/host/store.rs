@@ -5,7 +5,7 @@ use crate::error::Failure;
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use spillway_api::{List, Name, StoreClass, StoreDetails, StoreFolder};
-use spillway_worker::supervisor::bytes;
+use spillway_control::bytes;
 use std::path::PathBuf;
 
 /// What to do with stores.

@@ -7,7 +7,7 @@ use super::By;
 use crate::host::word;
 use serde::Serialize;
 use spillway_api::{DiskCounters, DiskLevels, Figure, Figures};
-use spillway_worker::supervisor::bytes;
+use spillway_control::bytes;
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
 

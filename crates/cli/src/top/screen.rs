@@ -10,7 +10,7 @@ use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Table, TableState};
-use spillway_worker::supervisor::bytes;
+use spillway_control::bytes;
 use std::io;
 use std::time::Duration;
 

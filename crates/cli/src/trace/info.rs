@@ -7,7 +7,7 @@ use crate::output;
 use crate::table::{group, percent};
 use spillway_advisor::shards::{Sample, Shards};
 use spillway_advisor::{BLOCK_BYTES, Operation, limit_bytes};
-use spillway_worker::supervisor::bytes;
+use spillway_control::bytes;
 use std::fmt::Write;
 use std::path::PathBuf;
 

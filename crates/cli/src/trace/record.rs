@@ -6,11 +6,10 @@
 use super::Out;
 use crate::error::{Exit, Failure};
 use crate::output;
-use crate::serve::signals;
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_advisor::trace::{Head, TraceWriter};
-use spillway_worker::supervisor::Client;
+use spillway_control::{Client, Signals};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -37,7 +36,7 @@ pub struct Record {
 
 /// Records.
 pub fn record(args: &Record) -> Result<(), Failure> {
-    let signals = signals()?;
+    let signals = Signals::new()?;
     let mut recorder = Client::connect(&args.control)?.trace()?;
     let mut head = Head::new(recorder.disk["size_bytes"].as_u64().unwrap_or(0));
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -20,6 +20,13 @@ pub fn spillway() -> Command {
     Command::new(env!("CARGO_BIN_EXE_spillway"))
 }
 
+/// The program that serves disks, as it is built beside that one.
+pub fn worker_program() -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_spillway")).with_file_name("spillway-worker");
+    assert!(path.is_file(), "{}: build it with 'cargo build -p spillway-worker'", path.display());
+    path
+}
+
 /// Runs to the end and returns exit code and standard error; standard output must be empty.
 pub fn fails(command: &mut Command) -> (i32, String) {
     let (code, out, err) = finishes(command);
@@ -93,16 +100,15 @@ impl World {
         self.dir.path().join(name)
     }
 
-    /// The program, where any user can start it: it may lie where nobody else can reach it.
+    /// The programs, where any user can start it: it may lie where nobody else can reach it.
     pub fn program_for_all(&self) -> PathBuf {
-        let program = self.path("spillway");
         // By another process: while this one had it open to write, a child of another test could inherit that, and then
         // nobody can start it.
-        assert!(
-            Command::new("cp").arg(env!("CARGO_BIN_EXE_spillway")).arg(&program).status().unwrap().success()
-        );
+        let mut copy = Command::new("cp");
+        copy.arg(env!("CARGO_BIN_EXE_spillway")).arg(worker_program()).arg(self.dir.path());
+        assert!(copy.status().unwrap().success());
         std::fs::set_permissions(self.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        program
+        self.path("spillway")
     }
 
     /// `serve` with image, overflow directory and an NBD socket, all in this directory.

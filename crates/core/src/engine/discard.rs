@@ -2,15 +2,13 @@
 //!
 //! Invariant: discard leaves partial blocks as they are; write-zeroes zeroes exactly its range.
 
-use crate::counters::add;
 use crate::engine::Engine;
 use crate::entry::{Entry, Place};
 use crate::io::Io;
-use crate::meta::RegionState;
 use crate::request::Operation;
 use crate::shared::{Piece, Shared};
 use crate::table::{Active, Wait};
-use crate::units::{BLOCK_BYTES, Block, REGION_BLOCKS, REGION_BYTES, SECTOR_BYTES};
+use spillway_layout::{BLOCK_BYTES, Block, REGION_BLOCKS, REGION_BYTES, RegionState, SECTOR_BYTES, add};
 
 /// Map entries that cost as much as a block of copying.
 const ENTRIES_PER_BLOCK: u32 = 16;

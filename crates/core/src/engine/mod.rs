@@ -22,9 +22,8 @@ use crate::map::BlockMap;
 use crate::meta::Meta;
 use crate::ops::{Merge, Op};
 use crate::shared::Shared;
-use crate::spec::DiskSpec;
 use crate::table::{Active, Id, Wait};
-use crate::units::{Block, Slot};
+use spillway_layout::{Block, DiskSpec, Slot};
 
 #[derive(Debug)]
 pub(crate) enum Engine {

@@ -7,7 +7,7 @@
 use crate::entry::Entry;
 use crate::io::{PARTS, PartId};
 use crate::table::Id;
-use crate::units::{Block, Location, Slot};
+use spillway_layout::{Block, Location, Slot};
 
 /// Who appends: each stream has an open segment of its own, so that cold survivors do not mix with newcomers
 /// and the collector never waits for room that eviction has taken.

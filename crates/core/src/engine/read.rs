@@ -2,7 +2,6 @@
 //!
 //! Invariant: content from the overflow log reaches the guest only after its checksum was found right.
 
-use crate::counters::add;
 use crate::engine::Engine;
 use crate::engine::cached::Cached;
 use crate::entry::Place;
@@ -11,7 +10,7 @@ use crate::io::Io;
 use crate::ops::{Op, OverflowRead};
 use crate::shared::{RUN_BYTES, Shared};
 use crate::table::{Active, Wait};
-use crate::units::{BLOCK_BYTES, Block, Location, SECTOR_BYTES, Slot};
+use spillway_layout::{BLOCK_BYTES, Block, Location, SECTOR_BYTES, Slot, add};
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
 

@@ -5,7 +5,7 @@
 
 use super::qemu::{self, Files};
 use spillway_api::{CatalogSpec, Machine, Network};
-use spillway_worker::kvm::Accelerator;
+use spillway_control::kvm::Accelerator;
 use std::path::Path;
 
 /// The namespace of our mark.

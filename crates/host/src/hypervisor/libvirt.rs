@@ -6,7 +6,7 @@
 use crate::error::HostError;
 use serde_json::Value;
 use spillway_api::ErrorCode;
-use spillway_worker::supervisor::{default_signals, end_with_parent};
+use spillway_control::{default_signals, end_with_parent};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

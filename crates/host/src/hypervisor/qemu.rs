@@ -5,7 +5,7 @@
 //! and connects to its disk's socket; all else it is given open.
 
 use spillway_api::{CatalogSpec, Machine, Network, Ready};
-use spillway_worker::kvm::Accelerator;
+use spillway_control::kvm::Accelerator;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;

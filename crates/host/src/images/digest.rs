@@ -3,9 +3,9 @@
 use crate::error::HostError;
 use crate::operations::Progress;
 use rustix::fs::{Advice, SeekFrom, fadvise, seek};
-pub use spillway_worker::base::digests::CHUNK_BYTES;
-pub(super) use spillway_worker::base::digests::ChunkDigest;
-use spillway_worker::base::digests::{Root, of_chunk};
+pub use spillway_image::digests::CHUNK_BYTES;
+pub(super) use spillway_image::digests::ChunkDigest;
+use spillway_image::digests::{Root, of_chunk};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;

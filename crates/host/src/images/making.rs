@@ -18,7 +18,7 @@ use spillway_api::{
     ErrorCode, Image, ImageCommit, ImageImport, ImageRef, ImageVersion, Name, Operation, Origin, StoreFolder,
     VersionState,
 };
-use spillway_worker::base::size_fault;
+use spillway_image::size_fault;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;

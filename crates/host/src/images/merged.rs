@@ -11,7 +11,7 @@ use crate::error::HostError;
 use crate::operations::Progress;
 use rustix::fs::{FallocateFlags, fallocate};
 use spillway_api::ErrorCode;
-use spillway_worker::supervisor::{Content, DiskAtRest};
+use spillway_control::{Content, DiskAtRest};
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -87,7 +87,7 @@ impl Merged {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spillway_worker::persistent_file::{DATA_AT, DURABLE_AT, Header};
+    use spillway_control::persistent_file::{DATA_AT, DURABLE_AT, Header};
     use std::os::unix::fs::FileExt;
 
     const BLOCK: u64 = 4096;

@@ -29,7 +29,7 @@ use spillway_api::{
     Catalog, ErrorCode, HistoryEntry, Image, ImageDetails, ImageVersion, Name, Operation, Origin,
     VersionState,
 };
-use spillway_worker::base::size_fault;
+use spillway_image::size_fault;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::PathBuf;

@@ -4,7 +4,7 @@ use super::run::Folder;
 use super::{Machines, disk};
 use crate::error::HostError;
 use spillway_api::{DiskCurve, ErrorCode, Name};
-use spillway_worker::supervisor::Request;
+use spillway_control::Request;
 
 impl Machines {
     /// The curve of a machine whose disk is served.

@@ -12,8 +12,8 @@ use crate::processes::{self, Process, Seen};
 use crate::scopes::Scopes;
 use serde::Serialize;
 use spillway_api::{DiskMode, ErrorCode, Hypervisor, Rate};
-use spillway_worker::base::{ImageErrorKind, open_image};
-use spillway_worker::supervisor::{BaseCache, Client, DiskAtRest, ErrorKind, ImageFormat, Request};
+use spillway_control::{BaseCache, Client, DiskAtRest, ErrorKind, ImageFormat, Request};
+use spillway_image::{ImageErrorKind, open_image};
 use std::ffi::OsString;
 use std::future::pending;
 use std::io;
@@ -230,7 +230,7 @@ pub fn word<T: Serialize>(value: T) -> String {
 mod tests {
     use super::*;
     use serde_json::json;
-    use spillway_worker::persistent_file::{DATA_AT, Header};
+    use spillway_control::persistent_file::{DATA_AT, Header};
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 

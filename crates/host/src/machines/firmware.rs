@@ -6,7 +6,7 @@
 use super::blocking::blocking;
 use super::disk;
 use super::run::{Folder, Run};
-use spillway_worker::supervisor::{Request, Stats, bytes};
+use spillway_control::{Request, Stats, bytes};
 use std::time::{Duration, Instant};
 
 /// How long a guest may take before something is said.

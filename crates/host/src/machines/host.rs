@@ -8,7 +8,7 @@ use crate::error::HostError;
 use crate::resources::memory::{Squeeze, available_bytes};
 use crate::resources::space::{self, Room};
 use spillway_api::{CatalogSpec, EventKind, Name, Space, SpaceLevel, StoreDetails, StoreFolder};
-use spillway_worker::supervisor::bytes;
+use spillway_control::bytes;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -21,7 +21,7 @@ use crate::processes::{self, Process, Seen};
 use crate::resources::budget::Need;
 use crate::store::{Object, Revision};
 use spillway_api::{Catalog, ErrorCode, EventKind, Hypervisor, Machine, Name, Phase, Power};
-use spillway_worker::supervisor::{LimitChange, Request};
+use spillway_control::{LimitChange, Request};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

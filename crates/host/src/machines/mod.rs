@@ -53,7 +53,7 @@ use leftovers::LeftoverFiles;
 use rolling::Rollouts;
 use run::{Folder, Run};
 use spillway_api::{ErrorCode, Hypervisor, MachineDetails, Name, StoreDetails};
-use spillway_worker::kvm::{self, Accelerator};
+use spillway_control::kvm::{self, Accelerator};
 use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::io;

@@ -8,7 +8,7 @@ use super::{Shared, disk};
 use crate::copying;
 use crate::error::HostError;
 use spillway_api::{ErrorCode, Machine, Name, StoreClass, StoreFolder};
-use spillway_worker::supervisor::{Request, bytes};
+use spillway_control::{Request, bytes};
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use spillway_api::{
     Catalog, CatalogSpec, Difference, DiskMode, ErrorCode, Hypervisor, Name, Rate, differences,
 };
-use spillway_worker::supervisor::LimitChange;
+use spillway_control::LimitChange;
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt};

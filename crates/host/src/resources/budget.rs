@@ -6,7 +6,7 @@
 
 use crate::error::HostError;
 use spillway_api::{CatalogSpec, ErrorCode, HostBudget, Hypervisor, Name};
-use spillway_worker::supervisor::bytes;
+use spillway_control::bytes;
 use std::collections::HashMap;
 
 /// What a machine is promised; the sum of what some are.

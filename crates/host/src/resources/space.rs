@@ -3,7 +3,7 @@
 //! Invariant: a level is told once when it is reached, and left only when there is clearly more room again.
 
 use spillway_api::{Space, SpaceLevel};
-use spillway_worker::supervisor::bytes;
+use spillway_control::bytes;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};

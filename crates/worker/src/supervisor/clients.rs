@@ -4,13 +4,14 @@
 //! Invariant: a client is in the table until the worker says that it is gone, or until a worker's death has cut its
 //! connection.
 
-use super::control::{Answer, Peer, Request};
+use super::control::Peer;
 use super::event_loop::Supervisor;
 use super::session::Session;
 use super::upgrade::Upgrade;
 use crate::channel::{ClientKind, ToWorker};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
+use spillway_control::{Answer, Request};
 use spillway_core::Mode;
 use spillway_export::vhost_user_blk;
 use std::os::fd::OwnedFd;
@@ -114,7 +115,7 @@ impl Supervisor {
                         self.clients.insert(id, Client::Vmm(Box::new(session)));
                     }
                     Err(e) => {
-                        let text = format!("a VMM is turned away: {}", super::error::plain(&e));
+                        let text = format!("a VMM is turned away: {}", spillway_control::plain(&e));
                         self.announce("client", &text);
                     }
                 }
@@ -223,7 +224,7 @@ impl Supervisor {
 
     fn accepted(&mut self, accepted: Result<Option<OwnedFd>, Errno>) -> Option<OwnedFd> {
         accepted.unwrap_or_else(|e| {
-            (self.log)(&format!("cannot take a connection: {}", super::error::plain(&e.into())));
+            (self.log)(&format!("cannot take a connection: {}", spillway_control::plain(&e.into())));
             self.accept_after = Some(Instant::now() + ACCEPT_REST);
             None
         })

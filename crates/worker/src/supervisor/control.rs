@@ -4,91 +4,18 @@
 //! Invariant: a connection holds at most one line, and one answer or [`MAX_WAITING_BYTES`] of events; who does not read
 //! is not read from, and who listens and does not read is let go.
 
-use super::limits::LimitChange;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use serde::{Deserialize, Serialize};
+use spillway_control::{Answer, Request};
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 
 /// Longest line that is taken.
 const MAX_LINE_BYTES: usize = 4096;
 /// Events that may wait for a client to read them.
 const MAX_WAITING_BYTES: usize = 64 << 10;
-
-/// What can be asked.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "command", rename_all = "kebab-case")]
-pub enum Request {
-    /// Who serves: legal at any time.
-    Ping,
-    /// All figures, as [`super::Stats`]: legal at any time.
-    Stats,
-    /// Where was written most since the last reset, as [`super::Dirty`]: legal at any time.
-    Dirty {
-        /// Most rows to answer with, up to [`super::Dirty::MAX_ROWS`].
-        #[serde(default = "default_rows")]
-        limit: u32,
-    },
-    /// Throw away everything written since the image. Refused while a client is connected, unless forced.
-    Reset {
-        /// Disconnect clients first.
-        #[serde(default)]
-        force: bool,
-        /// In mode `persistent`: the data that is kept is meant.
-        #[serde(default)]
-        discard_data: bool,
-    },
-    /// Other limits, without a pause. All that is named, or nothing.
-    Set(LimitChange),
-    /// What happens, as it happens: the answer is followed by one line for each event, `{"event":{...}}`, until the
-    /// connection ends. A client that does not read them is let go.
-    Events,
-    /// What the disk is asked, as it is asked: with the answer comes the ring of [`crate::trace_ring`], which is written to
-    /// until the connection ends. Nothing more can be asked on it.
-    Trace,
-    /// What every size of the RAM tier would have done since the worker began: a sampled `spillway_advisor::curve::Curve`.
-    Curve {
-        /// The share of the written bytes that the RAM tier should absorb [default: 0.95].
-        #[serde(default)]
-        goal: Option<f64>,
-    },
-    /// Another program serves from here on, with all that was written and the VMM's open connection. For the
-    /// supervisor's own user and root only: the program runs with the supervisor's rights.
-    Upgrade {
-        /// Its absolute path.
-        binary: PathBuf,
-    },
-}
-
-fn default_rows() -> u32 {
-    super::Dirty::ROWS_DEFAULT
-}
-
-/// What is answered.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Answer {
-    /// It was done; what, depends on the request.
-    Ok(serde_json::Value),
-    /// It was not done.
-    Error {
-        /// For programs: `invalid`, `refused`, `busy`.
-        code: String,
-        /// For people.
-        message: String,
-    },
-}
-
-impl Answer {
-    /// An error.
-    pub fn error(code: &str, message: impl Into<String>) -> Answer {
-        Answer::Error { code: code.into(), message: message.into() }
-    }
-}
 
 /// One connection.
 #[derive(Debug)]

@@ -4,95 +4,59 @@
 //! Invariant: within a range no region was written more than twice as much as another; and, whatever the memory
 //! holds, no more than the rows that were asked for are kept.
 
-use super::error::SupervisorError;
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
+use spillway_control::{Dirty, DirtyRange, SupervisorError};
 use spillway_core::{BLOCK_BYTES, Layout, REGION_BYTES, Written};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::os::fd::OwnedFd;
 
-/// Version of the keys.
-const SCHEMA: u32 = 1;
 /// Words that are read at once.
 const CHUNK_WORDS: usize = 4096;
 
-/// What was written, most first.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-#[expect(missing_docs, reason = "each key is described in docs/counters.md")]
-pub struct Dirty {
-    pub schema: u32,
-    pub serial: String,
-    pub generation: u64,
-    pub size_bytes: u64,
-    pub region_bytes: u64,
-    pub written_bytes: u64,
-    pub ranges_total: u64,
-    pub ranges: Vec<DirtyRange>,
-}
+/// Looks into a `meta` memory. Which disk it is, the caller adds.
+pub(super) fn dirty_ranges(
+    meta: &OwnedFd,
+    layout: &Layout,
+    size_bytes: u64,
+    rows: u32,
+) -> Result<Dirty, SupervisorError> {
+    let read = |at: u64, buffer: &mut [u8]| read_exact(meta, at, buffer);
+    let cannot = |e: Errno| SupervisorError::internal("cannot read what was written", e);
+    let mut generation = [0; 8];
+    read(Layout::GENERATION_AT, &mut generation).map_err(cannot)?;
+    let generation = Layout::generation(u64::from_ne_bytes(generation));
 
-/// Adjacent regions that were written alike.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-#[expect(missing_docs, reason = "as in Dirty")]
-pub struct DirtyRange {
-    pub offset_bytes: u64,
-    pub length_bytes: u64,
-    pub written_bytes: u64,
-}
-
-impl Dirty {
-    /// Most rows that can be asked for.
-    pub const MAX_ROWS: u32 = 4096;
-    /// Rows when nothing is said.
-    pub const ROWS_DEFAULT: u32 = 20;
-
-    /// Looks into a `meta` memory. Which disk it is, the caller adds.
-    pub(super) fn read(
-        meta: &OwnedFd,
-        layout: &Layout,
-        size_bytes: u64,
-        rows: u32,
-    ) -> Result<Dirty, SupervisorError> {
-        let read = |at: u64, buffer: &mut [u8]| read_exact(meta, at, buffer);
-        let cannot = |e: Errno| SupervisorError::internal("cannot read what was written", e);
-        let mut generation = [0; 8];
-        read(Layout::GENERATION_AT, &mut generation).map_err(cannot)?;
-        let generation = Layout::generation(u64::from_ne_bytes(generation));
-
-        let mut ranges = Ranges::new(rows as usize);
-        let mut buffer = vec![0; CHUNK_WORDS * size_of::<Written>()];
-        let area = layout.written_range();
-        for at in area.clone().step_by(buffer.len()) {
-            let chunk = &mut buffer[..((area.end - at) as usize).min(CHUNK_WORDS * size_of::<Written>())];
-            read(at, chunk).map_err(cannot)?;
-            for word in chunk.as_chunks().0 {
-                ranges.add(Written::from_bits(u64::from_ne_bytes(*word)).blocks(generation));
-            }
+    let mut ranges = Ranges::new(rows as usize);
+    let mut buffer = vec![0; CHUNK_WORDS * size_of::<Written>()];
+    let area = layout.written_range();
+    for at in area.clone().step_by(buffer.len()) {
+        let chunk = &mut buffer[..((area.end - at) as usize).min(CHUNK_WORDS * size_of::<Written>())];
+        read(at, chunk).map_err(cannot)?;
+        for word in chunk.as_chunks().0 {
+            ranges.add(Written::from_bits(u64::from_ne_bytes(*word)).blocks(generation));
         }
-        let (blocks, ranges_total, ranges) = ranges.end();
-        let bytes = |blocks: u64| blocks.saturating_mul(BLOCK_BYTES as u64);
-        let range = |range: Range| {
-            let offset_bytes = range.first.0 as u64 * REGION_BYTES;
-            DirtyRange {
-                offset_bytes,
-                length_bytes: (range.regions as u64 * REGION_BYTES)
-                    .min(size_bytes.saturating_sub(offset_bytes)),
-                written_bytes: bytes(range.blocks),
-            }
-        };
-        Ok(Dirty {
-            schema: SCHEMA,
-            generation,
-            size_bytes,
-            region_bytes: REGION_BYTES,
-            written_bytes: bytes(blocks),
-            ranges_total,
-            ranges: ranges.into_iter().map(range).collect(),
-            ..Dirty::default()
-        })
     }
+    let (blocks, ranges_total, ranges) = ranges.end();
+    let bytes = |blocks: u64| blocks.saturating_mul(BLOCK_BYTES as u64);
+    let range = |range: Range| {
+        let offset_bytes = range.first.0 as u64 * REGION_BYTES;
+        DirtyRange {
+            offset_bytes,
+            length_bytes: (range.regions as u64 * REGION_BYTES).min(size_bytes.saturating_sub(offset_bytes)),
+            written_bytes: bytes(range.blocks),
+        }
+    };
+    Ok(Dirty {
+        schema: Dirty::SCHEMA,
+        generation,
+        size_bytes,
+        region_bytes: REGION_BYTES,
+        written_bytes: bytes(blocks),
+        ranges_total,
+        ranges: ranges.into_iter().map(range).collect(),
+        ..Dirty::default()
+    })
 }
 
 fn read_exact(fd: &OwnedFd, mut at: u64, mut buffer: &mut [u8]) -> Result<(), Errno> {
@@ -242,7 +206,7 @@ mod tests {
         word(2, 1 << 30, 8);
         word(1536, 1, 9);
         let before = rustix::fs::fstat(&meta).unwrap().st_blocks;
-        let dirty = Dirty::read(&meta, &layout, spec().size_bytes, 20).unwrap();
+        let dirty = dirty_ranges(&meta, &layout, spec().size_bytes, 20).unwrap();
         assert_eq!(rustix::fs::fstat(&meta).unwrap().st_blocks, before);
         assert_eq!((dirty.generation, dirty.written_bytes, dirty.ranges_total), (9, 41 * 4096, 2));
         // The disk ends in the middle of its last region.
@@ -258,7 +222,7 @@ mod tests {
         let len = layout.len_bytes() - layout.written_range().start;
         rustix::io::pwrite(&meta, &vec![0xff; len as usize], layout.written_range().start).unwrap();
         rustix::io::pwrite(&meta, &u64::MAX.to_ne_bytes(), Layout::GENERATION_AT).unwrap();
-        let dirty = Dirty::read(&meta, &layout, spec().size_bytes, 1).unwrap();
+        let dirty = dirty_ranges(&meta, &layout, spec().size_bytes, 1).unwrap();
         assert_eq!((dirty.ranges_total, dirty.ranges[0].length_bytes), (1, spec().size_bytes));
         assert_eq!(dirty.written_bytes, dirty.ranges[0].written_bytes);
     }

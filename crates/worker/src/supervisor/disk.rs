@@ -2,70 +2,16 @@
 //!
 //! Invariant: a [`Disk`] is complete: each worker, first or later, can be started from it alone.
 
-use super::digests::Digests;
-use super::error::{ErrorKind, SupervisorError};
 use super::overflow::{self, Direct, OverflowFile};
-use super::persistent::{self, PersistentFile};
-use super::{Log, ephemeral, memory, model};
-use crate::base::{ImageError, ImageErrorKind, OpenedImage, open_image, release_lock};
-use crate::channel::{BaseCache, ImageFormat, Limits, Rate, Start, ToWorker};
-use crate::persistent_file;
-use spillway_core::{BLOCK_BYTES, DiskSpec, FullPolicy, Layout, LogShape, Mode};
+use super::{Log, digests, ephemeral, memory, model, persistent};
+use crate::channel::{Start, ToWorker};
+use spillway_control::persistent::PersistentFile;
+use spillway_control::{ErrorKind, Limits, ServeSettings, SupervisorError};
+use spillway_core::{BLOCK_BYTES, DiskSpec, Layout, LogShape, Mode};
+use spillway_image::{ImageError, ImageErrorKind, OpenedImage, open_image, release_lock};
+use spillway_layout::{ImageFormat, persistent_file};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
-
-/// What is asked of a disk, its exports and its control socket.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The base image. In mode `ephemeral` there is none: the same as `disk`.
-    pub image: PathBuf,
-    /// The disk's own file, in modes `persistent` and `ephemeral`.
-    pub disk: Option<PathBuf>,
-    /// Which image it is, in mode `persistent`; `None`: told by its size and time.
-    pub image_id: Option<String>,
-    /// Its format; `None`: told by the extensions `.raw` and `.qcow2`.
-    pub format: Option<ImageFormat>,
-    /// What it is compared with as it is read, if that is asked for: a raw image.
-    pub digests: Option<Digests>,
-    /// How it is read.
-    pub base_cache: BaseCache,
-    /// Size that the guest sees; `None`: the image's.
-    pub size_bytes: Option<u64>,
-    /// Where writes go.
-    pub mode: Mode,
-    /// What happens when there is no room.
-    pub full: FullPolicy,
-    /// Limit of the RAM tier, where the mode has one.
-    pub ram_limit_bytes: u64,
-    /// Limit of the overflow file, where the mode has a log.
-    pub overflow_limit_bytes: u64,
-    /// Where the overflow or difference file lies.
-    pub overflow_dir: PathBuf,
-    /// The storage model that the base image's store is to be as slow as.
-    pub base_model: Option<PathBuf>,
-    /// The same for the store of the overflow or difference file, or of the disk's own.
-    pub overflow_model: Option<PathBuf>,
-    /// Request queues offered to a VMM.
-    pub queues: u16,
-    /// Where a VMM connects.
-    pub vhost_user: Option<PathBuf>,
-    /// Where NBD clients connect.
-    pub nbd: Option<PathBuf>,
-    /// Where `spillway stats` and `spillway reset` connect.
-    pub control: Option<PathBuf>,
-    /// From how many per cent of the write cache on there is a warning.
-    pub warn_at: u8,
-    /// The same for critical.
-    pub critical_at: u8,
-    /// How much it may do in a second.
-    pub rate: Rate,
-    /// Rights of the sockets.
-    pub socket_mode: u32,
-    /// Their group, by name or number.
-    pub socket_group: Option<String>,
-    /// What the serial number is made of: a path that is the same at each start of the disk.
-    pub identity: PathBuf,
-}
+use std::path::Path;
 
 /// A number that no other disk has.
 fn random() -> Result<u64, SupervisorError> {
@@ -93,7 +39,7 @@ pub(super) struct Disk {
 
 impl Disk {
     /// Opens and makes everything that the options ask for.
-    pub fn prepare(options: &Options, log: &mut Log) -> Result<Disk, SupervisorError> {
+    pub fn prepare(options: &ServeSettings, log: &mut Log) -> Result<Disk, SupervisorError> {
         let (image, spec, overflow) = match options.mode {
             Mode::Ephemeral => Disk::prepare_ephemeral(options)?,
             Mode::Persistent => Disk::prepare_persistent(options, log)?,
@@ -113,14 +59,14 @@ impl Disk {
                 log(&format!("the store of its {plane} is as slow as storage model {}", path.display()));
             }
         }
-        let digests = options.digests.as_ref().map(|digests| digests.load(&image)).transpose()?;
+        let digests = options.digests.as_ref().map(|digests| digests::load(digests, &image)).transpose()?;
         let start = Start {
             predecessors: 0,
             disk_id: random()?,
             size_bytes: spec.size_bytes,
             base_bytes: spec.base_bytes,
-            mode: spec.mode.name().into(),
-            full: spec.full.name().into(),
+            mode: spec.mode,
+            full: spec.full,
             ram_limit_bytes: spec.ram_limit_bytes,
             overflow_limit_bytes: spec.overflow_limit_bytes,
             format: image.format,
@@ -142,8 +88,8 @@ impl Disk {
     }
 
     /// A file without a name, or none.
-    fn prepare_disposable(options: &Options, log: &mut Log) -> Result<Parts, SupervisorError> {
-        let image = open_image(&options.image, options.format, options.base_cache)?;
+    fn prepare_disposable(options: &ServeSettings, log: &mut Log) -> Result<Parts, SupervisorError> {
+        let image = open_image(&options.image, options.format, options.base_cache).map_err(image_error)?;
         let spec = spec(options, image.virtual_size_bytes, None)?;
         if spec.mode.has_ram() {
             memory::check_ram_limit(spec.ram_limit_bytes, 0)?;
@@ -163,21 +109,21 @@ impl Disk {
         Ok((image, spec, overflow))
     }
 
-    fn prepare_persistent(options: &Options, log: &mut Log) -> Result<Parts, SupervisorError> {
+    fn prepare_persistent(options: &ServeSettings, log: &mut Log) -> Result<Parts, SupervisorError> {
         let path = own_file(options)?;
-        let image = open_image(&options.image, options.format, options.base_cache)?;
+        let image = open_image(&options.image, options.format, options.base_cache).map_err(image_error)?;
         let identity =
             persistent::identity(&image.file, options.image_id.as_deref(), image.virtual_size_bytes)?;
         let file = PersistentFile::open(path)?;
         let spec = spec(options, image.virtual_size_bytes, file.size_bytes())?;
-        file.check(path, &spec, &identity)?;
+        file.check(path, spec.size_bytes, spec.base_bytes, &identity)?;
         check_lengths(&spec, persistent_file::DATA_AT + spec.file_bytes())?;
-        let file = file.make_ready(path, &spec, &identity, log)?;
+        let file = persistent::make_ready(file, path, &spec, &identity, log)?;
         Ok((image, spec, Some(file)))
     }
 
     /// The file stands in the image's place too: nothing is ever read there.
-    fn prepare_ephemeral(options: &Options) -> Result<Parts, SupervisorError> {
+    fn prepare_ephemeral(options: &ServeSettings) -> Result<Parts, SupervisorError> {
         let path = own_file(options)?;
         let (file, copied_bytes) = ephemeral::open(path)?;
         let spec = spec(options, 0, Some(copied_bytes))?;
@@ -190,7 +136,7 @@ impl Disk {
     }
 
     /// In mode `ephemeral`: the file loses its name, now that somebody serves it.
-    pub fn take_name(&self, options: &Options) -> Result<(), SupervisorError> {
+    pub fn take_name(&self, options: &ServeSettings) -> Result<(), SupervisorError> {
         match (&self.overflow, self.spec.mode) {
             (Some(file), Mode::Ephemeral) => ephemeral::take_name(own_file(options)?, file),
             _ => Ok(()),
@@ -232,7 +178,7 @@ impl Disk {
     /// The limits that hold are the same as before.
     pub fn make_room_for(&mut self, limits: &Limits, held_bytes: u64) -> Result<(), SupervisorError> {
         let spec = self.spec_with(limits);
-        spec.check().map_err(|e| SupervisorError::new(ErrorKind::Options, e.to_string()))?;
+        spec.check().map_err(|e| SupervisorError::new(ErrorKind::Options, e))?;
         if limits.ram_bytes > self.spec.ram_limit_bytes {
             memory::check_ram_limit(limits.ram_bytes, held_bytes)?;
         }
@@ -259,7 +205,7 @@ impl Disk {
         self.spec = self.spec_with(&limits);
         self.start.ram_limit_bytes = limits.ram_bytes;
         self.start.overflow_limit_bytes = limits.overflow_bytes;
-        self.start.full = limits.full.name().into();
+        self.start.full = limits.full;
         (self.start.warn_at, self.start.critical_at) = (limits.warn_at, limits.critical_at);
         self.start.rate = limits.rate;
     }
@@ -300,7 +246,7 @@ impl Disk {
 /// What the modes prepare each in its way: the image, the disk, and its file.
 type Parts = (OpenedImage, DiskSpec, Option<OverflowFile>);
 
-fn own_file(options: &Options) -> Result<&Path, SupervisorError> {
+fn own_file(options: &ServeSettings) -> Result<&Path, SupervisorError> {
     options.disk.as_deref().ok_or_else(|| {
         SupervisorError::new(
             ErrorKind::Options,
@@ -315,7 +261,11 @@ fn check_lengths(spec: &DiskSpec, file_bytes: u64) -> Result<(), SupervisorError
 }
 
 /// `own_bytes` is the size that the disk's own file has.
-fn spec(options: &Options, image_bytes: u64, own_bytes: Option<u64>) -> Result<DiskSpec, SupervisorError> {
+fn spec(
+    options: &ServeSettings,
+    image_bytes: u64,
+    own_bytes: Option<u64>,
+) -> Result<DiskSpec, SupervisorError> {
     let spec = DiskSpec {
         size_bytes: options.size_bytes.or(own_bytes).unwrap_or(image_bytes),
         base_bytes: image_bytes,
@@ -325,18 +275,16 @@ fn spec(options: &Options, image_bytes: u64, own_bytes: Option<u64>) -> Result<D
         overflow_limit_bytes: if options.mode.has_log() { options.overflow_limit_bytes } else { 0 },
         shape: LogShape::default(),
     };
-    spec.check().map_err(|e| SupervisorError::new(ErrorKind::Options, e.to_string()))?;
+    spec.check().map_err(|e| SupervisorError::new(ErrorKind::Options, e))?;
     Ok(spec)
 }
 
-impl From<ImageError> for SupervisorError {
-    fn from(error: ImageError) -> SupervisorError {
-        let kind = match error.kind() {
-            ImageErrorKind::Permission => ErrorKind::Permission,
-            _ => ErrorKind::Image,
-        };
-        SupervisorError::new(kind, error.to_string())
-    }
+fn image_error(error: ImageError) -> SupervisorError {
+    let kind = match error.kind() {
+        ImageErrorKind::Permission => ErrorKind::Permission,
+        _ => ErrorKind::Image,
+    };
+    SupervisorError::new(kind, error.to_string())
 }
 
 /// The same at every start of a disk, so that /dev/disk/by-id does not change.

@@ -3,12 +3,12 @@
 //! Owns its checks and its name's end. Invariant: it is taken only if nothing else is or was seen to use it, and once it is
 //! served it has no name: its space goes with its last holder.
 
-use super::error::{ErrorKind, SupervisorError};
 use super::overflow::OverflowFile;
-use super::{bytes, named};
-use crate::base::is_locked_by_qemu;
+use super::past_cache::past_the_cache;
 use rustix::fs::OFlags;
+use spillway_control::{ErrorKind, SupervisorError, bytes, named};
 use spillway_core::{DiskSpec, SECTOR_BYTES};
+use spillway_image::is_locked_by_qemu;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -68,7 +68,7 @@ pub(super) fn make_ready(
             &format!("it has {}: leave --size out or make it larger", bytes(copied_bytes)),
         ));
     }
-    let file = named::past_the_cache(file, path, spec.mode)?;
+    let file = past_the_cache(file, path, spec.mode)?;
     let file = OverflowFile { fd: file.into(), direct: true };
     file.lengthen(spec.file_bytes())?;
     Ok(file)

@@ -5,37 +5,37 @@
 //! Invariant: everything that must outlive a worker is in [`Disk`] and in the client table; what belongs to one
 //! worker's life is in [`Life`].
 
+use super::Log;
 use super::clients::{Client, Reset};
 use super::closer::Closer;
-use super::control::{Answer, Peer};
-use super::dirty::Dirty;
-use super::disk::{Disk, Options};
-use super::error::{ErrorKind, SupervisorError};
+use super::control::Peer;
+use super::dirty::dirty_ranges;
+use super::disk::Disk;
 use super::huge_pages::HugePages;
 use super::life::{Life, START_DEADLINE};
-use super::limits::LimitChange;
+use super::limits::changed;
 use super::process::Program;
 use super::socket::{Listener, Rights};
 use super::states::ReportedStates;
-use super::stats::{Stats, Window};
 use super::upgrade::Upgrade;
 use super::watchers::Watchers;
-use super::{Log, Report, bytes};
-use crate::channel::{ClientKind, Limits, ToWorker};
+use super::window::Window;
+use crate::channel::{ClientKind, ToWorker};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use spillway_control::{
+    Answer, Dirty, ErrorKind, LimitChange, Limits, PUT_AWAY, Report, ServeSettings, Stats, SupervisorError,
+    bytes,
+};
 use spillway_core::{Layout, Mode};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Instant;
 
-/// What is said of a disk that is kept when it has ended as it should.
-pub const PUT_AWAY: &str = "all that was written is on the medium";
-
 /// A disk being served.
 pub struct Supervisor {
-    pub(super) options: Options,
+    pub(super) options: ServeSettings,
     pub(super) disk: Disk,
     pub(super) window: Window,
     pub(super) life: Life,
@@ -84,7 +84,11 @@ enum Source {
 
 impl Supervisor {
     /// Makes the disk and its sockets and starts the worker. Wait with [`Supervisor::ready`].
-    pub fn start(options: Options, program: &Program, mut log: Log) -> Result<Supervisor, SupervisorError> {
+    pub fn start(
+        options: ServeSettings,
+        program: &Program,
+        mut log: Log,
+    ) -> Result<Supervisor, SupervisorError> {
         allow_fds();
         let rights = Rights::new(options.socket_mode, options.socket_group.as_deref())?;
         let disk = Disk::prepare(&options, &mut log)?;
@@ -235,7 +239,7 @@ impl Supervisor {
             return Answer::error("invalid", format!("a limit is 1 to {} rows", Dirty::MAX_ROWS));
         }
         let spec = &self.disk.spec;
-        match Dirty::read(&self.disk.meta, &Layout::of(spec), spec.size_bytes, rows) {
+        match dirty_ranges(&self.disk.meta, &Layout::of(spec), spec.size_bytes, rows) {
             Ok(dirty) => {
                 let dirty = Dirty { serial: self.disk.serial().into(), ..dirty };
                 Answer::Ok(serde_json::to_value(dirty).expect("plain numbers and text"))
@@ -359,7 +363,7 @@ impl Supervisor {
         if self.change.is_some() || self.reset.is_some() || self.upgrade.is_some() || !self.life.serving {
             return Some(Answer::error("busy", "another change or a restart is under way: try again"));
         }
-        let limits = match wish.change(&self.disk) {
+        let limits = match changed(wish, &self.disk) {
             Ok(limits) => limits,
             Err(answer) => return Some(answer),
         };

@@ -5,11 +5,11 @@
 //! while the kernel keeps one that was killed; what a dead one has said is heard before the next one begins.
 
 use super::clients::Client;
-use super::error::{ErrorKind, SupervisorError};
 use super::event_loop::Supervisor;
 use super::process::{Program, Received, Worker};
 use crate::channel::{FromWorker, MOST_DEAD, PROTOCOL_VERSION, ToWorker};
 use rustix::event::PollFlags;
+use spillway_control::{ErrorKind, SupervisorError};
 use spillway_core::LAYOUT_VERSION;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::process::ExitStatus;

@@ -4,9 +4,8 @@
 //! Invariant: `meta` has its final size and can neither shrink nor grow; `data` can never shrink, so that no
 //! worker is ever killed by a mapping that lost its pages.
 
-use super::bytes;
-use super::error::{ErrorKind, SupervisorError};
 use rustix::fs::{MemfdFlags, SealFlags};
+use spillway_control::{ErrorKind, SupervisorError, bytes};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

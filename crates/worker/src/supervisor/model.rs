@@ -2,11 +2,10 @@
 //!
 //! Invariant: what is returned is a regular file that holds a model, whose time is that of this start of the host.
 
-use super::error::{ErrorKind, SupervisorError};
-use super::{overflow, page_cache};
-use crate::storage_model::Model;
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
+use spillway_control::storage_model::Model;
+use spillway_control::{ErrorKind, SupervisorError, named, page_cache};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
@@ -39,7 +38,7 @@ pub(super) fn open(path: &Path) -> Result<OwnedFd, SupervisorError> {
 pub(super) fn of_base(path: &Path, image: &Path, file: &OwnedFd) -> Result<OwnedFd, SupervisorError> {
     let shape = rustix::fs::fstatfs(file)
         .map_err(|e| SupervisorError::internal("cannot look at the base image's file system", e))?;
-    match overflow::in_memory(&shape) {
+    match named::in_memory(&shape) {
         None => open(path),
         Some(name) => Err(SupervisorError::new(
             ErrorKind::Options,
@@ -55,7 +54,7 @@ pub(super) fn of_base(path: &Path, image: &Path, file: &OwnedFd) -> Result<Owned
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage_model::Parameters;
+    use spillway_control::storage_model::Parameters;
 
     #[test]
     fn only_a_model_is_taken_for_one() {

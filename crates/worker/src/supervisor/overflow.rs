@@ -3,21 +3,17 @@
 //!
 //! Invariant: when `create` returns an error, nothing is left in the directory.
 
-use super::error::{ErrorKind, SupervisorError};
-use super::{Log, bytes};
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatFs};
+use super::Log;
+use super::past_cache::{ALIGNMENT, Block};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
+use spillway_control::named::in_memory;
+use spillway_control::{ErrorKind, SupervisorError, bytes};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 /// The least room that a directory must have: a few segments.
 const LEAST_FREE_BYTES: u64 = 8 << 20;
-/// The alignment that the worker keeps; a file system that wants more is used through the page cache.
-const ALIGNMENT: usize = 4096;
-
-const TMPFS: u64 = 0x0102_1994;
-const RAMFS: u64 = 0x8584_58f6;
-const HUGETLBFS: u64 = 0x9584_58f6;
 
 /// The file, and how it was opened.
 #[derive(Debug)]
@@ -67,30 +63,6 @@ impl Direct {
     }
 }
 
-/// One block, aligned for O_DIRECT.
-#[repr(align(4096))]
-pub(super) struct Block([u8; ALIGNMENT]);
-
-impl Block {
-    pub fn zeroed() -> Block {
-        Block([0; ALIGNMENT])
-    }
-
-    pub fn bytes(&mut self) -> &mut [u8] {
-        &mut self.0
-    }
-}
-
-/// The file system's name, if what it holds is in memory.
-pub(super) fn in_memory(shape: &StatFs) -> Option<&'static str> {
-    match shape.f_type as u64 & 0xffff_ffff {
-        TMPFS => Some("tmpfs"),
-        RAMFS => Some("ramfs"),
-        HUGETLBFS => Some("hugetlbfs"),
-        _ => None,
-    }
-}
-
 /// Makes an unlinked file in `dir`, `file_bytes` long and empty. `limit_bytes` is what it may come to hold;
 /// `wish` says what to do where there is no O_DIRECT.
 pub(super) fn create(
@@ -110,14 +82,14 @@ pub(super) fn create(
         .map_err(|e| cannot(&format!("cannot make an overflow file of {} in", bytes(file_bytes)), e))?;
 
     // Tried once now, so that a disk that cannot be written is an error here and not inside the guest.
-    let block = Block::zeroed();
-    let (fd, direct) = match write_block(&fd, &block) {
+    let mut block = Block::zeroed();
+    let (fd, direct) = match write_block(&fd, &mut block) {
         Err(Errno::INVAL) if direct => {
             wish.is_missing(dir, "takes no O_DIRECT writes of 4 KiB", log)?;
             let flags = rustix::fs::fcntl_getfl(&fd).map_err(|e| cannot("cannot use a file in", e))?;
             rustix::fs::fcntl_setfl(&fd, flags - OFlags::DIRECT)
                 .map_err(|e| cannot("cannot use a file in", e))?;
-            write_block(&fd, &block).map_err(|e| cannot("cannot write in overflow directory", e))?;
+            write_block(&fd, &mut block).map_err(|e| cannot("cannot write in overflow directory", e))?;
             (fd, false)
         }
         Err(e) => return Err(cannot("cannot write in overflow directory", e)),
@@ -133,9 +105,9 @@ pub(super) fn create(
     Ok(OverflowFile { fd, direct })
 }
 
-fn write_block(fd: &OwnedFd, block: &Block) -> Result<(), Errno> {
-    match rustix::io::pwrite(fd, &block.0, 0) {
-        Ok(n) if n == block.0.len() => Ok(()),
+fn write_block(fd: &OwnedFd, block: &mut Block) -> Result<(), Errno> {
+    match rustix::io::pwrite(fd, block.bytes(), 0) {
+        Ok(n) if n == ALIGNMENT => Ok(()),
         Ok(_) => Err(Errno::NOSPC),
         Err(e) => Err(e),
     }

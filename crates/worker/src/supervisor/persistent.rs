@@ -1,27 +1,25 @@
-//! The file of mode `persistent`, as the supervisor sees it: made, locked, checked, and made ready for a worker.
+//! The file of mode `persistent`, made ready for a worker.
 //!
-//! Owns what happens to it while nobody serves it: growth, a reset that was cut off, and the live map from the durable one
+//! Owns what happens to it before anybody serves it: growth, a reset that was cut off, and the live map from the durable one
 //! unless this is the page cache in which the live one was written. Invariant: whatever ends this in the middle, the next one
 //! finds the disk as it was.
 
-use super::error::{ErrorKind, SupervisorError};
+use super::Log;
 use super::overflow::OverflowFile;
-use super::{Log, bytes, named, page_cache};
-use crate::persistent_file::{
-    DATA_AT, DURABLE_AT, HEADER_BYTES, HEADERS_AT, Header, HeaderFault, LIVE_AT, MAX_IDENTITY_BYTES, SEAL_AT,
-};
-use rustix::fs::{AtFlags, FallocateFlags, IFlags, Mode, OFlags};
+use super::past_cache::past_the_cache;
+use rustix::fs::{AtFlags, FallocateFlags};
 use rustix::io::Errno;
-use spillway_core::{BLOCK_BYTES, DiskSpec, FileMap, RESET_MARK, find_bad_state, state_map_bytes};
+use spillway_control::persistent::{
+    BLOCK, CHUNK, PersistentFile, blocks, cannot, chunks, damaged, has_mark, said_identity,
+};
+use spillway_control::{SupervisorError, named, page_cache};
+use spillway_core::{BLOCK_BYTES, DiskSpec, FileMap, find_bad_state, state_map_bytes};
+use spillway_layout::persistent_file::{DATA_AT, DURABLE_AT, HEADERS_AT, Header, LIVE_AT, SEAL_AT};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-
-pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Bytes that are read and written at a time.
-pub(super) const CHUNK: usize = 1 << 20;
 
 /// What says which image a disk was made from: what `--image-id` says, else what can be seen of it.
 pub(super) fn identity(
@@ -40,176 +38,61 @@ pub(super) fn identity(
     Ok(format!("size={} mtime={}.{:09}", stat.st_size, stat.st_mtime, stat.st_mtime_nsec))
 }
 
-/// The same, of what `--image-id` says.
-pub(super) fn said_identity(text: &str) -> Result<String, SupervisorError> {
-    let identity = format!("id={text}");
-    if text.is_empty() || text.contains(char::is_control) || identity.len() > MAX_IDENTITY_BYTES {
-        return Err(SupervisorError::new(
-            ErrorKind::Options,
-            format!(
-                "--image-id is a line of at most {} bytes of text: shorten it",
-                MAX_IDENTITY_BYTES - "id=".len()
-            ),
+/// Makes it what a worker can serve: of this size, with a live map that counts. A new one has its name afterwards.
+pub(super) fn make_ready(
+    found: PersistentFile,
+    path: &Path,
+    spec: &DiskSpec,
+    identity: &str,
+    log: &mut Log,
+) -> Result<OverflowFile, SupervisorError> {
+    let said = |e: io::Error| cannot("write", path, e);
+    let map_bytes = state_map_bytes(spec.blocks());
+    let len = DATA_AT + spec.file_bytes();
+    if found.file().metadata().map_err(said)?.len() < len {
+        found.file().set_len(len).map_err(said)?;
+    }
+    let map = found.map_to_start_from();
+    let (file, header) = found.into_parts();
+    page_cache::seal(&file, SEAL_AT);
+    let cache = page_cache::cache_id(&file, SEAL_AT);
+    if cache.is_none() {
+        log(&format!(
+            "disk {}: it cannot be told whether its file system is mounted anew (it can on ext4, XFS and btrfs, with \
+             sysfs at /sys): if all processes die, what was not flushed is lost",
+            path.display()
         ));
     }
-    Ok(identity)
-}
-
-/// The file of a disk, locked; what it says of itself, if it said anything before.
-#[derive(Debug)]
-pub(super) struct PersistentFile {
-    file: File,
-    header: Option<Header>,
-}
-
-impl PersistentFile {
-    /// Opens it, or makes it without a name yet.
-    pub fn open(path: &Path) -> Result<PersistentFile, SupervisorError> {
-        match named::open(path, OFlags::empty())? {
-            Some(file) => {
-                named::lock(&file, path)?;
-                let header = read_header(&file, path)?;
-                let least = DATA_AT + header.size_bytes.next_multiple_of(BLOCK) + BLOCK;
-                let len = file.metadata().map_err(|e| cannot("measure", path, e))?.len();
-                if len < least {
-                    return Err(damaged(
-                        path,
-                        &format!("it has {} and should have {}: it was cut short", bytes(len), bytes(least)),
-                    ));
-                }
-                Ok(PersistentFile { file, header: Some(header) })
-            }
-            None => {
-                let dir = named::directory(path)?;
-                let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE;
-                let made = match rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR) {
-                    Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {
-                        return Err(SupervisorError::new(
-                            ErrorKind::Create,
-                            format!(
-                                "disk {}: the file system of its directory has no O_TMPFILE: name a directory on \
-                                 ext4 or XFS with --disk",
-                                path.display()
-                            ),
-                        ));
-                    }
-                    made => made.map_err(|e| cannot("make", path, e))?,
-                };
-                named::lock(&made, path)?;
-                never_copy_on_write(&made);
-                Ok(PersistentFile { file: made.into(), header: None })
-            }
-        }
-    }
-
-    /// The size that it has; `None` for a new one.
-    pub fn size_bytes(&self) -> Option<u64> {
-        self.header.as_ref().map(|header| header.size_bytes)
-    }
-
-    /// Which of its maps tells where each block is.
-    pub fn map_to_start_from(&self) -> FileMap {
-        let recorded = self.header.as_ref().and_then(|header| header.cache);
-        FileMap::to_start_from(recorded, page_cache::cache_id(&self.file, SEAL_AT))
-    }
-
-    /// The file, still locked.
-    pub fn into_file(self) -> File {
-        self.file
-    }
-
-    /// Refuses a disk of another image, or of another size that it cannot take.
-    pub fn check(&self, path: &Path, spec: &DiskSpec, identity: &str) -> Result<(), SupervisorError> {
-        self.check_image(path, spec.base_bytes, identity)?;
-        match &self.header {
-            Some(header) if spec.size_bytes < header.size_bytes => Err(SupervisorError::new(
-                ErrorKind::Options,
-                format!(
-                    "disk {}: it has {} bytes, and a disk does not shrink: leave --size out or make it larger",
-                    path.display(),
-                    header.size_bytes
-                ),
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses a disk of another image.
-    pub fn check_image(&self, path: &Path, base_bytes: u64, identity: &str) -> Result<(), SupervisorError> {
-        match &self.header {
-            Some(header) if header.base_bytes != base_bytes || header.identity != identity => {
-                Err(SupervisorError::new(
-                    ErrorKind::Image,
-                    format!(
-                        "disk {}: it was made from another image ({}, {} bytes; this one is {identity}, {base_bytes} bytes): \
-                         name that one with --image; if only its time has changed, give it back with touch -d @TIME, or \
-                         name images with --image-id",
-                        path.display(),
-                        header.identity,
-                        header.base_bytes
-                    ),
-                ))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Makes it what a worker can serve: of this size, with a live map that counts. A new one has its name afterwards.
-    pub fn make_ready(
-        self,
-        path: &Path,
-        spec: &DiskSpec,
-        identity: &str,
-        log: &mut Log,
-    ) -> Result<OverflowFile, SupervisorError> {
-        let said = |e: io::Error| cannot("write", path, e);
-        let map_bytes = state_map_bytes(spec.blocks());
-        let len = DATA_AT + spec.file_bytes();
-        if self.file.metadata().map_err(said)?.len() < len {
-            self.file.set_len(len).map_err(said)?;
-        }
-        let map = self.map_to_start_from();
-        let PersistentFile { file, header } = self;
-        page_cache::seal(&file, SEAL_AT);
-        let cache = page_cache::cache_id(&file, SEAL_AT);
-        if cache.is_none() {
+    if let Some(header) = &header {
+        let old_map = state_map_bytes(blocks(header.size_bytes));
+        if finish_reset(&file, path, old_map)? {
             log(&format!(
-                "disk {}: it cannot be told whether its file system is mounted anew (it can on ext4, XFS and btrfs, with \
-                 sysfs at /sys): if all processes die, what was not flushed is lost",
+                "disk {}: a reset that had begun is finished: it is its image again",
                 path.display()
             ));
         }
-        if let Some(header) = &header {
-            let old_map = state_map_bytes(blocks(header.size_bytes));
-            if finish_reset(&file, path, old_map)? {
-                log(&format!(
-                    "disk {}: a reset that had begun is finished: it is its image again",
-                    path.display()
-                ));
-            }
-            if map == FileMap::Durable {
-                copy_map(&file, path, old_map)?;
-            }
+        if map == FileMap::Durable {
+            copy_map(&file, path, old_map)?;
         }
-        reserve(&file, path, map_bytes, log)?;
-        check_map(&file, path, map_bytes)?;
-        file.sync_all().map_err(said)?;
-        let header = Header {
-            sequence: header.as_ref().map_or(0, |h| h.sequence) + 1,
-            size_bytes: spec.size_bytes,
-            base_bytes: spec.base_bytes,
-            cache,
-            identity: identity.to_owned(),
-        };
-        let is_new = header.sequence == 1;
-        file.write_all_at(&header.encode(), header.slot_at()).map_err(said)?;
-        file.sync_all().map_err(said)?;
-        let file = named::past_the_cache(file, path, spec.mode)?;
-        if is_new {
-            name(&file, path)?;
-        }
-        Ok(OverflowFile { fd: file.into(), direct: true })
     }
+    reserve(&file, path, map_bytes, log)?;
+    check_map(&file, path, map_bytes)?;
+    file.sync_all().map_err(said)?;
+    let header = Header {
+        sequence: header.as_ref().map_or(0, |h| h.sequence) + 1,
+        size_bytes: spec.size_bytes,
+        base_bytes: spec.base_bytes,
+        cache,
+        identity: identity.to_owned(),
+    };
+    let is_new = header.sequence == 1;
+    file.write_all_at(&header.encode(), header.slot_at()).map_err(said)?;
+    file.sync_all().map_err(said)?;
+    let file = past_the_cache(file, path, spec.mode)?;
+    if is_new {
+        name(&file, path)?;
+    }
+    Ok(OverflowFile { fd: file.into(), direct: true })
 }
 
 /// The file gets its name, and keeps it.
@@ -219,57 +102,6 @@ fn name(file: &File, path: &Path) -> Result<(), SupervisorError> {
     rustix::fs::linkat(cwd, &from, cwd, path, follow).map_err(|e| cannot("name", path, e))?;
     let dir = named::directory(path)?;
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(|e| cannot("keep the name of", path, e))
-}
-
-pub(super) fn blocks(size_bytes: u64) -> u32 {
-    size_bytes.div_ceil(BLOCK) as u32
-}
-
-pub(super) fn cannot(what: &str, path: &Path, error: impl Into<io::Error>) -> SupervisorError {
-    let advice = "see that there is room and that this user may write there, or name another with --disk";
-    SupervisorError::on_path(ErrorKind::Create, &format!("cannot {what} disk"), path, error, advice)
-}
-
-pub(super) fn damaged(path: &Path, what: &str) -> SupervisorError {
-    let advice = "take it from a backup, or name another with --disk";
-    SupervisorError::new(ErrorKind::Image, format!("disk {}: {what}: {advice}", path.display()))
-}
-
-fn read_header(file: &File, path: &Path) -> Result<Header, SupervisorError> {
-    let mut slots = [[0; HEADER_BYTES]; 2];
-    for (slot, at) in slots.iter_mut().zip(HEADERS_AT) {
-        match file.read_exact_at(slot, at) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => slot.fill(0),
-            Err(e) => return Err(cannot("read", path, e)),
-        }
-    }
-    Header::choose(&slots).map_err(|fault| match fault {
-        HeaderFault::None => SupervisorError::new(
-            ErrorKind::Image,
-            format!(
-                "disk {}: it is no disk of mode persistent, and is left alone: name another with --disk, which is made \
-                 if it is not there",
-                path.display()
-            ),
-        ),
-        HeaderFault::Version(version) => SupervisorError::new(
-            ErrorKind::Image,
-            format!(
-                "disk {}: it has layout {version}, which this program does not know: use a newer one",
-                path.display()
-            ),
-        ),
-        HeaderFault::Damaged(what) => damaged(path, &format!("its header is damaged, {what}")),
-    })
-}
-
-/// On btrfs a block that is written again would be written elsewhere, so that reserved room is none: a new file is made
-/// one of which no block is. Other file systems have no such flag, and need none.
-fn never_copy_on_write(file: &OwnedFd) {
-    if let Ok(flags) = rustix::fs::ioctl_getflags(file) {
-        let _not_btrfs = rustix::fs::ioctl_setflags(file, flags | IFlags::NOCOW);
-    }
 }
 
 /// Headers and maps have all of their room from here on. A store into a hole of the live map would be a deadly signal on a
@@ -315,21 +147,6 @@ fn zero(file: &File, at: u64, len: u64) -> io::Result<()> {
         }
         result => Ok(result?),
     }
-}
-
-pub(super) fn chunks(at: u64, len: u64) -> impl Iterator<Item = (u64, usize)> {
-    (at..at + len).step_by(CHUNK).map(move |from| (from, (at + len - from).min(CHUNK as u64) as usize))
-}
-
-/// Whether the file has the mark of a reset that has begun and not ended.
-pub(super) fn has_mark(file: &File, path: &Path) -> Result<bool, SupervisorError> {
-    let mut mark = [0; BLOCK_BYTES];
-    file.read_exact_at(&mut mark, DURABLE_AT).map_err(|e| cannot("read the mark of", path, e))?;
-    let (word, rest) = mark.split_at(RESET_MARK.len());
-    if rest.iter().any(|&byte| byte != 0) || word != RESET_MARK && word.iter().any(|&byte| byte != 0) {
-        return Err(damaged(path, "its mark of a reset is none"));
-    }
-    Ok(word == RESET_MARK)
 }
 
 /// Ends a reset whose mark the file has. Whether it had one.

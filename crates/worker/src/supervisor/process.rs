@@ -4,13 +4,13 @@
 //! Invariant: messages reach the worker whole and in order; one that the channel cannot take yet waits here
 //! with its fds, and nobody else does.
 
-use super::error::SupervisorError;
 use crate::channel::{self, FromWorker, ToWorker};
 use crate::lifeline::Lifeline;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, Signal};
+use spillway_control::{SupervisorError, default_signals};
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
@@ -21,6 +21,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// The argument of a program that is started as a worker.
+pub const WORK: &str = "__worker";
 /// The fd that a worker finds its channel at.
 const CHANNEL_FD: i32 = 3;
 /// How long a process that was killed may take to end.
@@ -48,14 +50,14 @@ impl Program {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let held = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
         let path = format!("/proc/self/fd/{}", held.as_raw_fd());
-        Ok(Program { _held: Some(Arc::new(held)), ..Program::new(path, vec!["__worker".into()]) })
+        Ok(Program { _held: Some(Arc::new(held)), ..Program::new(path, vec![WORK.into()]) })
     }
 }
 
 impl Default for Program {
     /// This very program, whatever has become of its file.
     fn default() -> Self {
-        Program::new("/proc/self/exe", vec!["__worker".into()])
+        Program::new("/proc/self/exe", vec![WORK.into()])
     }
 }
 
@@ -83,7 +85,7 @@ impl Worker {
         let mut command = Command::new(&program.path);
         command
             .args(&program.arguments)
-            .arg0("spillway")
+            .arg0("spillway-worker")
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
@@ -224,35 +226,4 @@ pub(super) enum Received {
     Message(FromWorker, Vec<OwnedFd>),
     Nothing,
     Closed,
-}
-
-/// Makes a child end when this thread does, however that ends. For a child that must not outlive us.
-pub fn end_with_parent(command: &mut Command) {
-    let parent = rustix::process::getpid();
-    // SAFETY: only system calls on plain numbers between fork and exec.
-    unsafe {
-        command.pre_exec(move || {
-            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The parent may have died before the wish was made: then nobody would end this child.
-            match rustix::process::getppid() {
-                Some(pid) if pid == parent => Ok(()),
-                _ => Err(Errno::SRCH.into()),
-            }
-        });
-    }
-}
-
-/// Makes a child start with no signal blocked, whatever this process blocks.
-pub fn default_signals(command: &mut Command) {
-    // SAFETY: sigemptyset and sigprocmask are async-signal-safe and touch only this stack.
-    unsafe {
-        command.pre_exec(|| {
-            let mut none = std::mem::MaybeUninit::uninit();
-            libc::sigemptyset(none.as_mut_ptr());
-            if libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut()) < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            Ok(())
-        });
-    }
 }

@@ -5,9 +5,9 @@
 //! Invariant: at most one message is with the worker, and it is kept here until the worker's answer is: whichever
 //! worker answers it, it is carried out and answered once.
 
-use super::error::SupervisorError;
 use crate::channel::{ClientKind, ToWorker};
 use rustix::event::PollFlags;
+use spillway_control::SupervisorError;
 use spillway_export::vhost_user_blk::{Answer, Connection, Disconnect, Packet, Record, inflight_table};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

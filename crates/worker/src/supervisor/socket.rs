@@ -3,10 +3,10 @@
 //!
 //! Invariant: a path is removed only while the socket behind it is the one that was judged.
 
-use super::error::{ErrorKind, SupervisorError, plain};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use spillway_control::{ErrorKind, SupervisorError, plain};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

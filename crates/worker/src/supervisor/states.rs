@@ -2,7 +2,7 @@
 //!
 //! Invariant: what a worker found out and died with before it was told is told when the next one serves.
 
-use super::stats::Stats;
+use spillway_control::Stats;
 
 /// Of each state its events, by the gauge's value.
 const TOLD: [&[(&str, &str)]; 3] = [

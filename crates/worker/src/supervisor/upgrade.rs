@@ -3,13 +3,12 @@
 //!
 //! Invariant: until the new worker serves, the old program can take the disk back, and does if the new one fails.
 
-use super::control::Answer;
-use super::error::SupervisorError;
 use super::event_loop::Supervisor;
 use super::life::STOP_DEADLINE;
 use super::process::{Program, Received, Worker};
 use crate::channel::{FromWorker, PROTOCOL_VERSION, ToWorker};
 use rustix::event::PollFlags;
+use spillway_control::{Answer, SupervisorError};
 use spillway_core::LAYOUT_VERSION;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -79,7 +78,7 @@ impl Supervisor {
         };
         let program = match Program::elsewhere(binary) {
             Ok(program) => program,
-            Err(e) => return cannot(&super::error::plain(&e)),
+            Err(e) => return cannot(&spillway_control::plain(&e)),
         };
         match Worker::start(&program) {
             Ok(worker) => {

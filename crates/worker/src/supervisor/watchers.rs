@@ -3,11 +3,11 @@
 //!
 //! Invariant: there is a ring exactly while a recorder's connection is open; each worker is told of it before it serves.
 
-use super::control::Answer;
 use super::event_loop::Supervisor;
 use crate::channel::ToWorker;
-use crate::trace_ring;
 use rustix::fs::{Mode, OFlags};
+use spillway_control::Answer;
+use spillway_control::trace_ring;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

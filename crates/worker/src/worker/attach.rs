@@ -6,10 +6,10 @@
 use super::memory::Shared;
 use super::slots::Slots;
 use crate::channel::Start;
-use crate::persistent_file;
 use spillway_core::{
     DataMemory, Disk, DiskSpec, Layout, LogShape, Meta, Mode, StateMap, Thresholds, state_map_bytes,
 };
+use spillway_layout::persistent_file;
 use std::os::fd::OwnedFd;
 
 /// A disk, and the memory that it points into.
@@ -26,13 +26,13 @@ pub fn spec_of(start: &Start) -> Result<DiskSpec, String> {
     let spec = DiskSpec {
         size_bytes: start.size_bytes,
         base_bytes: start.base_bytes,
-        mode: start.mode.parse()?,
-        full: start.full.parse()?,
+        mode: start.mode,
+        full: start.full,
         ram_limit_bytes: start.ram_limit_bytes,
         overflow_limit_bytes: start.overflow_limit_bytes,
         shape: LogShape::default(),
     };
-    spec.check().map_err(|e| e.to_string())?;
+    spec.check()?;
     Ok(spec)
 }
 

@@ -6,8 +6,8 @@
 use super::block_status::MAP_JOB;
 use super::io::Answer;
 use super::transfers::Transfers;
-use crate::base::{BaseImage, BaseReader, Extent, ExtentCache, ExtentKind, Finished, RawImage};
 use spillway_core::{Errno, OpId};
+use spillway_image::{BaseImage, BaseReader, Extent, ExtentCache, ExtentKind, Finished, RawImage};
 use std::collections::VecDeque;
 
 /// Jobs of the base image's thread at a time; more wait here.

@@ -5,9 +5,9 @@
 //! nothing, and one of a client that has ended is given up.
 
 use super::reactor::Reactor;
-use crate::base::{Extent, ExtentCache, ExtentKind};
 use spillway_core::{Disk, ExtentSource};
 use spillway_export::nbd;
+use spillway_image::{Extent, ExtentCache, ExtentKind};
 use std::collections::VecDeque;
 
 /// The number of the one job at a time that asks for extents alone: none of an operation's.

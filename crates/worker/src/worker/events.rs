@@ -3,7 +3,7 @@
 //! Invariant: of each state the last change is told, sooner or later; everything else only as often as a log can bear.
 
 use crate::channel::Start;
-use spillway_core::{Errno, Event, Level};
+use spillway_core::{Errno, Event, FullPolicy, Level, Mode};
 use std::mem::discriminant;
 
 /// Events told to the supervisor in one second at most: of states, and of everything else.
@@ -112,7 +112,7 @@ fn says_the_same(a: &Event, b: &Event) -> bool {
 pub fn describe(event: Event, start: &Start) -> (&'static str, String) {
     match event {
         Event::FirstOverflow => {
-            let why = if start.mode == "overflow" { "the guest writes" } else { "the RAM tier is full" };
+            let why = if start.mode == Mode::Overflow { "the guest writes" } else { "the RAM tier is full" };
             ("first-overflow", format!("{why}: blocks go to the overflow from here on"))
         }
         Event::Level(Level::Normal, percent) => {
@@ -122,16 +122,18 @@ pub fn describe(event: Event, start: &Start) -> (&'static str, String) {
             ("warning", format!("warning: {percent}% of the write cache is used"))
         }
         Event::Level(Level::Critical, percent) => {
-            let then = if start.full == "fail" { "fail with ENOSPC" } else { "wait" };
+            let then = if start.full == FullPolicy::Fail { "fail with ENOSPC" } else { "wait" };
             (
                 "critical",
                 format!("critical: {percent}% of the write cache is used; when it is full, writes {then}"),
             )
         }
         Event::Full => {
-            let then = match start.full.as_str() {
-                "fail" => "fail with ENOSPC",
-                _ => "wait; discard, reset, or raise a limit with 'spillway set' to make room",
+            let then = match start.full {
+                FullPolicy::Fail => "fail with ENOSPC",
+                FullPolicy::Pause => {
+                    "wait; discard, reset, or raise a limit with 'spillway set' to make room"
+                }
             };
             ("full", format!("the write cache is full: writes that need room {then}"))
         }
@@ -142,10 +144,12 @@ pub fn describe(event: Event, start: &Start) -> (&'static str, String) {
                 .into(),
         ),
         Event::OverflowWriteFailed(errno) => {
-            let then = match (start.mode.as_str(), start.full.as_str()) {
-                ("ram+overflow", _) => "the blocks stay in RAM, it is tried again",
-                ("overflow", "pause") if errno == Errno::NO_SPACE => "the writes wait, it is tried again",
-                ("overflow", _) if errno != Errno::NO_SPACE => "it is tried elsewhere in the file",
+            let then = match (start.mode, start.full) {
+                (Mode::RamOverflow, _) => "the blocks stay in RAM, it is tried again",
+                (Mode::Overflow, FullPolicy::Pause) if errno == Errno::NO_SPACE => {
+                    "the writes wait, it is tried again"
+                }
+                (Mode::Overflow, _) if errno != Errno::NO_SPACE => "it is tried elsewhere in the file",
                 _ => "the guest got an I/O error",
             };
             ("overflow-write-failed", format!("a write to the overflow file failed: {errno}; {then}"))
@@ -155,9 +159,9 @@ pub fn describe(event: Event, start: &Start) -> (&'static str, String) {
             format!("a read of the overflow file failed: {errno}; who needed it gets an I/O error"),
         ),
         Event::Degraded(errno) => {
-            let then = match (start.mode.as_str(), start.full.as_str()) {
-                ("ram+overflow", _) => "what is not written stays in RAM",
-                ("overflow", "pause") if errno == Errno::NO_SPACE => "writes wait",
+            let then = match (start.mode, start.full) {
+                (Mode::RamOverflow, _) => "what is not written stays in RAM",
+                (Mode::Overflow, FullPolicy::Pause) if errno == Errno::NO_SPACE => "writes wait",
                 _ => "writes fail",
             };
             let why = format!("writes to the overflow file go on failing: {errno}");

@@ -13,9 +13,9 @@ use super::models::Models;
 use super::slots::Slots;
 use super::staging::Buffer;
 use super::transfers::{Read, Transfers};
-use crate::base::BaseImage;
-use crate::persistent_file;
 use spillway_core::{BLOCK_BYTES, Disk, Errno, Event, GuestBuffers, Io, OpId, PartId, Slot, Token, is_zero};
+use spillway_image::BaseImage;
+use spillway_layout::persistent_file;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 

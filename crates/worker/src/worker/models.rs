@@ -4,9 +4,9 @@
 //! Invariant: what is held is answered once, no earlier than it is due, in the order in which it is.
 
 use super::engine::{Done, File, Tag};
-use crate::base::StoreRead;
-use crate::storage_model::Model;
+use spillway_control::storage_model::Model;
 use spillway_core::{Errno, OpId};
+use spillway_image::StoreRead;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::os::fd::OwnedFd;
@@ -160,7 +160,7 @@ impl Models {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage_model::Parameters;
+    use spillway_control::storage_model::Parameters;
     use std::io::Write;
 
     fn model(parameters: Parameters) -> OwnedFd {

@@ -4,7 +4,7 @@
 //! Invariant: in any stretch of time no more begins than its length allows, the burst, and one request over.
 
 use super::reactor::Reactor;
-use crate::channel::Rate;
+use spillway_control::Rate;
 use spillway_core::{Operation, Request, SECTOR_BYTES, add};
 
 /// Units of what is owed.

@@ -20,12 +20,13 @@ use super::supervision::channel_nonblocking;
 use super::tap::Tap;
 use super::watches::{POLLIN, Target, Watches, nbd_ended};
 use super::{Fds, now_ns};
-use crate::base::BaseImage;
-use crate::channel::{BaseCache, Start};
-use crate::persistent_file;
+use crate::channel::Start;
 use spillway_core::{BLOCK_BYTES, Disk, Mode, Request};
 use spillway_export::nbd;
 use spillway_export::vhost_user_blk::Change;
+use spillway_image::BaseImage;
+use spillway_layout::BaseCache;
+use spillway_layout::persistent_file;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Requests taken from a queue before others get their turn; a batch shares its clock readings and its

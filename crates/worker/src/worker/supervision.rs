@@ -8,12 +8,13 @@ use super::clients::{NbdClient, Vmm};
 use super::events::{describe, state_of};
 use super::now_ns;
 use super::reactor::Reactor;
-use crate::base::digests::CHUNK_BYTES;
-use crate::channel::{self, ClientKind, FromWorker, Limits, ToWorker};
+use crate::channel::{self, ClientKind, FromWorker, ToWorker};
 use rustix::event::{PollFd, PollFlags, poll};
+use spillway_control::Limits;
 use spillway_core::{DiskError, Errno, Thresholds, Token};
 use spillway_export::nbd;
 use spillway_export::vhost_user_blk::{self, Answer, DeviceConfig, Frontend, Handled, Packet};
+use spillway_image::digests::CHUNK_BYTES;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// How long a VMM may say nothing at first.
@@ -115,7 +116,7 @@ impl Reactor {
         self.disk.set_limits(ram_bytes, overflow_bytes).map_err(said)?;
         self.disk.set_full_policy(full);
         self.disk.set_thresholds(thresholds).map_err(said)?;
-        self.start.full = full.name().into();
+        self.start.full = full;
         if self.start.rate != rate {
             self.start.rate = rate;
             self.throttle.set(rate);

@@ -5,10 +5,10 @@
 //! them; one with blocks of all zeroes, which take no slot, in pieces: these are told as zeroes. One that is longer than a
 //! trace's events may be is told in pieces too.
 
-use crate::trace_ring::Writer;
 use spillway_advisor::curve::{Curve, DEFAULT_GOAL};
 use spillway_advisor::shards::{Sample, Shards};
 use spillway_advisor::{BLOCK_BYTES, Event, MAX_REQUEST_BYTES, Operation};
+use spillway_control::trace_ring::Writer;
 use spillway_core::{self as core, Request, SECTOR_BYTES};
 use std::os::fd::OwnedFd;
 
@@ -141,7 +141,7 @@ impl Tap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace_ring::{Reader, create};
+    use spillway_control::trace_ring::{Reader, create};
     use spillway_core::Token;
 
     fn write(sector: u64, sectors: u32) -> Request {

@@ -3,9 +3,11 @@
 
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::process::{Pid, Signal, kill_process};
+use spillway_control::Rate;
 use spillway_core::{DiskSpec, FullPolicy, Layout, LogShape, Mode};
-use spillway_worker::channel::{self, BaseCache, FromWorker, ImageFormat, Rate, Start, ToWorker};
-use spillway_worker::persistent_file::DATA_AT;
+use spillway_layout::persistent_file::DATA_AT;
+use spillway_layout::{BaseCache, ImageFormat};
+use spillway_worker::channel::{self, FromWorker, Start, ToWorker};
 use spillway_worker::supervisor::channel_from_supervisor;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -103,8 +105,8 @@ impl Memory {
             predecessors: predecessors.len() as u8,
             size_bytes: spec.size_bytes,
             base_bytes: spec.base_bytes,
-            mode: spec.mode.name().into(),
-            full: spec.full.name().into(),
+            mode: spec.mode,
+            full: spec.full,
             ram_limit_bytes: spec.ram_limit_bytes,
             overflow_limit_bytes: spec.overflow_limit_bytes,
             format: ImageFormat::Raw,

@@ -1,7 +1,7 @@
 //! What the worker is given, what is handed on to it, how it ends.
 
 use crate::world::{BABBLE, World, ask, connect, greeting, meanwhile};
-use spillway_worker::supervisor::{Client, ErrorKind, Mode, Options};
+use spillway_control::{Client, ErrorKind, Mode, ServeSettings};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -252,7 +252,7 @@ fn a_worker_that_does_not_stop_is_ended_at_the_second_signal() {
 fn each_mode_gets_what_it_has() {
     for (mode, shape) in [(Mode::Ram, 4), (Mode::Overflow, 4), (Mode::Direct, 4), (Mode::RamOverflow, 5)] {
         let world = World::new();
-        let mut supervisor = world.start("serves", Options { mode, ..world.options() }).unwrap();
+        let mut supervisor = world.start("serves", ServeSettings { mode, ..world.options() }).unwrap();
         supervisor.ready(&[]).unwrap();
         let line = world.lines.lock().unwrap()[0].clone();
         assert_eq!(line.split(' ').count(), 2 + shape, "{line}");
@@ -263,7 +263,7 @@ fn each_mode_gets_what_it_has() {
         supervisor.stop(&[]).unwrap();
     }
     let world = World::new();
-    let named = |mode| Options { mode, disk: Some(world.path("disk")), ..world.options() };
+    let named = |mode| ServeSettings { mode, disk: Some(world.path("disk")), ..world.options() };
     let mut supervisor = world.start("serves", named(Mode::Persistent)).unwrap();
     supervisor.ready(&[]).unwrap();
     // In front of the disk its header and maps.

@@ -1,10 +1,9 @@
 //! A supervisor with a worker that only pretends: this very program, executed again as a worker is.
 
+use spillway_control::{BaseCache, FullPolicy, Mode, Rate, ServeSettings, SupervisorError};
 use spillway_core::LAYOUT_VERSION;
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
-use spillway_worker::supervisor::{
-    BaseCache, FullPolicy, Mode, Options, Program, Rate, Supervisor, SupervisorError, channel_from_supervisor,
-};
+use spillway_worker::supervisor::{Program, Supervisor, channel_from_supervisor};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -188,8 +187,8 @@ impl World {
         self.dir.path().join(name)
     }
 
-    pub fn options(&self) -> Options {
-        Options {
+    pub fn options(&self) -> ServeSettings {
+        ServeSettings {
             image: self.path("base.raw"),
             disk: None,
             image_id: None,
@@ -217,7 +216,7 @@ impl World {
         }
     }
 
-    pub fn start(&self, role: &str, options: Options) -> Result<Supervisor, SupervisorError> {
+    pub fn start(&self, role: &str, options: ServeSettings) -> Result<Supervisor, SupervisorError> {
         let arguments = [
             format!("{ROLE}={role}"),
             std::env::current_exe().unwrap().display().to_string(),

@@ -4,7 +4,6 @@
 
 use crate::admission::MAX_PENDING;
 use crate::copy::is_zero;
-use crate::counters::add;
 use crate::engine::cached::Cached;
 use crate::engine::cached::tiers::Append;
 use crate::engine::part::Stream;
@@ -15,7 +14,7 @@ use crate::io::{Io, PartId};
 use crate::ops::{Merge, MergeTo};
 use crate::shared::{Piece, Shared};
 use crate::table::{Active, Id, Wait};
-use crate::units::BLOCK_BYTES;
+use spillway_layout::{BLOCK_BYTES, add};
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
 

@@ -6,7 +6,7 @@ use crate::entry::Place;
 use crate::ops::{MergeTo, Op};
 use crate::shared::Shared;
 use crate::table::Id;
-use crate::units::{Block, Location, Slot};
+use spillway_layout::{Block, Location, Slot};
 use std::collections::HashSet;
 
 impl std::fmt::Debug for Cached {

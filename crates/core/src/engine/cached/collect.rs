@@ -4,7 +4,6 @@
 //! the collector's own segment. Invariant: what a summary says is a hint; a block is moved only if the map
 //! says that it lives there, and the victim is free only when the map says that nothing does.
 
-use crate::counters::{Counters, add};
 use crate::engine::cached::summary::read_summary;
 use crate::engine::cached::tiers::{Append, Tiers};
 use crate::engine::part::Stream;
@@ -16,7 +15,7 @@ use crate::io::{Event, Io, PartId};
 use crate::map::BlockMap;
 use crate::ops::{CollectRead, Op};
 use crate::shared::Shared;
-use crate::units::{BLOCK_BYTES, Block, Location};
+use spillway_layout::{BLOCK_BYTES, Block, Counters, Location, add};
 
 /// Adjacent live blocks that one read fetches at most.
 const RUN_BLOCKS: usize = 16;

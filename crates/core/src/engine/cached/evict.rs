@@ -3,12 +3,11 @@
 //! Owns the part that is being filled. Invariants: background eviction starts no earlier than at 90% of the RAM limit; a block's
 //! entry turns from RAM to overflow only if the block was not written while its copy was under way.
 
-use crate::counters::add;
 use crate::engine::cached::tiers::{Append, Tiers};
 use crate::engine::part::{Source, Staged, Stream};
 use crate::io::{Io, PartId};
 use crate::shared::Shared;
-use crate::units::{BLOCK_BYTES, Block, Location, Slot};
+use spillway_layout::{BLOCK_BYTES, Block, Location, Slot, add};
 use spillway_policy::Reserve;
 
 /// Steps in which a part is filled: each as long as a few requests take.

@@ -7,8 +7,7 @@ use crate::engine::cached::room::MIN_RESERVE;
 use crate::error::DiskError;
 use crate::io::PARTS;
 use crate::shared::Shared;
-use crate::spec::DiskSpec;
-use crate::units::{BLOCK_BYTES, bytes_in_words};
+use spillway_layout::{BLOCK_BYTES, DiskSpec, bytes_in_words};
 use spillway_policy::{RecentReads, kept_free};
 
 impl Cached {

@@ -8,9 +8,8 @@
 
 use crate::engine::cached::segments::{Segment, Segments, Status};
 use crate::engine::part::{Extent, Stream};
-use crate::meta::{Meta, SegmentMark};
-use crate::spec::LogShape;
-use crate::units::Location;
+use crate::meta::Meta;
+use spillway_layout::{Location, LogShape, SegmentMark};
 use std::collections::{HashMap, VecDeque};
 
 struct Open {

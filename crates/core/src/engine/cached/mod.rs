@@ -22,7 +22,6 @@ mod write;
 
 pub use ram::DataMemory;
 
-use crate::counters::{add, get};
 use crate::engine::cached::collect::Collector;
 use crate::engine::cached::evict::Eviction;
 use crate::engine::cached::log::Doubt;
@@ -38,9 +37,8 @@ use crate::map::BlockMap;
 use crate::meta::Meta;
 use crate::ops::{CollectRead, Op};
 use crate::shared::Shared;
-use crate::spec::{DiskSpec, FullPolicy, Mode};
 use crate::table::Active;
-use crate::units::{BLOCK_BYTES, Block, Location, Slot};
+use spillway_layout::{BLOCK_BYTES, Block, DiskSpec, FullPolicy, Location, Mode, Slot, add, get};
 use spillway_policy::{RecentReads, Reserve};
 
 pub(crate) struct Cached {

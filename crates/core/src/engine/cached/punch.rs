@@ -2,7 +2,6 @@
 //!
 //! Owns when they do; which is the log's to say. Invariant: of what the file needs soon nothing is punched.
 
-use crate::counters::add;
 use crate::engine::cached::log::Log;
 use crate::engine::cached::tiers::Tiers;
 use crate::error::Errno;
@@ -10,6 +9,7 @@ use crate::health::RETRY_NS;
 use crate::io::Io;
 use crate::ops::Op;
 use crate::shared::Shared;
+use spillway_layout::add;
 
 /// Punches of empty segments under way at a time.
 const PUNCHES: u32 = 2;

@@ -12,9 +12,8 @@ use crate::engine::cached::slots::{SlotSet, UNIT_SLOTS};
 use crate::error::DiskError;
 use crate::io::{Io, PartId};
 use crate::meta::Meta;
-use crate::spec::DiskSpec;
-use crate::units::{BLOCK_BYTES, Block, Slot, bytes_in_words};
 use ahead::Ahead;
+use spillway_layout::{BLOCK_BYTES, Block, DiskSpec, Slot, bytes_in_words};
 use spillway_policy::{HAND_STEPS, Hand, MAX_FREQUENCY, Pass};
 use std::ops::Range;
 
@@ -37,7 +36,7 @@ pub struct DataMemory {
 impl DataMemory {
     /// Refuses a disk that cannot be, or whose RAM limit is more than there is memory for.
     pub(crate) fn check(&self, spec: &DiskSpec) -> Result<(), DiskError> {
-        spec.check()?;
+        spec.check().map_err(DiskError::Spec)?;
         if spec.slots() > self.slots() && spec.mode.has_ram() {
             let (limit, most) = (bytes_in_words(spec.ram_limit_bytes), bytes_in_words(self.bytes));
             return Err(DiskError::Spec(format!(

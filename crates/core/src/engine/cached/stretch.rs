@@ -13,7 +13,7 @@ use crate::io::Io;
 use crate::map::BlockMap;
 use crate::shared::Shared;
 use crate::table::Active;
-use crate::units::{BLOCK_BYTES, Block, Slot};
+use spillway_layout::{BLOCK_BYTES, Block, Slot};
 
 /// What became of the blocks at a request's place.
 pub(super) enum Stretch {

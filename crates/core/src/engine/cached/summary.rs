@@ -4,7 +4,7 @@
 //! is another segment's, or harmed, is not read.
 
 #[cfg(test)]
-use crate::units::BLOCK_BYTES;
+use spillway_layout::BLOCK_BYTES;
 
 /// First bytes of a summary block.
 const MAGIC: u32 = u32::from_le_bytes(*b"SPLS");

@@ -3,7 +3,6 @@
 //! Owns where a block's room comes from and goes to; never decides what leaves. Invariant: whatever a block took is given up
 //! with the commit of its next place.
 
-use crate::counters::add;
 use crate::engine::cached::log::Log;
 use crate::engine::cached::ram::{DataMemory, RamTier};
 use crate::engine::cached::summary::write_summary;
@@ -15,9 +14,8 @@ use crate::io::{Event, Io, PartId};
 use crate::map::BlockMap;
 use crate::ops::Op;
 use crate::shared::Shared;
-use crate::spec::{DiskSpec, Mode};
 use crate::table::{Active, Id, Wait};
-use crate::units::{BLOCK_BYTES, Block, Location, Slot};
+use spillway_layout::{BLOCK_BYTES, Block, DiskSpec, Location, Mode, Slot, add};
 use std::collections::VecDeque;
 
 pub(super) struct Tiers {

@@ -3,7 +3,6 @@
 //! Invariant (the commit rule): content first, then one release store of the map entry, then the completion.
 
 use crate::copy::is_zero;
-use crate::counters::add;
 use crate::engine::cached::Cached;
 use crate::engine::cached::slots::SHORTEST_STRETCH;
 use crate::engine::cached::stretch::Stretch;
@@ -14,7 +13,7 @@ use crate::io::Io;
 use crate::ops::{Merge, MergeTo};
 use crate::shared::{Piece, Shared};
 use crate::table::{Active, Wait};
-use crate::units::{BLOCK_BYTES, Block, Slot};
+use spillway_layout::{BLOCK_BYTES, Block, Slot, add};
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
 

@@ -6,16 +6,15 @@
 //! a page of it that may have been lost in a write that failed is stored again before the next fdatasync. Why:
 //! `docs/design/031-persistent.md`.
 
-use crate::counters::add;
 use crate::engine::in_place::InPlace;
-use crate::engine::in_place::persist::{Mark, Persistent, RESET_MARK};
+use crate::engine::in_place::persist::{Mark, Persistent};
 use crate::engine::part::Stream;
 use crate::error::Errno;
 use crate::io::{Io, PartId};
 use crate::ops::Op;
 use crate::shared::Shared;
 use crate::table::Id;
-use crate::units::BLOCK_BYTES;
+use spillway_layout::{BLOCK_BYTES, RESET_MARK, add};
 use std::ops::Range;
 
 impl InPlace {

@@ -9,8 +9,7 @@ mod persist;
 mod states;
 mod write;
 
-pub use persist::RESET_MARK;
-pub use states::{BlockState, STATE_PAGE_BLOCKS, StateMap, find_bad_state, state_map_bytes};
+pub use states::StateMap;
 
 use crate::engine::holdings::Holdings;
 use crate::engine::in_place::persist::{Mark, Persistent};
@@ -22,7 +21,7 @@ use crate::io::Io;
 use crate::map::BlockMap;
 use crate::ops::Op;
 use crate::shared::Shared;
-use crate::units::{BLOCK_BYTES, Block, Location};
+use spillway_layout::{BLOCK_BYTES, Block, BlockState, Location};
 use std::ops::Range;
 
 pub(crate) struct InPlace {

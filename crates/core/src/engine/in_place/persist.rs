@@ -4,19 +4,14 @@
 //! Owns the live map and what the medium does not have of it yet; `flush` brings it there. Invariant: a page that may have been
 //! lost in a write that failed counts as changed. Why: `docs/design/031-persistent.md`.
 
-use crate::engine::in_place::states::{BlockState, STATE_PAGE_BLOCKS, StateMap};
+use crate::engine::in_place::states::StateMap;
 use crate::entry::{Entry, Place};
 use crate::error::{DiskError, Errno};
 use crate::io::PartId;
 use crate::map::BlockMap;
-use crate::meta::RegionState;
 use crate::table::Id;
-use crate::units::{Block, Location, REGION_BLOCKS};
+use spillway_layout::{Block, BlockState, Location, REGION_BLOCKS, RegionState, STATE_PAGE_BLOCKS};
 use std::ops::Range;
-
-/// What the page before the durable map begins with while a reset is not yet in that map: all of it counts as
-/// [`BlockState::Base`].
-pub const RESET_MARK: [u8; 16] = *b"SPILLWAY: RESET\n";
 
 /// A set of pages of the map.
 pub(super) struct Pages(Vec<u64>);

@@ -7,44 +7,15 @@
 //! state when the kernel could not write it and has evicted it.
 
 use crate::crash_points;
-use crate::units::{BLOCK_BYTES, Block};
+use spillway_layout::{
+    BLOCK_BYTES, Block, BlockState, STATE_LOW_BITS as LOW, STATE_PAGE_BLOCKS,
+    STATE_WORD_BLOCKS as WORD_BLOCKS,
+};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Blocks that a word of the map tells of.
-const WORD_BLOCKS: u32 = 32;
-/// Blocks that a page of the map tells of.
-pub const STATE_PAGE_BLOCKS: u32 = BLOCK_BYTES as u32 * 4;
 /// Words of a page of the map.
 const PAGE_WORDS: usize = BLOCK_BYTES / 8;
-/// The low bit of each block.
-const LOW: u64 = 0x5555_5555_5555_5555;
-
-/// Where a block's content is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum BlockState {
-    /// In the base image.
-    Base = 0,
-    /// In its place in the file.
-    File = 1,
-    /// Nowhere: it is all zeroes.
-    Zero = 2,
-}
-
-/// Bytes of the map of a disk of so many blocks: whole pages.
-pub fn state_map_bytes(blocks: u32) -> u64 {
-    u64::from(blocks.div_ceil(STATE_PAGE_BLOCKS)) * BLOCK_BYTES as u64
-}
-
-/// The first block in bytes of a map, of whole words, that is in no state; the block that the bytes begin with is number 0.
-pub fn find_bad_state(bytes: &[u8]) -> Option<u64> {
-    let bad = |word: u64| word & word >> 1 & LOW;
-    bytes.chunks_exact(8).enumerate().find_map(|(i, word)| {
-        let bad = bad(u64::from_le_bytes(word.try_into().expect("of eight bytes")));
-        (bad != 0).then(|| i as u64 * u64::from(WORD_BLOCKS) + u64::from(bad.trailing_zeros() / 2))
-    })
-}
 
 /// The map, in memory of the process, and its copy in shared memory that outlives the process. One thread, which owns the
 /// disk, writes both.
@@ -63,7 +34,7 @@ impl StateMap {
     /// Takes the shared memory for the map of a disk of so many blocks. The map itself is clear.
     ///
     /// # Safety
-    /// `base` is page-aligned, readable and writable for [`state_map_bytes`] bytes for as long as the value lives. Others may
+    /// `base` is page-aligned, readable and writable for [`spillway_layout::state_map_bytes`] bytes for as long as the value lives. Others may
     /// write to it, by whole words.
     pub unsafe fn new(base: *mut u8, blocks: u32) -> StateMap {
         let pages = blocks.div_ceil(STATE_PAGE_BLOCKS);
@@ -183,6 +154,7 @@ impl StateMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spillway_layout::{find_bad_state, state_map_bytes};
 
     fn map(memory: &mut [u64], blocks: u32) -> StateMap {
         assert!(memory.len() as u64 * 8 >= state_map_bytes(blocks));

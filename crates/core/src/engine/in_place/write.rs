@@ -3,9 +3,7 @@
 //! Invariant: a block is committed after its write is done, and the request completes after that.
 
 use crate::admission::MAX_PENDING;
-use crate::counters::add;
 use crate::engine::in_place::InPlace;
-use crate::engine::in_place::states::BlockState;
 use crate::engine::part::PartState;
 use crate::engine::part::Stream;
 use crate::entry::Place;
@@ -15,7 +13,7 @@ use crate::ops::{DirectWrite, Merge, MergeTo, Op};
 use crate::request::Operation;
 use crate::shared::{Piece, Shared};
 use crate::table::{Active, Id, Wait};
-use crate::units::{BLOCK_BYTES, Block, SECTOR_BYTES};
+use spillway_layout::{BLOCK_BYTES, Block, BlockState, SECTOR_BYTES, add};
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
 

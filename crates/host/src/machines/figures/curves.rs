@@ -7,7 +7,7 @@ use super::{PATIENCE, answer, connect};
 use crate::error::HostError;
 use crate::machines::{Machines, View, blocking};
 use spillway_api::{CurveFigures, DiskCurve, Name, Selector};
-use spillway_worker::supervisor::Request;
+use spillway_control::Request;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;

@@ -21,7 +21,7 @@ use spillway_api::{
     Catalog, CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Machine, MachineCounts,
     MachineFigures, Name, Phase, PlaneCounters, Power, Selector, StoreFigures,
 };
-use spillway_worker::supervisor::{Answer, Plane, Request, Stats};
+use spillway_control::{Answer, Plane, Request, Stats};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};

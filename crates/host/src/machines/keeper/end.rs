@@ -10,7 +10,7 @@ use crate::machines::wanted::Wanted;
 use crate::machines::{belongings, blocking, disk, last_words, look, vmm};
 use crate::processes::{self, Process, Seen};
 use spillway_api::{Catalog, EventKind, Machine, Phase, Power, ResetEvent};
-use spillway_worker::supervisor::{LimitChange, PUT_AWAY, Request};
+use spillway_control::{LimitChange, PUT_AWAY, Request};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -13,7 +13,7 @@ use crate::hypervisor::libvirt::{Libvirt, State};
 use crate::hypervisor::qemu::{CONSOLE, Files};
 use crate::processes::{self, Seen};
 use spillway_api::{ErrorCode, Machine, ResetEvent};
-use spillway_worker::kvm::Accelerator;
+use spillway_control::kvm::Accelerator;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;

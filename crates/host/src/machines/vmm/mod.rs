@@ -17,7 +17,7 @@ use crate::hypervisor::qmp::Event;
 use crate::processes::{self, Process, Seen};
 use crate::scopes::Scopes;
 use spillway_api::{ErrorCode, Hypervisor, Machine, ResetEvent};
-use spillway_worker::kvm::Accelerator;
+use spillway_control::kvm::Accelerator;
 use std::fs::{self, Permissions};
 use std::future::pending;
 use std::os::unix::fs::{PermissionsExt, chown};

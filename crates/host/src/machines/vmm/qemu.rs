@@ -17,7 +17,7 @@ use crate::machines::ready::connect_console;
 use crate::processes::{self, Process};
 use crate::scopes::{Scopes, is_there};
 use spillway_api::{ErrorCode, Machine, ResetEvent};
-use spillway_worker::kvm::Accelerator;
+use spillway_control::kvm::Accelerator;
 use std::future::pending;
 use std::io;
 use std::path::Path;

@@ -7,7 +7,7 @@ use super::{DIRTY, RamTier};
 use crate::engine::cached::slots::{SHORTEST_STRETCH, SlotSet, UNIT_SLOTS};
 use crate::io::Io;
 use crate::meta::Meta;
-use crate::units::Slot;
+use spillway_layout::Slot;
 
 /// Slots that one step gives back to the host at most, and those that it looks at.
 const STEP_SLOTS: usize = 256;

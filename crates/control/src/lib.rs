@@ -1,0 +1,45 @@
+//! What starts a disk and asks it: settings, the messages of its control socket and their client, figures, disks that nobody
+//! serves, probes of the host.
+//!
+//! Never serves a request: who does is the program `spillway-worker`, of which only the interface is here.
+
+mod at_rest;
+mod client;
+mod dirty;
+mod error;
+mod exit;
+pub mod kvm;
+mod limits;
+mod messages;
+pub mod named;
+pub mod output;
+pub mod page_cache;
+pub mod persistent;
+mod process;
+pub mod program;
+mod settings;
+mod signals;
+mod stats;
+pub mod storage_model;
+pub mod trace_ring;
+
+pub use at_rest::{Content, DiskAtRest, Part};
+pub use client::{Client, Recorder};
+pub use dirty::{Dirty, DirtyRange};
+pub use error::{ErrorKind, SupervisorError, plain};
+pub use exit::Exit;
+pub use limits::{LimitChange, Limits, Rate};
+pub use messages::{Answer, Request};
+pub use process::{default_signals, end_with_parent};
+pub use settings::{Digests, Report, ServeSettings};
+pub use signals::Signals;
+pub use spillway_layout::{
+    BaseCache, FullPolicy, ImageFormat, Mode, bytes_in_words as bytes, persistent_file,
+};
+pub use stats::{
+    BasePlane, Collector, Discards, Evictions, Failed, Latencies, Latency, Map, Merges, Overflow, Plane,
+    Planes, Promotions, Ram, SCHEMA, Stalls, Stats, Throttled,
+};
+
+/// What is said of a disk that is kept when it has ended as it should.
+pub const PUT_AWAY: &str = "all that was written is on the medium";

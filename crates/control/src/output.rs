@@ -1,0 +1,39 @@
+//! Writing to the terminal. A reader that has gone (`spillway stats | head -1`) is no failure; a full disk is.
+//!
+//! Invariant: nothing here panics, whatever has become of standard output.
+
+use crate::error::{ErrorKind, SupervisorError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{self, Write};
+
+/// Writes text to standard output. `false`: nobody reads it any more.
+pub fn print(text: &str) -> Result<bool, SupervisorError> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(SupervisorError::new(
+            ErrorKind::Create,
+            format!("cannot write to standard output: {e}: see where it goes"),
+        )),
+    }
+}
+
+/// One line on standard error: `spillway: error: ...`.
+pub fn complain(severity: &str, message: &str) {
+    let _ = writeln!(io::stderr(), "spillway: {severity}: {message}");
+}
+
+/// Where a supervisor's log lines go. A line that nobody takes is dropped: a pipe that is not read, or a terminal that was
+/// stopped, must not keep a disk from its next worker.
+pub fn log() -> Box<dyn FnMut(&str)> {
+    Box::new(|line| {
+        let stderr = io::stderr();
+        let mut out = [PollFd::new(&stderr, PollFlags::OUT)];
+        if matches!(poll(&mut out, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..)) {
+            // As much as a pipe that has room takes at once.
+            let line: String = line.chars().take(1000).collect();
+            complain("notice", &line);
+        }
+    })
+}
