@@ -3,15 +3,16 @@
 //! Invariant: while a disk is named here, the version of the image that it is of cannot be deleted; a file goes when
 //! nothing of its machine runs any more, which its machine's task knows.
 
-use super::belongings::{Belongings, KeptDisk};
-use super::{Gathered, Machines, Part, Shared};
+use super::belongings::{Belongings, KeptDisk, MachineFiles};
+use super::{Gathered, Part};
 use crate::error::HostError;
-use crate::store::{Changes, Kind, Object};
+use crate::store::{Changes, Kind, Object, Objects};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use spillway_api::{ErrorCode, LeftDisk, Leftover, Machine, Name, Page};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use utoipa::ToSchema;
 
 /// Sectors, as the kernel counts what a file takes.
@@ -115,11 +116,22 @@ pub fn none_needs(changes: &mut Changes, image: &Name, version: Option<u32>) -> 
     Ok(())
 }
 
-impl Machines {
+/// What deleted machines of a host have left.
+pub struct Leftovers {
+    objects: Objects,
+    files: Arc<MachineFiles>,
+}
+
+impl Leftovers {
+    /// Of these records and files.
+    pub fn new(objects: Objects, files: Arc<MachineFiles>) -> Leftovers {
+        Leftovers { objects, files }
+    }
+
     /// A part of what deleted machines have left, in the order of their names.
-    pub fn leftovers(&self, part: &Part) -> Result<Page<Leftover>, HostError> {
+    pub fn page(&self, part: &Part) -> Result<Page<Leftover>, HostError> {
         let mut page = Gathered::new(part);
-        for left in self.shared.objects.each_after::<LeftoverFiles>(&part.after) {
+        for left in self.objects.each_after::<LeftoverFiles>(&part.after) {
             let Object { name, value: left, .. } = left?;
             if !left.doomed && !left.is_nothing() && !page.add(&name, left.describe()) {
                 break;
@@ -129,11 +141,11 @@ impl Machines {
     }
 
     /// What the machine of this UUID has left goes, as soon as nothing of it runs any more.
-    pub fn delete_leftover(&self, uuid: &str) -> Result<(), HostError> {
-        self.shared.objects.change(|changes| {
+    pub fn delete(&self, uuid: &str) -> Result<(), HostError> {
+        self.objects.change(|changes| {
             let mut known = Vec::new();
             let mut found = None;
-            for left in self.shared.objects.each_after::<LeftoverFiles>("") {
+            for left in self.objects.each_after::<LeftoverFiles>("") {
                 let left = left?;
                 let its = &left.value.machine.identity.uuid;
                 if its == uuid {
@@ -158,23 +170,21 @@ impl Machines {
             Ok(())
         })
     }
-}
 
-impl Shared {
     /// The names of machines of which something is left that is to go.
-    pub(super) fn doomed(&self) -> Result<Vec<Name>, HostError> {
+    pub fn doomed(&self) -> Result<Vec<Name>, HostError> {
         let left = self.objects.list::<LeftoverFiles>()?.into_iter().filter(|left| left.value.is_doomed());
         Ok(left.map(|left| left.value.machine.name).collect())
     }
 
     /// Whether what the machine of this name and UUID had is to go.
-    pub(super) fn is_doomed(&self, name: &Name, uuid: &str) -> Result<bool, HostError> {
+    pub fn is_doomed(&self, name: &Name, uuid: &str) -> Result<bool, HostError> {
         let left = self.objects.get::<LeftoverFiles>(&format!("{name}/{uuid}"))?;
         Ok(left.is_some_and(|left| left.value.doomed))
     }
 
     /// Of what machines of this name have left, but for the one of this UUID, that goes which is to. Nothing of them may run.
-    pub(super) fn dispose(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
+    pub fn dispose(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
         let mut all = self.objects.list_below::<LeftoverFiles>(&format!("{name}/"))?;
         all.retain(|left| but != Some(left.value.machine.identity.uuid.as_str()));
         // What cannot go keeps nothing else.
@@ -183,7 +193,7 @@ impl Shared {
 
     fn dispose_of(&self, left: &Object<LeftoverFiles>) -> Result<(), HostError> {
         if left.value.doomed {
-            left.value.files().map(|path| self.remove_kept(path)).fold(Ok(()), Result::and)?;
+            left.value.files().map(|path| self.files.remove_kept(path)).fold(Ok(()), Result::and)?;
         } else if !left.value.is_nothing() {
             return Ok(());
         }

@@ -2,14 +2,19 @@
 //!
 //! Invariant: each step may be done again, and changes only what nobody has changed since it looked.
 
-use super::act::free;
-use super::closing::is_closed;
-use super::wanted::Wanted;
-use super::{Machines, View, blocking};
+use super::claims::free;
+use super::closing::HostGate;
+use super::desired::DesiredState;
+use super::rolling::Rollouts;
+use super::shared::Shared;
+use super::views::MachineReader;
+use super::{View, blocking};
+use crate::catalogs::Catalogs;
 use crate::error::HostError;
-use crate::store::{Changes, Revision};
-use spillway_api::{Catalog, EventKind, Machine, Name, Power, Selector};
+use crate::store::Revision;
+use spillway_api::{Catalog, EventKind, Name, Power, Selector};
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Between two looks when much happens, and when nothing does.
@@ -18,34 +23,57 @@ const MOST: Duration = Duration::from_secs(30);
 /// Between two looks so many times as long as the last one took passes at least.
 const LOOKS: u32 = 4;
 
-/// For as long as the daemon lives.
-pub async fn oversee(machines: Machines) {
-    loop {
-        let (looking, begun) = (machines.clone(), Instant::now());
-        let next = blocking(move || looking.look_after()).await;
-        let took = begun.elapsed();
-        let pause = next.unwrap_or_else(|e| {
-            let text = format!("catalogs are not looked after: {e}");
-            machines.shared.events.raise(EventKind::Failed, "host", text);
-            MOST
-        });
-        // With many machines, of which much happens, it does not keep a core to itself.
-        tokio::time::sleep(LEAST.max(took * LOOKS)).await;
-        let _ = tokio::time::timeout(pause, machines.shared.stir.notified()).await;
-    }
+/// Looks after what concerns more than one machine.
+#[derive(Clone)]
+pub struct Overseer {
+    shared: Arc<Shared>,
+    reader: MachineReader,
+    catalogs: Catalogs,
+    desired: DesiredState,
+    gate: HostGate,
+    rollouts: Arc<Rollouts>,
 }
 
-impl Machines {
+impl Overseer {
+    /// Of the machines that these see and change.
+    pub fn new(
+        shared: Arc<Shared>,
+        reader: MachineReader,
+        catalogs: Catalogs,
+        desired: DesiredState,
+        gate: HostGate,
+        rollouts: Arc<Rollouts>,
+    ) -> Overseer {
+        Overseer { shared, reader, catalogs, desired, gate, rollouts }
+    }
+
+    /// For as long as the daemon lives.
+    pub async fn oversee(self) {
+        loop {
+            let (looking, begun) = (self.clone(), Instant::now());
+            let next = blocking(move || looking.look_after()).await;
+            let took = begun.elapsed();
+            let pause = next.unwrap_or_else(|e| {
+                let text = format!("catalogs are not looked after: {e}");
+                self.shared.events.raise(EventKind::Failed, "host", text);
+                MOST
+            });
+            // With many machines, of which much happens, it does not keep a core to itself.
+            tokio::time::sleep(LEAST.max(took * LOOKS)).await;
+            let _ = tokio::time::timeout(pause, self.shared.registry.stirred()).await;
+        }
+    }
+
     /// Records what is to be wanted next. How long nothing else is, unless something changes.
     fn look_after(&self) -> Result<Duration, HostError> {
         // Before the machines: one that says now what it runs with has not read an older catalog since.
         let catalogs = self.catalogs.list()?;
-        let rests = self.host_is_closed()?;
-        if rests && self.stop_all()? {
+        let rests = self.gate.is_closed()?;
+        if rests && self.gate.stop_all()? {
             return Ok(LEAST);
         }
         let mut of: HashMap<Name, Vec<View>> = HashMap::new();
-        for view in self.views(&Selector::default())? {
+        for view in self.reader.views(&Selector::default())? {
             of.entry(view.machine.catalog.clone()).or_default().push(view);
         }
         let mut pause = MOST;
@@ -64,11 +92,11 @@ impl Machines {
             self.start_by_itself(&catalog, &views)?;
             self.keep_warm(&catalog, &views)?;
             if let Some(rollout) = &catalog.rollout {
-                pause = pause.min(self.roll_out(&catalog, rollout, &views)?);
+                pause = pause.min(self.rollouts.roll_out(&catalog, rollout, &views)?);
                 rollouts.insert(catalog.name);
             }
         }
-        self.shared.rollouts().retain(|catalog, _| rollouts.contains(catalog));
+        self.rollouts.keep(&rollouts);
         Ok(pause)
     }
 
@@ -80,7 +108,7 @@ impl Machines {
             return Ok(left);
         }
         let free = free(views, Some(&view.machine.name));
-        if self.changes(view, |wanted| wanted.release(&catalog.spec, free))? {
+        if self.desired.change(view, |wanted| wanted.release(&catalog.spec, free))? {
             let object = format!("machine/{}", view.machine.name);
             self.shared.events.raise(EventKind::Released, &object, "its claim is over");
         }
@@ -91,7 +119,7 @@ impl Machines {
     fn start_by_itself(&self, catalog: &Catalog, views: &[View]) -> Result<(), HostError> {
         let new = |view: &&View| view.revision == Revision::default();
         for view in views.iter().filter(|_| catalog.spec.autostart).filter(new) {
-            self.changes(view, |wanted| wanted.power = Power::On)?;
+            self.desired.change(view, |wanted| wanted.power = Power::On)?;
         }
         Ok(())
     }
@@ -99,7 +127,7 @@ impl Machines {
     fn drain(&self, view: &View) -> Result<(), HostError> {
         let wanted = &view.wanted;
         if wanted.drained && wanted.claim.is_none() && wanted.power == Power::On {
-            self.changes(view, |wanted| wanted.power = Power::Off)?;
+            self.desired.change(view, |wanted| wanted.power = Power::Off)?;
         }
         Ok(())
     }
@@ -112,38 +140,8 @@ impl Machines {
             view.wanted.power == Power::Off && view.wanted.claim.is_none() && !view.wanted.drained
         };
         for view in views.iter().filter(startable).take(missing) {
-            self.changes(view, |wanted| wanted.start_anew(&catalog.spec))?;
+            self.desired.change(view, |wanted| wanted.start_anew(&catalog.spec))?;
         }
         Ok(())
-    }
-
-    /// Changes what is wanted of a machine, unless somebody has since it was looked at.
-    pub(super) fn changes(&self, seen: &View, change: impl Fn(&mut Wanted)) -> Result<bool, HostError> {
-        self.shared.objects.change(|changes| self.change_wanted(changes, seen, &change))
-    }
-
-    /// The same, as a part of a change.
-    pub(super) fn change_wanted(
-        &self,
-        changes: &mut Changes,
-        seen: &View,
-        change: impl Fn(&mut Wanted),
-    ) -> Result<bool, HostError> {
-        let name = seen.machine.name.as_str();
-        let is = changes.get::<Wanted>(name)?;
-        // One that is gone is not to leave a wish behind for the next one of its name.
-        let machine = changes.get::<Machine>(name)?.map(|machine| machine.value.identity);
-        if is.as_ref().map(|wanted| wanted.revision).unwrap_or_default() != seen.revision
-            || machine.as_ref() != Some(&seen.machine.identity)
-        {
-            return Ok(false);
-        }
-        let mut wanted = is.map(|wanted| wanted.value).unwrap_or_default();
-        change(&mut wanted);
-        if wanted.power == Power::On && is_closed(changes)? {
-            return Ok(false);
-        }
-        changes.put(name, &wanted);
-        Ok(true)
     }
 }
