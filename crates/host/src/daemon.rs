@@ -11,7 +11,7 @@ use crate::access::paced::{Pace, Paced};
 use crate::access::tls::{Door, Remote};
 use crate::api::{self, Answered, App};
 use crate::backup::StateStore;
-use crate::catalogs::Catalogs;
+use crate::catalogs::{Catalogs, HostSettings};
 use crate::confined;
 use crate::events::{Events, say};
 use crate::guest_users::Choice;
@@ -199,7 +199,11 @@ impl Records {
         let operations = Operations::default();
         let stores = Stores::open(objects.clone(), &state.join("store"))?;
         let images = Images::open(objects.clone(), operations.clone(), stores.clone(), complain)?;
-        let host = (settings.capacity(), settings.hypervisor);
+        let host = HostSettings {
+            capacity: settings.capacity(),
+            hypervisor: settings.hypervisor,
+            machines: machine_folder(state),
+        };
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, complain)?;
         Ok(Records { store, objects, events, operations, stores, images, catalogs })
     }
@@ -225,6 +229,11 @@ impl Records {
     }
 }
 
+/// The folder that machines run in.
+fn machine_folder(state: &Path) -> PathBuf {
+    state.join(RUN).join("machines")
+}
+
 /// Where the parts are that machines are made of.
 fn parts(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> Result<Parts> {
     if !settings.program.is_file() {
@@ -240,7 +249,7 @@ fn parts(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> R
     }
     let guest_users = settings.guest_users.settle(settings.hypervisor, complain);
     Ok(Parts {
-        folder: state.join(RUN).join("machines"),
+        folder: machine_folder(state),
         program: settings.program.clone(),
         hypervisor: settings.hypervisor,
         capacity: settings.capacity(),

@@ -32,6 +32,11 @@ impl Admission {
         Ok(())
     }
 
+    /// What a machine is promised.
+    pub fn promised(&self, name: &Name) -> Need {
+        self.budget().promised(name)
+    }
+
     /// A machine that waits is promised no more than this of what it had: others may have the rest.
     pub fn lower(&self, name: &Name, holds: Need) {
         let next = self.budget().lower(name, holds);

@@ -49,7 +49,8 @@ impl MemoryWatch {
         }
     }
 
-    fn look(&self, available: u64) {
+    /// Takes in how much is available now.
+    pub(super) fn look(&self, available: u64) {
         let before = self.squeeze();
         let after = before.after(available, self.floor_bytes);
         if after != before {

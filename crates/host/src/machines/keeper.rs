@@ -275,8 +275,11 @@ impl Keeper {
                 self.say(status);
                 return Ok(Next::Rest(Wait::until(Instant::now() + TICK)));
             }
-            self.begin_run(machine, &catalog, wanted).await?;
-            return Ok(Next::Again);
+            let begun = self.begin_run(machine, &catalog, wanted).await;
+            if begun.as_ref().is_err_and(|e| e.is_permanent) {
+                self.shared.admission.give_back(&self.name);
+            }
+            return begun.map(|()| Next::Again);
         };
         let vmm = self.vmm.look(&run).await?;
         let Some(disk) = disk::find(&self.folder).await? else {
@@ -313,6 +316,14 @@ impl Keeper {
         if is_asked || !run.ready && run.is_outdated(catalog) {
             return self.power_cycle(machine, catalog, run, wanted, disk).await;
         }
+        // One that was off had given its memory back.
+        let need = run.need();
+        if !run.ready
+            && let Some(status) = self.admit(need, need.without_guest())
+        {
+            self.say(status.of(&run, &self.folder).by(&disk, None));
+            return Ok(Next::Rest(Wait::for_end_of(Some(&disk), None)?));
+        }
         self.adjust(catalog, &mut run).await?;
         if !run.ready {
             run.ready = true;
@@ -340,8 +351,11 @@ impl Keeper {
         run.port = self.port_for(&run)?;
         run.user = self.shared.users().take(&self.name, &run.uuid)?;
         self.folder.save_in_background(&run).await?;
-        self.start_vmm(machine, &run).await?;
-        Ok(Next::Again)
+        let started = self.start_vmm(machine, &run).await;
+        if started.as_ref().is_err_and(|e| e.is_permanent) {
+            self.shared.admission.lower(&self.name, need.without_guest());
+        }
+        started.map(|()| Next::Again)
     }
 
     /// A machine that runs: its VMM is ended if that is wanted, and else has what is wanted of it as far as that can change.
@@ -396,6 +410,8 @@ impl Keeper {
             None => None,
         };
         let status = status.but(run.pending(catalog), self.attempts.crashes()).hint(hint);
+        let is_crashing = self.attempts.is_crashing(Instant::now()).is_some();
+        let status = status.unstable(is_crashing);
         self.say(if run.ready { status.settled() } else { status });
         let folder = self.folder.clone();
         blocking(move || {
@@ -477,24 +493,28 @@ impl Keeper {
     }
 
     fn has_failed(&mut self, error: &HostError) -> Wait {
-        let mut error = error.clone();
-        if error.is_permanent {
-            error.message.push_str(
-                "; it is not tried again before 'machine start', or another setting or image of its catalog",
-            );
-            self.attempts.give_up(self.seen, self.catalog_seen);
-        }
+        let why = self.attempts.fail(error, self.seen, self.catalog_seen);
         let seen = self.seen;
-        self.status.send_modify(|known| known.fails(&error, seen));
-        self.raise(EventKind::Failed, &error.message);
-        match self.attempts.given_up() {
-            Some(_) => Wait::until(Instant::now() + TICK),
-            None => Wait::until(Instant::now() + self.attempts.pause()),
+        self.status.send_modify(|known| known.fails(&why, seen));
+        self.raise(EventKind::Failed, if error.is_permanent { &why.message } else { &error.message });
+        match why.is_permanent {
+            true => Wait::until(Instant::now() + TICK),
+            false => Wait::until(Instant::now() + self.attempts.pause()),
         }
     }
 
+    /// Its VMM or its disk has ended by itself. One that does so again and again has failed, though it is tried again.
     fn has_crashed(&mut self, why: &str) {
-        self.attempts.crashed();
+        self.attempts.crash(Instant::now());
         self.raise(EventKind::Crashed, why);
+        if let Some(often) = self.attempts.is_crashing(Instant::now()) {
+            let error = HostError::new(ErrorCode::Internal, format!("{often}, and is tried again: {why}"));
+            let seen = self.seen;
+            self.status.send_modify(|known| known.fails(&error, seen));
+            self.shared.registry.stir();
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

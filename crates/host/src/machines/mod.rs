@@ -30,6 +30,8 @@ mod shared;
 mod short_path;
 mod status;
 mod tasks;
+#[cfg(test)]
+mod testing;
 mod views;
 mod vmm;
 pub mod wanted;
@@ -39,7 +41,7 @@ use crate::error::HostError;
 use crate::events::Events;
 use crate::guest_users::UserRange;
 use crate::images::Images;
-use crate::resources::budget::Capacity;
+use crate::resources::budget::{Capacity, Need};
 use crate::scopes::Scopes;
 use crate::store::{Objects, RecordKind};
 use crate::stores::Stores;
@@ -57,13 +59,13 @@ use figures::curves::CurveCollector;
 pub use figures::curves::CurvesOf;
 use host::SpaceWatch;
 use host_start::HostStart;
-use leftovers::{LeftoverFiles, Leftovers};
+use leftovers::{LeftoverFiles, LeftoverOwner, Leftovers};
 use oversee::Overseer;
 use registry::MachineRegistry;
 use rolling::Rollouts;
 use run::MachineFolders;
 use shared::Shared;
-use spillway_api::{Hypervisor, Name, Power};
+use spillway_api::{Catalog, Hypervisor, Machine, Name, Power};
 use status::ObservedMachine;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,10 +75,11 @@ use views::{MachineReader, View};
 use wanted::Wanted;
 
 /// What is recorded here.
-pub(crate) const RECORDS: [RecordKind; 4] = [
+pub(crate) const RECORDS: [RecordKind; 5] = [
     RecordKind::of::<Wanted>(),
     RecordKind::of::<Belongings>(),
     RecordKind::of::<LeftoverFiles>(),
+    RecordKind::of::<LeftoverOwner>(),
     RecordKind::of::<HostStart>(),
 ];
 
@@ -226,6 +229,10 @@ fn take_over(shared: &Shared) -> Result<(), HostError> {
     shared.note_users(&runs)?;
     // Nobody knows what a run names whose record cannot be read: its machine's name says enough.
     let unread = shared.folders.unread()?;
+    // Nor what it was promised. It has as much as its catalog says by now, until its task knows that nothing of it runs.
+    for name in &unread {
+        need_by_catalog(shared, name)?.into_iter().for_each(|need| shared.admission.note(name, need));
+    }
     let may_be_of_one = |path: &Path| {
         let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         unread.iter().any(|name| file.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-')))
@@ -235,6 +242,13 @@ fn take_over(shared: &Shared) -> Result<(), HostError> {
     let copy =
         |path: &Path| runs.iter().any(|(_, run)| run.copy.as_ref().is_some_and(|copy| copy.path == path));
     shared.files.sweep(placing::FOLDER, |path| copy(path) || may_be_of_one(path))
+}
+
+/// What a machine of this name needs by the settings of its catalog, if both can be read.
+fn need_by_catalog(shared: &Shared, name: &Name) -> Result<Option<Need>, HostError> {
+    let Some(machine) = shared.objects.get_readable::<Machine>(name.as_str())? else { return Ok(None) };
+    let catalog = shared.objects.get_readable::<Catalog>(machine.value.catalog.as_str())?;
+    Ok(catalog.map(|catalog| Need::of(&catalog.value.spec, shared.parts.hypervisor)))
 }
 
 /// What is known of machines before they have tasks: those that are off are so as it was wanted. Those that have a folder are to

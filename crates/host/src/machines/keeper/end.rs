@@ -12,7 +12,7 @@ use crate::processes::{self, Process, Seen};
 use spillway_api::{Catalog, EventKind, Machine, Phase, Power, ResetEvent};
 use spillway_worker::supervisor::{LimitChange, PUT_AWAY, Request};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The least that a RAM tier can have.
 const LEAST_RAM_BYTES: u64 = 64 << 10;
@@ -191,7 +191,9 @@ impl Keeper {
                 self.has_crashed(&format!("its VMM has ended by itself: {said}"));
             }
         }
-        self.say(Status::new(Phase::Starting).of(&run, &self.folder));
+        if self.attempts.is_crashing(Instant::now()).is_none() {
+            self.say(Status::new(Phase::Starting).of(&run, &self.folder));
+        }
         self.power_cycle(machine, catalog, run, wanted, disk).await
     }
 

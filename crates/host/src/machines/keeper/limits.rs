@@ -8,38 +8,48 @@ use crate::error::HostError;
 use crate::machines::run::Run;
 use crate::machines::{blocking, disk};
 use crate::resources::budget::Need;
-use spillway_api::{Catalog, ErrorCode, EventKind};
+use spillway_api::{Catalog, CatalogSpec, ErrorCode, EventKind};
 use spillway_worker::supervisor::{LimitChange, Request};
 
 /// The limits of a machine that runs.
 #[derive(Default)]
 pub struct Limits {
+    /// What the host has not enough of.
+    lacking: Option<Need>,
     refused: Option<Refused>,
 }
 
-/// Who refuses limits that are wanted.
+/// Why a disk does not have limits that it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Refused {
-    /// The budget, so much.
-    Budget(Need),
-    /// The disk: the host has not enough memory at this moment.
-    Disk,
-    /// The disk, which knows no rates, when it was asked for this.
+    /// The host has not enough memory at this moment.
+    Memory,
+    /// It knows no rates; what it was asked.
     Rate(LimitChange),
 }
 
 impl Limits {
-    /// They stay as they are. Whether that is news.
-    fn are_refused(&mut self, by: &Refused) -> bool {
-        let is_news = self.refused.as_ref() != Some(by);
-        self.refused = Some(by.clone());
+    /// Whether the host has enough of what is wanted. `true`: it has not, which is news.
+    fn budget_lacks(&mut self, need: Option<Need>) -> bool {
+        let is_news = need.is_some() && self.lacking != need;
+        self.lacking = need;
         is_news
     }
 
-    /// They are what is wanted.
-    fn are_met(&mut self) {
-        self.refused = None;
+    /// Whether the disk has what it was asked for. `true`: it has not, which is news.
+    fn disk_refuses(&mut self, why: Option<Refused>) -> bool {
+        let is_news = why.is_some() && self.refused != why;
+        self.refused = why;
+        is_news
     }
+}
+
+/// Settings with the cache that a machine is promised instead of the one that it would have: it shrinks with the others when
+/// memory is short. `None`: it is promised none.
+fn within(spec: &CatalogSpec, promised: Need) -> Option<CatalogSpec> {
+    let ram_bytes = spec.ram_bytes().map(|_| promised.limit_bytes);
+    let ram_guarantee_bytes = promised.guarantee_bytes;
+    (ram_bytes != Some(0)).then(|| CatalogSpec { ram_bytes, ram_guarantee_bytes, ..spec.clone() })
 }
 
 impl Keeper {
@@ -51,12 +61,21 @@ impl Keeper {
             self.folder.save_in_background(run).await?;
         }
         let need = run.need_under(&catalog.spec);
-        if let Err(refused) = self.shared.admission.promise(&self.name, need) {
-            self.is_refused(Refused::Budget(need), &refused);
-            return Ok(());
-        }
-        let Some(wish) = run.wish(&catalog.spec, self.shared.memory.squeeze()) else {
-            self.limits.are_met();
+        let spec = match self.shared.admission.promise(&self.name, need) {
+            Ok(()) => {
+                self.limits.budget_lacks(None);
+                Some(catalog.spec.clone())
+            }
+            Err(lacking) => {
+                if self.limits.budget_lacks(Some(need)) {
+                    self.raise(EventKind::Memory, &format!("its limits stay as they are: {lacking}"));
+                }
+                within(&catalog.spec, self.shared.admission.promised(&self.name))
+            }
+        };
+        let squeeze = self.shared.memory.squeeze();
+        let Some(wish) = spec.and_then(|spec| run.wish(&spec, squeeze)) else {
+            self.limits.disk_refuses(None);
             return Ok(());
         };
         // It would tell of it each time that it is asked.
@@ -68,34 +87,27 @@ impl Keeper {
         let limits = match blocking(move || disk::ask(folder.path(), &Request::Set(asked))).await {
             // It serves on, and is asked again at the next step.
             Err(refused) if refused.code == ErrorCode::Conflict => {
-                self.is_refused(Refused::Disk, &refused);
+                if self.limits.disk_refuses(Some(Refused::Memory)) {
+                    self.raise(EventKind::Memory, &format!("its limits stay as they are: {refused}"));
+                }
                 return Ok(());
             }
             set => set?,
         };
         if wish.rate_is_met(&limits) {
-            self.limits.are_met();
+            self.limits.disk_refuses(None);
             run.has_limits(&wish);
         } else {
-            let why = "its disk is served by an earlier version, which knows none: restart the machine";
             run.has_limits(&LimitChange {
                 ram_bytes: wish.ram_bytes,
                 overflow_bytes: wish.overflow_bytes,
                 ..LimitChange::default()
             });
-            self.is_refused(Refused::Rate(wish), &HostError::new(ErrorCode::Conflict, why));
+            if self.limits.disk_refuses(Some(Refused::Rate(wish))) {
+                let why = "its disk is served by an earlier version, which knows none: restart the machine";
+                self.raise(EventKind::Disk, &format!("its rate has no limit: {why}"));
+            }
         }
         self.folder.save_in_background(run).await
-    }
-
-    /// Its limits stay as they are, which is told once.
-    fn is_refused(&mut self, by: Refused, why: &HostError) {
-        let (kind, what) = match by {
-            Refused::Rate(_) => (EventKind::Disk, "its rate has no limit"),
-            Refused::Budget(_) | Refused::Disk => (EventKind::Memory, "its limits stay as they are"),
-        };
-        if self.limits.are_refused(&by) {
-            self.raise(kind, &format!("{what}: {why}"));
-        }
     }
 }

@@ -88,6 +88,8 @@ impl Keeper {
             let spec = catalog.spec;
             let kept = belongings.disk.as_ref();
             let version = kept.map_or(catalog.version, |disk| disk.version);
+            // What can never be served takes no place.
+            shared.images.disk(&spec.image.name, version)?;
             let mut run = Run {
                 uuid: machine.identity.uuid.clone(),
                 boot: boot_id(),
