@@ -50,12 +50,6 @@ const EXCEPTIONS: &[Exception] = &[
     // What a run is made of, as it is stored.
     (Limit::Fields, "host", "Run", 25),
     // Still to be taken apart.
-    (Limit::Files, "host", "Machines", 11),
-    (Limit::Fields, "host", "Keeper", 23),
-    (Limit::Files, "host", "Shared", 9),
-    (Limit::Lines, "host", "run", 120),
-    (Limit::Lines, "host", "command", 110),
-    (Limit::Lines, "host", "Keeper::bring_up", 120),
     (Limit::Lines, "export", "Frontend::handle", 119),
     // Lists: of options, of gauges, of counters. One entry after another.
     (Limit::Lines, "cli", "Disk::settings", 101),

@@ -37,10 +37,10 @@ pub const MACHINES: Bounds = Bounds::count(0, 100_000);
 pub const VCPUS: Bounds = Bounds::count(1, 255);
 /// Bounds of the memory of a machine, in bytes.
 pub const MEMORY_BYTES: Bounds = Bounds::bytes(64 * MIB, 16 * TIB, MIB);
-/// Limit of a RAM tier.
-pub const RAM_BYTES: Bounds = Bounds::bytes(64 << 10, 8 * TIB, 1);
+/// Limit of a RAM tier: as the disk has it.
+pub const RAM_BYTES: Bounds = Bounds::bytes(64 << 10, 4 * TIB, 1);
 /// What of a RAM tier is guaranteed.
-pub const RAM_GUARANTEE_BYTES: Bounds = Bounds::bytes(0, 8 * TIB, 1);
+pub const RAM_GUARANTEE_BYTES: Bounds = Bounds::bytes(0, 4 * TIB, 1);
 /// Limit of an overflow file.
 pub const OVERFLOW_BYTES: Bounds = Bounds::bytes(16 * MIB, 4 * TIB, 1);
 /// Data disks and scratch disks.

@@ -11,7 +11,7 @@ use crate::access::paced::{Pace, Paced};
 use crate::access::tls::{Door, Remote};
 use crate::api::{self, Answered, App};
 use crate::backup::StateStore;
-use crate::catalogs::Catalogs;
+use crate::catalogs::{Catalogs, HostSettings};
 use crate::confined;
 use crate::events::{Events, say};
 use crate::guest_users::Choice;
@@ -155,6 +155,112 @@ impl Settings {
     }
 }
 
+/// The folder of everything that is kept. No other daemon has it while this value lives.
+struct StateFolder {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl StateFolder {
+    /// Makes it, if need be, and closes it to everybody else.
+    fn take(settings: &Settings) -> Result<StateFolder> {
+        let path = std::path::absolute(&settings.state).context("--state")?;
+        fs::create_dir_all(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
+        is_ours(&path)?;
+        raise_descriptors();
+        // What is made here is ours alone, unless it is made for others.
+        rustix::process::umask(Mode::from_raw_mode(0o077));
+        let lock = lock(&path.join(LOCK_FILE))?;
+        close(&path, settings.hypervisor).with_context(|| format!("{}: is not ours", path.display()))?;
+        Ok(StateFolder { path, _lock: lock })
+    }
+}
+
+/// What is recorded, and the parts that look after it. No machine is looked at yet.
+struct Records {
+    store: Arc<SqliteStore>,
+    objects: Objects,
+    events: Events,
+    operations: Operations,
+    stores: Stores,
+    images: Images,
+    catalogs: Catalogs,
+}
+
+impl Records {
+    fn open(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> Result<Records> {
+        let store = Arc::new(SqliteStore::open(&state.join(DATABASE))?);
+        let objects = Objects::new(Arc::clone(&store) as Arc<dyn Store>);
+        let events = Events::open(&state.join("events"), complain);
+        for record in objects.look_at_all(&records::kinds())? {
+            let text = format!("the record {} is set aside: {}. {}", record.key, record.why, record.advice());
+            events.raise(EventKind::Failed, "host", text);
+        }
+        let operations = Operations::default();
+        let stores = Stores::open(objects.clone(), &state.join("store"))?;
+        let images = Images::open(objects.clone(), operations.clone(), stores.clone(), complain)?;
+        let host = HostSettings {
+            capacity: settings.capacity(),
+            hypervisor: settings.hypervisor,
+            machines: machine_folder(state),
+        };
+        let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, complain)?;
+        Ok(Records { store, objects, events, operations, stores, images, catalogs })
+    }
+
+    /// Takes over the machines: what the routes ask.
+    fn app(self, parts: Parts, audit: Audit, state: &Path) -> Result<App> {
+        let Records { store, objects, events, operations, stores, images, catalogs } = self;
+        let idempotency = Idempotency::new(objects.clone());
+        let machines =
+            Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;
+        Ok(App {
+            audit,
+            answered: Answered::default(),
+            catalogs,
+            events,
+            idempotency,
+            images,
+            machines,
+            operations,
+            state: StateStore { folder: state.to_owned(), store },
+            stores,
+        })
+    }
+}
+
+/// The folder that machines run in.
+fn machine_folder(state: &Path) -> PathBuf {
+    state.join(RUN).join("machines")
+}
+
+/// Where the parts are that machines are made of.
+fn parts(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> Result<Parts> {
+    if !settings.program.is_file() {
+        let program = settings.program.display();
+        complain(&format!(
+            "{program} is not there, and no machine can start: say where it is with --spillway"
+        ));
+    }
+    if has_swap() {
+        complain(
+            "this host swaps: a cache that is swapped out is slower than none; swap off, or keep machines out of it",
+        );
+    }
+    let guest_users = settings.guest_users.settle(settings.hypervisor, complain);
+    Ok(Parts {
+        folder: machine_folder(state),
+        program: settings.program.clone(),
+        hypervisor: settings.hypervisor,
+        capacity: settings.capacity(),
+        memory_floor_bytes: settings.memory_floor_bytes.unwrap_or(host_bytes() / 20),
+        scopes: Scopes::choose(complain),
+        libvirt_uri: settings.libvirt_uri.clone(),
+        claim_ttl_seconds: settings.claim_ttl_seconds,
+        guest_users: guest_users.map_err(anyhow::Error::msg)?,
+    })
+}
+
 /// Serves until it is told to end. What goes on then is broken off, which the next one undoes.
 pub async fn run(
     settings: Settings,
@@ -163,80 +269,24 @@ pub async fn run(
 ) -> Result<()> {
     // Before anything that takes time: unheard it would end the daemon, and the service manager takes that for an end in order.
     let hangup = signal(SignalKind::hangup())?;
-    let state = std::path::absolute(&settings.state).context("--state")?;
-    fs::create_dir_all(&state).with_context(|| format!("{}: cannot be made", state.display()))?;
-    is_ours(&state)?;
-    raise_descriptors();
-    // What is made here is ours alone, unless it is made for others.
-    rustix::process::umask(Mode::from_raw_mode(0o077));
-    let _lock = lock(&state.join(LOCK_FILE))?;
-    close(&state, settings.hypervisor).with_context(|| format!("{}: is not ours", state.display()))?;
+    let state = StateFolder::take(&settings)?;
     let mut complain = |line: &str| say(&format!("warning: {line}"));
     if !confined::is_supported() {
         complain(
             "this kernel has no Landlock: qemu-img and debugfs are kept from sockets, devices and rights, not from files",
         );
     }
-    let store = Arc::new(SqliteStore::open(&state.join(DATABASE))?);
-    let objects = Objects::new(Arc::clone(&store) as Arc<dyn Store>);
-    let events = Events::open(&state.join("events"), &mut complain);
-    for record in objects.look_at_all(&records::kinds())? {
-        let text = format!("the record {} is set aside: {}. {}", record.key, record.why, record.advice());
-        events.raise(EventKind::Failed, "host", text);
-    }
-    let operations = Operations::default();
-    let stores = Stores::open(objects.clone(), &state.join("store"))?;
-    let images = Images::open(objects.clone(), operations.clone(), stores.clone(), &mut complain)?;
-    let capacity = settings.capacity();
-    let catalogs =
-        Catalogs::open(objects.clone(), stores.clone(), (capacity, settings.hypervisor), &mut complain)?;
-    if !settings.program.is_file() {
-        let program = settings.program.display();
-        complain(&format!(
-            "{program} is not there, and no machine can start: say where it is with --spillway"
-        ));
-    }
-    let guest_users = settings.guest_users.settle(settings.hypervisor, &mut complain);
-    let guest_users = guest_users.map_err(anyhow::Error::msg)?;
-    let parts = Parts {
-        folder: state.join(RUN).join("machines"),
-        program: settings.program.clone(),
-        hypervisor: settings.hypervisor,
-        capacity,
-        memory_floor_bytes: settings.memory_floor_bytes.unwrap_or(host_bytes() / 20),
-        scopes: Scopes::choose(&mut complain),
-        libvirt_uri: settings.libvirt_uri.clone(),
-        claim_ttl_seconds: settings.claim_ttl_seconds,
-        guest_users,
-    };
-    if has_swap() {
-        complain(
-            "this host swaps: a cache that is swapped out is slower than none; swap off, or keep machines out of it",
-        );
-    }
+    let records = Records::open(&settings, &state.path, &mut complain)?;
+    let parts = parts(&settings, &state.path, &mut complain)?;
     // Before there are others who make files: it changes what all of them get.
     let listener = match manager.listener(&settings.socket, &mut complain) {
         Some(listener) => listener,
         None => listen(&settings)?,
     };
-    let idempotency = Idempotency::new(objects.clone());
-    let machines =
-        Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;
-    let audit = Audit::new(settings.audit(&state)?);
-    let answered = Answered::default();
-    let app = App {
-        audit: audit.clone(),
-        answered,
-        catalogs,
-        events: events.clone(),
-        idempotency,
-        images,
-        machines: machines.clone(),
-        operations,
-        state: StateStore { folder: state.clone(), store: Arc::clone(&store) },
-        stores,
-    };
-    tokio::spawn(keep_reserve(store, events.clone()));
+    let audit = Audit::new(settings.audit(&state.path)?);
+    let app = records.app(parts, audit.clone(), &state.path)?;
+    let (events, machines) = (app.events.clone(), app.machines.clone());
+    tokio::spawn(keep_reserve(Arc::clone(&app.state.store), events.clone()));
 
     let door = match settings.remote {
         Some(remote) => Some(Arc::new(Door::open(remote).await?)),
@@ -251,7 +301,7 @@ pub async fn run(
     manager.say("READY=1");
     let router = api::router(app);
     tokio::select! {
-        () = manager.attend(async || machines.summary().await) => {}
+        () = manager.attend(async || machines.reader.summary().await) => {}
         () = accept(listener, router.clone()) => {}
         () = accept_remote(door.clone(), router) => {}
         () = reload(hangup, door, events.clone()) => {}

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{World, create, import, refused, until};
+use rustix::process::Signal;
 use spillway_api::client::Client;
 use spillway_api::{Catalog, ErrorCode, Event, EventKind, HostDetails, List, MachineDetails, Page, Phase};
 
@@ -123,4 +124,30 @@ fn what_can_never_run_here_is_refused_with_a_figure() {
     let larger: serde_json::Value = serde_json::from_str(&of(r#""memory_bytes": 17592186044416"#)).unwrap();
     let error = refused(client.put::<_, Catalog>("/v1/catalogs/desk", &larger));
     assert_eq!(error.code, ErrorCode::Exhausted);
+}
+
+/// Nobody knows what a run has whose record cannot be read; others are not given it.
+#[test]
+fn a_run_whose_record_is_damaged_keeps_its_memory() {
+    let mut world = World::unstarted();
+    let sleeper = world.sleeper();
+    world.start_with(["--ram-budget", "400M", "--spillway", &sleeper].map(str::to_owned).to_vec());
+    import(&world, "debian", 1);
+    create(&world.client(), "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
+    act(&world.client(), "start", "desk-001");
+    let run = world.state().join("run/machines/desk-001/run.json");
+    let disk = world.state().join("run/machines/desk-001/disk.process");
+    until("its disk is started", || (run.exists() && std::fs::metadata(&disk).ok()?.len() > 0).then_some(()));
+    world.end(Signal::KILL);
+    std::fs::write(&run, "{").unwrap();
+    world.start();
+    let client = world.client();
+    act(&client, "start", "desk-002");
+    becomes(&client, "desk-002", Phase::Waiting);
+    let host: HostDetails = client.get("/v1/host").unwrap();
+    assert_eq!((host.budget.ram_bytes, host.budget.waiting), (256 << 20, 1));
+    // It is ended, and others may have what it had.
+    act(&client, "stop", "desk-001");
+    becomes(&client, "desk-001", Phase::Stopped);
+    becomes(&client, "desk-002", Phase::Starting);
 }

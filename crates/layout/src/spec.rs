@@ -243,8 +243,8 @@ impl DiskSpec {
         if self.mode.has_ram() && self.ram_limit_bytes < 16 * BLOCK_BYTES as u64 {
             return spec(format!("RAM limit {ram} is too small: the least is 64 KiB"));
         }
-        if self.mode.has_ram() && self.ram_limit_bytes / BLOCK_BYTES as u64 > u64::from(u32::MAX / 2) {
-            return spec(format!("RAM limit {ram} is too large: the most is 8 TiB"));
+        if self.mode.has_ram() && self.ram_limit_bytes > MAX_DISK_BYTES {
+            return spec(format!("RAM limit {ram} is more than 4 TiB"));
         }
         if self.mode.has_log() {
             let least = MIN_SEGMENTS * self.segment_bytes();
@@ -264,5 +264,29 @@ impl DiskSpec {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both limits have the bound that catalogs have (`spillway_api::bounds`).
+    #[test]
+    fn limits_are_at_most_as_large_as_the_largest_disk() {
+        let of = |ram_limit_bytes, overflow_limit_bytes| DiskSpec {
+            size_bytes: 1 << 20,
+            base_bytes: 0,
+            mode: Mode::RamOverflow,
+            full: FullPolicy::Pause,
+            ram_limit_bytes,
+            overflow_limit_bytes,
+            shape: LogShape::default(),
+        };
+        of(4 << 40, 4 << 40).check().unwrap();
+        for more in [of((4 << 40) + 1, 4 << 40), of(4 << 40, (4 << 40) + 1)] {
+            let error = more.check().unwrap_err().to_string();
+            assert!(error.contains("is more than 4 TiB"), "{error}");
+        }
     }
 }

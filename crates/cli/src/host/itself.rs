@@ -59,8 +59,12 @@ pub fn host(daemon: &Daemon, command: HostCommand) -> Result<(), Failure> {
         let (by, busy, version) = (word(&details.hypervisor), details.busy, &details.version);
         let unreadable: String = details.unreadable.iter().map(unreadable).collect();
         let budget = budget(&details.budget);
+        let users = match &details.guest_users {
+            Some(users) => format!("their QEMUs have the users {users}, one for each\n"),
+            None => String::new(),
+        };
         format!(
-            "{state}\n{busy} machines run, start or stop\nthey are run by {by}\n{budget}spillwayd {version}\n{unreadable}"
+            "{state}\n{busy} machines run, start or stop\nthey are run by {by}\n{users}{budget}spillwayd {version}\n{unreadable}"
         )
     })
 }

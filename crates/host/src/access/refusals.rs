@@ -1,8 +1,8 @@
 //! Requests that were refused or failed, summed up: the first of a kind is written whole, the others are counted. Owns
 //! the counts.
 //!
-//! Invariant: whatever clients do, at most [`MOST_KINDS`] kinds are told apart, and of each at most some lines an hour are
-//! written; no request goes uncounted.
+//! Invariant: whatever clients do, at most [`MOST_KINDS`] kinds are told apart, of one of them at most [`MOST_OF_ONE`], and of each
+//! kind at most some lines an hour are written; no request goes uncounted.
 
 use super::act::Object;
 use serde::Serialize;
@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Kinds that are told apart at a time; what comes beyond is counted together.
 const MOST_KINDS: usize = 64;
+/// Of these, of one token or user: who is refused in many ways does not hide others.
+const MOST_OF_ONE: usize = 16;
 /// Time from the first line of a kind to the one with the count. It doubles with each such line, to the longest.
 const FIRST: Duration = Duration::from_secs(60);
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -55,15 +57,9 @@ pub struct Refusals(BTreeMap<Kind, Count>);
 impl Refusals {
     /// Another one. Whether it is to be written whole: it is the first of its kind for an hour.
     pub fn is_first(&mut self, kind: Kind, now: Instant) -> bool {
-        let others = |kind: &Kind| Kind {
-            who: "others".into(),
-            from: "anywhere".into(),
-            verb: None,
-            object: None,
-            status: kind.status,
-        };
-        let has_room = self.0.len() < MOST_KINDS || self.0.contains_key(&kind);
-        let kind = if has_room { kind } else { others(&kind) };
+        let is_known = self.0.contains_key(&kind);
+        let has_room = is_known || self.0.len() < MOST_KINDS && self.of(&kind.who) < MOST_OF_ONE;
+        let kind = if has_room { kind } else { self.summed(kind) };
         match self.0.get_mut(&kind) {
             Some(known) => {
                 known.count += 1;
@@ -76,6 +72,17 @@ impl Refusals {
                 has_room
             }
         }
+    }
+
+    /// Kinds of one that are told apart.
+    fn of(&self, who: &str) -> usize {
+        self.0.keys().filter(|kind| kind.who == who).count()
+    }
+
+    /// What a kind is counted as for which there is no room: all of the same token or user, or of all if it has no kind yet.
+    fn summed(&self, kind: Kind) -> Kind {
+        let who = if self.of(&kind.who) < MOST_OF_ONE { "others".into() } else { kind.who };
+        Kind { who, from: "anywhere".into(), verb: None, object: None, status: kind.status }
     }
 
     /// The counts whose time has come. Kinds that were quiet for an hour are forgotten.
@@ -123,6 +130,18 @@ mod tests {
         assert_eq!((refusals.due(after(179)).len(), refusals.due(after(180)).len()), (0, 1));
         refusals.is_first(kind("eve"), after(181));
         assert_eq!(refusals.rest(after(182)), [Sum { kind: kind("eve"), count: 1, seconds: 2 }]);
+    }
+
+    #[test]
+    fn one_that_is_refused_in_many_ways_hides_nobody_else() {
+        let (mut refusals, start) = (Refusals::default(), Instant::now());
+        let way = |n: usize| Kind { from: format!("192.0.2.{n}"), ..kind("eve") };
+        let written = (0..100).filter(|n| refusals.is_first(way(*n), start)).count();
+        assert_eq!(written, MOST_OF_ONE);
+        assert!(refusals.is_first(kind("bob"), start), "what another one was refused is written");
+        let sums = refusals.rest(start);
+        let of_eve = Kind { from: "anywhere".into(), ..kind("eve") };
+        assert_eq!(sums, [Sum { kind: of_eve, count: 100 - MOST_OF_ONE as u64, seconds: 0 }]);
     }
 
     /// Whoever asks without end, and pauses as is best for it, fills no disk.

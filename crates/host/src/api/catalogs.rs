@@ -54,7 +54,7 @@ async fn list_catalogs(
             let catalog = catalog?;
             let is_chosen = selector.chooses(&catalog);
             let name = catalog.name.clone();
-            let seen = |catalog| seen_by(caller.role, app.machines.with_progress(catalog));
+            let seen = |catalog| seen_by(caller.role, app.machines.rollouts.with_progress(catalog));
             if is_chosen && !page.add(name.as_str(), seen(catalog)) {
                 break;
             }
@@ -126,7 +126,7 @@ async fn show_catalog(
     Extension(caller): Extension<Caller>,
     Path(name): Path<Name>,
 ) -> Answer<Catalog> {
-    ask(move || Ok(seen_by(caller.role, app.machines.with_progress(app.catalogs.get(&name)?)))).await
+    ask(move || Ok(seen_by(caller.role, app.machines.rollouts.with_progress(app.catalogs.get(&name)?)))).await
 }
 
 /// On which terms.
@@ -241,7 +241,7 @@ async fn change_rollout(
             let text = format!("its rollout {what} (by {caller})");
             app.events.raise(EventKind::Rollout, &format!("catalog/{name}"), text);
         }
-        Ok(app.machines.with_progress(catalog))
+        Ok(app.machines.rollouts.with_progress(catalog))
     })
     .await
 }

@@ -59,7 +59,7 @@ async fn claim_machine(
     let by = Claimant { who: caller.to_string(), owner: caller.name.to_string(), key };
     let machines = app.machines.clone();
     let (mut machine, given_up) = ask_for(move || {
-        let (machine, is_repeated) = machines.claim(&catalog, &claim, &by)?;
+        let (machine, is_repeated) = machines.claims.claim(&catalog, &claim, &by)?;
         note.machines([machine.machine.name.as_str()]);
         match (is_repeated, &by.key) {
             (true, _) => note.repeated(),
@@ -74,7 +74,7 @@ async fn claim_machine(
     .await?;
     if !held.is_zero() && !machine.status.settled {
         tokio::select! {
-            waited = app.machines.wait(&machine.machine.name, held) => machine = waited?,
+            waited = app.machines.reader.wait(&machine.machine.name, held) => machine = waited?,
             () = gone.wait() => {
                 let message = "the connection went before the machine was ready";
                 return Err(HostError::new(ErrorCode::Cancelled, message));
@@ -121,7 +121,7 @@ impl Drop for GivenUp {
         runtime.spawn_blocking(move || {
             let text = "it is released: who claimed it went before the answer".to_owned();
             // An error: the claim is over already.
-            let _ = machines.release(&machine, Some(&claim), text);
+            let _ = machines.claims.release(&machine, Some(&claim), text);
         });
     }
 }
@@ -144,7 +144,7 @@ async fn renew_claim(
     Query(which): Query<Which>,
     Body(renewal): Body<ClaimRenewal>,
 ) -> Answer<MachineDetails> {
-    ask(move || app.machines.renew(&name, which.claim.as_deref(), renewal.ttl_seconds)).await
+    ask(move || app.machines.claims.renew(&name, which.claim.as_deref(), renewal.ttl_seconds)).await
 }
 
 /// Gives a machine back: it forgets. With the id of a claim only if it is still claimed by that one, else this is a
@@ -157,5 +157,5 @@ async fn release_machine(
     Query(which): Query<Which>,
 ) -> Answer<MachineDetails> {
     let text = format!("it is released by {caller}");
-    ask(move || app.machines.release(&name, which.claim.as_deref(), text)).await
+    ask(move || app.machines.claims.release(&name, which.claim.as_deref(), text)).await
 }

@@ -23,7 +23,7 @@ pub fn routes() -> OpenApiRouter<App> {
 /// The host.
 #[utoipa::path(get, path = "", responses((status = 200, body = HostDetails), Failure))]
 async fn show_host(State(app): State<App>) -> Result<Json<HostDetails>, HostError> {
-    ask(move || app.machines.host()).await
+    ask(move || app.machines.gate.details()).await
 }
 
 /// The bytes of a SQLite database, for the document.
@@ -65,5 +65,5 @@ async fn act_on_host(
         HostAction::Close => "close",
         HostAction::Open => "open",
     });
-    ask(move || app.machines.act_on_host(asked.action)).await
+    ask(move || app.machines.gate.act(asked.action)).await
 }

@@ -49,7 +49,7 @@ async fn show_image(State(app): State<App>, Path(name): Path<Name>) -> Answer<Im
 #[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = Empty), Failure))]
 async fn delete_image(State(app): State<App>, Path(name): Path<Name>) -> Answer<Empty> {
     ask(move || {
-        app.machines.unused(&name, None)?;
+        app.machines.reader.unused(&name, None)?;
         app.images.delete(&name).map(|()| Empty {})
     })
     .await
@@ -107,7 +107,7 @@ async fn commit_machine(
     note.machines([commit.machine.as_str()]);
     let key = key.of(&caller.name, &format!("commits/{name}"), &commit);
     let machines = app.machines.clone();
-    begin_once(app, note, key, move || machines.commit(&name, &commit)).await
+    begin_once(app, note, key, move || machines.commits.begin(&name, &commit)).await
 }
 
 /// Removes a version, if nobody uses it.
@@ -117,7 +117,7 @@ async fn delete_image_version(
     Path((name, version)): Path<(Name, u32)>,
 ) -> Answer<Empty> {
     ask(move || {
-        app.machines.unused(&name, Some(version))?;
+        app.machines.reader.unused(&name, Some(version))?;
         app.images.delete_version(&name, version).map(|()| Empty {})
     })
     .await

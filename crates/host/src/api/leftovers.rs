@@ -21,11 +21,11 @@ async fn list_leftovers(
 ) -> Result<Json<Page<Leftover>>, HostError> {
     let part = part(&mut pairs)?;
     select(pairs, &[])?;
-    ask(move || app.machines.leftovers(&part)).await
+    ask(move || app.machines.leftovers.page(&part)).await
 }
 
 /// Removes the files that a deleted machine has left: soon after the answer.
 #[utoipa::path(delete, path = "/{uuid}", params(("uuid" = String, Path)), responses((status = 200, body = Empty), Failure))]
 async fn delete_leftover(State(app): State<App>, Path(uuid): Path<String>) -> Result<Json<Empty>, HostError> {
-    ask(move || app.machines.delete_leftover(&uuid).map(|()| Empty {})).await
+    ask(move || app.machines.leftovers.delete(&uuid).map(|()| Empty {})).await
 }

@@ -50,7 +50,7 @@ async fn list_machines(
     let owners = pairs.extract_if(.., |(word, _)| word == "owner");
     let owners: Vec<String> = owners.map(|(_, owner)| owner).collect();
     let selector = select(pairs, &["catalog", "label", "owner"])?;
-    ask(move || app.machines.page(&selector, &owners, &part)).await
+    ask(move || app.machines.reader.page(&selector, &owners, &part)).await
 }
 
 /// How long to wait.
@@ -70,7 +70,7 @@ async fn show_machine(
     Path(name): Path<Name>,
     Query(wait): Query<Wait>,
 ) -> Answer<MachineDetails> {
-    app.machines.wait(&name, held(wait.wait_seconds)?).await.map(Json)
+    app.machines.reader.wait(&name, held(wait.wait_seconds)?).await.map(Json)
 }
 
 /// What its RAM tier should do.
@@ -89,7 +89,7 @@ async fn show_curve(
     Path(name): Path<Name>,
     Query(Goal { goal }): Query<Goal>,
 ) -> Answer<DiskCurve> {
-    ask(move || app.machines.curve(&name, goal)).await
+    ask(move || app.machines.curves.of(&name, goal)).await
 }
 
 /// What goes with a machine.
@@ -109,7 +109,7 @@ async fn delete_machine(
     Path(name): Path<Name>,
     Query(DeleteTerms { with_data }): Query<DeleteTerms>,
 ) -> Answer<Empty> {
-    ask(move || app.machines.delete(&name, with_data).map(|()| Empty {})).await
+    ask(move || app.machines.actions.delete(&name, with_data).map(|()| Empty {})).await
 }
 
 /// The verb of an action.
@@ -139,5 +139,5 @@ async fn act_on_machines(
         let message = "this throws away what machines keep: it takes a token with the role 'admin'";
         return Err(HostError::new(ErrorCode::Forbidden, message));
     }
-    ask(move || app.machines.act(&action, |name| note.machines([name.as_str()]))).await
+    ask(move || app.machines.actions.act(&action, |name| note.machines([name.as_str()]))).await
 }

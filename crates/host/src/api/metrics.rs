@@ -53,7 +53,7 @@ pub async fn count(State(answered): State<Answered>, request: Request, next: Nex
 /// What machines' disks hold and have done, by machine and by catalog. Not older than half a second.
 #[utoipa::path(get, path = "", responses((status = 200, body = Figures), super::Failure))]
 async fn show_figures(State(app): State<App>) -> Result<Json<Figures>, HostError> {
-    Ok(Json(Figures::clone(&*app.machines.figures().await?)))
+    Ok(Json(Figures::clone(&*app.machines.figures.all().await?)))
 }
 
 /// How much of it.
@@ -71,7 +71,7 @@ struct Detail {
 async fn show_metrics(State(app): State<App>, Query(detail): Query<Detail>) -> Result<Response, HostError> {
     let begun = Instant::now();
     // At once: both ask all disks.
-    let (figures, curves) = tokio::try_join!(app.machines.figures(), app.machines.curves())?;
+    let (figures, curves) = tokio::try_join!(app.machines.figures.all(), app.machines.curves.all())?;
     let mut text = Exposition::default();
     disks(&mut text, &figures, &curves);
     if detail.machines {

@@ -17,7 +17,7 @@ pub fn routes() -> OpenApiRouter<App> {
 /// All stores.
 #[utoipa::path(get, path = "", responses((status = 200, body = List<StoreDetails>), Failure))]
 async fn list_stores(State(app): State<App>) -> Result<Json<List<StoreDetails>>, HostError> {
-    ask(move || Ok(List { items: app.machines.stores()? })).await
+    ask(move || Ok(List { items: app.machines.space.details()? })).await
 }
 
 /// A new store.

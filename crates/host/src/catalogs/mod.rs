@@ -17,6 +17,7 @@ pub use spec::serial_pattern;
 pub(crate) use update::follow;
 
 use crate::error::HostError;
+use crate::hypervisor::domain;
 use crate::resources::budget::{Capacity, Need};
 use crate::store::{Changes, Kind, Objects, RecordKind, Revision};
 use crate::stores::Stores;
@@ -26,6 +27,7 @@ use spillway_api::{
     Catalog, CatalogSpec, ErrorCode, HistoryEntry, Hypervisor, Image, ImageRef, ImageVersion, Machine, Name,
     StoreClass, VersionState,
 };
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 impl Kind for Catalog {
@@ -46,13 +48,23 @@ impl Kind for Machine {
 pub(crate) const RECORDS: [RecordKind; 3] =
     [RecordKind::of::<Catalog>(), RecordKind::of::<Machine>(), RecordKind::of::<Removal>()];
 
+/// The host that machines run on, as far as settings must fit it.
+#[derive(Clone)]
+pub struct HostSettings {
+    /// What it has to promise to machines.
+    pub capacity: Capacity,
+    /// Who runs machines.
+    pub hypervisor: Hypervisor,
+    /// The folder that they run in.
+    pub machines: PathBuf,
+}
+
 /// The catalogs of a host. A clone is the same.
 #[derive(Clone)]
 pub struct Catalogs {
     objects: Objects,
     stores: Stores,
-    /// What the host has to promise to machines, and who runs them.
-    host: (Capacity, Hypervisor),
+    host: HostSettings,
     /// Held while machines are recorded or removed: two catalogs must not take one name.
     counting: Arc<Mutex<()>>,
 }
@@ -63,7 +75,7 @@ impl Catalogs {
     pub fn open(
         objects: Objects,
         stores: Stores,
-        host: (Capacity, Hypervisor),
+        host: HostSettings,
         complain: &mut dyn FnMut(&str),
     ) -> Result<Catalogs, HostError> {
         let catalogs = Catalogs { objects, stores, host, counting: Arc::default() };
@@ -182,6 +194,7 @@ impl Catalogs {
     /// Whether the settings can be on this host; what may not be meant so.
     fn check(&self, name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> {
         let warnings = spec::check(name, spec)?;
+        self.can_run(name, spec)?;
         let refuse = |why: String| Err(HostError::invalid(format!("catalog {name}: {why}")));
         for (store, keeps) in [(&spec.overflow_store, spec.keeps_writes()), (&spec.data_disk_store, true)] {
             let Some(store) = store else { continue };
@@ -204,6 +217,18 @@ impl Catalogs {
         Ok(warnings)
     }
 
+    /// Refuses settings that whoever runs machines here cannot give them.
+    fn can_run(&self, name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
+        if self.host.hypervisor != Hypervisor::Libvirt {
+            return Ok(());
+        }
+        // All names are equally long.
+        let machine = spec::naming(name, spec)?.name(1)?;
+        domain::can_be(spec)
+            .and_then(|()| domain::fits(&self.host.machines.join(machine.as_str())))
+            .map_err(|e| HostError { message: format!("catalog {name}: {}", e.message), ..e })
+    }
+
     /// Refuses what can never start on this host, unless it was so before; says if not all machines can run at a time.
     fn fits(
         &self,
@@ -211,7 +236,7 @@ impl Catalogs {
         spec: &CatalogSpec,
         before: Option<&CatalogSpec>,
     ) -> Result<Option<String>, HostError> {
-        let (capacity, hypervisor) = self.host;
+        let HostSettings { capacity, hypervisor, .. } = self.host;
         let need = Need::of(spec, hypervisor);
         if before.is_none_or(|before| Need::of(before, hypervisor) != need) {
             let refused = |e: HostError| HostError::new(e.code, format!("catalog {name}: {}", e.message));
@@ -268,6 +293,39 @@ mod tests {
     use crate::store::SqliteStore;
     use serde_json::json;
 
+    fn of(hypervisor: Hypervisor, machines: &str) -> HostSettings {
+        HostSettings { capacity: crate::resources::budget::NO_LIMITS, hypervisor, machines: machines.into() }
+    }
+
+    #[test]
+    fn what_libvirt_cannot_run_is_refused_when_it_is_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let objects = Objects::new(Arc::new(SqliteStore::open(&dir.path().join("db")).unwrap()));
+        let stores = Stores::open(objects.clone(), &dir.path().join("store")).unwrap();
+        let tcp = json!({ "image": "debian", "ready": "tcp:22" });
+        let console = json!({ "image": "debian", "ready": "serial:login" });
+        // "/console.sock" and the machine's name are behind it: 107 bytes.
+        let longest = format!("/{}", "x".repeat(84));
+        let longer = format!("{longest}x");
+        for (hypervisor, spec, folder, why) in [
+            (Hypervisor::Libvirt, &tcp, "/machines", Some("ready: tcp with network user")),
+            (Hypervisor::Qemu, &tcp, "/machines", None),
+            (Hypervisor::Libvirt, &console, longest.as_str(), None),
+            (Hypervisor::Libvirt, &console, &longer, Some("108 bytes, and a socket's path has at most 107")),
+            (Hypervisor::Qemu, &console, &longer, None),
+        ] {
+            let host = of(hypervisor, folder);
+            let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, &mut |why| panic!("{why}"));
+            let spec = serde_json::from_value(spec.clone()).unwrap();
+            let checked = catalogs.unwrap().check(&"desk".parse().unwrap(), &spec);
+            match (checked, why) {
+                (Err(e), Some(why)) => assert!(e.message.contains(why), "{e}"),
+                (Ok(_), None) => {}
+                (checked, _) => panic!("{hypervisor:?} {folder} {spec:?}: {checked:?}"),
+            }
+        }
+    }
+
     /// An earlier daemon took images of up to 16 TiB.
     #[test]
     fn a_version_that_no_disk_can_be_made_of_is_taken_by_no_catalog() {
@@ -297,7 +355,7 @@ mod tests {
             })
             .unwrap();
         let mut complain = |why: &str| panic!("{why}");
-        let host = (crate::resources::budget::NO_LIMITS, Hypervisor::Qemu);
+        let host = of(Hypervisor::Qemu, "/machines");
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, &mut complain).unwrap();
         let images = Images::open(objects, Operations::default(), stores, &mut complain).unwrap();
         let spec = |image: &str| serde_json::from_value(json!({ "image": image, "count": 0 })).unwrap();

@@ -243,6 +243,7 @@ fn identity() -> Identity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalogs::HostSettings;
     use crate::machines::belongings::Belongings;
     use crate::machines::leftovers::none_needs;
     use crate::resources::budget::NO_LIMITS;
@@ -289,7 +290,11 @@ mod tests {
             let image = "debian".parse().unwrap();
             let is_busy = objects.change(none_is_removed).unwrap_err();
             assert_eq!(is_busy.code, ErrorCode::Conflict);
-            let host = (NO_LIMITS, Hypervisor::None);
+            let host = HostSettings {
+                capacity: NO_LIMITS,
+                hypervisor: Hypervisor::None,
+                machines: "/machines".into(),
+            };
             let catalogs =
                 Catalogs::open(objects.clone(), stores, host, &mut |line| panic!("{line}")).unwrap();
             assert_eq!(catalogs.machines(None).unwrap(), []);

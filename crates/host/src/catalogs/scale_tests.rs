@@ -1,6 +1,6 @@
 //! What requests cost among many machines, in steps of the database: counted, so that it is the same on a busy host.
 
-use super::{Catalogs, Terms};
+use super::{Catalogs, HostSettings, Terms};
 use crate::error::HostError;
 use crate::images;
 use crate::machines::wanted::Wanted;
@@ -45,7 +45,8 @@ impl Host {
                 Ok::<_, HostError>(())
             })
             .unwrap();
-        let host = (NO_LIMITS, Hypervisor::None);
+        let host =
+            HostSettings { capacity: NO_LIMITS, hypervisor: Hypervisor::None, machines: "/machines".into() };
         let catalogs = Catalogs::open(objects.clone(), stores, host, &mut |line| panic!("{line}")).unwrap();
         Host { catalogs, objects, steps, _dir: dir }
     }

@@ -56,8 +56,8 @@ fn what_cannot_be_is_refused_with_the_reason() {
         (r#""mode": "ram", "overflow_store": "fast""#, "no file on a disk"),
         (r#""ram_guarantee_bytes": 268435457"#, "larger than its limit"),
         (r#""ram_bytes": 65536, "ram_guarantee_bytes": 65537"#, "larger than its limit"),
-        (r#""ram_bytes": 65535"#, "64K to 8T"),
-        (r#""ram_bytes": 18446744073709551615"#, "64K to 8T"),
+        (r#""ram_bytes": 65535"#, "64K to 4T"),
+        (r#""ram_bytes": 18446744073709551615"#, "64K to 4T"),
         (r#""overflow_bytes": 16777215"#, "16M to 4T"),
         (r#""overflow_bytes": 18446744073709551615"#, "16M to 4T"),
         // Resets.

@@ -4,12 +4,42 @@
 //! Invariant: what a name, a path or a text holds never becomes another element or attribute.
 
 use super::qemu::{self, Files};
-use spillway_api::{CatalogSpec, Machine, Network};
+use crate::error::HostError;
+use spillway_api::{CatalogSpec, Machine, Network, Ready};
 use spillway_control::kvm::Accelerator;
 use std::path::Path;
 
 /// The namespace of our mark.
 pub const NAMESPACE: &str = "urn:spillway:machine";
+
+/// Of a socket's address (unix(7)), without the zero at its end.
+const MOST_SOCKET_BYTES: usize = 107;
+
+/// Refuses settings that no domain can have.
+pub fn can_be(spec: &CatalogSpec) -> Result<(), HostError> {
+    match (&spec.ready, &spec.network) {
+        (Some(Ready::Tcp(_)), Network::User) => Err(HostError::invalid(
+            "ready: tcp with network user is QEMU's alone: with libvirt take a bridge, agent or serial",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a machine's folder whose sockets' paths are too long: libvirt makes and finds them by their whole paths.
+pub fn fits(folder: &Path) -> Result<(), HostError> {
+    // The longest of the names there.
+    let path = folder.join(qemu::CONSOLE);
+    let length = path.as_os_str().len();
+    if length > MOST_SOCKET_BYTES {
+        let message = format!(
+            "{}: {length} bytes, and a socket's path has at most {MOST_SOCKET_BYTES}: give a shorter --state, or the \
+             machines shorter names",
+            path.display()
+        );
+        return Err(HostError::invalid(message));
+    }
+    Ok(())
+}
 
 /// What a machine is called there.
 pub fn name(machine: &str) -> String {

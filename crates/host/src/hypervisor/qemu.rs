@@ -83,89 +83,132 @@ pub fn command(
     handles: &Handles,
     exits_at_reboot: bool,
 ) -> Command {
-    let (accel, cpu) = match accelerator {
-        Accelerator::Kvm => ("kvm", "host"),
-        Accelerator::Tcg(_) => ("tcg", "max"),
-    };
-    let uuid = &machine.identity.uuid;
-    let mib = spec.memory_bytes >> 20;
-    let mut command = Command::new(PROGRAM);
-    let mut add = |name: &str, value: OsString| _ = command.arg(name).arg(value);
-    add("-name", machine.name.as_str().into());
-    add("-uuid", uuid.into());
-    add("-smbios", format!("type=1,manufacturer=Spillway,serial={uuid}").into());
-    add("-machine", "q35,memory-backend=memory,graphics=off,usb=off".into());
-    add("-accel", accel.into());
-    add("-cpu", cpu.into());
-    add("-smp", spec.vcpus.to_string().into());
-    add("-m", format!("{mib}M").into());
-    add("-object", format!("memory-backend-memfd,id=memory,size={mib}M,share=on").into());
-    add("-display", "none".into());
-    // A guest that shuts down is held until it is asked why.
-    let at_reboot = if exits_at_reboot { "shutdown" } else { "reset" };
-    add("-action", format!("reboot={at_reboot},shutdown=pause").into());
+    let mut line = Line { command: Command::new(PROGRAM), machine, spec, accelerator, files, handles };
+    line.guest(exits_at_reboot);
+    line.consoles();
+    line.disks(disk_socket);
+    line.network();
+    line.agent();
+    line.boot();
+    line.command
+}
 
-    add("-chardev", listener("monitor", &handles.monitor));
-    add("-mon", "chardev=monitor,mode=control".into());
-    add("-chardev", listener("console", &handles.console));
-    add("-serial", "chardev:console".into());
+/// A command line that grows. The order of devices is the order in which the guest finds them.
+struct Line<'a> {
+    command: Command,
+    machine: &'a Machine,
+    spec: &'a CatalogSpec,
+    accelerator: &'a Accelerator,
+    files: &'a Files<'a>,
+    handles: &'a Handles,
+}
 
-    add("-chardev", format!("socket,id=disk,path={disk_socket},reconnect=1").into());
-    // With a kernel of the host's the first place is that one's.
-    let boot = if spec.kernel.is_some() { "" } else { ",bootindex=0" };
-    add("-device", format!("vhost-user-blk-pci,chardev=disk,num-queues={}{boot}", files.queues(spec)).into());
-    let drives = [
-        ("data", &handles.data, "discard=unmap"),
-        ("scratch", &handles.scratch, "discard=unmap"),
-        ("seed", &handles.seed, "readonly=on"),
-    ];
-    for (set, (id, file, more)) in (1..).zip(drives) {
-        if let Some(file) = file {
-            add("-add-fd", format!("fd={},set={set}", file.as_raw_fd()).into());
-            // A guest is told that its disk is full: one that is stopped for it would wait for somebody to notice.
-            let errors = "werror=report,rerror=report";
-            // The file is opened once, as it is used.
-            let file = format!("file=/dev/fdset/{set},auto-read-only=off");
-            add("-drive", format!("if=none,id={id},format=raw,{errors},{file},{more}").into());
-            add("-device", format!("virtio-blk-pci,drive={id},serial={id}").into());
+impl Line<'_> {
+    fn add(&mut self, name: &str, value: impl Into<OsString>) {
+        self.command.arg(name).arg(value.into());
+    }
+
+    /// Who it is, its processors, its memory, and what ends it.
+    fn guest(&mut self, exits_at_reboot: bool) {
+        let (accel, cpu) = match self.accelerator {
+            Accelerator::Kvm => ("kvm", "host"),
+            Accelerator::Tcg(_) => ("tcg", "max"),
+        };
+        let uuid = &self.machine.identity.uuid;
+        let mib = self.spec.memory_bytes >> 20;
+        self.add("-name", self.machine.name.as_str());
+        self.add("-uuid", uuid);
+        self.add("-smbios", format!("type=1,manufacturer=Spillway,serial={uuid}"));
+        self.add("-machine", "q35,memory-backend=memory,graphics=off,usb=off");
+        self.add("-accel", accel);
+        self.add("-cpu", cpu);
+        self.add("-smp", self.spec.vcpus.to_string());
+        self.add("-m", format!("{mib}M"));
+        self.add("-object", format!("memory-backend-memfd,id=memory,size={mib}M,share=on"));
+        self.add("-display", "none");
+        // A guest that shuts down is held until it is asked why.
+        let at_reboot = if exits_at_reboot { "shutdown" } else { "reset" };
+        self.add("-action", format!("reboot={at_reboot},shutdown=pause"));
+    }
+
+    /// Its monitor and its first serial port.
+    fn consoles(&mut self) {
+        self.add("-chardev", listener("monitor", &self.handles.monitor));
+        self.add("-mon", "chardev=monitor,mode=control");
+        self.add("-chardev", listener("console", &self.handles.console));
+        self.add("-serial", "chardev:console");
+    }
+
+    /// Its own disk, and those that are files of the host's.
+    fn disks(&mut self, disk_socket: &str) {
+        self.add("-chardev", format!("socket,id=disk,path={disk_socket},reconnect=1"));
+        // With a kernel of the host's the first place is that one's.
+        let boot = if self.spec.kernel.is_some() { "" } else { ",bootindex=0" };
+        let queues = self.files.queues(self.spec);
+        self.add("-device", format!("vhost-user-blk-pci,chardev=disk,num-queues={queues}{boot}"));
+        let drives = [
+            ("data", &self.handles.data, "discard=unmap"),
+            ("scratch", &self.handles.scratch, "discard=unmap"),
+            ("seed", &self.handles.seed, "readonly=on"),
+        ];
+        for (set, (id, file, more)) in (1..).zip(drives) {
+            if let Some(file) = file {
+                self.add("-add-fd", format!("fd={},set={set}", file.as_raw_fd()));
+                // A guest is told that its disk is full: one that is stopped for it would wait for somebody to notice.
+                let errors = "werror=report,rerror=report";
+                // The file is opened once, as it is used.
+                let file = format!("file=/dev/fdset/{set},auto-read-only=off");
+                self.add("-drive", format!("if=none,id={id},format=raw,{errors},{file},{more}"));
+                self.add("-device", format!("virtio-blk-pci,drive={id},serial={id}"));
+            }
         }
     }
-    let mac = &machine.identity.mac;
-    let network = match (&spec.network, &handles.tap) {
-        (Network::User, _) => {
-            let forward = files
-                .forward
-                .map_or(String::new(), |(here, there)| format!(",hostfwd=tcp:127.0.0.1:{here}-:{there}"));
-            Some(format!("user,id=network{forward}"))
-        }
-        (Network::Bridge(_), Some(tap)) => Some(format!("tap,id=network,fd={}", tap.as_raw_fd())),
-        (Network::None, _) | (Network::Bridge(_), None) => None,
-    };
-    if let Some(network) = network {
-        add("-netdev", network.into());
-        add("-device", format!("virtio-net-pci,netdev=network,mac={mac},romfile=").into());
-    }
-    add("-device", "virtio-rng-pci".into());
-    add("-device", "virtio-serial-pci".into());
-    add("-chardev", listener("agent", &handles.agent));
-    add("-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0".into());
 
-    for (name, file) in [("-kernel", &handles.kernel), ("-initrd", &handles.initrd)] {
-        if let Some(file) = file {
-            // Whatever folder it lies in.
-            add(name, format!("/proc/self/fd/{}", file.as_raw_fd()).into());
+    fn network(&mut self) {
+        let mac = &self.machine.identity.mac;
+        let network = match (&self.spec.network, &self.handles.tap) {
+            (Network::User, _) => {
+                let forward = self
+                    .files
+                    .forward
+                    .map_or(String::new(), |(here, there)| format!(",hostfwd=tcp:127.0.0.1:{here}-:{there}"));
+                Some(format!("user,id=network{forward}"))
+            }
+            (Network::Bridge(_), Some(tap)) => Some(format!("tap,id=network,fd={}", tap.as_raw_fd())),
+            (Network::None, _) | (Network::Bridge(_), None) => None,
+        };
+        if let Some(network) = network {
+            self.add("-netdev", network);
+            self.add("-device", format!("virtio-net-pci,netdev=network,mac={mac},romfile="));
         }
     }
-    if spec.kernel.is_some() {
-        add("-append", append(spec, accelerator).into());
+
+    /// Its source of entropy, and its guest agent's port.
+    fn agent(&mut self) {
+        self.add("-device", "virtio-rng-pci");
+        self.add("-device", "virtio-serial-pci");
+        self.add("-chardev", listener("agent", &self.handles.agent));
+        self.add("-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0");
     }
-    add("-sandbox", "on,obsolete=deny,resourcecontrol=deny,elevateprivileges=deny,spawn=deny".into());
-    command.args(["-nodefaults", "-no-user-config"]);
-    if matches!(spec.ready, Some(Ready::Serial(_))) {
-        // It begins when its console is read.
-        command.arg("-S");
+
+    /// A kernel of the host's, and what QEMU itself may do.
+    fn boot(&mut self) {
+        for (name, file) in [("-kernel", &self.handles.kernel), ("-initrd", &self.handles.initrd)] {
+            if let Some(file) = file {
+                // Whatever folder it lies in.
+                self.add(name, format!("/proc/self/fd/{}", file.as_raw_fd()));
+            }
+        }
+        if self.spec.kernel.is_some() {
+            self.add("-append", append(self.spec, self.accelerator));
+        }
+        self.add("-sandbox", "on,obsolete=deny,resourcecontrol=deny,elevateprivileges=deny,spawn=deny");
+        self.command.args(["-nodefaults", "-no-user-config"]);
+        if matches!(self.spec.ready, Some(Ready::Serial(_))) {
+            // It begins when its console is read.
+            self.command.arg("-S");
+        }
     }
-    command
 }
 
 /// The command line of a kernel of the host's.

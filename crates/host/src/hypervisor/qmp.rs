@@ -16,6 +16,9 @@ use tokio::time::timeout;
 const MAX_LINE_BYTES: usize = 1 << 20;
 /// Events that are kept until somebody asks for them.
 const MOST_EVENTS: usize = 64;
+/// Names of the events that something is done about. Of others a guest can cause as many as it likes (`BLOCK_IO_ERROR`,
+/// `RTC_CHANGE`): they are dropped as they come.
+const HEARD: [&str; 1] = ["SHUTDOWN"];
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -69,7 +72,7 @@ impl Qmp {
         timeout(PATIENCE, exchange).await?
     }
 
-    /// The next event. May be given up at any time without losing one.
+    /// The next event that something is done about. May be given up at any time without losing one.
     pub async fn event(&mut self) -> io::Result<Event> {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -86,7 +89,10 @@ impl Qmp {
     }
 
     fn keep(&mut self, message: Value) -> io::Result<()> {
-        let event = serde_json::from_value(message).map_err(|_| strange("it says something else"))?;
+        let event: Event = serde_json::from_value(message).map_err(|_| strange("it says something else"))?;
+        if !HEARD.contains(&event.name.as_str()) {
+            return Ok(());
+        }
         if self.events.len() == MOST_EVENTS {
             self.events.pop_front();
         }
@@ -133,9 +139,21 @@ mod tests {
         );
         let mut qmp = connected(&said).await.unwrap();
         assert_eq!(qmp.execute("query-status").await.unwrap(), 7);
-        assert_eq!(qmp.event().await.unwrap().name, "STOP");
         let event = qmp.event().await.unwrap();
         assert_eq!((event.name.as_str(), &event.data["guest"]), ("SHUTDOWN", &Value::Bool(true)));
+    }
+
+    /// A guest whose disk is full causes one with each request.
+    #[tokio::test]
+    async fn events_that_a_guest_causes_wake_nobody_and_displace_none() {
+        let noise = "{\"event\":\"BLOCK_IO_ERROR\",\"data\":{}}\n".repeat(2 * MOST_EVENTS);
+        let shutdown = "{\"event\":\"SHUTDOWN\",\"data\":{\"guest\":true}}\n";
+        let said = format!("{GREETING}{shutdown}{noise}{{\"return\":7}}\n{noise}{shutdown}");
+        let mut qmp = connected(&said).await.unwrap();
+        qmp.execute("query-status").await.unwrap();
+        for _ in 0..2 {
+            assert_eq!(qmp.event().await.unwrap().name, "SHUTDOWN");
+        }
     }
 
     #[tokio::test]

@@ -4,10 +4,11 @@
 //! Invariant: a file that is kept is named by its machine's UUID and goes only when somebody said so; a record names a
 //! file only once it is there.
 
-use super::Shared;
 use crate::error::HostError;
+use crate::events::Events;
 use crate::seed::{HostKey, Seed, SeedNetwork, host_key};
-use crate::store::Kind;
+use crate::store::{Kind, Objects};
+use crate::stores::Stores;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
     Catalog, CatalogSpec, DiskMode, ErrorCode, EventKind, Machine, Name, Network, StoreClass,
@@ -67,9 +68,21 @@ impl Kind for Belongings {
     const WORD: &'static str = "machine";
 }
 
-impl Shared {
+/// The files of machines that outlive their runs, and the records of them.
+pub struct MachineFiles {
+    objects: Objects,
+    stores: Stores,
+    events: Events,
+}
+
+impl MachineFiles {
+    /// In these stores.
+    pub fn new(objects: Objects, stores: Stores, events: Events) -> MachineFiles {
+        MachineFiles { objects, stores, events }
+    }
+
     /// What a machine has, as its settings want it from its next start on. Made if it is not there yet.
-    pub(super) fn belongings(
+    pub fn belongings(
         &self,
         machine: &Machine,
         catalog: &Catalog,
@@ -150,7 +163,7 @@ impl Shared {
     }
 
     /// A machine's kept disk is being served: once its file is there it must be from now on. Whether that is recorded.
-    pub(super) fn disk_is_made(&self, name: &str) -> Result<bool, HostError> {
+    pub fn disk_is_made(&self, name: &str) -> Result<bool, HostError> {
         let disk = self.objects.get::<Belongings>(name)?.and_then(|found| found.value.disk);
         let Some(served) = disk.filter(|disk| disk.made || disk.path.exists()) else { return Ok(false) };
         self.objects.change(|changes| {
@@ -165,11 +178,7 @@ impl Shared {
     }
 
     /// Where a machine's scratch disk is, if it has one.
-    pub(super) fn scratch(
-        &self,
-        machine: &Machine,
-        spec: &CatalogSpec,
-    ) -> Result<Option<PathBuf>, HostError> {
+    pub fn scratch(&self, machine: &Machine, spec: &CatalogSpec) -> Result<Option<PathBuf>, HostError> {
         if spec.scratch_disk_bytes.is_none() {
             return Ok(None);
         }
@@ -181,7 +190,7 @@ impl Shared {
     }
 
     /// Removes a file that was kept, for good: not one that cannot be seen for now, nor to be back after a power loss.
-    pub(super) fn remove_kept(&self, path: &Path) -> Result<(), HostError> {
+    pub fn remove_kept(&self, path: &Path) -> Result<(), HostError> {
         if let Some(store) = self.stores.holding(path)? {
             self.stores.check(&store)?;
         }
@@ -193,7 +202,7 @@ impl Shared {
     }
 
     /// Removes files of that folder of stores that no run names. What cannot be removed is left, and said.
-    pub(super) fn sweep(&self, folder: &str, is_named: impl Fn(&Path) -> bool) -> Result<(), HostError> {
+    pub fn sweep(&self, folder: &str, is_named: impl Fn(&Path) -> bool) -> Result<(), HostError> {
         for store in self.stores.list()? {
             let Ok(entries) = fs::read_dir(store.path.join(folder)) else { continue };
             let swept = self.stores.check(&store).and_then(|()| {

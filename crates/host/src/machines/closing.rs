@@ -3,16 +3,19 @@
 //!
 //! Invariant: it is recorded before the first machine is stopped, and every wish that starts one has looked at it.
 
-use super::Machines;
 use super::act::BATCH;
+use super::desired::DesiredState;
 use super::host_start::HostStart;
-use super::run::Folder;
-use super::tasks::TrackedMachine;
+use super::shared::Shared;
+use super::status::ObservedMachine;
+use super::views::MachineReader;
 use super::wanted::{Wanted, boot_id};
+use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::store::{Changes, Object, Revision, StoreError, Unreadable};
 use spillway_api::{ErrorCode, HostAction, HostDetails, Name, Phase, Power, Selector};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// The start of the host in which it was closed.
 const NAME: &str = "closed";
@@ -44,28 +47,42 @@ pub(super) fn is_open(changes: &mut Changes) -> Result<(), HostError> {
     }
 }
 
-impl Machines {
-    /// Whether machines may start.
-    pub fn host(&self) -> Result<HostDetails, HostError> {
+/// The gate by which machines come to run on the host: open, or closed.
+#[derive(Clone)]
+pub struct HostGate {
+    shared: Arc<Shared>,
+    reader: MachineReader,
+    catalogs: Catalogs,
+    desired: DesiredState,
+}
+
+impl HostGate {
+    /// Of the machines that these see and change.
+    pub fn new(
+        shared: Arc<Shared>,
+        reader: MachineReader,
+        catalogs: Catalogs,
+        desired: DesiredState,
+    ) -> HostGate {
+        HostGate { shared, reader, catalogs, desired }
+    }
+
+    /// Whether machines may start, and what else there is to know of the host.
+    pub fn details(&self) -> Result<HostDetails, HostError> {
+        let unreadable = self.shared.objects.set_aside_below("");
         Ok(HostDetails {
-            closed: self.host_is_closed()?,
+            closed: self.is_closed()?,
             hypervisor: self.shared.parts.hypervisor,
             guest_users: self.shared.parts.guest_users.map(|range| range.to_string()),
             version: env!("CARGO_PKG_VERSION").into(),
             busy: self.busy()?,
-            unreadable: self
-                .shared
-                .objects
-                .set_aside_below("")
-                .into_iter()
-                .map(Unreadable::describe)
-                .collect(),
-            budget: self.shared.budget().describe(),
+            unreadable: unreadable.into_iter().map(Unreadable::describe).collect(),
+            budget: self.shared.admission.describe(),
         })
     }
 
     /// Whether the host is closed.
-    pub(super) fn host_is_closed(&self) -> Result<bool, HostError> {
+    pub fn is_closed(&self) -> Result<bool, HostError> {
         is_of_this_start(self.shared.objects.get::<HostStart>(NAME))
     }
 
@@ -75,18 +92,16 @@ impl Machines {
         let wanted = self.shared.objects.list::<Wanted>()?;
         let revisions: HashMap<String, Revision> =
             wanted.into_iter().map(|wanted| (wanted.name, wanted.revision)).collect();
-        let kept = self.shared.kept();
-        let is_busy = |(name, kept): (&Name, &TrackedMachine)| {
-            let known = kept.status.borrow();
+        let is_busy = |name: &Name, known: &ObservedMachine| {
             let wanted = revisions.get(name.as_str()).copied().unwrap_or_default();
             let has_failed = known.phase() == Phase::Failed;
-            !known.is_idle(wanted) || has_failed && Folder::of(&self.shared.parts.folder, name).has_run()
+            !known.is_idle(wanted) || has_failed && self.shared.folders.of(name).has_run()
         };
-        Ok(kept.iter().filter(|kept| is_busy(*kept)).count() as u32)
+        Ok(self.shared.registry.count(is_busy) as u32)
     }
 
     /// Closes the host and stops all its machines, or opens it again.
-    pub fn act_on_host(&self, action: HostAction) -> Result<HostDetails, HostError> {
+    pub fn act(&self, action: HostAction) -> Result<HostDetails, HostError> {
         self.shared.objects.change(|changes| {
             match action {
                 HostAction::Close => changes.put(NAME, &HostStart::this()),
@@ -96,15 +111,15 @@ impl Machines {
         })?;
         // What somebody else changes at the same time is looked at again.
         while action == HostAction::Close && self.stop_all()? {}
-        self.host()
+        self.details()
     }
 
     /// Records of all machines that they are not to run, while the host is closed. Whether some were.
-    pub(super) fn stop_all(&self) -> Result<bool, HostError> {
+    pub fn stop_all(&self) -> Result<bool, HostError> {
         let catalogs = self.catalogs.list()?;
         let graces: HashMap<Name, u32> =
             catalogs.into_iter().map(|catalog| (catalog.name, catalog.spec.grace_seconds)).collect();
-        let mut on = self.views(&Selector::default())?;
+        let mut on = self.reader.views(&Selector::default())?;
         on.retain(|view| view.wanted.power == Power::On);
         for batch in on.chunks(BATCH) {
             let is_still_closed = self.shared.objects.change(|changes| {
@@ -115,7 +130,7 @@ impl Machines {
                 for view in batch {
                     // Of one whose catalog cannot be read nobody knows better.
                     let grace_seconds = graces.get(&view.machine.catalog).copied().unwrap_or(GRACE_SECONDS);
-                    self.change_wanted(changes, view, |wanted| {
+                    self.desired.change_within(changes, view, |wanted| {
                         (wanted.power, wanted.grace_seconds) = (Power::Off, grace_seconds);
                     })?;
                 }

@@ -4,21 +4,37 @@
 //! Invariant: the machine is off when this begins, and cannot be started until it has ended.
 
 use super::belongings::{Belongings, KeptDisk};
+use super::views::MachineReader;
 use super::wanted::Wanted;
-use super::{Machines, View, disk};
+use super::{View, disk};
+use crate::catalogs::Catalogs;
 use crate::error::HostError;
-use crate::images::none_is_committed;
-use crate::store::Changes;
+use crate::images::{Images, none_is_committed};
+use crate::store::{Changes, Objects};
 use spillway_api::{DiskMode, ErrorCode, ImageCommit, Machine, Name, Operation, Phase, Power};
 
-impl Machines {
+/// Makes versions of images from machines' disks.
+#[derive(Clone)]
+pub struct DiskCommits {
+    reader: MachineReader,
+    catalogs: Catalogs,
+    objects: Objects,
+    images: Images,
+}
+
+impl DiskCommits {
+    /// Of these machines into these images.
+    pub fn new(reader: MachineReader, catalogs: Catalogs, objects: Objects, images: Images) -> DiskCommits {
+        DiskCommits { reader, catalogs, objects, images }
+    }
+
     /// Begins to make a new version of an image from a machine's disk.
-    pub fn commit(&self, image: &Name, commit: &ImageCommit) -> Result<Operation, HostError> {
-        let view = self.view(&commit.machine)?;
+    pub fn begin(&self, image: &Name, commit: &ImageCommit) -> Result<Operation, HostError> {
+        let view = self.reader.view(&commit.machine)?;
         view.is_off()?;
         let name = &view.machine.name;
         // Here for its words: the lock of its disk would say less.
-        self.shared.objects.change(|changes| none_is_committed(changes, [name]))?;
+        self.objects.change(|changes| none_is_committed(changes, [name]))?;
         let disk = self.kept_disk(&view)?;
         let may_begin = |changes: &mut Changes| {
             view.is_as_seen(changes)?;
@@ -27,7 +43,7 @@ impl Machines {
             changes.put(name.as_str(), &view.machine);
             Ok(())
         };
-        self.shared.images.commit(image, commit, (&disk.image, disk.version), &disk.path, may_begin)
+        self.images.commit(image, commit, (&disk.image, disk.version), &disk.path, may_begin)
     }
 
     /// The disk that a machine would start with, if it has one that outlives its stops and was written.
@@ -45,7 +61,7 @@ impl Machines {
                 catalog.spec.image.name
             )));
         }
-        let found = self.shared.objects.get::<Belongings>(name.as_str())?.map(|found| found.value);
+        let found = self.objects.get::<Belongings>(name.as_str())?.map(|found| found.value);
         let disk =
             found.filter(|found| found.uuid == view.machine.identity.uuid).and_then(|found| found.disk);
         let Some(disk) = disk.filter(|disk| disk.made) else {

@@ -3,21 +3,34 @@
 //! Invariant: while a disk is named here, the version of the image that it is of cannot be deleted; a file goes when
 //! nothing of its machine runs any more, which its machine's task knows.
 
-use super::belongings::{Belongings, KeptDisk};
-use super::{Gathered, Machines, Part, Shared};
+use super::belongings::{Belongings, KeptDisk, MachineFiles};
+use super::{Gathered, Part};
 use crate::error::HostError;
-use crate::store::{Changes, Kind, Object};
+use crate::store::{Changes, Kind, Object, Objects};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use spillway_api::{ErrorCode, LeftDisk, Leftover, Machine, Name, Page};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use utoipa::ToSchema;
 
 /// Sectors, as the kernel counts what a file takes.
 const SECTOR_BYTES: u64 = 512;
 /// Leftovers among which one is looked for that may be meant by a UUID that none has.
 const MOST_KNOWN: usize = 256;
+
+/// Whose the leftover of a UUID is: who names one by it would else look through all of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LeftoverOwner {
+    /// The name that the machine had.
+    machine: Name,
+}
+
+impl Kind for LeftoverOwner {
+    const PREFIX: &'static str = "leftover-owners/";
+    const WORD: &'static str = "leftover";
+}
 
 /// What a machine has left that is no more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -87,6 +100,7 @@ pub fn leave(changes: &mut Changes, machine: &Machine, with_data: bool) -> Resul
         let deleted = Timestamp::now();
         let left = LeftoverFiles { machine: machine.clone(), deleted, data, disk, doomed: with_data };
         changes.put(&format!("{name}/{uuid}"), &left);
+        changes.put(&uuid, &LeftoverOwner { machine: machine.name.clone() });
     }
     Ok(())
 }
@@ -115,11 +129,22 @@ pub fn none_needs(changes: &mut Changes, image: &Name, version: Option<u32>) -> 
     Ok(())
 }
 
-impl Machines {
+/// What deleted machines of a host have left.
+pub struct Leftovers {
+    objects: Objects,
+    files: Arc<MachineFiles>,
+}
+
+impl Leftovers {
+    /// Of these records and files.
+    pub fn new(objects: Objects, files: Arc<MachineFiles>) -> Leftovers {
+        Leftovers { objects, files }
+    }
+
     /// A part of what deleted machines have left, in the order of their names.
-    pub fn leftovers(&self, part: &Part) -> Result<Page<Leftover>, HostError> {
+    pub fn page(&self, part: &Part) -> Result<Page<Leftover>, HostError> {
         let mut page = Gathered::new(part);
-        for left in self.shared.objects.each_after::<LeftoverFiles>(&part.after) {
+        for left in self.objects.each_after::<LeftoverFiles>(&part.after) {
             let Object { name, value: left, .. } = left?;
             if !left.doomed && !left.is_nothing() && !page.add(&name, left.describe()) {
                 break;
@@ -129,52 +154,39 @@ impl Machines {
     }
 
     /// What the machine of this UUID has left goes, as soon as nothing of it runs any more.
-    pub fn delete_leftover(&self, uuid: &str) -> Result<(), HostError> {
-        self.shared.objects.change(|changes| {
-            let mut known = Vec::new();
-            let mut found = None;
-            for left in self.shared.objects.each_after::<LeftoverFiles>("") {
-                let left = left?;
-                let its = &left.value.machine.identity.uuid;
-                if its == uuid {
-                    found = Some(left);
-                    break;
-                }
-                // Enough to say which one may be meant.
-                if known.len() < MOST_KNOWN {
-                    known.push(its.clone());
-                }
-            }
-            let Some(found) = found else {
-                return Err(HostError::not_found(
-                    LeftoverFiles::WORD,
-                    uuid,
-                    known.iter().map(String::as_str),
-                ));
+    pub fn delete(&self, uuid: &str) -> Result<(), HostError> {
+        self.objects.change(|changes| {
+            let left = match changes.get::<LeftoverOwner>(uuid)? {
+                Some(owner) => changes.get::<LeftoverFiles>(&format!("{}/{uuid}", owner.value.machine))?,
+                None => None,
             };
-            if let Some(left) = changes.get::<LeftoverFiles>(&found.name)? {
-                changes.put(&left.name, &LeftoverFiles { doomed: true, ..left.value });
-            }
+            let Some(left) = left else { return Err(self.none(uuid)?) };
+            changes.put(&left.name, &LeftoverFiles { doomed: true, ..left.value });
             Ok(())
         })
     }
-}
 
-impl Shared {
+    /// There is none with this UUID; perhaps another one is meant.
+    fn none(&self, uuid: &str) -> Result<HostError, HostError> {
+        let known = self.objects.each_after::<LeftoverOwner>("").take(MOST_KNOWN);
+        let known = known.map(|owner| Ok(owner?.name)).collect::<Result<Vec<_>, HostError>>()?;
+        Ok(HostError::not_found(LeftoverFiles::WORD, uuid, known.iter().map(String::as_str)))
+    }
+
     /// The names of machines of which something is left that is to go.
-    pub(super) fn doomed(&self) -> Result<Vec<Name>, HostError> {
+    pub fn doomed(&self) -> Result<Vec<Name>, HostError> {
         let left = self.objects.list::<LeftoverFiles>()?.into_iter().filter(|left| left.value.is_doomed());
         Ok(left.map(|left| left.value.machine.name).collect())
     }
 
     /// Whether what the machine of this name and UUID had is to go.
-    pub(super) fn is_doomed(&self, name: &Name, uuid: &str) -> Result<bool, HostError> {
+    pub fn is_doomed(&self, name: &Name, uuid: &str) -> Result<bool, HostError> {
         let left = self.objects.get::<LeftoverFiles>(&format!("{name}/{uuid}"))?;
         Ok(left.is_some_and(|left| left.value.doomed))
     }
 
     /// Of what machines of this name have left, but for the one of this UUID, that goes which is to. Nothing of them may run.
-    pub(super) fn dispose(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
+    pub fn dispose(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
         let mut all = self.objects.list_below::<LeftoverFiles>(&format!("{name}/"))?;
         all.retain(|left| but != Some(left.value.machine.identity.uuid.as_str()));
         // What cannot go keeps nothing else.
@@ -183,13 +195,76 @@ impl Shared {
 
     fn dispose_of(&self, left: &Object<LeftoverFiles>) -> Result<(), HostError> {
         if left.value.doomed {
-            left.value.files().map(|path| self.remove_kept(path)).fold(Ok(()), Result::and)?;
+            left.value.files().map(|path| self.files.remove_kept(path)).fold(Ok(()), Result::and)?;
         } else if !left.value.is_nothing() {
             return Ok(());
         }
         self.objects.change(|changes| {
             changes.delete::<LeftoverFiles>(&left.name);
+            changes.delete::<LeftoverOwner>(&left.value.machine.identity.uuid);
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::Events;
+    use crate::store::SqliteStore;
+    use crate::stores::Stores;
+    use serde_json::json;
+    use std::sync::atomic::Ordering;
+
+    /// Counted in steps of the database, so that it is the same on a busy host.
+    #[test]
+    fn one_of_many_is_deleted_without_a_look_at_the_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&dir.path().join("db")).unwrap();
+        let steps = store.count_steps();
+        let objects = Objects::new(Arc::new(store));
+        let stores = Stores::open(objects.clone(), &dir.path().join("store")).unwrap();
+        let events = Events::open(&dir.path().join("events"), &mut |why| panic!("{why}"));
+        let files = MachineFiles::new(objects.clone(), stores, events);
+        let leftovers = Leftovers::new(objects.clone(), Arc::new(files));
+        let delete = |number: usize| {
+            let before = steps.load(Ordering::Relaxed);
+            leftovers.delete(&format!("uuid-{number:05}")).unwrap();
+            steps.load(Ordering::Relaxed) - before
+        };
+        let machine = |number: usize| -> Machine {
+            let identity = json!({ "uuid": format!("uuid-{number:05}"), "mac": "02:00:00:00:00:01" });
+            let machine = json!({
+                "name": format!("own-{number:05}"), "catalog": "own", "number": number, "identity": identity,
+                "created": Timestamp::now(),
+            });
+            serde_json::from_value(machine).unwrap()
+        };
+        let leave_some = |numbers: std::ops::Range<usize>| {
+            for number in numbers {
+                let machine = machine(number);
+                let had = json!({
+                    "uuid": machine.identity.uuid, "host_key": { "private": "", "public": "" },
+                    "data": "/nowhere/data", "disk": null,
+                });
+                let had: Belongings = serde_json::from_value(had).unwrap();
+                let name = machine.name.as_str();
+                objects.change(|changes| Ok::<_, HostError>(changes.put(name, &had))).unwrap();
+                objects.change(|changes| leave(changes, &machine, false)).unwrap();
+            }
+        };
+        leave_some(0..10);
+        // The first one makes its statements.
+        delete(0);
+        let among_few = delete(9);
+        leave_some(10..600);
+        let among_many = delete(599);
+        // The reserve may be filled up at any change, which is not done step by step.
+        assert!(among_many <= among_few + 200, "{among_few} {among_many}");
+        let error = leftovers.delete("uuid-0001x").unwrap_err();
+        assert!(error.message.contains("do you mean 'uuid-0001"), "{error}");
+        // What is gone is not found by its UUID any more.
+        leftovers.dispose(&"own-00009".parse().unwrap(), None).unwrap();
+        assert_eq!(leftovers.delete("uuid-00009").unwrap_err().code, ErrorCode::NotFound);
     }
 }

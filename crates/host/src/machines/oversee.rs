@@ -2,14 +2,19 @@
 //!
 //! Invariant: each step may be done again, and changes only what nobody has changed since it looked.
 
-use super::act::free;
-use super::closing::is_closed;
-use super::wanted::Wanted;
-use super::{Machines, View, blocking};
+use super::claims::free;
+use super::closing::HostGate;
+use super::desired::DesiredState;
+use super::rolling::Rollouts;
+use super::shared::Shared;
+use super::views::MachineReader;
+use super::{View, blocking};
+use crate::catalogs::Catalogs;
 use crate::error::HostError;
-use crate::store::{Changes, Revision};
-use spillway_api::{Catalog, EventKind, Machine, Name, Power, Selector};
-use std::collections::{HashMap, HashSet};
+use crate::store::Revision;
+use spillway_api::{Catalog, EventKind, Name, Power, Selector};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Between two looks when much happens, and when nothing does.
@@ -18,58 +23,115 @@ const MOST: Duration = Duration::from_secs(30);
 /// Between two looks so many times as long as the last one took passes at least.
 const LOOKS: u32 = 4;
 
-/// For as long as the daemon lives.
-pub async fn oversee(machines: Machines) {
-    loop {
-        let (looking, begun) = (machines.clone(), Instant::now());
-        let next = blocking(move || looking.look_after()).await;
-        let took = begun.elapsed();
-        let pause = next.unwrap_or_else(|e| {
-            let text = format!("catalogs are not looked after: {e}");
-            machines.shared.events.raise(EventKind::Failed, "host", text);
-            MOST
-        });
-        // With many machines, of which much happens, it does not keep a core to itself.
-        tokio::time::sleep(LEAST.max(took * LOOKS)).await;
-        let _ = tokio::time::timeout(pause, machines.shared.stir.notified()).await;
-    }
+/// Why machines of catalogs are not looked after.
+type Failures = BTreeMap<Name, String>;
+
+/// Looks after what concerns more than one machine.
+#[derive(Clone)]
+pub struct Overseer {
+    shared: Arc<Shared>,
+    reader: MachineReader,
+    catalogs: Catalogs,
+    desired: DesiredState,
+    gate: HostGate,
+    rollouts: Arc<Rollouts>,
 }
 
-impl Machines {
-    /// Records what is to be wanted next. How long nothing else is, unless something changes.
-    fn look_after(&self) -> Result<Duration, HostError> {
+impl Overseer {
+    /// Of the machines that these see and change.
+    pub fn new(
+        shared: Arc<Shared>,
+        reader: MachineReader,
+        catalogs: Catalogs,
+        desired: DesiredState,
+        gate: HostGate,
+        rollouts: Arc<Rollouts>,
+    ) -> Overseer {
+        Overseer { shared, reader, catalogs, desired, gate, rollouts }
+    }
+
+    /// For as long as the daemon lives.
+    pub async fn oversee(self) {
+        let mut told = Failures::new();
+        loop {
+            let (looking, begun) = (self.clone(), Instant::now());
+            let looked = blocking(move || looking.look_after()).await;
+            let took = begun.elapsed();
+            let pause = match looked {
+                Ok((pause, failures)) => {
+                    self.tell(&told, &failures);
+                    told = failures;
+                    pause
+                }
+                Err(e) => {
+                    let text = format!("catalogs are not looked after: {e}");
+                    self.shared.events.raise(EventKind::Failed, "host", text);
+                    MOST
+                }
+            };
+            // With many machines, of which much happens, it does not keep a core to itself.
+            tokio::time::sleep(LEAST.max(took * LOOKS)).await;
+            let _ = tokio::time::timeout(pause, self.shared.registry.stirred()).await;
+        }
+    }
+
+    /// Tells of each catalog that cannot be looked after, once for each reason.
+    fn tell(&self, told: &Failures, failures: &Failures) {
+        for (catalog, why) in failures.iter().filter(|(catalog, why)| told.get(*catalog) != Some(why)) {
+            let text = format!("its machines are not looked after: {why}");
+            self.shared.events.raise(EventKind::Failed, &format!("catalog/{catalog}"), text);
+        }
+    }
+
+    /// Records what is to be wanted next. How long nothing else is, unless something changes; and what could not be done: that
+    /// keeps no other catalog's machines from being looked after.
+    fn look_after(&self) -> Result<(Duration, Failures), HostError> {
         // Before the machines: one that says now what it runs with has not read an older catalog since.
         let catalogs = self.catalogs.list()?;
-        let rests = self.host_is_closed()?;
-        if rests && self.stop_all()? {
-            return Ok(LEAST);
+        let rests = self.gate.is_closed()?;
+        if rests && self.gate.stop_all()? {
+            return Ok((LEAST, Failures::new()));
         }
         let mut of: HashMap<Name, Vec<View>> = HashMap::new();
-        for view in self.views(&Selector::default())? {
+        for view in self.reader.views(&Selector::default())? {
             of.entry(view.machine.catalog.clone()).or_default().push(view);
         }
-        let mut pause = MOST;
+        let (mut pause, mut failures) = (MOST, Failures::new());
         for view in of.values().flatten() {
-            self.drain(view)?;
+            if let Err(e) = self.drain(view) {
+                failures.insert(view.machine.catalog.clone(), e.message);
+            }
         }
         let mut rollouts = HashSet::new();
         for catalog in catalogs {
             let views = of.remove(&catalog.name).unwrap_or_default();
-            for view in &views {
-                pause = pause.min(self.end_claim(&catalog, view, &views)?);
+            match self.look_after_one(&catalog, &views, rests) {
+                Ok(at_most) => pause = pause.min(at_most),
+                Err(e) => _ = failures.insert(catalog.name.clone(), e.message),
             }
-            if rests {
-                continue;
-            }
-            self.start_by_itself(&catalog, &views)?;
-            self.keep_warm(&catalog, &views)?;
-            if let Some(rollout) = &catalog.rollout {
-                pause = pause.min(self.roll_out(&catalog, rollout, &views)?);
+            if !rests && catalog.rollout.is_some() {
                 rollouts.insert(catalog.name);
             }
         }
-        self.shared.rollouts().retain(|catalog, _| rollouts.contains(catalog));
-        Ok(pause)
+        self.rollouts.keep(&rollouts);
+        Ok((pause, failures))
+    }
+
+    /// The same of the machines of one catalog. While the host is closed only claims end.
+    fn look_after_one(&self, catalog: &Catalog, views: &[View], rests: bool) -> Result<Duration, HostError> {
+        let mut pause = MOST;
+        for view in views {
+            pause = pause.min(self.end_claim(catalog, view, views)?);
+        }
+        if rests {
+            return Ok(pause);
+        }
+        self.start_by_itself(catalog, views)?;
+        self.keep_warm(catalog, views)?;
+        match &catalog.rollout {
+            Some(rollout) => Ok(pause.min(self.rollouts.roll_out(catalog, rollout, views)?)),
+            None => Ok(pause),
+        }
     }
 
     /// Releases a machine whose claim is over. How long it still lasts.
@@ -80,7 +142,7 @@ impl Machines {
             return Ok(left);
         }
         let free = free(views, Some(&view.machine.name));
-        if self.changes(view, |wanted| wanted.release(&catalog.spec, free))? {
+        if self.desired.change(view, |wanted| wanted.release(&catalog.spec, free))? {
             let object = format!("machine/{}", view.machine.name);
             self.shared.events.raise(EventKind::Released, &object, "its claim is over");
         }
@@ -91,7 +153,7 @@ impl Machines {
     fn start_by_itself(&self, catalog: &Catalog, views: &[View]) -> Result<(), HostError> {
         let new = |view: &&View| view.revision == Revision::default();
         for view in views.iter().filter(|_| catalog.spec.autostart).filter(new) {
-            self.changes(view, |wanted| wanted.power = Power::On)?;
+            self.desired.change(view, |wanted| wanted.power = Power::On)?;
         }
         Ok(())
     }
@@ -99,7 +161,7 @@ impl Machines {
     fn drain(&self, view: &View) -> Result<(), HostError> {
         let wanted = &view.wanted;
         if wanted.drained && wanted.claim.is_none() && wanted.power == Power::On {
-            self.changes(view, |wanted| wanted.power = Power::Off)?;
+            self.desired.change(view, |wanted| wanted.power = Power::Off)?;
         }
         Ok(())
     }
@@ -112,38 +174,76 @@ impl Machines {
             view.wanted.power == Power::Off && view.wanted.claim.is_none() && !view.wanted.drained
         };
         for view in views.iter().filter(startable).take(missing) {
-            self.changes(view, |wanted| wanted.start_anew(&catalog.spec))?;
+            self.desired.change(view, |wanted| wanted.start_anew(&catalog.spec))?;
         }
         Ok(())
     }
+}
 
-    /// Changes what is wanted of a machine, unless somebody has since it was looked at.
-    pub(super) fn changes(&self, seen: &View, change: impl Fn(&mut Wanted)) -> Result<bool, HostError> {
-        self.shared.objects.change(|changes| self.change_wanted(changes, seen, &change))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::testing::TestHost;
+    use crate::machines::wanted::Wanted;
+    use crate::resources::budget::NO_LIMITS;
+    use crate::store::{Changed, Entry, Store, StoreError, Transaction};
+    use serde_json::json;
+    use tokio::sync::broadcast;
+
+    /// Refuses whatever is wanted of machines whose names begin so.
+    struct Refusing(Arc<dyn Store>, &'static str);
+
+    impl Store for Refusing {
+        fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+            self.0.get(key)
+        }
+
+        fn list(&self, prefix: &str) -> Result<(Vec<Entry>, Revision), StoreError> {
+            self.0.list(prefix)
+        }
+
+        fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Entry>, StoreError> {
+            self.0.page(prefix, after, most)
+        }
+
+        fn count(&self, prefix: &str) -> Result<u64, StoreError> {
+            self.0.count(prefix)
+        }
+
+        fn commit(&self, transaction: &Transaction) -> Result<Revision, StoreError> {
+            let is_refused = |key: &str| key.strip_prefix("wanted/").is_some_and(|n| n.starts_with(self.1));
+            match transaction.changes.iter().any(|(key, _)| is_refused(key)) {
+                true => Err(StoreError::Full),
+                false => self.0.commit(transaction),
+            }
+        }
+
+        fn watch(&self) -> broadcast::Receiver<Changed> {
+            self.0.watch()
+        }
     }
 
-    /// The same, as a part of a change.
-    pub(super) fn change_wanted(
-        &self,
-        changes: &mut Changes,
-        seen: &View,
-        change: impl Fn(&mut Wanted),
-    ) -> Result<bool, HostError> {
-        let name = seen.machine.name.as_str();
-        let is = changes.get::<Wanted>(name)?;
-        // One that is gone is not to leave a wish behind for the next one of its name.
-        let machine = changes.get::<Machine>(name)?.map(|machine| machine.value.identity);
-        if is.as_ref().map(|wanted| wanted.revision).unwrap_or_default() != seen.revision
-            || machine.as_ref() != Some(&seen.machine.identity)
-        {
-            return Ok(false);
+    #[tokio::test]
+    async fn a_catalog_that_cannot_be_looked_after_keeps_no_other_from_it() {
+        let host = TestHost::with_store(NO_LIMITS, |store| Arc::new(Refusing(store, "bad-")));
+        for name in ["bad", "good"] {
+            host.catalog(name, json!({ "warm": 1 }));
         }
-        let mut wanted = is.map(|wanted| wanted.value).unwrap_or_default();
-        change(&mut wanted);
-        if wanted.power == Power::On && is_closed(changes)? {
-            return Ok(false);
-        }
-        changes.put(name, &wanted);
-        Ok(true)
+        let desired = DesiredState::new(host.objects.clone());
+        let (reader, catalogs) = (host.reader.clone(), host.catalogs.clone());
+        let shared = Arc::clone(&host.shared);
+        let gate = HostGate::new(Arc::clone(&shared), reader.clone(), catalogs.clone(), desired.clone());
+        let rollouts = Rollouts::new(catalogs.clone(), desired.clone(), shared.events.clone());
+        let overseer = Overseer::new(shared, reader, catalogs, desired, gate, Arc::new(rollouts));
+        let (_, failures) = overseer.look_after().unwrap();
+        assert_eq!(failures.keys().map(Name::as_str).collect::<Vec<_>>(), ["bad"]);
+        let is_on = |name: &str| {
+            host.objects.get::<Wanted>(name).unwrap().is_some_and(|wanted| wanted.value.power == Power::On)
+        };
+        assert!(is_on("good-001") && !is_on("bad-001"));
+        let told = || host.shared.events.count(EventKind::Failed);
+        overseer.tell(&Failures::new(), &failures);
+        overseer.tell(&failures, &failures);
+        assert_eq!(told(), 1, "once");
     }
 }

@@ -3,27 +3,65 @@
 //!
 //! Invariant: a file without the word `partial` in its name is a whole copy; none takes room that another was promised.
 
-use super::run::Run;
-use super::{Shared, disk};
+use super::belongings;
+use super::disk;
+use super::run::{MachineFolders, Run};
 use crate::copying;
 use crate::error::HostError;
+use crate::stores::Stores;
 use spillway_api::{ErrorCode, Machine, Name, StoreClass, StoreFolder};
 use spillway_control::{Request, bytes};
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::{AcquireError, Semaphore, SemaphorePermit};
 
 /// Folder of a store.
 pub(super) const FOLDER: &str = "copies";
 
-impl Shared {
-    /// Where a machine's copy goes: the first store of class `cache`, then of `temp`, whose free space less what others
-    /// were promised is strictly larger than the disk.
-    pub(super) fn place(&self, machine: &Machine, size_bytes: u64) -> Result<PathBuf, HostError> {
+/// Private copies that are made at a time: more would only wait for the same disks.
+const COPIES: usize = 2;
+
+/// Finds place for private copies.
+pub struct Placement {
+    stores: Stores,
+    folders: MachineFolders,
+    /// Held while a store is chosen for one.
+    choosing: Mutex<()>,
+    turns: Semaphore,
+}
+
+impl Placement {
+    /// In these stores, beside the copies of the runs in these folders.
+    pub fn new(stores: Stores, folders: MachineFolders) -> Placement {
+        Placement { stores, folders, choosing: Mutex::default(), turns: Semaphore::new(COPIES) }
+    }
+
+    /// A turn to make a copy.
+    pub async fn turn(&self) -> Result<SemaphorePermit<'_>, AcquireError> {
+        self.turns.acquire().await
+    }
+
+    /// Chooses where a machine's copy goes and has that recorded, before another one is chosen for: each sees what was promised
+    /// to those before it.
+    pub fn reserve<T>(
+        &self,
+        machine: &Machine,
+        size_bytes: u64,
+        record: impl FnOnce(PathBuf) -> Result<T, HostError>,
+    ) -> Result<T, HostError> {
+        let _choosing = self.choosing.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        record(self.place(machine, size_bytes)?)
+    }
+
+    /// The first store of class `cache`, then of `temp`, whose free space less what others were promised is strictly larger
+    /// than the disk.
+    fn place(&self, machine: &Machine, size_bytes: u64) -> Result<PathBuf, HostError> {
         // Two that are placed at a time must see each other: the one that comes later sees the record of the first.
-        let others = self.runs()?;
+        let others = self.folders.runs()?;
         let mut seen = Vec::new();
         for class in [StoreClass::Cache, StoreClass::Temp] {
             for store in self.stores.list()?.into_iter().filter(|store| store.class == class) {
@@ -57,11 +95,11 @@ impl Shared {
     }
 
     /// Removes what an earlier run of a machine has left: it takes room, and its guest may have written to it.
-    pub(super) fn forget_copies(&self, machine: &Machine) -> Result<(), HostError> {
+    pub fn forget(&self, machine: &Machine) -> Result<(), HostError> {
         for store in self.stores.list()? {
             let path = file(&store, machine);
-            super::belongings::remove(&partial(&path))?;
-            super::belongings::remove(&path)?;
+            belongings::remove(&partial(&path))?;
+            belongings::remove(&path)?;
         }
         Ok(())
     }
@@ -78,7 +116,7 @@ impl Shared {
         let taken = match named {
             Some(file) => file.blocks() * 512,
             // Its server has it.
-            None => disk::ask(&self.parts.folder.join(name.as_str()), &Request::Stats)
+            None => disk::ask(self.folders.of(name).path(), &Request::Stats)
                 .ok()
                 .and_then(|stats| stats["overflow"]["file_bytes"].as_u64())
                 .unwrap_or(0),

@@ -3,17 +3,20 @@
 //!
 //! Invariant: a rollout that makes no progress within its deadline says so, once, and goes on by itself when it can.
 
+use super::desired::DesiredState;
 use super::rollout::{self, Has, Step, Tally};
 use super::views::View;
-use super::{Machines, Shared, word};
+use super::word;
+use crate::catalogs::Catalogs;
 use crate::error::HostError;
+use crate::events::Events;
 use crate::store::Revision;
 use jiff::Timestamp;
 use spillway_api::{
     Catalog, EventKind, InTheWay, Name, Phase, Power, Rollout, RolloutProgress, RolloutState,
 };
-use std::collections::HashMap;
-use std::sync::MutexGuard;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// The longest between two looks.
@@ -23,12 +26,9 @@ const MOST_NAMED: usize = 16;
 /// Letters of the reason for each.
 const MOST_LETTERS: usize = 300;
 
-/// By catalog.
-pub type Rollouts = HashMap<Name, Rolling>;
-
 /// What was seen of a rollout.
 #[derive(Debug)]
-pub struct Rolling {
+struct Rolling {
     /// Which rollout it is: when it was asked for, and the version that it brings.
     of: (Timestamp, Name, u32),
     /// Until when machines that are claimed are left alone; none: until they are released.
@@ -136,7 +136,21 @@ fn deadline(rollout: &Rollout) -> Duration {
     Duration::from_secs(rollout.deadline_seconds.into())
 }
 
-impl Machines {
+/// The rollouts that go on.
+pub struct Rollouts {
+    /// What was seen of each, by its catalog.
+    rolling: Mutex<HashMap<Name, Rolling>>,
+    catalogs: Catalogs,
+    desired: DesiredState,
+    events: Events,
+}
+
+impl Rollouts {
+    /// Of these catalogs, none of which was looked at yet.
+    pub fn new(catalogs: Catalogs, desired: DesiredState, events: Events) -> Rollouts {
+        Rollouts { rolling: Mutex::default(), catalogs, desired, events }
+    }
+
     /// Restarts machines that run with something else, as many at a time as is wanted. How long nothing else is to be done.
     pub(super) fn roll_out(
         &self,
@@ -153,7 +167,7 @@ impl Machines {
             view.wanted.power == Power::Off && !has_stopped && has(view) == Has::Other
         };
         let stopping: Vec<&View> = views.iter().filter(is_stopping).collect();
-        let spared = self.shared.rolling(catalog, rollout, |rolling| rolling.spares());
+        let spared = self.look(catalog, rollout, |rolling| rolling.spares());
         let spares = spared != Some(Duration::ZERO);
         let steps: Vec<Step> = on.iter().map(|view| Step::of(view, has(view), spares)).collect();
         let next = match rollout.paused {
@@ -163,7 +177,7 @@ impl Machines {
         let mut restarted = 0;
         for view in next.into_iter().map(|i| on[i]) {
             let grace_seconds = catalog.spec.grace_seconds;
-            restarted += usize::from(self.changes(view, |wanted| {
+            restarted += usize::from(self.desired.change(view, |wanted| {
                 wanted.restarts += 1;
                 wanted.grace_seconds = grace_seconds;
             })?);
@@ -181,43 +195,45 @@ impl Machines {
             if tally.failed > 0 {
                 text += &format!("; {} have failed, as may be", tally.failed);
             }
-            self.shared.events.raise(EventKind::RolledOut, &object, text);
+            self.events.raise(EventKind::RolledOut, &object, text);
             return Ok(MOST);
         }
         let in_the_way = in_the_way(&on, &steps, &stopping);
-        let (told, left) = self.shared.rolling(catalog, rollout, |rolling| {
+        let (told, left) = self.look(catalog, rollout, |rolling| {
             let told = rolling.look(rollout, tally, restarted, in_the_way, Instant::now());
             (told, rolling.until_stalled(rollout))
         });
-        told.into_iter().for_each(|text| self.shared.events.raise(EventKind::Rollout, &object, text));
+        told.into_iter().for_each(|text| self.events.raise(EventKind::Rollout, &object, text));
         Ok(spared.filter(|spared| !spared.is_zero()).unwrap_or(MOST).min(left))
     }
 
     /// A catalog with how far its rollout is.
     pub fn with_progress(&self, mut catalog: Catalog) -> Catalog {
         if let Some(rollout) = &mut catalog.rollout {
-            let rollouts = self.shared.rollouts();
+            let rollouts = self.lock();
             let rolling = rollouts.get(&catalog.name).filter(|rolling| rolling.of == identity(rollout));
             rollout.progress = rolling.map(|rolling| rolling.progress.clone());
         }
         catalog
     }
-}
 
-impl Shared {
-    /// What was seen of the rollouts that go on.
-    pub(super) fn rollouts(&self) -> MutexGuard<'_, Rollouts> {
-        self.rollouts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// Forgets what was seen of rollouts of other catalogs than these.
+    pub fn keep(&self, catalogs: &HashSet<Name>) {
+        self.lock().retain(|catalog, _| catalogs.contains(catalog));
     }
 
     /// Asks what was seen of one.
-    fn rolling<T>(&self, catalog: &Catalog, rollout: &Rollout, ask: impl FnOnce(&mut Rolling) -> T) -> T {
-        let mut rollouts = self.rollouts();
+    fn look<T>(&self, catalog: &Catalog, rollout: &Rollout, ask: impl FnOnce(&mut Rolling) -> T) -> T {
+        let mut rollouts = self.lock();
         let rolling = rollouts.entry(catalog.name.clone()).or_insert_with(|| Rolling::new(rollout));
         if rolling.of != identity(rollout) {
             *rolling = Rolling::new(rollout);
         }
         ask(rolling)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Name, Rolling>> {
+        self.rolling.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

@@ -47,7 +47,9 @@ impl Step {
 
     /// It is waited for. Not the guest of somebody who is spared.
     pub fn is_on_its_way(&self) -> bool {
-        !self.spared && !(self.runs && (self.settled || self.has == Has::Other))
+        // One that has failed and runs has ended by itself again and again, and may do so now.
+        let stays = self.settled && !self.failed;
+        !self.spared && !(self.runs && (stays || self.has == Has::Other))
     }
 
     /// It is waited for, and may be so for ever.
@@ -225,6 +227,11 @@ mod tests {
         assert_eq!(batch(&[FAILED, OLD, OLD], 1), [1]);
         assert_eq!(batch(&[FAILED, FAILED, OLD], 1), [0; 0], "one more than may");
         assert_eq!(batch(&[FAILED, BOOTS, OLD], 1), [0; 0], "another is away");
+        let crashes = [FAILED, Step { failed: true, ..NEW }, Step { failed: true, ..BOOTS }];
+        for step in crashes {
+            assert_eq!(Tally::of(&[step], 0), Tally { of: 1, failed: 1, ..Tally::default() }, "{step:?}");
+        }
+        assert_eq!(batch(&[Step { failed: true, ..OLD }], 0), [0], "another version may mend it");
         let tally = Tally::of(&[NEW, FAILED, BOOTS, OLD, spared(OLD)], 1);
         assert_eq!(tally, Tally { done: 1, of: 6, restarting: 2, failed: 1, waiting: 1 });
         let over = |steps: &[Step], stopping, max| Tally::of(steps, stopping).is_over(max);

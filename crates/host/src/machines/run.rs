@@ -245,6 +245,57 @@ pub enum Ending {
     GuestReboot,
 }
 
+/// The folders that machines run in.
+#[derive(Clone, Debug)]
+pub struct MachineFolders(PathBuf);
+
+impl MachineFolders {
+    /// In this one.
+    pub fn new(path: PathBuf) -> MachineFolders {
+        MachineFolders(path)
+    }
+
+    /// Makes the one that they are in, if need be.
+    pub fn make(&self) -> Result<(), HostError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
+        made.map_err(|e| self.failed("cannot be made", &e))
+    }
+
+    /// A machine's.
+    pub fn of(&self, name: &Name) -> Folder {
+        Folder::of(&self.0, name)
+    }
+
+    /// The names of machines that have one.
+    pub fn names(&self) -> Result<Vec<Name>, HostError> {
+        let failed = |e: io::Error| self.failed("cannot be read", &e);
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.0).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            names.extend(name.to_str().and_then(|name| name.parse().ok()));
+        }
+        Ok(names)
+    }
+
+    /// What runs, as it is written down. Where that cannot be read the machine's task says so.
+    pub fn runs(&self) -> Result<Vec<(Name, Run)>, HostError> {
+        let run = |name| {
+            let run = self.of(&name).load().ok().flatten();
+            run.map(|run| (name, run))
+        };
+        Ok(self.names()?.into_iter().filter_map(run).collect())
+    }
+
+    /// The names of machines of which something may run, and that cannot be read.
+    pub fn unread(&self) -> Result<Vec<Name>, HostError> {
+        Ok(self.names()?.into_iter().filter(|name| self.of(name).load().is_err()).collect())
+    }
+
+    fn failed(&self, what: &str, error: &io::Error) -> HostError {
+        HostError::new(ErrorCode::Internal, format!("{} {what}: {error}", self.0.display()))
+    }
+}
+
 /// A machine's folder.
 #[derive(Clone, Debug)]
 pub struct Folder(PathBuf);

@@ -19,7 +19,8 @@ pub struct ObservedMachine {
     seen: Revision,
     settled: bool,
     disk: Option<DiskKind>,
-    /// Why the last try has failed. It stays while the machine is tried again, until it runs, stops or waits.
+    /// Why the last try has failed. It stays while the machine is tried again, until it runs, stops or waits; of one that ends
+    /// by itself again and again, while it runs too.
     failure: Option<String>,
 }
 
@@ -101,7 +102,7 @@ impl ObservedMachine {
     /// It is something else now, found out by a step that has looked at the record of this revision.
     pub fn becomes(&mut self, status: Status, seen: Revision) {
         self.enters(status.phase);
-        if !matches!(status.phase, Phase::Starting | Phase::Stopping) {
+        if !status.is_unstable && !matches!(status.phase, Phase::Starting | Phase::Stopping) {
             self.failure = None;
         }
         (self.status.message, self.status.code) = (status.message, status.code);
@@ -134,6 +135,8 @@ pub struct Status {
     run: Option<MachineRun>,
     disk: Option<DiskKind>,
     settled: bool,
+    /// It runs, and may end at any moment by itself: it has done so again and again.
+    is_unstable: bool,
     message: Option<String>,
     code: Option<ErrorCode>,
 }
@@ -148,6 +151,7 @@ impl Status {
             run: None,
             disk: None,
             settled: false,
+            is_unstable: false,
             message: None,
             code: None,
         }
@@ -210,6 +214,11 @@ impl Status {
         Status { message: hint.or(self.message), ..self }
     }
 
+    /// Whether it has ended by itself again and again: then why it has failed stays known while it runs.
+    pub fn unstable(self, is_unstable: bool) -> Status {
+        Status { is_unstable, ..self }
+    }
+
     /// It is what is wanted.
     pub fn settled(self) -> Status {
         Status { settled: true, ..self }
@@ -261,6 +270,11 @@ mod tests {
             known.becomes(Status::new(phase), Revision(8));
             assert_eq!(known.failure().is_some(), has_failed, "{phase:?}");
         }
+        known.fails(&HostError::invalid("it crashes"), Revision(8));
+        known.becomes(Status::new(Phase::Running).unstable(true), Revision(8));
+        assert!(known.failure().is_some(), "it may end at any moment");
+        known.becomes(Status::new(Phase::Running), Revision(8));
+        assert!(known.failure().is_none());
     }
 
     #[test]

@@ -3,16 +3,20 @@
 //! Invariant: what is told of a machine was known after the record was read that it is told with. Machines are looked at
 //! some at a time: what that takes of memory, and how long it keeps others from the records, does not grow with their number.
 
+use super::blocking::blocking;
+use super::registry::MachineRegistry;
 use super::run::DiskKind;
-use super::tasks::TrackedMachine;
+use super::status::ObservedMachine;
 use super::wanted::{Claimed, Wanted};
-use super::{Machines, Shared};
+use crate::catalogs::Catalogs;
 use crate::error::HostError;
-use crate::store::{Object, Revision};
+use crate::store::{Object, Objects, Revision};
 use spillway_api::{
     ErrorCode, MOST_NAMES, Machine, MachineDetails, MachineStatus, Name, Page, Phase, Selector,
 };
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Machines that are looked at together.
 pub(super) const CHUNK: usize = 256;
@@ -70,9 +74,9 @@ pub(super) struct View {
 }
 
 impl View {
-    fn of(machine: Machine, wanted: Option<&Object<Wanted>>, kept: &HashMap<Name, TrackedMachine>) -> View {
+    fn of(machine: Machine, wanted: Option<&Object<Wanted>>, registry: &MachineRegistry) -> View {
         let (wanted, revision) = wanted.map_or_else(Default::default, |w| (w.value.clone(), w.revision));
-        let known = kept.get(&machine.name).map(|kept| kept.status.borrow().clone()).unwrap_or_default();
+        let known = registry.observed(&machine.name);
         let (status, is_seen) = (known.status(revision), known.has_seen(revision));
         let (failure, disk) = (known.failure().map(str::to_owned), known.disk().cloned());
         View { machine, wanted, revision, status, is_seen, failure, disk }
@@ -86,7 +90,20 @@ impl View {
     }
 }
 
-impl Machines {
+/// Reads machines as they are seen.
+#[derive(Clone)]
+pub struct MachineReader {
+    objects: Objects,
+    catalogs: Catalogs,
+    registry: Arc<MachineRegistry>,
+}
+
+impl MachineReader {
+    /// Of these records, with what is known of each.
+    pub(super) fn new(objects: Objects, catalogs: Catalogs, registry: Arc<MachineRegistry>) -> MachineReader {
+        MachineReader { objects, catalogs, registry }
+    }
+
     /// A part of those that are selected and that each of these owners has claimed, in the order of their names.
     pub fn page(
         &self,
@@ -125,8 +142,8 @@ impl Machines {
 
     pub(super) fn view(&self, name: &Name) -> Result<View, HostError> {
         let machine = self.catalogs.machine(name)?;
-        let wanted = self.shared.objects.get::<Wanted>(name.as_str())?;
-        Ok(View::of(machine, wanted.as_ref(), &self.shared.kept()))
+        let wanted = self.objects.get::<Wanted>(name.as_str())?;
+        Ok(View::of(machine, wanted.as_ref(), &self.registry))
     }
 
     /// Looks at those that are selected and whose names come after this one, some at a time, in the order of their names,
@@ -145,9 +162,9 @@ impl Machines {
         }
         let mut after = after.to_owned();
         loop {
-            let page = self.shared.objects.page::<Machine>(&after, CHUNK)?;
+            let page = self.objects.page::<Machine>(&after, CHUNK)?;
             let machines = page.objects.into_iter().map(|machine| machine.value).filter(is_chosen);
-            let views = self.shared.views_of(machines.collect(), &after, page.next.as_deref())?;
+            let views = self.views_of(machines.collect(), &after, page.next.as_deref())?;
             if !views.is_empty() && !look(views)? {
                 return Ok(());
             }
@@ -177,8 +194,8 @@ impl Machines {
         let machines: Vec<Machine> = machines.into_iter().filter(is_chosen).collect();
         for chunk in machines.chunks(CHUNK) {
             let view = |machine: &Machine| {
-                let wanted = self.shared.objects.get::<Wanted>(machine.name.as_str())?;
-                Ok(View::of(machine.clone(), wanted.as_ref(), &self.shared.kept()))
+                let wanted = self.objects.get::<Wanted>(machine.name.as_str())?;
+                Ok(View::of(machine.clone(), wanted.as_ref(), &self.registry))
             };
             if !look(chunk.iter().map(view).collect::<Result<_, HostError>>()?)? {
                 break;
@@ -204,14 +221,36 @@ impl Machines {
         }
     }
 
+    /// One of them when it is what is wanted of it, or so late.
+    pub async fn wait(&self, name: &Name, at_most: Duration) -> Result<MachineDetails, HostError> {
+        let until = tokio::time::Instant::now() + at_most;
+        loop {
+            // What changes after this is not missed.
+            let status = self.registry.subscribe(name);
+            let (reader, asked) = (self.clone(), name.clone());
+            let found = blocking(move || reader.get(&asked)).await?;
+            if found.status.settled || tokio::time::Instant::now() >= until {
+                return Ok(found);
+            }
+            let changes = async {
+                match status {
+                    // An error: it is not remembered any more.
+                    Some(mut status) => _ = status.changed().await,
+                    None => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            };
+            let _ = tokio::time::timeout_at(until, changes).await;
+        }
+    }
+
     /// How they are, in a line for people.
     pub async fn summary(&self) -> String {
-        let machines = self.clone();
-        let count = super::blocking(move || Ok(machines.shared.objects.count::<Machine>()?)).await;
+        let objects = self.objects.clone();
+        let count = blocking(move || Ok(objects.count::<Machine>()?)).await;
         match count {
             Ok(count) => {
-                let is_running = |kept: &&TrackedMachine| kept.status.borrow().phase() == Phase::Running;
-                let running = self.shared.kept().values().filter(is_running).count();
+                let is_running = |_: &Name, known: &ObservedMachine| known.phase() == Phase::Running;
+                let running = self.registry.count(is_running);
                 format!("{running} of {count} machines running")
             }
             Err(e) => format!("machines cannot be listed: {}", e.message),
@@ -234,9 +273,7 @@ impl Machines {
             Ok(true)
         })
     }
-}
 
-impl Shared {
     /// Machines whose names come after this one, and none after `last`, with what is wanted of them. Those of which that
     /// cannot be read are left out: nothing is done about them.
     fn views_of(
@@ -254,10 +291,9 @@ impl Shared {
         }
         let unreadable: HashSet<String> = self.objects.unreadable_names::<Wanted>().into_iter().collect();
         machines.retain(|machine| !unreadable.contains(machine.name.as_str()));
-        let kept = self.kept();
         let view = |machine: Machine| {
             let wanted = wanted.get(machine.name.as_str());
-            View::of(machine, wanted, &kept)
+            View::of(machine, wanted, &self.registry)
         };
         Ok(machines.into_iter().map(view).collect())
     }

@@ -218,7 +218,7 @@ impl Budget {
 
     /// Promises a machine this instead of what it was promised before, if that fits; else it waits. Those that may fit now.
     pub fn promise(&mut self, name: &Name, need: Need) -> Result<Vec<Name>, HostError> {
-        let before = self.promised.get(name).copied().unwrap_or_default();
+        let before = self.promised(name);
         let others = self.sum.without(before);
         if let Some(line) = self.capacity.lacks(others, before, need) {
             let (wanted, given) = (line.text((line.of)(need)), line.text((line.of)(others)));
@@ -242,6 +242,11 @@ impl Budget {
         self.waiting.remove(name);
         let before = self.promised.insert(name.clone(), need).unwrap_or_default();
         self.sum = self.sum.without(before).and(need);
+    }
+
+    /// What a machine is promised.
+    pub fn promised(&self, name: &Name) -> Need {
+        self.promised.get(name).copied().unwrap_or_default()
     }
 
     /// A machine that waits has no more than this of what it was promised before. Those that may fit now.

@@ -197,6 +197,14 @@ impl Objects {
         self.store.get(&key::<T>(name))?.map(|entry| self.read(entry)).transpose()
     }
 
+    /// The same, where one that cannot be read is as good as none.
+    pub fn get_readable<T: Kind>(&self, name: &str) -> Result<Option<Object<T>>, StoreError> {
+        match self.get(name) {
+            Err(StoreError::Unreadable { .. }) => Ok(None),
+            found => found,
+        }
+    }
+
     /// All of a kind that can be read, in the order of their names.
     pub fn list<T: Kind>(&self) -> Result<Vec<Object<T>>, StoreError> {
         self.list_below("")

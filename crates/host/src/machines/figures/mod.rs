@@ -7,13 +7,17 @@
 mod accounts;
 pub mod curves;
 
+use super::run::MachineFolders;
 use super::short_path::ShortPath;
-use super::{Machines, Shared, View, blocking, disk};
+use super::views::MachineReader;
+use super::{View, blocking, disk};
+use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::json_lines::JsonLines;
 use crate::processes;
+use crate::store::Objects;
+use crate::stores::Stores;
 use accounts::{Accounts, DiskId, Report};
-use curves::Curves;
 use jiff::Timestamp;
 use rustix::process::{Pid, getpid};
 use serde_json::Value;
@@ -40,110 +44,94 @@ const AT_A_TIME: usize = 128;
 /// Longest answer that is taken of a disk.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
-/// What was asked, and what it adds up to.
-pub struct CollectedFigures {
+/// Collects the figures of all machines.
+pub struct FigureCollector {
+    reader: MachineReader,
+    catalogs: Catalogs,
+    objects: Objects,
+    stores: Stores,
+    folders: MachineFolders,
+    /// What was asked, and what it adds up to.
     accounts: Mutex<Accounts>,
     last: tokio::sync::Mutex<Option<(Instant, Arc<Figures>)>>,
     space: Mutex<Option<JoinHandle<Vec<StoreFigures>>>>,
-    curves: Curves,
 }
 
-impl Default for CollectedFigures {
-    fn default() -> CollectedFigures {
+impl FigureCollector {
+    /// Of these machines and stores, none of which was asked yet.
+    pub fn new(
+        reader: MachineReader,
+        catalogs: Catalogs,
+        objects: Objects,
+        stores: Stores,
+        folders: MachineFolders,
+    ) -> FigureCollector {
         let accounts = Accounts::new(processes::begins(getpid()).ok().flatten().unwrap_or(0));
-        CollectedFigures {
+        FigureCollector {
+            reader,
+            catalogs,
+            objects,
+            stores,
+            folders,
             accounts: Mutex::new(accounts),
             last: tokio::sync::Mutex::default(),
             space: Mutex::default(),
-            curves: Curves::default(),
         }
     }
-}
 
-impl CollectedFigures {
-    fn accounts(&self) -> MutexGuard<'_, Accounts> {
-        self.accounts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
-impl Machines {
     /// The figures of all machines, not older than a moment.
-    pub async fn figures(&self) -> Result<Arc<Figures>, HostError> {
-        let mut last = self.shared.figures.last.lock().await;
+    pub async fn all(&self) -> Result<Arc<Figures>, HostError> {
+        let mut last = self.last.lock().await;
         if let Some((at, figures)) = &*last
             && at.elapsed() < FRESH
         {
             return Ok(Arc::clone(figures));
         }
-        let machines = self.clone();
+        let (reader, catalogs) = (self.reader.clone(), self.catalogs.clone());
         let (views, catalogs) =
-            blocking(move || Ok((machines.views(&Selector::default())?, machines.catalogs.list()?))).await?;
+            blocking(move || Ok((reader.views(&Selector::default())?, catalogs.list()?))).await?;
         let until = Instant::now() + PATIENCE;
-        let silent = self.shared.ask_disks(&views, until).await;
-        let stores = self.shared.space(until).await;
-        let figures = Arc::new(self.shared.sum(&views, &catalogs, &silent, stores));
+        let silent = self.ask_disks(&views, until).await;
+        let stores = self.space(until).await;
+        let figures = Arc::new(self.sum(&views, &catalogs, &silent, stores));
         *last = Some((Instant::now(), Arc::clone(&figures)));
         Ok(figures)
     }
-}
 
-impl Shared {
     /// A disk is about to be ended: what it has done is noted.
-    pub async fn note_last_figures(&self, name: &Name, folder: &Path) {
+    pub async fn note_last(&self, name: &Name) {
         let recorded = self.objects.get::<Machine>(name.as_str()).ok().flatten();
         let catalog = recorded.map(|machine| machine.value.catalog);
-        let Some(catalog) = catalog.or_else(|| self.figures.accounts().catalog(name)) else { return };
-        if let Ok(Ok(report)) = tokio::time::timeout(PATIENCE, ask(folder.to_owned())).await {
-            self.figures.accounts().note(name, &catalog, &report);
+        let Some(catalog) = catalog.or_else(|| self.accounts().catalog(name)) else { return };
+        let folder = self.folders.of(name).path().to_owned();
+        if let Ok(Ok(report)) = tokio::time::timeout(PATIENCE, ask(folder)).await {
+            self.accounts().note(name, &catalog, &report);
         }
+    }
+
+    fn accounts(&self) -> MutexGuard<'_, Accounts> {
+        self.accounts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Asks all disks that are served. Those that have not answered.
     async fn ask_disks(&self, views: &[View], until: Instant) -> HashSet<Name> {
         let gone = views.iter().filter(|view| view.status.run.is_none());
-        gone.for_each(|view| self.figures.accounts().is_gone(&view.machine.name));
+        gone.for_each(|view| self.accounts().is_gone(&view.machine.name));
         // While it starts or ends it need not be there.
         let there =
             views.iter().filter(|view| view.status.run.as_ref().is_some_and(|run| run.disk_pid.is_some()));
         let mut silent: HashSet<Name> = there.map(|view| view.machine.name.clone()).collect();
         let served = views.iter().filter(|view| view.status.run.is_some());
-        for (view, report) in self.ask_all(served, until, ask).await {
+        for (view, report) in ask_all(&self.folders, served, until, ask).await {
             silent.remove(&view.machine.name);
-            self.figures.accounts().note(&view.machine.name, &view.machine.catalog, &report);
+            self.accounts().note(&view.machine.name, &view.machine.catalog, &report);
         }
         silent
     }
 
-    /// Asks the disks of these machines the same. Those that have answered until then, and what.
-    async fn ask_all<'a, T: Send + 'static, F: Future<Output = io::Result<T>> + Send + 'static>(
-        &self,
-        views: impl Iterator<Item = &'a View>,
-        until: Instant,
-        ask: fn(PathBuf) -> F,
-    ) -> Vec<(&'a View, T)> {
-        let (views, mut asked): (Vec<&View>, _) = (views.collect(), JoinSet::new());
-        let places = Arc::new(Semaphore::new(AT_A_TIME));
-        for (i, view) in views.iter().enumerate() {
-            let folder = self.parts.folder.join(view.machine.name.as_str());
-            let places = Arc::clone(&places);
-            asked.spawn(async move {
-                let _place = places.acquire_owned().await;
-                (i, ask(folder).await)
-            });
-        }
-        let mut answers = Vec::new();
-        // Those that are asked still when the time is over are given up with the set.
-        while let Ok(Some(answer)) = tokio::time::timeout_at(until, asked.join_next()).await {
-            if let Ok((i, Ok(answer))) = answer {
-                answers.push((views[i], answer));
-            }
-        }
-        answers
-    }
-
     /// The space of stores. A file system that does not answer is not asked again before it does.
     async fn space(&self, until: Instant) -> Vec<StoreFigures> {
-        let under_way = self.figures.space.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let under_way = self.space.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         let stores = self.stores.clone();
         let mut asking = under_way.unwrap_or_else(|| {
             tokio::task::spawn_blocking(move || {
@@ -161,7 +149,7 @@ impl Shared {
         match tokio::time::timeout_at(until, &mut asking).await {
             Ok(found) => found.unwrap_or_default(),
             Err(_) => {
-                *self.figures.space.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(asking);
+                *self.space.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(asking);
                 Vec::new()
             }
         }
@@ -174,7 +162,7 @@ impl Shared {
         silent: &HashSet<Name>,
         stores: Vec<StoreFigures>,
     ) -> Figures {
-        let mut accounts = self.figures.accounts();
+        let mut accounts = self.accounts();
         let machines = views.iter().map(|view| &view.machine.name).collect();
         accounts.keep(&machines, &catalogs.iter().map(|catalog| &catalog.name).collect());
         let sums = |catalog: &Catalog| {
@@ -239,6 +227,33 @@ fn count(counts: &mut MachineCounts, view: &View) {
     counts.claimed += u64::from(claimed);
     let is_on = view.wanted.power == Power::On && view.status.settled;
     counts.available += u64::from(ready && is_on && !claimed && !view.wanted.drained);
+}
+
+/// Asks the disks of these machines the same. Those that have answered until then, and what.
+async fn ask_all<'a, T: Send + 'static, F: Future<Output = io::Result<T>> + Send + 'static>(
+    folders: &MachineFolders,
+    views: impl Iterator<Item = &'a View>,
+    until: Instant,
+    ask: fn(PathBuf) -> F,
+) -> Vec<(&'a View, T)> {
+    let (views, mut asked): (Vec<&View>, _) = (views.collect(), JoinSet::new());
+    let places = Arc::new(Semaphore::new(AT_A_TIME));
+    for (i, view) in views.iter().enumerate() {
+        let folder = folders.of(&view.machine.name).path().to_owned();
+        let places = Arc::clone(&places);
+        asked.spawn(async move {
+            let _place = places.acquire_owned().await;
+            (i, ask(folder).await)
+        });
+    }
+    let mut answers = Vec::new();
+    // Those that are asked still when the time is over are given up with the set.
+    while let Ok(Some(answer)) = tokio::time::timeout_at(until, asked.join_next()).await {
+        if let Ok((i, Ok(answer))) = answer {
+            answers.push((views[i], answer));
+        }
+    }
+    answers
 }
 
 /// Asks a machine's disk for its figures.

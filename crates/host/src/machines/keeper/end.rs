@@ -12,7 +12,7 @@ use crate::processes::{self, Process, Seen};
 use spillway_api::{Catalog, EventKind, Machine, Phase, Power, ResetEvent};
 use spillway_control::{LimitChange, PUT_AWAY, Request};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The least that a RAM tier can have.
 const LEAST_RAM_BYTES: u64 = 64 << 10;
@@ -29,7 +29,7 @@ impl Keeper {
         machine: Option<&Machine>,
     ) -> Result<Next, HostError> {
         let gently = machine.is_some();
-        self.stop_probing();
+        self.probe.stop();
         self.stop_placing().await;
         let was_there = run.is_some();
         if let Some(mut run) = run {
@@ -60,7 +60,7 @@ impl Keeper {
                 if is_resting {
                     return self.rests_without_vmm(run, &disk).await;
                 }
-                self.shared.note_last_figures(&self.name, self.folder.path()).await;
+                self.shared.figures.note_last(&self.name).await;
                 blocking(move || disk::end(&disk)).await?;
             }
             self.look_at_end(&run).await?;
@@ -69,7 +69,7 @@ impl Keeper {
         let (shared, folder, name) = (Arc::clone(&self.shared), self.folder.clone(), self.name.clone());
         let was_left = blocking(move || {
             let was_left = clear(&folder)?;
-            shared.give_back(&name);
+            shared.admission.give_back(&name);
             shared.users().give_back(&name);
             Ok(was_left)
         })
@@ -78,8 +78,8 @@ impl Keeper {
         if was_there || was_left {
             self.raise(EventKind::Stopped, "it is stopped");
         }
-        (self.failures, self.crashes, self.not_before) = (0, 0, None);
-        (self.given_up, self.waits) = (None, false);
+        self.attempts.forget();
+        self.waits = false;
         let stopped = Status::new(Phase::Stopped);
         // One that is wanted begins when this one, which had its name before, has ended.
         let is_off = wanted.power == Power::Off;
@@ -90,8 +90,8 @@ impl Keeper {
 
     /// Whether what a machine had goes with it.
     async fn is_doomed(&self, run: &Run) -> Result<bool, HostError> {
-        let (shared, name, uuid) = (Arc::clone(&self.shared), self.name.clone(), run.uuid.clone());
-        blocking(move || shared.is_doomed(&name, &uuid)).await
+        let (left, name, uuid) = (Arc::clone(&self.shared.leftovers), self.name.clone(), run.uuid.clone());
+        blocking(move || left.is_doomed(&name, &uuid)).await
     }
 
     /// Nothing but its disk's process had what a machine was to keep, and that has ended.
@@ -153,7 +153,7 @@ impl Keeper {
         })
         .await?;
         self.vmm.forget().await?;
-        self.shared.give_back(&self.name);
+        self.shared.admission.give_back(&self.name);
         self.say(Status::new(Phase::Stopped).of(&run, &self.folder).by(disk, None).settled());
         self.dispose(Some(&run.uuid)).await;
         Ok(Next::Rest(Wait::for_end_of(Some(disk), None)?))
@@ -168,7 +168,7 @@ impl Keeper {
         wanted: &Wanted,
         disk: Process,
     ) -> Result<Next, HostError> {
-        self.stop_probing();
+        self.probe.stop();
         // Nobody may have it while it is found out why.
         self.say(Status::new(Phase::Stopping).of(&run, &self.folder));
         let asked = run.asked || wanted.resets > run.resets || wanted.restarts > run.restarts;
@@ -191,7 +191,9 @@ impl Keeper {
                 self.has_crashed(&format!("its VMM has ended by itself: {said}"));
             }
         }
-        self.say(Status::new(Phase::Starting).of(&run, &self.folder));
+        if self.attempts.is_crashing(Instant::now()).is_none() {
+            self.say(Status::new(Phase::Starting).of(&run, &self.folder));
+        }
         self.power_cycle(machine, catalog, run, wanted, disk).await
     }
 
@@ -210,7 +212,7 @@ impl Keeper {
         // A copy cannot forget; one that is kept is served anew, or thrown away by whoever starts the next run.
         let is_remade = run.copy.is_some() || run.kept.is_some() && (forgets || run.is_outdated(catalog));
         if is_remade || forgets && run.is_outdated_but_for_data(catalog) {
-            self.shared.note_last_figures(&self.name, self.folder.path()).await;
+            self.shared.figures.note_last(&self.name).await;
             blocking(move || disk::end(&disk)).await?;
             self.look_at_end(&run).await?;
             self.forget(run).await?;

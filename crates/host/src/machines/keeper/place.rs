@@ -38,7 +38,7 @@ impl Keeper {
             let (image, version) = (run.image.clone(), run.version);
             let work = tokio::spawn(async move {
                 let _turn = tokio::select! {
-                    turn = shared.copies.acquire() => turn,
+                    turn = shared.placement.turn() => turn,
                     () = told.told.notified() => return Ok(None),
                 };
                 let (images, told) = (shared.images.clone(), Arc::clone(&told));

@@ -13,11 +13,8 @@ use crate::machines::wanted::{Wanted, boot_id};
 use crate::machines::{belongings, blocking, disk, last_words, look};
 use crate::processes::{self, Seen};
 use spillway_api::{Catalog, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
-use std::future::pending;
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
-use std::time::Instant;
-use tokio::task::JoinHandle;
 
 impl Keeper {
     /// A machine without a disk: its first one, or another after one that is lost with all that it held.
@@ -72,7 +69,7 @@ impl Keeper {
         if started.as_ref().is_err_and(|e| e.is_permanent) {
             // The next start is made of what its catalog says then. Until then others may have what it was promised.
             self.forget(begun).await?;
-            self.shared.give_back(&self.name);
+            self.shared.admission.give_back(&self.name);
         }
         started.map(|_| Next::Again)
     }
@@ -87,10 +84,12 @@ impl Keeper {
         let (shared, folder) = (Arc::clone(&self.shared), self.folder.clone());
         let (machine, catalog, wanted) = (machine.clone(), catalog.clone(), wanted.clone());
         let run = blocking(move || {
-            let belongings = shared.belongings(&machine, &catalog, wanted.resets)?;
+            let belongings = shared.files.belongings(&machine, &catalog, wanted.resets)?;
             let spec = catalog.spec;
             let kept = belongings.disk.as_ref();
             let version = kept.map_or(catalog.version, |disk| disk.version);
+            // What can never be served takes no place.
+            shared.images.disk(&spec.image.name, version)?;
             let mut run = Run {
                 uuid: machine.identity.uuid.clone(),
                 boot: boot_id(),
@@ -102,7 +101,7 @@ impl Keeper {
                 restarts: wanted.restarts,
                 resets: wanted.resets,
                 data: belongings.data,
-                scratch: shared.scratch(&machine, &spec)?,
+                scratch: shared.files.scratch(&machine, &spec)?,
                 ending: None,
                 asked: false,
                 ready: false,
@@ -119,15 +118,16 @@ impl Keeper {
             folder.make()?;
             belongings::write_seed(folder.path(), &machine, &run.spec, &belongings.host_key)?;
             run.empty_scratch()?;
-            // One at a time: each sees what was promised to those before it.
-            let _placing = shared.placing.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            if run.spec.mode() == DiskMode::Ephemeral {
-                let size_bytes = shared.images.size(&run.image, run.version)?;
-                shared.forget_copies(&machine)?;
-                run.copy =
-                    Some(Copied { path: shared.place(&machine, size_bytes)?, size_bytes, is_shared: false });
+            if run.spec.mode() != DiskMode::Ephemeral {
+                folder.save(&run)?;
+                return Ok(run);
             }
-            folder.save(&run)?;
+            let size_bytes = shared.images.size(&run.image, run.version)?;
+            shared.placement.forget(&machine)?;
+            shared.placement.reserve(&machine, size_bytes, |path| {
+                run.copy = Some(Copied { path, size_bytes, is_shared: false });
+                folder.save(&run)
+            })?;
             Ok(run)
         })
         .await?;
@@ -147,13 +147,13 @@ impl Keeper {
         let (shared, folder, resets) = (Arc::clone(&self.shared), self.folder.clone(), wanted.resets);
         let (machine, catalog) = (machine.clone(), catalog.clone());
         blocking(move || {
-            let belongings = shared.belongings(&machine, &catalog, resets)?;
+            let belongings = shared.files.belongings(&machine, &catalog, resets)?;
             let before = run.spec.scratch_disk_bytes;
             run.spec = run.next(&catalog.spec);
             run.data = belongings.data;
             if run.spec.scratch_disk_bytes != before {
                 run.scratch.as_deref().map_or(Ok(()), belongings::remove)?;
-                run.scratch = shared.scratch(&machine, &run.spec)?;
+                run.scratch = shared.files.scratch(&machine, &run.spec)?;
                 run.empty_scratch()?;
             }
             belongings::write_seed(folder.path(), &machine, &run.spec, &belongings.host_key)?;
@@ -163,7 +163,7 @@ impl Keeper {
     }
 
     pub(super) async fn start_vmm(&mut self, machine: &Machine, run: &Run) -> Result<(), HostError> {
-        self.stop_probing();
+        self.probe.stop();
         let accelerator = self.shared.accelerator().await?;
         let _turn = self.shared.starts.acquire().await;
         let forward = match (run.port, &run.spec.ready) {
@@ -180,7 +180,7 @@ impl Keeper {
         };
         self.vmm.start(machine, run, accelerator, &files, &self.shared.parts.scopes).await?;
         self.is_told_of_end = false;
-        self.begun = Some(Instant::now());
+        self.attempts.vmm_begins();
         self.firmware.begins();
         self.raise(EventKind::Started, &format!("it starts on {}:{}", run.image, run.version));
         Ok(())
@@ -198,7 +198,7 @@ impl Keeper {
 
     /// Begins to find out when its guest is ready, unless that is known or being found out.
     pub(super) fn probe(&mut self, machine: &Machine, run: &Run) {
-        if let (false, Some(ready), None) = (run.ready, run.spec.ready.clone(), &self.probe) {
+        if let (false, Some(ready), false) = (run.ready, run.spec.ready.clone(), self.probe.is_running()) {
             let place = match (run.port, &run.spec.network) {
                 (Some(port), _) => Place::Forwarded(port),
                 (None, Network::Bridge(bridge)) => {
@@ -210,17 +210,9 @@ impl Keeper {
             let console = self.vmm.take_console();
             let (events, object) = (self.shared.events.clone(), format!("machine/{}", self.name));
             let tell = move |text: &str| events.raise(EventKind::Failed, &object, text);
-            let probe =
-                async move { until_ready(folder.path(), &agent, &ready, &place, console, tell).await };
-            self.probe = Some(tokio::spawn(probe));
-        }
-    }
-
-    /// What was found out is of a VMM that is no more.
-    pub(super) fn stop_probing(&mut self) {
-        self.answered = None;
-        if let Some(probe) = self.probe.take() {
-            probe.abort();
+            self.probe.begin(async move {
+                until_ready(folder.path(), &agent, &ready, &place, console, tell).await
+            });
         }
     }
 
@@ -231,17 +223,8 @@ impl Keeper {
             None => Ok(()),
         })
         .await?;
-        self.stop_probing();
+        self.probe.stop();
         self.raise(EventKind::Ready, "it is ready");
         Ok(())
     }
-}
-
-/// What a probe has found out; never, if there is none.
-pub(super) async fn answered(probe: &mut Option<JoinHandle<Option<String>>>) -> Option<String> {
-    let Some(running) = probe else { return pending().await };
-    // It ends by itself only when it knows; one that has panicked knows nothing.
-    let found = running.await.unwrap_or(None);
-    *probe = None;
-    found
 }

@@ -12,7 +12,7 @@ use spillway_api::{CatalogSpec, ErrorCode, Network};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -64,7 +64,9 @@ fn file(path: &Path, writes: bool) -> Result<OwnedFd, HostError> {
 /// are. One that not everybody may read is copied to a file without a name.
 fn readable(path: &Path, folder: &Path) -> Result<OwnedFd, HostError> {
     let cannot = |e| failed(path, "cannot be read", e);
-    let mut original = File::open(path).map_err(cannot)?;
+    // A pipe that nobody writes to would keep whoever opens it.
+    let open = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+    let mut original = open.map_err(cannot)?;
     let found = original.metadata().map_err(cannot)?;
     if !found.is_file() {
         return Err(HostError::invalid(format!("{} is no file", path.display())));
@@ -118,6 +120,12 @@ mod tests {
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "a copy has no name");
         assert!(readable(dir.path(), dir.path()).unwrap_err().message.contains("is no file"));
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mkfifoat(CWD, &pipe, Mode::from_raw_mode(0o600)).unwrap();
+        assert!(
+            readable(&pipe, dir.path()).unwrap_err().message.contains("is no file"),
+            "nobody writes to it"
+        );
         assert!(
             readable(Path::new("/nonexistent/vmlinuz"), dir.path())
                 .unwrap_err()

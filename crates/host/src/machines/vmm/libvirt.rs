@@ -10,7 +10,7 @@ use super::{PROCESS, ending, give, unheard};
 use crate::error::HostError;
 use crate::hypervisor::domain;
 use crate::hypervisor::libvirt::{Libvirt, State};
-use crate::hypervisor::qemu::{CONSOLE, Files};
+use crate::hypervisor::qemu::Files;
 use crate::processes::{self, Seen};
 use spillway_api::{ErrorCode, Machine, ResetEvent};
 use spillway_control::kvm::Accelerator;
@@ -23,8 +23,6 @@ use std::time::{Duration, Instant};
 
 /// The description, as it was given to libvirt.
 const FILE: &str = "domain.xml";
-/// Of a socket's address (unix(7)), without the zero at its end.
-const MOST_SOCKET_BYTES: usize = 107;
 /// How long libvirt may take to see that a QEMU has ended.
 const NOTICE: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(20);
@@ -77,11 +75,10 @@ impl Domain {
         accelerator: &Accelerator,
         files: &Files<'_>,
     ) -> Result<(), HostError> {
-        if files.forward.is_some() {
-            let message =
-                "ready tcp: with network user is QEMU's alone: with libvirt take a bridge, agent or serial";
-            return Err(HostError::invalid(message));
-        }
+        // Catalogs that an earlier daemon took may ask for it.
+        domain::can_be(&run.spec)
+            .and_then(|()| domain::fits(self.folder.path()))
+            .map_err(HostError::permanent)?;
         let ends_at_reboot = run.spec.reset() == ResetEvent::GuestReboot;
         let place = (self.folder.path(), disk::SOCKET);
         let text = domain::describe(machine, &run.spec, accelerator, place, files, ends_at_reboot);
@@ -91,7 +88,6 @@ impl Domain {
         let file = self.folder.path().join(FILE);
         let written = file.clone();
         blocking(move || {
-            fits(folder.path())?;
             if let Some(group) = group {
                 let_in(group, folder.path(), &own)?;
             }
@@ -227,22 +223,6 @@ fn not_ours(which: &str) -> HostError {
         "libvirt has a domain {which} that is not this machine's, and is left alone: rename or remove it"
     );
     HostError::new(ErrorCode::Conflict, message)
-}
-
-/// libvirt makes and finds sockets by their whole paths.
-fn fits(folder: &Path) -> Result<(), HostError> {
-    for socket in [disk::SOCKET, CONSOLE] {
-        let path = folder.join(socket);
-        let length = path.as_os_str().len();
-        if length > MOST_SOCKET_BYTES {
-            let message = format!(
-                "{}: {length} bytes, and a socket's path has at most {MOST_SOCKET_BYTES}: give a shorter --state",
-                path.display()
-            );
-            return Err(HostError::invalid(message));
-        }
-    }
-    Ok(())
 }
 
 /// Lets the group of libvirt's QEMU come to the machine's disk and files, through folders that it cannot list.

@@ -27,6 +27,8 @@ use tokio::net::UnixStream;
 /// How long one that was started may take to answer.
 const GREETING: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(5);
+/// Between two connections to its monitor.
+const PAUSE: Duration = Duration::from_secs(1);
 /// How long what it has said of itself is taken for true: shorter than the time between two looks at a machine.
 const TRUE_FOR: Duration = Duration::from_secs(20);
 
@@ -34,6 +36,8 @@ const TRUE_FOR: Duration = Duration::from_secs(20);
 pub struct Qemu {
     folder: Folder,
     monitor: Option<Qmp>,
+    /// When its monitor was last connected to.
+    connected: Option<Instant>,
     /// The guest's console, read from before the guest began.
     pub console: Option<UnixStream>,
     /// Why its guest has ended, as it was heard. What is recorded may be behind.
@@ -44,7 +48,7 @@ pub struct Qemu {
 
 impl Qemu {
     pub fn new(folder: Folder) -> Qemu {
-        Qemu { folder, monitor: None, console: None, heard: None, answered: None }
+        Qemu { folder, monitor: None, connected: None, console: None, heard: None, answered: None }
     }
 
     /// Starts it on the machine's disk.
@@ -97,22 +101,12 @@ impl Qemu {
 
     /// Asks it how it is.
     async fn look(&mut self, process: &Process, run: &Run) -> Result<(), HostError> {
-        let until = Instant::now() + GREETING;
-        let mut monitor = match self.monitor.take() {
-            Some(monitor) => monitor,
-            None => loop {
-                match self.connect().await {
-                    Ok(monitor) => break monitor,
-                    // It has ended, and is looked into for that.
-                    Err(_) if process.ends_within(Duration::ZERO) => return Ok(()),
-                    Err(_) if Instant::now() < until => tokio::time::sleep(LOOK).await,
-                    Err(e) => {
-                        let message = format!("its VMM does not answer on {}: {e}", qemu::MONITOR);
-                        return Err(HostError::new(ErrorCode::Unavailable, message));
-                    }
-                }
-            },
+        let monitor = match self.monitor.take() {
+            Some(monitor) => Some(monitor),
+            None => self.reach(process).await?,
         };
+        // It has ended, and is looked into for that.
+        let Some(mut monitor) = monitor else { return Ok(()) };
         let strange = |e| HostError::new(ErrorCode::Unavailable, format!("its VMM: {e}"));
         let status = match monitor.execute("query-status").await {
             Err(_) if process.ends_within(Duration::ZERO) => return Ok(()),
@@ -175,7 +169,7 @@ impl Qemu {
 
     /// Nobody is spoken to any more.
     pub fn is_gone(&mut self) {
-        (self.monitor, self.console, self.answered) = (None, None, None);
+        (self.monitor, self.connected, self.console, self.answered) = (None, None, None, None);
     }
 
     /// What it says next; never, while nobody listens. May be given up at any time.
@@ -186,6 +180,29 @@ impl Qemu {
             self.monitor = None;
         }
         said
+    }
+
+    /// Connects to its monitor, as soon as it listens. `None`: it has ended.
+    async fn reach(&mut self, process: &Process) -> Result<Option<Qmp>, HostError> {
+        // One that lets us in and closes again would else be asked without end.
+        if let Some(last) = self.connected {
+            tokio::time::sleep_until((last + PAUSE).into()).await;
+        }
+        let until = Instant::now() + GREETING;
+        loop {
+            match self.connect().await {
+                Ok(monitor) => {
+                    self.connected = Some(Instant::now());
+                    return Ok(Some(monitor));
+                }
+                Err(_) if process.ends_within(Duration::ZERO) => return Ok(None),
+                Err(_) if Instant::now() < until => tokio::time::sleep(LOOK).await,
+                Err(e) => {
+                    let message = format!("its VMM does not answer on {}: {e}", qemu::MONITOR);
+                    return Err(HostError::new(ErrorCode::Unavailable, message));
+                }
+            }
+        }
     }
 
     async fn connect(&self) -> io::Result<Qmp> {
@@ -207,6 +224,9 @@ mod tests {
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
     use tokio::net::UnixListener;
     use tokio::sync::watch;
+
+    /// Of a monitor that closes once it has said how its VMM is.
+    const CLOSES: &str = "closes";
 
     /// A machine's folder, with a process that stands for its QEMU and a monitor that answers with the status that is told.
     struct World {
@@ -233,9 +253,15 @@ mod tests {
                     let (input, mut output) = stream.split();
                     output.write_all(b"{\"QMP\":{}}\n").await.unwrap();
                     let mut lines = BufReader::new(input).lines();
+                    let mut asked = 0;
                     while let Ok(Some(_)) = lines.next_line().await {
-                        let answer = json!({ "return": { "status": *now.borrow() } });
+                        let status = *now.borrow();
+                        let answer = json!({ "return": { "status": status } });
                         output.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+                        asked += 1;
+                        if status == CLOSES && asked == 2 {
+                            break;
+                        }
                     }
                 }
             });
@@ -291,6 +317,20 @@ mod tests {
             qemu.forget();
             assert_eq!(qemu.heard(), None);
         }
+    }
+
+    #[tokio::test]
+    async fn a_monitor_that_closes_at_once_is_not_connected_to_without_a_pause() {
+        let mut world = World::new("power-cycle");
+        world.status.send_replace(CLOSES);
+        let mut qemu = Qemu::new(world.folder.clone());
+        qemu.attach(&world.process, &mut world.run).await.unwrap();
+        assert_eq!(qemu.event().await, None, "it has closed");
+        let soon = Duration::from_millis(50);
+        let again = tokio::time::timeout(soon, qemu.attach(&world.process, &mut world.run)).await;
+        assert!(again.is_err(), "it waits before it connects again");
+        qemu.connected = Instant::now().checked_sub(PAUSE);
+        qemu.attach(&world.process, &mut world.run).await.unwrap();
     }
 
     #[tokio::test]

@@ -1,0 +1,143 @@
+//! Which machines have a task, and what is known of each. Owns the handles of the tasks; what they do is the keeper's.
+//!
+//! Invariant: a machine has one task at most. What the last task of one that is off knew stays known.
+
+use super::status::ObservedMachine;
+use crate::store::Revision;
+use spillway_api::Name;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::{Notify, watch};
+
+/// The machines of which something is known.
+#[derive(Default)]
+pub struct MachineRegistry {
+    machines: Mutex<HashMap<Name, TrackedMachine>>,
+    /// Something has changed that concerns more than one machine.
+    stir: Notify,
+}
+
+/// A machine of which something is known. While it has no task it stays so.
+#[derive(Default)]
+struct TrackedMachine {
+    status: watch::Sender<ObservedMachine>,
+    task: Option<Task>,
+}
+
+/// How a machine's task is woken.
+#[derive(Default)]
+struct Task {
+    poke: Arc<Notify>,
+    pokes: u64,
+}
+
+/// What a task that is to begin is given.
+pub struct NewTask {
+    /// Wakes it.
+    pub poke: Arc<Notify>,
+    /// Takes what it finds out.
+    pub status: watch::Sender<ObservedMachine>,
+}
+
+impl TrackedMachine {
+    /// Wakes its task, if it has one.
+    fn wake(&mut self) {
+        if let Some(task) = &mut self.task {
+            task.pokes += 1;
+            task.poke.notify_one();
+        }
+    }
+
+    /// How often its task was woken.
+    fn pokes(&self) -> u64 {
+        self.task.as_ref().map_or(0, |task| task.pokes)
+    }
+}
+
+impl MachineRegistry {
+    /// Takes in what is known before there are tasks. Of each machine the last of these holds.
+    pub fn begin_with(&self, known: impl IntoIterator<Item = (Name, ObservedMachine)>) {
+        let tracked = |known| TrackedMachine { status: watch::Sender::new(known), task: None };
+        self.machines().extend(known.into_iter().map(|(name, known)| (name, tracked(known))));
+    }
+
+    /// Wakes a machine's task. What to begin one with, if there is none: whoever asks must begin it.
+    pub fn demand(&self, name: &Name) -> Option<NewTask> {
+        let mut machines = self.machines();
+        let machine = machines.entry(name.clone()).or_default();
+        machine.wake();
+        if machine.task.is_some() {
+            return None;
+        }
+        let poke = Arc::clone(&machine.task.insert(Task::default()).poke);
+        Some(NewTask { poke, status: machine.status.clone() })
+    }
+
+    /// Wakes these, if they have tasks.
+    pub fn wake<'a>(&self, names: impl IntoIterator<Item = &'a Name>) {
+        let mut machines = self.machines();
+        for name in names {
+            machines.get_mut(name).into_iter().for_each(TrackedMachine::wake);
+        }
+    }
+
+    /// Wakes all that have tasks.
+    pub fn wake_all(&self) {
+        self.machines().values_mut().for_each(TrackedMachine::wake);
+    }
+
+    /// How often a machine's task was woken.
+    pub fn pokes(&self, name: &Name) -> u64 {
+        self.machines().get(name).map_or(0, TrackedMachine::pokes)
+    }
+
+    /// A task that has nothing to keep ends, unless it was woken more often than this. Whether it does.
+    pub fn end_task(&self, name: &Name, pokes: u64) -> bool {
+        let mut machines = self.machines();
+        let Some(machine) = machines.get_mut(name) else { return true };
+        let ends = machine.pokes() == pokes;
+        if ends {
+            machine.task = None;
+            // One that is no more, or of which nothing was ever wanted, is as one of which nothing is known.
+            let is_recorded = machine.status.borrow().is_recorded();
+            if !is_recorded {
+                machines.remove(name);
+            }
+        }
+        ends
+    }
+
+    /// What is known of a machine.
+    pub fn observed(&self, name: &Name) -> ObservedMachine {
+        self.machines().get(name).map(|machine| machine.status.borrow().clone()).unwrap_or_default()
+    }
+
+    /// Told of what becomes known of a machine; `None`: nothing is known of it.
+    pub fn subscribe(&self, name: &Name) -> Option<watch::Receiver<ObservedMachine>> {
+        self.machines().get(name).map(|machine| machine.status.subscribe())
+    }
+
+    /// How many machines are so.
+    pub fn count(&self, is: impl Fn(&Name, &ObservedMachine) -> bool) -> usize {
+        self.machines().iter().filter(|(name, machine)| is(name, &machine.status.borrow())).count()
+    }
+
+    /// Whether a machine is known to be what the record of this revision wants.
+    pub fn is_settled(&self, name: &Name, wanted: Revision) -> bool {
+        self.machines().get(name).is_some_and(|machine| machine.status.borrow().is_settled(wanted))
+    }
+
+    /// Something has changed that concerns more than one machine.
+    pub fn stir(&self) {
+        self.stir.notify_one();
+    }
+
+    /// Until something has that nobody has waited for yet.
+    pub async fn stirred(&self) {
+        self.stir.notified().await;
+    }
+
+    fn machines(&self) -> MutexGuard<'_, HashMap<Name, TrackedMachine>> {
+        self.machines.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}

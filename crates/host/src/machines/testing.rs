@@ -1,0 +1,140 @@
+//! A host for tests of what machines' tasks do: real records, stores, images and catalogs, and no task that runs by itself.
+//!
+//! Invariant: nothing happens unless a test asks for it.
+
+use super::Parts;
+use super::figures::FigureCollector;
+use super::registry::MachineRegistry;
+use super::run::MachineFolders;
+use super::shared::Shared;
+use super::views::MachineReader;
+use super::wanted::Wanted;
+use crate::catalogs::{Catalogs, HostSettings};
+use crate::error::HostError;
+use crate::events::Events;
+use crate::images::{Images, key};
+use crate::operations::Operations;
+use crate::resources::budget::Capacity;
+use crate::scopes::Scopes;
+use crate::store::{Objects, SqliteStore, Store};
+use crate::stores::Stores;
+use serde_json::{Value, json};
+use spillway_api::{Catalog, CatalogSpec, Hypervisor, Image, ImageVersion, Name, Power};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A host without a daemon.
+pub struct TestHost {
+    /// Where its image `debian` and its records are.
+    dir: tempfile::TempDir,
+    pub objects: Objects,
+    pub stores: Stores,
+    pub catalogs: Catalogs,
+    pub reader: MachineReader,
+    pub shared: Arc<Shared>,
+}
+
+impl TestHost {
+    /// With this to promise, whose machines' VMMs others start.
+    pub fn new(capacity: Capacity) -> TestHost {
+        TestHost::with_store(capacity, |store| store)
+    }
+
+    /// The same with another store around its own.
+    pub fn with_store(capacity: Capacity, wrap: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store>) -> TestHost {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let objects = Objects::new(wrap(Arc::new(SqliteStore::open(&path("db")).unwrap())));
+        let mut complain = |why: &str| panic!("{why}");
+        let events = Events::open(&path("events"), &mut complain);
+        let stores = Stores::open(objects.clone(), &path("store")).unwrap();
+        let images =
+            Images::open(objects.clone(), Operations::default(), stores.clone(), &mut complain).unwrap();
+        let (hypervisor, machines) = (Hypervisor::None, path("machines"));
+        let host = HostSettings { capacity, hypervisor, machines: machines.clone() };
+        let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, &mut complain).unwrap();
+        let folders = MachineFolders::new(machines.clone());
+        folders.make().unwrap();
+        let registry = Arc::<MachineRegistry>::default();
+        let reader = MachineReader::new(objects.clone(), catalogs.clone(), Arc::clone(&registry));
+        let figures = FigureCollector::new(
+            reader.clone(),
+            catalogs.clone(),
+            objects.clone(),
+            stores.clone(),
+            folders.clone(),
+        );
+        let parts = Parts {
+            folder: machines,
+            program: PathBuf::from("/nonexistent/spillway"),
+            hypervisor,
+            libvirt_uri: String::new(),
+            capacity,
+            memory_floor_bytes: 1 << 30,
+            claim_ttl_seconds: None,
+            scopes: Scopes::None,
+            guest_users: None,
+        };
+        let shared =
+            Shared::new(events, objects.clone(), stores.clone(), images, parts, Arc::new(figures), registry);
+        let host = TestHost { dir, objects, stores, catalogs, reader, shared: Arc::new(shared) };
+        let image = json!({
+            "name": "debian", "published": 1, "tags": {}, "newest": 1, "created": "2026-01-01T00:00:00Z",
+        });
+        let image: Image = serde_json::from_value(image).unwrap();
+        host.put("debian", &image);
+        host.version(1, 1 << 20);
+        host
+    }
+
+    /// A path on it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Records something.
+    pub fn put<T: crate::store::Kind>(&self, name: &str, value: &T) {
+        self.objects
+            .change(|changes| {
+                changes.put(name, value);
+                Ok::<_, HostError>(())
+            })
+            .unwrap();
+    }
+
+    /// Another version of the image, full of its number. Its file.
+    pub fn version(&self, number: u32, size_bytes: u64) -> PathBuf {
+        let version = json!({
+            "image": "debian", "version": number, "state": "ready", "store": "default", "size_bytes": size_bytes,
+            "origin": { "kind": "import", "path": "/x", "format": "raw" }, "stored_bytes": 0,
+            "digest": "sha256:0", "created": "2026-01-01T00:00:00Z",
+        });
+        let version: ImageVersion = serde_json::from_value(version).unwrap();
+        let image: Name = "debian".parse().unwrap();
+        self.put(&key(&image, number), &version);
+        let path = self.path(&format!("store/images/debian/{number}/disk.raw"));
+        if size_bytes <= 1 << 20 {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, vec![number as u8; size_bytes as usize]).unwrap();
+        }
+        path
+    }
+
+    /// A catalog of that image.
+    pub fn catalog(&self, name: &str, settings: Value) -> Catalog {
+        self.catalogs.create(&name.parse().unwrap(), &spec(settings), false).unwrap()
+    }
+
+    /// What is wanted of a machine.
+    pub fn want(&self, name: &str, power: Power) {
+        let is = self.objects.get::<Wanted>(name).unwrap().map(|is| is.value).unwrap_or_default();
+        self.put(name, &Wanted { power, ..is });
+    }
+}
+
+/// Settings of a catalog.
+pub fn spec(settings: Value) -> CatalogSpec {
+    let mut spec = json!({ "image": "debian", "count": 2 });
+    spec.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+    serde_json::from_value(spec).unwrap()
+}
