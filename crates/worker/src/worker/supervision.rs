@@ -61,7 +61,7 @@ impl Reactor {
                     match handled {
                         Some(Handled::Accepted(answer)) => self.answered(i, true, answer),
                         Some(Handled::Refused(answer)) => self.answered(i, false, answer),
-                        Some(Handled::Held) | None => {}
+                        Some(Handled::Pending) | None => {}
                     }
                 }
             }
@@ -147,7 +147,7 @@ impl Reactor {
     pub(super) fn finish_stops(&mut self, i: usize) {
         if self.stage.orphaned {
             self.control(i, |frontend, changes| frontend.finish_stops(changes));
-        } else if let Some(Some(answer)) = self.control(i, |frontend, _| frontend.finish_held()) {
+        } else if let Some(Some(answer)) = self.control(i, |frontend, _| frontend.finish_pending()) {
             self.answered(i, true, answer);
         }
     }
@@ -263,7 +263,7 @@ impl Reactor {
     pub(super) fn release_ended_clients(&mut self) {
         for i in (0..self.io.clients.vmms.len()).rev() {
             let vmm = &self.io.clients.vmms[i];
-            if !vmm.frontend.has_spoken() && self.io.now_ns() >= vmm.deadline_ns {
+            if !vmm.frontend.has_received() && self.io.now_ns() >= vmm.deadline_ns {
                 self.end_vmm(i, "it has said nothing for 10 seconds".into());
             }
             let vmm = &mut self.io.clients.vmms[i];
