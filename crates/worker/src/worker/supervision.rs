@@ -291,7 +291,7 @@ impl Reactor {
             if late && client.ended.is_none() && client.connection.handshake_deadline().is_some() {
                 client.ended = Some("its handshake took more than 10 seconds".into());
             }
-            if only_waits && client.hung_up && client.connection.is_leaving() {
+            if only_waits && client.hung_up && client.connection.is_disconnecting() {
                 // Nobody will ever make room for what it left behind.
                 client.ended.get_or_insert_default();
             }
