@@ -45,12 +45,8 @@ type Exception = (Limit, &'static str, &'static str, usize);
 const EXCEPTIONS: &[Exception] = &[
     // Settings; what changes them is their reading.
     (Limit::Fields, "api", "CatalogSpec", 40),
-    // One virtqueue: half of it are addresses and counts that the specification names.
-    (Limit::Fields, "export", "Queue", 30),
     // What a run is made of, as it is stored.
     (Limit::Fields, "host", "Run", 25),
-    // Still to be taken apart.
-    (Limit::Lines, "export", "Frontend::handle", 119),
     // Lists: of options, of gauges, of counters. One entry after another.
     (Limit::Lines, "cli", "Disk::settings", 101),
     (Limit::Lines, "cli", "gauges", 88),

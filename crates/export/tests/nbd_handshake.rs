@@ -6,12 +6,12 @@ mod common;
 
 use common::wire::*;
 use common::{Bench, DESCRIPTION, NAME, Rng};
-use spillway_export::nbd::{Budget, Connection, Disconnect, ExportInfo, HANDSHAKE_DEADLINE};
+use spillway_export::nbd::{Budget, Connection, Disconnect, ErrorKind, ExportInfo, HANDSHAKE_DEADLINE};
 
 const SIZE: usize = 1 << 20;
 
 /// Past greeting and client flags.
-fn haggling() -> Bench {
+fn in_handshake() -> Bench {
     let mut bench = Bench::new(SIZE);
     assert_eq!(bench.exchange(&client_flags(3)), GREETING);
     bench
@@ -33,14 +33,15 @@ fn replies(bench: &mut Bench, number: u32, data: &[u8]) -> Vec<OptionReply> {
     replies
 }
 
-/// The connection still haggles.
+/// The handshake still goes on.
 fn alive(bench: &mut Bench) {
     assert!(bench.ended.is_none(), "{:?}", bench.ended);
     assert_eq!(kinds(bench, OPT_LIST, &[]), [SERVER, ACK]);
 }
 
-fn protocol_error(bench: &Bench) {
-    assert!(matches!(bench.ended, Some(Disconnect::Protocol(_))), "{:?}", bench.ended);
+/// The connection was ended for this reason.
+fn ended_by(bench: &Bench, kind: ErrorKind) {
+    assert!(matches!(bench.ended, Some(Disconnect::Fault(error)) if error.kind == kind), "{:?}", bench.ended);
 }
 
 fn infos(replies: &[OptionReply]) -> Vec<(u16, Vec<u8>)> {
@@ -56,7 +57,7 @@ fn greeting_and_unknown_client_flags() {
     for flags in [4, 1 << 31, u32::MAX] {
         let mut bench = Bench::new(SIZE);
         bench.exchange(&client_flags(flags));
-        protocol_error(&bench);
+        ended_by(&bench, ErrorKind::Protocol);
     }
 }
 
@@ -84,19 +85,19 @@ fn export_name_with_and_without_zeroes() {
 #[test]
 fn export_name_that_is_unknown_or_too_long_ends_the_session() {
     for name in ["another", "\0", &"x".repeat(4096), &"x".repeat(4097), &"x".repeat(40_000)] {
-        let mut bench = haggling();
+        let mut bench = in_handshake();
         assert_eq!(bench.exchange(&option(OPT_EXPORT_NAME, name.as_bytes())), []);
-        protocol_error(&bench);
+        ended_by(&bench, if name.len() > 4096 { ErrorKind::Limit } else { ErrorKind::UnknownExport });
     }
     // The length alone is enough.
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     bench.exchange(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0xff; 4]].concat());
-    protocol_error(&bench);
+    ended_by(&bench, ErrorKind::Limit);
 }
 
 #[test]
 fn go_and_info_describe_the_export() {
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     for name in ["", NAME] {
         for number in [OPT_INFO, OPT_INFO, OPT_GO] {
             // In any order, unknown ones ignored.
@@ -120,10 +121,10 @@ fn go_and_info_describe_the_export() {
                 assert!(bench.connection.handshake_deadline().is_none(), "transmission");
             }
         }
-        bench = haggling();
+        bench = in_handshake();
     }
     // Without requests: what is mandatory, and the size constraints that are enforced.
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     let replies = replies(&mut bench, OPT_GO, &go("", &[]));
     assert_eq!(infos(&replies).iter().map(|info| info.0).collect::<Vec<_>>(), [0, 3]);
 }
@@ -156,14 +157,14 @@ fn an_export_whose_strings_cannot_be_said_is_refused() {
             let info = ExportInfo { size_bytes: SIZE as u64, name: texts.0, description: texts.1 };
             let (server, _client) = std::os::unix::net::UnixStream::pair().unwrap();
             let error = Connection::new(server.into(), info, 0, &Budget::new()).err().unwrap();
-            assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{error}");
+            assert_eq!(error.kind, ErrorKind::InvalidExport, "{error}");
         }
     }
 }
 
 #[test]
 fn names_with_nul_are_nobodys() {
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     assert_eq!(kinds(&mut bench, OPT_STRUCTURED_REPLY, &[]), [ACK]);
     for name in ["\0", &format!("{NAME}\0"), &format!("\0{NAME}")] {
         for number in [OPT_INFO, OPT_GO] {
@@ -184,7 +185,7 @@ fn names_with_nul_are_nobodys() {
 
 #[test]
 fn go_to_an_unknown_export_leaves_the_handshake_going() {
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     for number in [OPT_INFO, OPT_GO] {
         for name in ["another", &NAME[1..], &"n".repeat(4096)] {
             assert_eq!(kinds(&mut bench, number, &go(name, &[])), [ERR_UNKNOWN]);
@@ -199,7 +200,7 @@ fn go_to_an_unknown_export_leaves_the_handshake_going() {
 
 #[test]
 fn malformed_data_is_invalid() {
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     let whole = go(NAME, &[0, 1]);
     for number in [OPT_INFO, OPT_GO] {
         for cut in 0..whole.len() {
@@ -213,7 +214,7 @@ fn malformed_data_is_invalid() {
         assert_eq!(kinds(&mut bench, number, &wild), [ERR_INVALID]);
     }
     alive(&mut bench);
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     assert_eq!(kinds(&mut bench, OPT_STRUCTURED_REPLY, &[]), [ACK]);
     let whole = context_query(NAME, &["base:", "base:allocation"]);
     for number in [OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT] {
@@ -226,7 +227,7 @@ fn malformed_data_is_invalid() {
         many[4 + NAME.len()..8 + NAME.len()].fill(0xff);
         assert_eq!(kinds(&mut bench, number, &many), [ERR_INVALID]);
         assert_eq!(kinds(&mut bench, number, &context_query("", &["allocation"])), [ERR_INVALID]);
-        bench = haggling();
+        bench = in_handshake();
         assert_eq!(kinds(&mut bench, OPT_STRUCTURED_REPLY, &[]), [ACK]);
     }
     alive(&mut bench);
@@ -234,7 +235,7 @@ fn malformed_data_is_invalid() {
 
 #[test]
 fn list_names_the_export() {
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     let answer = replies(&mut bench, OPT_LIST, &[]);
     assert_eq!(answer[0].data, [string(NAME), DESCRIPTION.as_bytes().to_vec()].concat());
     assert_eq!(answer[1], OptionReply { option: OPT_LIST, kind: ACK, data: vec![] });
@@ -244,7 +245,7 @@ fn list_names_the_export() {
 
 #[test]
 fn options_that_are_not_known_are_unsupported_with_any_data() {
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     for number in [OPT_STARTTLS, 4, 11, 12, 0, 0x1234_5678, u32::MAX] {
         for len in [0, 1, 100, 32_768, 32_769, 65_536, 100_000] {
             assert_eq!(
@@ -254,7 +255,7 @@ fn options_that_are_not_known_are_unsupported_with_any_data() {
             );
             if len > 30_000 {
                 // The bound on the handshake as a whole is not the subject.
-                bench = haggling();
+                bench = in_handshake();
             }
         }
     }
@@ -266,7 +267,7 @@ fn options_that_are_too_long_are_refused_and_skipped() {
     for number in
         [OPT_LIST, OPT_INFO, OPT_GO, OPT_STRUCTURED_REPLY, OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT]
     {
-        let mut bench = haggling();
+        let mut bench = in_handshake();
         assert_eq!(kinds(&mut bench, number, &vec![0; 32_769]), [ERR_TOO_BIG]);
         assert_eq!(kinds(&mut bench, number, &vec![0; 500_000]), [ERR_TOO_BIG]);
         alive(&mut bench);
@@ -276,17 +277,17 @@ fn options_that_are_too_long_are_refused_and_skipped() {
 #[test]
 fn abort_is_acknowledged_and_ends_the_session() {
     for data in [&[][..], b"so long", &[7; 50_000]] {
-        let mut bench = haggling();
+        let mut bench = in_handshake();
         assert_eq!(kinds(&mut bench, OPT_ABORT, data), [ACK]);
         assert!(matches!(bench.ended, Some(Disconnect::Finished)), "{:?}", bench.ended);
     }
     // What follows is not looked at.
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     let bytes = [option(OPT_ABORT, &[]), option(OPT_LIST, &[]), vec![0xff; 100]].concat();
     assert_eq!(option_replies(&bench.exchange(&bytes)).len(), 1);
     assert!(matches!(bench.ended, Some(Disconnect::Finished)));
     // A client that does not wait for the answer.
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     std::io::Write::write_all(&mut bench.client, &option(OPT_ABORT, &[])).unwrap();
     bench.client.shutdown(std::net::Shutdown::Both).unwrap();
     bench.turn();
@@ -296,7 +297,7 @@ fn abort_is_acknowledged_and_ends_the_session() {
 
 #[test]
 fn structured_replies_are_agreed_on() {
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     assert_eq!(kinds(&mut bench, OPT_STRUCTURED_REPLY, b"x"), [ERR_INVALID]);
     assert_eq!(kinds(&mut bench, OPT_LIST_META_CONTEXT, &context_query("", &[])), [ERR_INVALID]);
     assert_eq!(kinds(&mut bench, OPT_SET_META_CONTEXT, &context_query("", &[])), [ERR_INVALID]);
@@ -320,7 +321,7 @@ fn contexts_are_listed_and_set() {
         (&["base:Allocation"], false),
         (&["x-mine:all", "base:allocation"], true),
     ];
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     assert_eq!(kinds(&mut bench, OPT_STRUCTURED_REPLY, &[]), [ACK]);
     for (queries, found) in listed {
         let answer = replies(&mut bench, OPT_LIST_META_CONTEXT, &context_query("", queries));
@@ -351,7 +352,7 @@ fn a_failed_selection_replaces_the_one_before() {
         vec![0; 3],
         vec![0; 40_000],
     ] {
-        let mut bench = haggling();
+        let mut bench = in_handshake();
         assert_eq!(kinds(&mut bench, OPT_STRUCTURED_REPLY, &[]), [ACK]);
         let good = context_query("", &["base:allocation"]);
         assert_eq!(kinds(&mut bench, OPT_SET_META_CONTEXT, &good), [META_CONTEXT, ACK]);
@@ -363,23 +364,23 @@ fn a_failed_selection_replaces_the_one_before() {
 
 #[test]
 fn a_handshake_is_bounded_in_number_and_bytes() {
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     for _ in 0..256 {
         assert_eq!(kinds(&mut bench, OPT_LIST, &[]), [SERVER, ACK]);
     }
     bench.exchange(&option(OPT_LIST, &[]));
-    protocol_error(&bench);
+    ended_by(&bench, ErrorKind::Limit);
 
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     for _ in 0..32 {
         assert_eq!(kinds(&mut bench, 99, &[0; 32 << 10]), [ERR_UNSUP]);
     }
     bench.exchange(&option(99, &[0]));
-    protocol_error(&bench);
+    ended_by(&bench, ErrorKind::Limit);
 
-    let mut bench = haggling();
+    let mut bench = in_handshake();
     bench.exchange(&[&b"IHAVEOPT"[..], &[0, 0, 0, 9], &[0xff; 4]].concat());
-    protocol_error(&bench);
+    ended_by(&bench, ErrorKind::Limit);
 }
 
 #[test]
@@ -404,11 +405,11 @@ fn a_client_that_reads_no_replies_is_stopped_and_goes_on_later() {
 #[test]
 fn an_option_without_its_magic_number_ends_the_session() {
     for at in 0..8 {
-        let mut bench = haggling();
+        let mut bench = in_handshake();
         let mut bytes = option(OPT_LIST, &[]);
         bytes[at] ^= 1;
         bench.exchange(&bytes);
-        protocol_error(&bench);
+        ended_by(&bench, ErrorKind::Protocol);
     }
 }
 

@@ -57,7 +57,7 @@ fn one_connection(structured: bool) {
         let reads = request(0, READ, 1, 0, len as u32).repeat((128 * MIB / len).min(4096));
         let writes = write(0, 1, 0, &data[..len]).repeat((96 * MIB / len).min(8192));
         for full in [false, true] {
-            let mut bench = Bench::agreed(32 * MIB, structured, false);
+            let mut bench = Bench::negotiated(32 * MIB, structured, false);
             bench.disk.keep_log = false;
             bench.received = Vec::with_capacity(130 * MIB);
             bench.disk.waiting = Vec::with_capacity(32 << 10);

@@ -7,7 +7,9 @@ mod common;
 use common::wire::*;
 use common::{Bench, Disk, Pace, Rng, info};
 use spillway_core::{Errno, GuestBuffers, Operation, Request};
-use spillway_export::nbd::{Budget, Disconnect, ExtentKind, TOKEN_TAG, Work, token_connection};
+use spillway_export::nbd::{
+    Budget, Disconnect, Error, ErrorKind, ExtentKind, TOKEN_TAG, Work, token_connection,
+};
 use std::collections::HashMap;
 
 const KIB: usize = 1 << 10;
@@ -33,7 +35,7 @@ fn simple_reply(error: u32, cookie: u64) -> Vec<u8> {
 
 #[test]
 fn simple_replies_for_a_client_without_structured_ones() {
-    let mut bench = Bench::agreed(SIZE, false, false);
+    let mut bench = Bench::negotiated(SIZE, false, false);
     let data = pattern(8192, 1);
     let cookie = 0x0123_4567_89ab_cdef;
     assert_eq!(bench.exchange(&write(0, cookie, 4096, &data)), simple_reply(0, cookie));
@@ -53,7 +55,7 @@ fn simple_replies_for_a_client_without_structured_ones() {
 /// As the Linux kernel's client does: the next one is asked for before the one before it has come.
 #[test]
 fn long_simple_reads_one_behind_the_other_are_all_gathered() {
-    let mut bench = Bench::agreed(SIZE, false, false);
+    let mut bench = Bench::negotiated(SIZE, false, false);
     bench.shrink_socket();
     bench.disk.bytes = pattern(SIZE, 2);
     let len = 4 * MIB;
@@ -76,7 +78,7 @@ fn a_long_simple_read_knows_its_error_before_its_header_or_ends_the_connection()
     {
         // What is gathered is read at once, and answered when all of it is there.
         let streams = len > 4 * MIB;
-        let mut bench = Bench::agreed(SIZE, false, false);
+        let mut bench = Bench::negotiated(SIZE, false, false);
         bench.disk.bytes = pattern(SIZE, 2);
         let ask = request(0, READ, 1, 512, len as u32);
         let read = |bench: &mut Bench| {
@@ -108,7 +110,11 @@ fn a_long_simple_read_knows_its_error_before_its_header_or_ends_the_connection()
             bench.disk.fault = Some((last..last + 1, Errno::IO));
             read(&mut bench);
             assert!(bench.received.len() < 16 + len);
-            assert!(matches!(bench.ended, Some(Disconnect::LateError)), "{:?}", bench.ended);
+            assert!(
+                matches!(bench.ended, Some(Disconnect::Fault(Error { kind: ErrorKind::LateReadError, .. }))),
+                "{:?}",
+                bench.ended
+            );
             assert_eq!(bench.connection.unfinished(), 0);
         }
     }
@@ -116,7 +122,7 @@ fn a_long_simple_read_knows_its_error_before_its_header_or_ends_the_connection()
 
 #[test]
 fn structured_reads_in_chunks() {
-    let mut bench = Bench::agreed(SIZE, true, false);
+    let mut bench = Bench::negotiated(SIZE, true, false);
     bench.disk.bytes = pattern(SIZE, 4);
     for (offset, len) in [(0, 512), (512, 4096), (0, MIB), (512, MIB + 512), (SIZE - 32 * MIB, 32 * MIB)] {
         let answer = bench.ask(&request(0, READ, 5, offset as u64, len as u32));
@@ -128,7 +134,7 @@ fn structured_reads_in_chunks() {
 
 #[test]
 fn a_read_with_df_is_one_chunk_or_none() {
-    let mut bench = Bench::agreed(SIZE, true, false);
+    let mut bench = Bench::negotiated(SIZE, true, false);
     for len in [512, 65_536, PIECE] {
         let answer = bench.ask(&request(DF, READ, 1, 0, len as u32));
         assert_eq!((answer.error, answer.chunks.len()), (0, 1));
@@ -139,7 +145,7 @@ fn a_read_with_df_is_one_chunk_or_none() {
 
 #[test]
 fn a_structured_read_that_fails_in_the_middle_has_one_error_chunk_at_its_end() {
-    let mut bench = Bench::agreed(SIZE, true, false);
+    let mut bench = Bench::negotiated(SIZE, true, false);
     for (pieces, bad) in [(1, 0), (4, 0), (4, 2), (4, 3)] {
         for pace in [Pace::AtOnce, Pace::Later] {
             bench.disk.pace = pace;
@@ -170,7 +176,7 @@ fn a_structured_read_that_fails_in_the_middle_has_one_error_chunk_at_its_end() {
 #[test]
 fn writes_reach_the_disk_whatever_their_length() {
     for structured in [false, true] {
-        let mut bench = Bench::agreed(SIZE, structured, false);
+        let mut bench = Bench::negotiated(SIZE, structured, false);
         for (offset, len) in
             [(512, 512), (4096, 4096), (0, MIB), (512, MIB + 512), (SIZE - 32 * MIB, 32 * MIB)]
         {
@@ -185,7 +191,7 @@ fn writes_reach_the_disk_whatever_their_length() {
 #[test]
 fn a_write_that_fails_in_the_middle_is_answered_once_and_the_next_request_is_found() {
     for pace in [Pace::AtOnce, Pace::Later] {
-        let mut bench = Bench::agreed(SIZE, true, false);
+        let mut bench = Bench::negotiated(SIZE, true, false);
         bench.disk.fault = Some((4096..4097, Errno::NO_SPACE));
         bench.disk.pace = pace;
         let bytes = [write(0, 1, 0, &pattern(8 * MIB, 5)), request(0, FLUSH, 2, 0, 0)].concat();
@@ -209,7 +215,7 @@ fn a_write_that_fails_in_the_middle_is_answered_once_and_the_next_request_is_fou
 #[test]
 fn ranges_are_checked() {
     let end = SIZE as u64;
-    let mut bench = Bench::agreed(SIZE, true, true);
+    let mut bench = Bench::negotiated(SIZE, true, true);
     for (command, beyond) in
         [(READ, EINVAL), (WRITE, ENOSPC), (TRIM, EINVAL), (WRITE_ZEROES, ENOSPC), (BLOCK_STATUS, EINVAL)]
     {
@@ -246,7 +252,7 @@ fn ranges_are_checked() {
 #[test]
 fn four_gigabytes_less_a_sector_are_discarded_in_one_request() {
     // No byte array: only what is handed out is looked at.
-    let mut bench = Bench::agreed(4096, true, false);
+    let mut bench = Bench::negotiated(4096, true, false);
     let (server, client) = std::os::unix::net::UnixStream::pair().unwrap();
     let info = spillway_export::nbd::ExportInfo { size_bytes: 1 << 42, ..info(512) };
     bench.connection =
@@ -272,7 +278,7 @@ fn four_gigabytes_less_a_sector_are_discarded_in_one_request() {
 
 #[test]
 fn zero_lengths_are_answered_and_do_nothing() {
-    let mut bench = Bench::agreed(SIZE, true, true);
+    let mut bench = Bench::negotiated(SIZE, true, true);
     for offset in [0, SIZE as u64] {
         for command in [READ, WRITE, TRIM, WRITE_ZEROES] {
             let answer = bench.ask(&request(0, command, 1, offset, 0));
@@ -282,13 +288,13 @@ fn zero_lengths_are_answered_and_do_nothing() {
     }
     assert_eq!(bench.ask(&request(0, BLOCK_STATUS, 1, 0, 0)).error, EINVAL);
     assert!(bench.disk.log.is_empty());
-    let mut bench = Bench::agreed(SIZE, false, false);
+    let mut bench = Bench::negotiated(SIZE, false, false);
     assert_eq!(bench.exchange(&request(0, READ, 1, 0, 0)), simple_reply(0, 1));
 }
 
 #[test]
 fn flags_are_checked_by_command() {
-    let mut bench = Bench::agreed(SIZE, true, true);
+    let mut bench = Bench::negotiated(SIZE, true, true);
     let known = [
         (READ, FUA | DF),
         (WRITE, FUA),
@@ -313,7 +319,7 @@ fn flags_are_checked_by_command() {
 
 #[test]
 fn commands_that_are_not_known_are_invalid() {
-    let mut bench = Bench::agreed(SIZE, true, true);
+    let mut bench = Bench::negotiated(SIZE, true, true);
     for command in [CACHE, 8, 9, 255, u16::MAX] {
         assert_eq!(bench.ask(&request(0, command, 1, 0, 512)).error, EINVAL);
     }
@@ -324,7 +330,7 @@ fn commands_that_are_not_known_are_invalid() {
 
 #[test]
 fn fua_goes_to_the_disk() {
-    let mut bench = Bench::agreed(SIZE, true, false);
+    let mut bench = Bench::negotiated(SIZE, true, false);
     bench.exchange(&write(FUA, 1, 0, &vec![1; PIECE + 512]));
     bench.exchange(&request(FUA, WRITE_ZEROES, 2, 0, 512));
     bench.exchange(&write(0, 3, 0, &[1; 512]));
@@ -351,7 +357,7 @@ fn fua_goes_to_the_disk() {
 
 #[test]
 fn errors_are_those_that_the_protocol_has() {
-    let mut bench = Bench::agreed(SIZE, true, false);
+    let mut bench = Bench::negotiated(SIZE, true, false);
     for (errno, expected) in [
         (Errno::IO, EIO),
         (Errno::NO_SPACE, ENOSPC),
@@ -373,7 +379,7 @@ fn errors_are_those_that_the_protocol_has() {
 
 #[test]
 fn block_status_tells_extents() {
-    let mut bench = Bench::agreed(SIZE, true, true);
+    let mut bench = Bench::negotiated(SIZE, true, true);
     bench.disk.bytes[8 * KIB..20 * KIB].fill(1);
     let kib = |n: u32| n << 10;
     let answer = bench.ask(&request(0, BLOCK_STATUS, 1, 4096, kib(28)));
@@ -392,7 +398,7 @@ fn block_status_tells_extents() {
 
 #[test]
 fn block_status_is_bounded_and_never_empty() {
-    let mut bench = Bench::agreed(SIZE, true, true);
+    let mut bench = Bench::negotiated(SIZE, true, true);
     let mut ask = |one: u16, extents: Vec<(u64, ExtentKind)>| {
         std::io::Write::write_all(&mut bench.client, &request(one, BLOCK_STATUS, 1, 0, SIZE as u32)).unwrap();
         bench.connection.on_readable().unwrap();
@@ -423,13 +429,13 @@ fn block_status_is_bounded_and_never_empty() {
 
 #[test]
 fn block_status_needs_a_context() {
-    let mut bench = Bench::agreed(SIZE, true, false);
+    let mut bench = Bench::negotiated(SIZE, true, false);
     assert_eq!(bench.ask(&request(0, BLOCK_STATUS, 1, 0, 4096)).error, EINVAL);
 }
 
 #[test]
 fn a_disconnect_waits_for_what_is_outstanding() {
-    let mut bench = Bench::agreed(SIZE, true, false);
+    let mut bench = Bench::negotiated(SIZE, true, false);
     bench.disk.pace = Pace::Later;
     let bytes = [
         write(0, 1, 0, &[1; 4096]),
@@ -464,7 +470,7 @@ fn a_client_that_leaves_without_a_word_ends_the_connection() {
     for bytes in
         [vec![], request(0, READ, 1, 0, 512)[..13].to_vec(), write(0, 1, 0, &[0; 4096])[..2000].to_vec()]
     {
-        let mut bench = Bench::agreed(SIZE, true, false);
+        let mut bench = Bench::negotiated(SIZE, true, false);
         bench.send(&bytes);
         bench.client.shutdown(std::net::Shutdown::Both).unwrap();
         bench.turn();
@@ -473,7 +479,7 @@ fn a_client_that_leaves_without_a_word_ends_the_connection() {
         assert!(bench.connection.on_readable().is_err() && bench.connection.next().is_none());
     }
     // What was said before counts, a disconnect included.
-    let mut bench = Bench::agreed(SIZE, true, false);
+    let mut bench = Bench::negotiated(SIZE, true, false);
     let bytes = [write(0, 1, 0, &[9; 4096]), request(0, DISC, 2, 0, 0)].concat();
     std::io::Write::write_all(&mut bench.client, &bytes).unwrap();
     bench.client.shutdown(std::net::Shutdown::Write).unwrap();
@@ -484,7 +490,7 @@ fn a_client_that_leaves_without_a_word_ends_the_connection() {
 
 #[test]
 fn a_hangup_ends_a_connection_that_does_not_read() {
-    let mut bench = Bench::agreed(SIZE, true, false);
+    let mut bench = Bench::negotiated(SIZE, true, false);
     bench.disk.pace = Pace::Later;
     bench.send_until_stuck(&write(0, 1, 0, &vec![1; 8 * MIB]));
     assert!(!bench.connection.wants_read());
@@ -496,7 +502,7 @@ fn a_hangup_ends_a_connection_that_does_not_read() {
     assert_eq!(bench.connection.unfinished(), 0);
     assert!(!bench.receive());
     // After a disconnect the work goes on.
-    let mut bench = Bench::agreed(SIZE, true, false);
+    let mut bench = Bench::negotiated(SIZE, true, false);
     bench.disk.pace = Pace::Later;
     bench
         .send(&[write(0, 1, 0, &[1; 4096]), request(0, READ, 2, 0, 512), request(0, DISC, 3, 0, 0)].concat());
@@ -533,21 +539,22 @@ fn withdrawn_requests_are_not_answered() {
 
 #[test]
 fn a_wrong_magic_number_or_an_endless_payload_ends_the_connection() {
-    for bytes in [
-        vec![0; 28],
-        vec![0xff; 40],
-        request(0, WRITE, 1, 0, 32 * MIB as u32 + 1),
-        request(0, WRITE, 1, 0, u32::MAX),
+    for (bytes, kind) in [
+        (vec![0; 28], ErrorKind::Protocol),
+        (vec![0xff; 40], ErrorKind::Protocol),
+        (request(0, WRITE, 1, 0, 32 * MIB as u32 + 1), ErrorKind::Limit),
+        (request(0, WRITE, 1, 0, u32::MAX), ErrorKind::Limit),
     ] {
-        let mut bench = Bench::agreed(SIZE, true, false);
+        let mut bench = Bench::negotiated(SIZE, true, false);
         assert_eq!(bench.exchange(&bytes), []);
-        assert!(matches!(bench.ended, Some(Disconnect::Protocol(_))), "{:?}", bench.ended);
+        let Some(Disconnect::Fault(error)) = bench.ended else { panic!("{:?}", bench.ended) };
+        assert_eq!(error.kind, kind, "{error}");
     }
 }
 
 #[test]
 fn the_buffers_of_a_request_are_reached_inside_their_length_only() {
-    let mut bench = Bench::agreed(SIZE, true, false);
+    let mut bench = Bench::negotiated(SIZE, true, false);
     bench.disk.pace = Pace::Later;
     bench.send(&write(0, 1, 0, &[7; 1536]));
     let token = bench.disk.waiting[0].token;
@@ -573,7 +580,7 @@ fn held(disk: &Disk) -> usize {
 #[test]
 fn waiting_writes_hold_little_in_ordinary_flow() {
     for len in [4 * KIB, 64 * KIB, MIB, 32 * MIB] {
-        let mut bench = Bench::agreed(SIZE, true, false);
+        let mut bench = Bench::negotiated(SIZE, true, false);
         bench.disk.pace = Pace::Later;
         let bytes = write(0, 1, 0, &vec![1; len]).repeat(96 * MIB / len);
         let sent = bench.send_until_stuck(&bytes);
@@ -595,7 +602,7 @@ fn waiting_writes_hold_little_in_ordinary_flow() {
 
 #[test]
 fn a_discard_behind_waiting_writes_is_read_while_the_disk_is_full() {
-    let mut bench = Bench::agreed(SIZE, true, false);
+    let mut bench = Bench::negotiated(SIZE, true, false);
     bench.disk.pace = Pace::Later;
     let writes = write(0, 1, 0, &vec![1; MIB]).repeat(3);
     let first = bench.send_until_stuck(&writes);
@@ -620,7 +627,7 @@ fn a_discard_behind_waiting_writes_is_read_while_the_disk_is_full() {
 #[test]
 fn small_requests_are_bounded_in_number() {
     for (full, most) in [(false, 256), (true, 1024)] {
-        let mut bench = Bench::agreed(SIZE, true, false);
+        let mut bench = Bench::negotiated(SIZE, true, false);
         bench.connection.set_disk_full(full);
         bench.disk.pace = Pace::Later;
         bench.send_until_stuck(&request(0, TRIM, 1, 0, 512).repeat(40_000));
@@ -636,7 +643,7 @@ fn small_requests_are_bounded_in_number() {
 #[test]
 fn a_client_that_does_not_read_its_replies_is_stopped() {
     for (structured, len) in [(true, 4 * KIB), (true, 32 * MIB), (false, 4 * KIB), (false, MIB)] {
-        let mut bench = Bench::agreed(SIZE, structured, false);
+        let mut bench = Bench::negotiated(SIZE, structured, false);
         bench.shrink_socket();
         let count = 128 * MIB / len;
         bench.send_until_stuck(&request(0, READ, 1, 0, len as u32).repeat(count));
@@ -650,7 +657,7 @@ fn a_client_that_does_not_read_its_replies_is_stopped() {
 #[test]
 fn long_commands_of_both_kinds_pass_each_other_through_small_buffers() {
     // Reads and writes of 32 MiB at once, sent by a client that reads its replies when it cannot send.
-    let mut bench = Bench::agreed(SIZE, true, false);
+    let mut bench = Bench::negotiated(SIZE, true, false);
     bench.shrink_socket();
     bench.disk.pace = Pace::Later;
     let data = pattern(32 * MIB, 8);
@@ -685,7 +692,7 @@ fn long_commands_of_both_kinds_pass_each_other_through_small_buffers() {
 #[test]
 fn a_long_simple_read_passes_writes_that_wait_and_no_reply_comes_between() {
     for len in [2 * MIB, 8 * MIB] {
-        let mut bench = Bench::agreed(SIZE, false, false);
+        let mut bench = Bench::negotiated(SIZE, false, false);
         bench.disk.bytes = pattern(SIZE, 5);
         bench.connection.set_disk_full(true);
         bench.disk.pace = Pace::Later;

@@ -2,7 +2,7 @@
 //! share. Never looks at content.
 //!
 //! Invariant: a buffer is as large as the power of two above its request; all pools of a budget keep at most [`KEPT_BYTES`];
-//! what a pool has charged goes back to the budget with it.
+//! a pool that is dropped takes its charges off the budget.
 
 use super::protocol::{PIECE_BYTES, REQUEST_COST_BYTES, SHARED_BYTES, SHARED_BYTES_GATHERED, UNSENT_BYTES};
 use std::cell::Cell;
@@ -11,7 +11,7 @@ use std::rc::Rc;
 /// Memory for one request's data.
 pub struct Buffer {
     bytes: Box<[u8]>,
-    /// It was taken with others for one reply.
+    /// It was taken with others for one long read, and counts against that limit.
     gathered: bool,
 }
 
@@ -32,18 +32,18 @@ impl Buffer {
 const SMALLEST: usize = 512;
 const LARGEST: usize = PIECE_BYTES as usize;
 const CLASSES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
-/// What a pool keeps at most, and all pools of a budget together: what one connection may have unsent. Memory that was just
-/// given back to the host costs a page fault for every page when it is taken again, more than the copy of what goes there.
+/// The most free buffers that a pool keeps, and all pools of a budget together: as much as one connection may have unsent.
+/// Memory that was freed costs a page fault for every page when it is used again, which is more than the copy of its data.
 const KEPT_BYTES: usize = UNSENT_BYTES + LARGEST;
-/// With as much in use and kept nothing more is kept.
+/// With so many bytes in use and kept nothing more is kept.
 const HELD_TOGETHER_BYTES: usize = SHARED_BYTES + SHARED_BYTES_GATHERED + UNSENT_BYTES;
 
-/// The memory that all connections of a disk have for requests and replies. A clone is the same budget.
+/// The memory that all connections of a disk have for requests and replies. A clone shares the same budget.
 #[derive(Clone)]
 pub struct Budget(Rc<Shared>);
 
 struct Shared {
-    /// The most of `gathered`. One connection has half of it, and something for what is still to be sent.
+    /// The most of `gathered`. One connection may have half of it, and [`UNSENT_BYTES`] beside that.
     most_gathered: usize,
     used: Cell<usize>,
     gathered: Cell<usize>,
@@ -51,28 +51,28 @@ struct Shared {
 }
 
 impl Budget {
-    /// Nothing used.
+    /// A budget of which nothing is used.
     pub fn new() -> Budget {
         Budget::with_gathered_bytes(SHARED_BYTES_GATHERED)
     }
 
-    /// The same with another limit for gathered reads; with 0 every long read streams.
+    /// A budget with another limit for gathered reads; with 0 every long read streams.
     pub fn with_gathered_bytes(most_gathered: usize) -> Budget {
         let (used, gathered, kept) = Default::default();
         Budget(Rc::new(Shared { most_gathered, used, gathered, kept }))
     }
 
-    /// What unfinished requests and unsent replies hold, but for gathered reads.
+    /// Bytes that unfinished requests and unsent replies hold, without gathered reads.
     pub fn used_bytes(&self) -> usize {
         self.0.used.get()
     }
 
-    /// What gathered reads hold.
+    /// Bytes that gathered reads hold.
     pub fn gathered_bytes(&self) -> usize {
         self.0.gathered.get()
     }
 
-    /// What is kept for the next requests.
+    /// Bytes of free buffers that are kept for later requests.
     pub fn kept_bytes(&self) -> usize {
         self.0.kept.get()
     }
@@ -88,7 +88,7 @@ impl Default for Budget {
     }
 }
 
-/// Free buffers of one connection by size: 512 bytes, 1 KiB, ... 256 KiB; and what it has of the budget.
+/// Free buffers of one connection by size: 512 bytes, 1 KiB, ... 256 KiB; and its charges on the budget.
 pub struct Pool {
     free: [Vec<Buffer>; CLASSES],
     kept: usize,
@@ -102,22 +102,22 @@ impl Pool {
         Pool { free: Default::default(), kept: 0, charged: 0, gathered: 0, budget: budget.clone() }
     }
 
-    /// A buffer of at least `len` bytes; `len` is at most [`PIECE_BYTES`]. Its content is left over from earlier
-    /// requests of the same connection.
+    /// A buffer of at least `len` bytes; `len` is at most [`PIECE_BYTES`]. Its content is that of an earlier
+    /// request of the same connection.
     pub fn take(&mut self, len: usize) -> Buffer {
         let size = size_for(len);
         self.charge(size);
         self.of_size(size, false)
     }
 
-    /// Buffers for all pieces of a read at once, if there is room for them, for which nobody waits. They take nobody's
-    /// room but that of other such reads.
+    /// Buffers for all pieces of a read at once, if there is space for them now. They count only against the limit of
+    /// gathered reads.
     pub fn gather(&mut self, len: u32) -> Option<Vec<Buffer>> {
         let ends = (0..len).step_by(LARGEST);
         let sizes = ends.map(|at| size_for((len - at).min(PIECE_BYTES) as usize));
         let bytes: usize = sizes.clone().sum();
         let (most, together) = (self.budget.0.most_gathered, self.budget.gathered_bytes() + bytes);
-        // What is on its way out, less than that before more is taken in, keeps nothing from being gathered.
+        // Unsent replies, which are below `UNSENT_BYTES` when a request is taken in, keep no read from being gathered.
         if together > most || self.gathered + bytes > most / 2 + UNSENT_BYTES {
             return None;
         }
@@ -126,24 +126,25 @@ impl Pool {
         Some(sizes.map(|size| self.of_size(size, true)).collect())
     }
 
-    /// What gathered reads of this connection hold.
+    /// Bytes that gathered reads of this connection hold.
     pub fn gathered_bytes(&self) -> usize {
         self.gathered
     }
 
     fn of_size(&mut self, size: usize, gathered: bool) -> Buffer {
         if let Some(buffer) = self.free[class(size)].pop() {
-            self.keep_less(size);
+            self.uncount_kept(size);
             return Buffer { gathered, ..buffer };
         }
         while self.budget.held_bytes() > HELD_TOGETHER_BYTES
             && let Some(spare) = self.free.iter_mut().rev().find_map(Vec::pop)
         {
-            self.keep_less(spare.bytes.len());
+            self.uncount_kept(spare.bytes.len());
         }
         Buffer { bytes: vec![0; size].into_boxed_slice(), gathered }
     }
 
+    /// Takes a buffer back, and keeps or frees it.
     pub fn give(&mut self, buffer: Buffer) {
         let size = buffer.bytes.len();
         if buffer.gathered {
@@ -159,28 +160,28 @@ impl Pool {
         }
     }
 
-    /// Whether there is room in the budget for so much, at most [`PIECE_BYTES`]. A connection that has nothing yet may always have one
-    /// piece, so that each of them goes on whatever the others hold.
-    pub fn has_room(&self, bytes: usize, disk_full: bool) -> bool {
-        // What waits when the disk fills must not take all of it: a discard behind it is to be read.
+    /// Whether the budget has space for so many bytes, at most [`PIECE_BYTES`]. A connection without any charge may always
+    /// have one piece, so that each of them goes on whatever the others hold.
+    pub fn has_space(&self, bytes: usize, disk_full: bool) -> bool {
+        // Writes that wait when the disk becomes full must not take all of it: a discard behind them is to be read.
         let most = if disk_full { SHARED_BYTES } else { SHARED_BYTES / 2 };
         self.budget.used_bytes() + bytes <= most || self.charged == 0
     }
 
-    /// A request begins: what it costs beside its buffer.
+    /// Charges a request that begins for what it takes beside its buffer.
     pub fn charge_request(&mut self) {
         self.charge(REQUEST_COST_BYTES);
     }
 
-    /// A request has ended.
+    /// Takes that charge of a request that has ended back.
     pub fn uncharge_request(&mut self) {
         self.uncharge(REQUEST_COST_BYTES);
     }
 
-    /// Gives everything kept back to the host.
+    /// Frees all buffers that are kept.
     pub fn clear(&mut self) {
         self.free = Default::default();
-        self.keep_less(self.kept);
+        self.uncount_kept(self.kept);
     }
 
     fn charge(&mut self, bytes: usize) {
@@ -198,7 +199,7 @@ impl Pool {
         self.budget.0.gathered.set(self.budget.gathered_bytes() - bytes);
     }
 
-    fn keep_less(&mut self, bytes: usize) {
+    fn uncount_kept(&mut self, bytes: usize) {
         self.kept -= bytes;
         self.budget.0.kept.set(self.budget.kept_bytes() - bytes);
     }
@@ -212,7 +213,7 @@ impl Drop for Pool {
     }
 }
 
-/// What a buffer for `len` bytes takes.
+/// The size of a buffer for `len` bytes.
 #[inline]
 pub fn size_for(len: usize) -> usize {
     len.next_power_of_two().max(SMALLEST)
@@ -245,7 +246,7 @@ mod tests {
         out.into_iter().for_each(|buffer| pool.give(buffer));
         assert_eq!(pool.kept, KEPT_BYTES);
         assert_eq!(pool.free[CLASSES - 1].len(), KEPT_BYTES / LARGEST);
-        // Other sizes take the room of what is kept.
+        // Buffers of other sizes take the place of those that are kept.
         let small: Vec<_> = (0..HELD_TOGETHER_BYTES / 4096).map(|_| pool.take(4096)).collect();
         assert!(pool.budget.held_bytes() <= HELD_TOGETHER_BYTES + LARGEST, "{}", pool.budget.held_bytes());
         small.into_iter().for_each(|buffer| pool.give(buffer));
@@ -259,15 +260,15 @@ mod tests {
         let budget = Budget::new();
         let mut pools: Vec<Pool> = (0..100).map(|_| Pool::new(&budget)).collect();
         let mut out = Vec::new();
-        while pools[0].has_room(LARGEST, true) {
+        while pools[0].has_space(LARGEST, true) {
             out.push(pools[0].take(LARGEST));
         }
         assert_eq!(budget.used_bytes(), SHARED_BYTES);
-        assert!(!pools[0].has_room(512, false));
+        assert!(!pools[0].has_space(512, false));
         // The first piece of each is beyond it.
-        assert!(pools[1].has_room(LARGEST, true));
+        assert!(pools[1].has_space(LARGEST, true));
         let first = pools[1].take(LARGEST);
-        assert!(!pools[1].has_room(512, true));
+        assert!(!pools[1].has_space(512, true));
         // What is gathered has room of its own.
         let mut gathered = Vec::new();
         let most = SHARED_BYTES_GATHERED / 2 + UNSENT_BYTES;

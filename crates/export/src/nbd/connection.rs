@@ -1,32 +1,33 @@
 //! One client: its socket, its input and output, and which phase it is in. The only file here that reads from a
 //! socket; it never waits for one.
 //!
-//! Invariant: once a connection has ended it reads nothing, hands out nothing and says why at every turn.
+//! Invariant: a connection that has ended reads nothing, hands out nothing, and returns the same reason at every call.
 
 use super::buffer::{Budget, Pool};
+use super::error::{Error, ErrorKind};
 use super::handshake::{Handshake, Progress};
 use super::input::Input;
 use super::output::Output;
-use super::protocol::MIN_BLOCK_BYTES;
+use super::protocol::{MAX_STRING_BYTES, MIN_BLOCK_BYTES};
 use super::reply;
 use super::transmission::{BlockStatusId, ExtentKind, Transmission, Work};
+use crate::figures::Figures;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno as SystemErrno;
 use rustix::net::{RecvFlags, recv, sockopt};
 use spillway_core::{Errno, GuestBuffers, Token, copy_past_caches, is_zero};
-use std::fmt;
-use std::io::{self, IoSliceMut};
+use std::io::IoSliceMut;
 use std::time::Duration;
 
 /// How long a client may take to choose its export.
 pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What the socket is asked to hold of unsent replies, so that large reads need few turns.
+/// The send buffer that the socket is asked for, so that large reads need few turns.
 const SEND_BUFFER_BYTES: usize = 2 << 20;
-/// What one turn reads from one client at most, so that others have their turn.
+/// The most that one turn reads from one client, so that the others get theirs.
 const TURN_BYTES: usize = 1 << 20;
-/// What a request without data counts for in that.
+/// The bytes of a turn that each request counts for.
 const TURN_REQUEST_BYTES: usize = 1 << 10;
 
 /// The disk as it shows itself to NBD clients. Flush, FUA, trim, write-zeroes, fast zero and multi-conn are always
@@ -37,72 +38,41 @@ pub struct ExportInfo {
     pub size_bytes: u64,
     /// Name of the export, at most 4096 bytes, no NUL. The default export, `""`, is served under any name.
     pub name: String,
-    /// For people, at most 4096 bytes, no NUL; may be empty.
+    /// A description for people, at most 4096 bytes, no NUL; may be empty.
     pub description: String,
 }
 
 impl ExportInfo {
-    /// Whether a client means this export by `name`.
-    pub(super) fn is_called(&self, name: &[u8]) -> bool {
+    /// Whether `name`, as a client sends it, means this export.
+    pub(super) fn has_name(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.name.as_bytes()
     }
 }
 
 /// Why a connection has ended.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Disconnect {
-    /// The client took its leave, and has all its answers.
+    /// The client sent NBD_CMD_DISC or NBD_OPT_ABORT, and has all its replies.
+    #[error("the NBD client disconnected")]
     Finished,
-    /// The client closed the socket without a word.
+    /// The client closed the socket without that.
+    #[error("the NBD client closed its connection")]
     Closed,
-    /// The client broke the protocol: how.
-    Protocol(&'static str),
-    /// The socket failed.
-    Socket(io::Error),
-    /// A read failed when its reply had begun, which only the end of the connection can tell.
-    LateError,
+    /// This side ends it because of an error.
+    #[error(transparent)]
+    Fault(#[from] Error),
 }
 
 impl Disconnect {
-    /// Whether this is how clients leave, and not worth a line in a log.
+    /// Whether this is how clients usually leave, and not worth a line in a log.
     pub fn is_ordinary(&self) -> bool {
         matches!(self, Disconnect::Finished | Disconnect::Closed)
     }
-
-    fn again(&self) -> Disconnect {
-        match self {
-            Disconnect::Finished => Disconnect::Finished,
-            Disconnect::Closed => Disconnect::Closed,
-            Disconnect::Protocol(what) => Disconnect::Protocol(what),
-            Disconnect::LateError => Disconnect::LateError,
-            Disconnect::Socket(error) => Disconnect::Socket(match error.raw_os_error() {
-                Some(code) => io::Error::from_raw_os_error(code),
-                None => error.kind().into(),
-            }),
-        }
-    }
 }
-
-impl fmt::Display for Disconnect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Disconnect::Finished => f.write_str("the NBD client disconnected"),
-            Disconnect::Closed => f.write_str("the NBD client closed its connection"),
-            Disconnect::Protocol(what) => write!(f, "the NBD client broke the protocol: {what}"),
-            Disconnect::Socket(error) => write!(f, "the NBD client's socket failed: {error}"),
-            Disconnect::LateError => f.write_str(
-                "a read failed when the first part of it was sent, and the NBD client did not agree on \
-                 structured replies, which could have said so",
-            ),
-        }
-    }
-}
-
-impl std::error::Error for Disconnect {}
 
 enum Phase {
     Handshake(Handshake),
-    /// The client gave up: only its answer is still to be sent.
+    /// The client has sent NBD_OPT_ABORT: only its reply is still to be sent.
     Aborting,
     Transmission(Box<Transmission>),
 }
@@ -111,40 +81,42 @@ enum Phase {
 pub struct Connection {
     socket: OwnedFd,
     info: ExportInfo,
-    /// Its number in its tokens.
+    /// The connection's number in its tokens.
     id: u16,
     phase: Phase,
     input: Input,
     output: Output,
     pool: Pool,
     disk_full: bool,
-    /// The last receive filled all the room it had: there may be more.
+    /// The last receive filled the buffers that it had: there may be more.
     more_expected: bool,
-    /// What may still be read in this turn.
+    /// Bytes that may still be read in this turn.
     turn_bytes: usize,
-    /// The client has closed its side; what is buffered still counts.
+    /// The client has closed its side. Input that is buffered is still carried out.
     end_of_input: bool,
     ended: Option<Disconnect>,
 }
 
 impl Connection {
     /// Takes over a connected stream socket, makes it non-blocking and queues the greeting. `id` is the
-    /// connection's number in its tokens, `budget` what all connections of the disk share.
-    pub fn new(socket: OwnedFd, info: ExportInfo, id: u16, budget: &Budget) -> io::Result<Connection> {
+    /// connection's number in its tokens; all connections of the disk share `budget`.
+    ///
+    /// # Errors
+    /// The size of the export is no multiple of 512, its name or its description is too long or has a NUL, or a system
+    /// call failed.
+    pub fn new(socket: OwnedFd, info: ExportInfo, id: u16, budget: &Budget) -> Result<Connection, Error> {
         if !info.size_bytes.is_multiple_of(u64::from(MIN_BLOCK_BYTES)) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("an NBD export of {} bytes: the size has to be a multiple of 512", info.size_bytes),
-            ));
+            let reason = "the size of the NBD export is not a multiple of 512 bytes";
+            return Err(Error::new(ErrorKind::InvalidExport, reason).figures(Figures::Found(info.size_bytes)));
         }
-        let unsayable = |text: &String| text.len() > super::protocol::MAX_STRING_BYTES || text.contains('\0');
-        if [&info.name, &info.description].into_iter().any(unsayable) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "an NBD export's name and description can have at most 4096 bytes each, and no NUL",
-            ));
+        let is_invalid = |text: &String| text.len() > MAX_STRING_BYTES || text.contains('\0');
+        if [&info.name, &info.description].into_iter().any(is_invalid) {
+            let reason = "the name or the description of the NBD export has a NUL, or more than 4096 bytes";
+            return Err(Error::new(ErrorKind::InvalidExport, reason));
         }
-        fcntl_setfl(&socket, fcntl_getfl(&socket)? | OFlags::NONBLOCK)?;
+        fcntl_getfl(&socket)
+            .and_then(|flags| fcntl_setfl(&socket, flags | OFlags::NONBLOCK))
+            .map_err(|errno| Error::io("the client's socket cannot be made non-blocking", errno))?;
         // Best effort: past net.core.wmem_max only with privileges; Nagle's algorithm only with TCP.
         if sockopt::set_socket_send_buffer_size_force(&socket, SEND_BUFFER_BYTES).is_err() {
             let _ = sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER_BYTES);
@@ -173,8 +145,8 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// The socket has input (or the reactor supposes so): receives until there is no more or there is enough to
-    /// work on. [`Connection::next`] has the outcome.
+    /// To be called when the socket has input, or may have: receives until there is no more, or enough to work on.
+    /// [`Connection::next`] returns the work.
     pub fn on_readable(&mut self) -> Result<(), Disconnect> {
         self.check()?;
         self.turn_bytes = TURN_BYTES;
@@ -189,18 +161,18 @@ impl Connection {
         self.flush_output()
     }
 
-    /// The peer has closed both directions (POLLHUP): nobody waits for answers. To be called when that is
-    /// reported while the connection does not want to read; ends it unless the client took its leave before,
-    /// in which case what it asked for is still carried out. After an `Ok` it need not be polled for again.
+    /// To be called when the peer has closed both directions (POLLHUP) while the connection does not want to read: nobody
+    /// waits for replies. Ends the connection, unless the client had disconnected before: then its commands are still
+    /// carried out. After an `Ok` it need not be polled for again.
     pub fn on_hangup(&mut self) -> Result<(), Disconnect> {
-        if !self.is_leaving() && !self.wants_read() {
+        if !self.is_disconnecting() && !self.wants_read() {
             self.end(Disconnect::Closed);
         }
         self.check()
     }
 
-    /// The client took its leave: what it asked for is still carried out.
-    pub fn is_leaving(&self) -> bool {
+    /// Whether the client has sent NBD_CMD_DISC or NBD_OPT_ABORT: its commands are still carried out.
+    pub fn is_disconnecting(&self) -> bool {
         match &self.phase {
             Phase::Transmission(transmission) => transmission.is_disconnecting(),
             Phase::Aborting => true,
@@ -208,7 +180,7 @@ impl Connection {
         }
     }
 
-    /// The next thing to be done for this client. `None`: it waits for input, for completions, or for room.
+    /// The next thing to be done for this client. `None`: it waits for input, for completions, or for space.
     #[allow(clippy::should_implement_trait, reason = "an iterator that goes on after None would mislead")]
     pub fn next(&mut self) -> Option<Work> {
         while self.ended.is_none() {
@@ -224,7 +196,7 @@ impl Connection {
                             self.phase = Phase::Aborting;
                             return None;
                         }
-                        Ok(Progress::Waits) => Ok(None),
+                        Ok(Progress::NeedsInput) => Ok(None),
                         Err(reason) => Err(reason),
                     }
                 }
@@ -257,8 +229,8 @@ impl Connection {
         None
     }
 
-    /// Whether the reactor is to wait for output to be possible. Also true while [`Connection::next`] could go on
-    /// because output has left meanwhile: the wait is over at once.
+    /// Whether the reactor is to wait until output is possible. Also true when output that was sent has made further work
+    /// possible for [`Connection::next`]: then that wait ends at once.
     pub fn wants_write(&self) -> bool {
         self.ended.is_none()
             && (!self.output.is_empty()
@@ -269,14 +241,14 @@ impl Connection {
                 })
     }
 
-    /// Whether replies wait to be sent: what is left of [`Connection::wants_write`] for a reactor that takes no more
-    /// work.
+    /// Whether replies wait to be sent. For a reactor that takes no more work, this takes the place of
+    /// [`Connection::wants_write`].
     pub fn has_output(&self) -> bool {
         self.ended.is_none() && !self.output.is_empty()
     }
 
-    /// Whether the reactor is to wait for input. False while it has more than it can take: completions, or
-    /// output that leaves, change that.
+    /// Whether the reactor is to wait for input. False while the connection has as much as it may hold: completions and
+    /// sent output change that.
     pub fn wants_read(&self) -> bool {
         self.ended.is_none() && !self.end_of_input && self.wants_input()
     }
@@ -289,31 +261,32 @@ impl Connection {
         }
     }
 
-    /// Sends what is queued as far as the socket takes it. Called once per turn, after the completions: replies
-    /// of the turn leave together. Says when the connection has ended.
+    /// Sends queued output until the socket takes no more. Called once per turn, after the completions, so that the
+    /// replies of a turn are sent together.
     pub fn flush_output(&mut self) -> Result<(), Disconnect> {
         self.check()?;
         if let Err(error) = self.output.send(self.socket.as_fd(), &mut self.pool) {
             match error {
-                // What it asked for before it took its leave is carried out, though it does not wait for it.
-                SystemErrno::PIPE | SystemErrno::CONNRESET if self.is_leaving() => {
+                // Its commands are carried out, though it does not wait for the replies.
+                SystemErrno::PIPE | SystemErrno::CONNRESET if self.is_disconnecting() => {
                     self.output.clear(&mut self.pool);
                 }
                 SystemErrno::PIPE | SystemErrno::CONNRESET => self.end(Disconnect::Closed),
-                error => self.end(Disconnect::Socket(error.into())),
+                errno => self.end(socket_failed(errno)),
             }
         }
         let done = match &self.phase {
             Phase::Transmission(transmission) => transmission.is_done(),
             Phase::Handshake(_) | Phase::Aborting => true,
         };
-        if self.is_leaving() && done && self.output.is_empty() && self.ended.is_none() {
+        if self.is_disconnecting() && done && self.output.is_empty() && self.ended.is_none() {
             self.end(Disconnect::Finished);
         }
         self.check()
     }
 
-    /// How long after its creation the connection has to be ended if this still says so then.
+    /// How long after its creation the connection has to be ended if its handshake is not done by then. `None`: it is
+    /// done.
     pub fn handshake_deadline(&self) -> Option<Duration> {
         match self.phase {
             Phase::Handshake(_) | Phase::Aborting => Some(HANDSHAKE_DEADLINE),
@@ -329,8 +302,8 @@ impl Connection {
         }
     }
 
-    /// The disk has no room, writes wait for it (or has room again): see *Memory and back-pressure* in the
-    /// module's documentation. [`Connection::next`] may have more after this.
+    /// To be called when the disk becomes full, so that writes wait, and when it no longer is: see *Memory and
+    /// back-pressure* in the module's documentation. [`Connection::next`] may have more after this.
     pub fn set_disk_full(&mut self, full: bool) {
         self.disk_full = full;
         if let Phase::Transmission(transmission) = &mut self.phase {
@@ -338,14 +311,14 @@ impl Connection {
         }
     }
 
-    /// Gives back what is kept for the next request: for a connection that has been quiet for a while. The input
+    /// Frees the buffers that are kept for later requests: for a connection that has been idle for a while. The input
     /// buffer of 64 KiB stays.
     pub fn release_idle_memory(&mut self) {
         self.pool.clear();
     }
 
-    /// Answers a block status request. Extents of (bytes, kind) follow one another from the request's offset on
-    /// and may reach past its end; as many as are known, at best all up to the end.
+    /// Answers a block status request. Extents of (bytes, kind) follow one another from the request's offset on and may
+    /// reach past its end; they need not reach it.
     pub fn answer_block_status(
         &mut self,
         id: BlockStatusId,
@@ -356,7 +329,7 @@ impl Connection {
         }
     }
 
-    /// The memory of a read or write request, for who can use it in place: bytes `at..at + len` of its data.
+    /// The memory of a read or write request, to be used in place: bytes `at..at + len` of its data.
     pub fn data(&mut self, token: Token, at: u32, len: usize) -> Result<&mut [u8], Errno> {
         match &mut self.phase {
             Phase::Transmission(transmission) => transmission.data(token, at, len).ok_or(Errno::FAULT),
@@ -366,7 +339,7 @@ impl Connection {
 
     fn check(&self) -> Result<(), Disconnect> {
         match &self.ended {
-            Some(reason) => Err(reason.again()),
+            Some(reason) => Err(*reason),
             None => Ok(()),
         }
     }
@@ -375,7 +348,7 @@ impl Connection {
         self.ended = Some(reason);
     }
 
-    /// Receives once, into the payload that is awaited and the input buffer behind it.
+    /// Receives once, into the payload that is expected and the input buffer behind it.
     fn receive(&mut self) {
         loop {
             let payload = match &mut self.phase {
@@ -417,10 +390,15 @@ impl Connection {
                     return;
                 }
                 Err(SystemErrno::CONNRESET) => return self.end(Disconnect::Closed),
-                Err(error) => return self.end(Disconnect::Socket(error.into())),
+                Err(errno) => return self.end(socket_failed(errno)),
             }
         }
     }
+}
+
+#[cold]
+fn socket_failed(errno: SystemErrno) -> Disconnect {
+    Error::io("the client's socket failed", errno).into()
 }
 
 impl GuestBuffers for Connection {

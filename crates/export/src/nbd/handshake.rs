@@ -1,24 +1,26 @@
 //! The handshake: from the client's flags to the transmission phase, option by option. Looks at input and queues
 //! output; touches no socket.
 //!
-//! Invariant: an option is looked at only when all of its data is there, and data that is too long to be held is
+//! Invariant: an option is parsed only when all of its data is there, and data that is longer than the input buffer is
 //! skipped, so that the next option is parsed whatever this one was.
 
 use super::connection::{Disconnect, ExportInfo};
+use super::error::{Error, ErrorKind};
 use super::input::Input;
 use super::output::Output;
 use super::protocol::*;
 use super::reply;
-use super::request::Agreed;
+use super::request::Negotiated;
+use crate::figures::Figures;
 
 /// Where the handshake stands after some input.
 #[derive(Debug)]
 pub enum Progress {
-    /// More input is needed.
-    Waits,
+    /// More input, or sent output, is needed.
+    NeedsInput,
     /// The client has chosen its export: requests follow.
-    Transmission(Agreed),
-    /// The client has left politely: end when the answer is sent.
+    Transmission(Negotiated),
+    /// The client has sent NBD_OPT_ABORT: the connection ends when the reply is sent.
     Aborted,
 }
 
@@ -28,9 +30,11 @@ pub struct Handshake {
     structured: bool,
     /// Whether `base:allocation` is selected.
     allocation: bool,
+    /// Options that have come.
     options: u32,
-    received: u64,
-    /// An option too long to be held: its number and how many bytes of its data are still to come.
+    /// Bytes of option data that have come.
+    option_bytes: u64,
+    /// An option whose data is too long: its number, and how many bytes of it are still to come.
     skipping: Option<(u32, u32)>,
     waits_for_output: bool,
 }
@@ -67,7 +71,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A refusal: reply type and words.
+/// Why an option is refused: reply type and text.
 type Refusal = (u32, &'static str);
 
 const MALFORMED: Refusal = (REP_ERR_INVALID, "the option's data is malformed");
@@ -82,7 +86,7 @@ impl Handshake {
             structured: false,
             allocation: false,
             options: 0,
-            received: 0,
+            option_bytes: 0,
             skipping: None,
             waits_for_output: false,
         }
@@ -101,15 +105,16 @@ impl Handshake {
         info: &ExportInfo,
     ) -> Result<Progress, Disconnect> {
         if self.client_flags.is_none() {
-            let Some(bytes) = input.peek() else { return Ok(Progress::Waits) };
+            let Some(bytes) = input.peek() else { return Ok(Progress::NeedsInput) };
             let flags = u32::from_be_bytes(*bytes);
             input.consume(4);
             if flags & !u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES) != 0 {
-                return Err(Disconnect::Protocol("unknown client flags"));
+                let error = Error::protocol("unknown client flags");
+                return Err(error.figures(Figures::Bits(flags.into())).into());
             }
             self.client_flags = Some(flags);
         }
-        // A client that sends options and reads no replies waits for itself.
+        // The options of a client that reads no replies wait.
         self.waits_for_output = false;
         while output.bytes() < UNSENT_HANDSHAKE_BYTES {
             if let Some((option, remaining)) = self.skipping {
@@ -117,7 +122,7 @@ impl Handshake {
                 input.consume(n);
                 if n < remaining as usize {
                     self.skipping = Some((option, remaining - n as u32));
-                    return Ok(Progress::Waits);
+                    return Ok(Progress::NeedsInput);
                 }
                 self.skipping = None;
                 match option {
@@ -136,25 +141,33 @@ impl Handshake {
                 }
                 continue;
             }
-            let Some(header) = input.peek::<OPTION_BYTES>() else { return Ok(Progress::Waits) };
+            let Some(header) = input.peek::<OPTION_BYTES>() else { return Ok(Progress::NeedsInput) };
             let mut fields = Fields(header);
             if fields.take(8) != Some(&IHAVEOPT.to_be_bytes()) {
-                return Err(Disconnect::Protocol("an option did not start with its magic number"));
+                return Err(Error::protocol("an option does not start with its magic number").into());
             }
-            let (Some(option), Some(len)) = (fields.u32(), fields.u32()) else { return Ok(Progress::Waits) };
+            let (Some(option), Some(len)) = (fields.u32(), fields.u32()) else {
+                return Ok(Progress::NeedsInput);
+            };
             if option == OPT_EXPORT_NAME && len as usize > MAX_STRING_BYTES {
-                return Err(Disconnect::Protocol("an export name was longer than 4096 bytes"));
+                let error = Error::new(ErrorKind::Limit, "the export name has too many bytes");
+                return Err(error.above(len, MAX_STRING_BYTES as u64).in_option(option).into());
             }
-            let held = len as usize <= MAX_OPTION_BYTES;
-            if held && input.len() < OPTION_BYTES + len as usize {
-                return Ok(Progress::Waits);
+            let fits = len as usize <= MAX_OPTION_BYTES;
+            if fits && input.len() < OPTION_BYTES + len as usize {
+                return Ok(Progress::NeedsInput);
             }
             self.options += 1;
-            self.received += u64::from(len);
-            if self.options > MAX_OPTIONS || self.received > MAX_HANDSHAKE_BYTES {
-                return Err(Disconnect::Protocol("the handshake went on for too long"));
+            self.option_bytes += u64::from(len);
+            if self.options > MAX_OPTIONS {
+                let error = Error::new(ErrorKind::Limit, "the handshake has too many options");
+                return Err(error.above(self.options, MAX_OPTIONS).in_option(option).into());
             }
-            if !held {
+            if self.option_bytes > MAX_HANDSHAKE_BYTES {
+                let error = Error::new(ErrorKind::Limit, "the options of the handshake have too many bytes");
+                return Err(error.above(self.option_bytes, MAX_HANDSHAKE_BYTES).in_option(option).into());
+            }
+            if !fits {
                 input.consume(OPTION_BYTES);
                 self.skipping = Some((option, len));
                 continue;
@@ -167,7 +180,7 @@ impl Handshake {
             }
         }
         self.waits_for_output = true;
-        Ok(Progress::Waits)
+        Ok(Progress::NeedsInput)
     }
 
     fn option(
@@ -179,15 +192,16 @@ impl Handshake {
     ) -> Result<Option<Progress>, Disconnect> {
         let result = match option {
             OPT_EXPORT_NAME => {
-                if !info.is_called(data) {
-                    return Err(Disconnect::Protocol("the client asked for an unknown export"));
+                if !info.has_name(data) {
+                    let error = Error::new(ErrorKind::UnknownExport, "there is no export of this name");
+                    return Err(error.in_option(option).into());
                 }
                 output.small(&info.size_bytes.to_be_bytes());
                 output.small(&self.transmission_flags().to_be_bytes());
                 if self.client_flags.unwrap_or(0) & u32::from(FLAG_NO_ZEROES) == 0 {
                     output.small(&[0; 124]);
                 }
-                return Ok(Some(Progress::Transmission(self.agreed(info))));
+                return Ok(Some(Progress::Transmission(self.negotiated(info))));
             }
             OPT_ABORT => {
                 reply::option(output, option, REP_ACK, &[]);
@@ -198,7 +212,7 @@ impl Handshake {
             OPT_GO => match self.info(option, data, output, info) {
                 Ok(()) => {
                     reply::option(output, option, REP_ACK, &[]);
-                    return Ok(Some(Progress::Transmission(self.agreed(info))));
+                    return Ok(Some(Progress::Transmission(self.negotiated(info))));
                 }
                 Err(refusal) => Err(refusal),
             },
@@ -220,8 +234,8 @@ impl Handshake {
         Ok(None)
     }
 
-    fn agreed(&self, info: &ExportInfo) -> Agreed {
-        Agreed {
+    fn negotiated(&self, info: &ExportInfo) -> Negotiated {
+        Negotiated {
             size_bytes: info.size_bytes,
             structured: self.structured,
             block_status: self.structured && self.allocation,
@@ -257,7 +271,7 @@ impl Handshake {
         if !fields.0.is_empty() {
             return Err(MALFORMED);
         }
-        if !info.is_called(name) {
+        if !info.has_name(name) {
             return Err(UNKNOWN_EXPORT);
         }
         let mut send = |kind: u16, parts: [&[u8]; 3]| {
@@ -287,7 +301,7 @@ impl Handshake {
     ) -> Result<(), Refusal> {
         let setting = option == OPT_SET_META_CONTEXT;
         if setting {
-            // The earlier selection is gone even if this one fails.
+            // The earlier selection is dropped even if this one fails.
             self.allocation = false;
         }
         if !self.structured {
@@ -308,7 +322,7 @@ impl Handshake {
         if !fields.0.is_empty() {
             return Err(MALFORMED);
         }
-        if !info.is_called(name) {
+        if !info.has_name(name) {
             return Err(UNKNOWN_EXPORT);
         }
         if matches {

@@ -1,6 +1,6 @@
-//! What the client has sent and nobody has looked at yet. Never holds more than [`INPUT_BYTES`].
+//! Input of the client that has not been parsed yet. Never holds more than [`INPUT_BYTES`].
 //!
-//! Invariant: bytes leave in the order in which they came.
+//! Invariant: bytes are taken out in the order in which they were received.
 
 /// Size of the input buffer: one receive fetches many small requests.
 pub const INPUT_BYTES: usize = 64 << 10;
@@ -33,7 +33,7 @@ impl Input {
         self.unread().first_chunk()
     }
 
-    /// Forgets the first `n` unread bytes.
+    /// Drops the first `n` unread bytes.
     #[inline]
     pub fn consume(&mut self, n: usize) {
         assert!(n <= self.len());
@@ -44,7 +44,7 @@ impl Input {
         }
     }
 
-    /// Moves as many unread bytes as fit into `to`; says how many.
+    /// Moves as many unread bytes as fit into `to`. Returns how many.
     pub fn move_to(&mut self, to: &mut [u8]) -> usize {
         let n = self.len().min(to.len());
         to[..n].copy_from_slice(&self.unread()[..n]);
@@ -52,7 +52,7 @@ impl Input {
         n
     }
 
-    /// Where more can be received. Moves what is unread to the front when little room is left behind it.
+    /// The free space, to be received into. Moves unread bytes to the front when there is little space behind them.
     pub fn space(&mut self) -> &mut [u8] {
         if self.start > 0 && self.bytes.len() - self.end < self.bytes.len() / 2 {
             self.bytes.copy_within(self.start..self.end, 0);

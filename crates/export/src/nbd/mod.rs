@@ -18,9 +18,9 @@
 //!             ask for POLLIN if wants_read(), POLLOUT if wants_write(); POLLHUP always
 //! ```
 //!
-//! `next()` is to be called after every one of the others: completions and output that left make room for input
-//! that is buffered already. What becomes possible by `flush_output` at the end of the turn shows as
-//! `wants_write()`: the poll returns at once.
+//! Call `next()` after every one of the others: completions and sent output free space for input that is buffered
+//! already. When `flush_output` frees space at the end of the turn, `wants_write()` is true and the poll returns at
+//! once.
 //!
 //! A connection ends when a method returns [`Disconnect`]: the reactor withdraws what is
 //! [unfinished](Connection::unfinished) (the disk completes it with `Errno::CANCELED`) and drops the connection
@@ -31,18 +31,21 @@
 //!
 //! A command of up to 32 MiB becomes requests of at most 256 KiB, each with its own pooled buffer of its size. In
 //! ordinary flow a connection takes in no further data while its unfinished requests or its unsent replies hold
-//! more than 1 MiB. When the disk has no room and writes wait for it ([`Event::Full`](spillway_core::Event)),
-//! that would keep a discard from being read which would free the way: the reactor says so with
-//! [`set_disk_full`](Connection::set_disk_full), and up to 4 MiB of unfinished requests are taken in. A read of
-//! more than 256 KiB for a client without structured replies is gathered before its header is sent, up to 5 MiB of such
-//! reads with those on their way out. What finds no room for that is read and sent piece by piece: other replies wait meanwhile, and so does everything that the
-//! client has sent after it (even if a later piece waits for a write that waits for room, and a discard behind the read would make
-//! it); an error after the first piece ends the connection ([`Disconnect::LateError`]).
+//! more than 1 MiB. When the disk is full and writes wait for it ([`Event::Full`](spillway_core::Event)), this rule would
+//! keep a discard from being read that would free space. So the reactor calls
+//! [`set_disk_full`](Connection::set_disk_full), and up to 4 MiB of unfinished requests are taken in.
 //!
-//! All connections of a disk share a [`Budget`]: together they hold 4 MiB, 8 MiB of gathered reads, and beyond that two pieces of 256 KiB
-//! each, the second only in the middle of a read that is sent piece by piece: so none of them is kept from going on by what others do not
-//! finish or do not read, though it may go slower. Beside it each has 64 KiB of input and up to 64 KiB of headers, and free buffers of 1 MiB in all are
-//! kept until [`release_idle_memory`](Connection::release_idle_memory).
+//! A read of more than 256 KiB for a client without structured replies is gathered before its header is sent. A
+//! connection gathers up to 5 MiB of such reads, including those that are being sent. A read that does not fit is read
+//! and sent piece by piece. Other replies wait meanwhile, and so does everything that the client has sent after it, even
+//! if a later piece waits for a write that waits for space, and a discard behind the read would free some. An error
+//! after the first piece ends the connection ([`ErrorKind::LateReadError`]).
+//!
+//! All connections of a disk share a [`Budget`]: together they hold 4 MiB, 8 MiB of gathered reads, and beyond that two
+//! pieces of 256 KiB each, the second only in the middle of a read that is sent piece by piece. So a client that does
+//! not read its replies may slow others down, but never stops them. Beside the budget each connection has 64 KiB of
+//! input and up to 64 KiB of headers. Free buffers of 1 MiB in all are kept until
+//! [`release_idle_memory`](Connection::release_idle_memory).
 //!
 //! # Tokens
 //!
@@ -50,6 +53,7 @@
 
 mod buffer;
 mod connection;
+mod error;
 mod handshake;
 mod input;
 mod output;
@@ -61,5 +65,6 @@ mod transmission;
 
 pub use buffer::Budget;
 pub use connection::{Connection, Disconnect, ExportInfo, HANDSHAKE_DEADLINE};
+pub use error::{Context, Error, ErrorKind};
 pub use protocol::MAX_EXTENTS;
 pub use transmission::{BlockStatusId, ExtentKind, TOKEN_TAG, Work, token_connection};

@@ -1,5 +1,4 @@
-//! Replies on their way to the client: small bytes and whole data buffers, in order. Owns what is unsent; never
-//! blocks and never raises SIGPIPE.
+//! The queue of unsent replies: small pieces and whole data buffers, in order. Never blocks and never raises SIGPIPE.
 //!
 //! Invariant: `bytes` is the number of unsent bytes; data buffers go back to the pool when they are sent.
 
@@ -12,23 +11,26 @@ use std::io::IoSlice;
 
 /// Pieces of memory in one system call: 32 replies of header and data.
 const SLICES: usize = 64;
-/// A store of small bytes that has grown past this is compacted, or given back when empty.
+/// A store of small pieces that has grown past this is compacted, or freed when empty.
 const KEPT_SMALL_BYTES: usize = 64 << 10;
 
 enum Segment {
     /// The next so many bytes of `small`.
     Small(usize),
+    /// The first so many bytes of a buffer.
     Data(Buffer, usize),
 }
 
-/// The queue.
+/// Replies that wait to be sent.
 pub struct Output {
     segments: VecDeque<Segment>,
-    /// Bytes of the first segment that are sent.
+    /// Bytes of the first segment that have been sent.
     front_sent: usize,
+    /// The bytes of all small segments, sent ones first.
     small: Vec<u8>,
     /// Where the first unsent small segment starts.
     small_start: usize,
+    /// Unsent bytes in all.
     bytes: usize,
 }
 
@@ -48,7 +50,7 @@ impl Output {
         self.small.len() - self.small_start
     }
 
-    /// Forgets everything: nobody will read it.
+    /// Drops everything: nobody will read it.
     pub fn clear(&mut self, pool: &mut Pool) {
         for segment in std::mem::replace(self, Output::new()).segments {
             if let Segment::Data(buffer, _) = segment {

@@ -1,5 +1,5 @@
 //! The numbers of the NBD protocol, by the names of `doc/proto.md`, and the limits that this server adds.
-//! Holds no logic.
+//! Decides nothing.
 //!
 //! Invariant: everything on the wire is big-endian.
 
@@ -40,6 +40,21 @@ pub const OPT_STRUCTURED_REPLY: u32 = 8;
 pub const OPT_LIST_META_CONTEXT: u32 = 9;
 pub const OPT_SET_META_CONTEXT: u32 = 10;
 
+/// The name of an option, if it is one of these.
+pub fn option_name(option: u32) -> Option<&'static str> {
+    match option {
+        OPT_EXPORT_NAME => Some("NBD_OPT_EXPORT_NAME"),
+        OPT_ABORT => Some("NBD_OPT_ABORT"),
+        OPT_LIST => Some("NBD_OPT_LIST"),
+        OPT_INFO => Some("NBD_OPT_INFO"),
+        OPT_GO => Some("NBD_OPT_GO"),
+        OPT_STRUCTURED_REPLY => Some("NBD_OPT_STRUCTURED_REPLY"),
+        OPT_LIST_META_CONTEXT => Some("NBD_OPT_LIST_META_CONTEXT"),
+        OPT_SET_META_CONTEXT => Some("NBD_OPT_SET_META_CONTEXT"),
+        _ => None,
+    }
+}
+
 /// Replies to options.
 pub const REP_ACK: u32 = 1;
 pub const REP_SERVER: u32 = 2;
@@ -70,6 +85,20 @@ pub const CMD_FLUSH: u16 = 3;
 pub const CMD_TRIM: u16 = 4;
 pub const CMD_WRITE_ZEROES: u16 = 6;
 pub const CMD_BLOCK_STATUS: u16 = 7;
+
+/// The name of a command, if it is one of these.
+pub fn command_name(command: u16) -> Option<&'static str> {
+    match command {
+        CMD_READ => Some("NBD_CMD_READ"),
+        CMD_WRITE => Some("NBD_CMD_WRITE"),
+        CMD_DISC => Some("NBD_CMD_DISC"),
+        CMD_FLUSH => Some("NBD_CMD_FLUSH"),
+        CMD_TRIM => Some("NBD_CMD_TRIM"),
+        CMD_WRITE_ZEROES => Some("NBD_CMD_WRITE_ZEROES"),
+        CMD_BLOCK_STATUS => Some("NBD_CMD_BLOCK_STATUS"),
+        _ => None,
+    }
+}
 
 /// Command flags.
 pub const CMD_FLAG_FUA: u16 = 1 << 0;
@@ -106,12 +135,12 @@ pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
 
 /// The longest option data that is looked at; longer data is skipped and refused as too big.
 pub const MAX_OPTION_BYTES: usize = 32 << 10;
-/// What a client may send before it has to have chosen its export.
+/// The most option bytes that a client may send before it has chosen its export.
 pub const MAX_HANDSHAKE_BYTES: u64 = 1 << 20;
-/// How many options it may send until then.
+/// The most options that it may send until then.
 pub const MAX_OPTIONS: u32 = 256;
 
-/// The largest request handed to the disk; longer commands are cut. One content chunk is at most as long; the
+/// The largest request handed to the disk; longer commands are split. One content chunk is at most as long; the
 /// protocol asks for 64 KiB or more. Larger ones were not faster, and a buffer of this size is still in the cache
 /// when the socket copies it.
 pub const PIECE_BYTES: u32 = 256 << 10;
@@ -123,18 +152,18 @@ pub const HELD_BYTES: usize = 1 << 20;
 pub const HELD_BYTES_DISK_FULL: usize = 4 << 20;
 /// Unsent replies hold at most about this much before more is taken in.
 pub const UNSENT_BYTES: usize = 1 << 20;
-/// Their headers and words alone.
+/// The headers and texts of unsent replies hold at most about this much.
 pub const UNSENT_SMALL_BYTES: usize = 64 << 10;
-/// What requests and replies of all connections of a disk hold together, beyond one or two pieces of each: what a
-/// full disk lets one of them park.
+/// The most that requests and replies of all connections of a disk hold together, beyond one or two pieces of each: as
+/// much as one of them may have waiting while the disk is full.
 pub const SHARED_BYTES: usize = HELD_BYTES_DISK_FULL;
 /// Buffers of reads that are gathered whole before their header is sent, of all connections of a disk, until they are
 /// sent; half of it for each, and [`UNSENT_BYTES`] for those on their way out. Clients of that kind (the Linux kernel)
-/// read at most 4 MiB at a time, unless told otherwise. A read that finds no room here streams.
+/// read at most 4 MiB at a time, unless configured otherwise. A read for which there is no space here streams.
 pub const SHARED_BYTES_GATHERED: usize = 8 << 20;
-/// What an unfinished request takes of that beside its buffer: its place in our tables and in the disk's.
+/// What an unfinished request takes of [`SHARED_BYTES`] beside its buffer: its rows in our tables and in the disk's.
 pub const REQUEST_COST_BYTES: usize = 512;
-/// The same during the handshake.
+/// Unsent replies hold at most about this much during the handshake before more is taken in.
 pub const UNSENT_HANDSHAKE_BYTES: usize = 64 << 10;
 /// Extents in one block status reply. The client asks again from where they end.
 pub const MAX_EXTENTS: usize = 64;

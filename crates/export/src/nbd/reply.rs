@@ -1,4 +1,4 @@
-//! The form of what the server says: option replies, simple replies, structured reply chunks. Builds bytes;
+//! The wire format of what the server sends: option replies, simple replies, structured reply chunks. Builds bytes;
 //! decides nothing.
 //!
 //! Invariant: the length in each header is the length of what follows it.
@@ -65,11 +65,11 @@ pub fn offset_data(output: &mut Output, cookie: u64, done: bool, offset: u64, le
     output.small(&bytes);
 }
 
-/// The last chunk of a reply that failed, with words for people.
+/// The last chunk of a reply that failed, with a text for people.
 pub fn error(output: &mut Output, cookie: u64, error: u32) {
     let text = match error {
         EINVAL => "the request is not valid for this export (range, alignment, flags or command)",
-        ENOSPC => "the disk has no room for this write, or it goes beyond the end",
+        ENOSPC => "the disk has no space for this write, or it goes beyond the end",
         EOVERFLOW => "the read is too long to be answered as asked",
         ENOTSUP => "not supported",
         _ => "the server could not read or write its storage",

@@ -1,11 +1,11 @@
-//! From the 28 bytes of a request header to a command that is checked against the export, or the error to
-//! answer with. Decides from the header alone; keeps nothing.
+//! Parses the 28 bytes of a request header and checks the command against the export. Decides from the header alone;
+//! keeps nothing.
 //!
 //! Invariant: an accepted range lies inside the export and is whole sectors; no arithmetic here can overflow.
 
 use super::protocol::*;
 
-/// A request header as it came.
+/// A request header as it was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub flags: u16,
@@ -35,26 +35,26 @@ impl Header {
     }
 }
 
-/// What was agreed on in the handshake, as far as requests depend on it.
+/// The results of the handshake that requests depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Agreed {
+pub struct Negotiated {
     pub size_bytes: u64,
     pub structured: bool,
     pub block_status: bool,
 }
 
-/// What to do about a request.
+/// What is to be done with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Hand it to the disk.
     Accept(Kind),
-    /// Nothing to do: answer that it is done.
+    /// Nothing to do: reply with success.
     Nothing,
     /// Answer with this error. A write's payload still follows and is to be skipped.
     Refuse(u32),
-    /// The client takes its leave.
+    /// NBD_CMD_DISC: the client disconnects.
     Disconnect,
-    /// The payload is past every limit: end the connection.
+    /// The payload is longer than allowed: end the connection.
     TooLong,
 }
 
@@ -69,14 +69,14 @@ pub enum Kind {
     BlockStatus { one: bool },
 }
 
-/// Judges a request.
+/// Checks a request against the export.
 #[inline]
-pub fn check(header: &Header, agreed: &Agreed) -> Verdict {
+pub fn check(header: &Header, negotiated: &Negotiated) -> Verdict {
     let &Header { flags, command, offset, len, .. } = header;
     let fua = flags & CMD_FLAG_FUA != 0;
     // FUA has a meaning for writes only, but is to be accepted with every command.
     let (kind, allowed, beyond) = match command {
-        CMD_READ => (Kind::Read, if agreed.structured { CMD_FLAG_DF } else { 0 }, EINVAL),
+        CMD_READ => (Kind::Read, if negotiated.structured { CMD_FLAG_DF } else { 0 }, EINVAL),
         CMD_WRITE if len > MAX_PAYLOAD_BYTES => return Verdict::TooLong,
         CMD_WRITE => (Kind::Write { fua }, 0, ENOSPC),
         CMD_DISC => return Verdict::Disconnect,
@@ -84,11 +84,11 @@ pub fn check(header: &Header, agreed: &Agreed) -> Verdict {
         CMD_TRIM => (Kind::Trim { fua }, 0, EINVAL),
         CMD_WRITE_ZEROES => {
             let fast = flags & CMD_FLAG_FAST_ZERO != 0;
-            // NO_HOLE is accepted and changes nothing, against the protocol: zeroes never take room here, see
+            // NO_HOLE is accepted and changes nothing, against the protocol: zeroes never take space here, see
             // docs/nbd-conformance.md.
             (Kind::WriteZeroes { fua, fast }, CMD_FLAG_NO_HOLE | CMD_FLAG_FAST_ZERO, ENOSPC)
         }
-        CMD_BLOCK_STATUS if agreed.block_status => {
+        CMD_BLOCK_STATUS if negotiated.block_status => {
             (Kind::BlockStatus { one: flags & CMD_FLAG_REQ_ONE != 0 }, CMD_FLAG_REQ_ONE, EINVAL)
         }
         _ => return Verdict::Refuse(EINVAL),
@@ -103,7 +103,7 @@ pub fn check(header: &Header, agreed: &Agreed) -> Verdict {
     if !offset.is_multiple_of(sector) || !u64::from(len).is_multiple_of(sector) {
         return Verdict::Refuse(EINVAL);
     }
-    if offset.checked_add(u64::from(len)).is_none_or(|end| end > agreed.size_bytes) {
+    if offset.checked_add(u64::from(len)).is_none_or(|end| end > negotiated.size_bytes) {
         return Verdict::Refuse(beyond);
     }
     match kind {
@@ -113,7 +113,7 @@ pub fn check(header: &Header, agreed: &Agreed) -> Verdict {
         // One content chunk is one piece.
         Kind::Read if flags & CMD_FLAG_DF != 0 && len > PIECE_BYTES => Verdict::Refuse(EOVERFLOW),
         Kind::Read if len > MAX_PAYLOAD_BYTES => {
-            Verdict::Refuse(if agreed.structured { EOVERFLOW } else { EINVAL })
+            Verdict::Refuse(if negotiated.structured { EOVERFLOW } else { EINVAL })
         }
         _ => Verdict::Accept(kind),
     }

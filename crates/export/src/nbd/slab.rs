@@ -1,6 +1,6 @@
-//! A table that names its entries by small numbers. Owns nothing but its entries; never moves one.
+//! A table whose entries have small numbers as indexes. Never moves an entry.
 //!
-//! Invariant: an index is valid from `insert` to `remove` and then free to be used again.
+//! Invariant: an index is valid from `insert` to `remove`, and may be used again after that.
 
 /// Entries by index, with free indexes reused last-in first-out so that the hot ones stay in the cache.
 pub struct Slab<T> {
@@ -8,7 +8,7 @@ pub struct Slab<T> {
     free: Vec<u32>,
 }
 
-/// A table that once grew past this many entries is given back when it is empty.
+/// A table that has grown past this many entries is freed when it becomes empty.
 const KEPT_ENTRIES: usize = 1024;
 
 impl<T> Slab<T> {

@@ -1,19 +1,20 @@
 //! The transmission phase: commands in, requests of at most 256 KiB of data to the disk. Owns the tables of
 //! unfinished commands and requests; touches no socket.
 //!
-//! Invariant: a command is answered once, when all of it was issued and nothing of it is outstanding. `held` is
-//! the memory that unfinished requests stand for. While a read streams, nothing is queued between its parts.
+//! Invariant: a command is answered once, when all of it was issued and nothing of it is outstanding. `held_bytes` is
+//! the sum of the charges of unfinished requests. While a read streams, nothing is queued between its parts.
 
 mod completion;
 mod long_read;
 
 use super::buffer::{Buffer, Pool, size_for};
 use super::connection::Disconnect;
+use super::error::{Error, ErrorKind};
 use super::input::Input;
 use super::output::Output;
 use super::protocol::*;
 use super::reply;
-use super::request::{Agreed, Header, Kind, Verdict, check};
+use super::request::{Header, Kind, Negotiated, Verdict, check};
 use super::slab::Slab;
 use spillway_core::{Errno, Operation, Request, SECTOR_BYTES, Token};
 use std::collections::VecDeque;
@@ -32,14 +33,14 @@ pub fn token_connection(token: Token) -> u16 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockStatusId(u32);
 
-/// What a connection wants done.
+/// What is to be done for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// To be submitted to the disk, which completes it by its token.
     Request(Request),
     /// To be answered with [`answer_block_status`](super::Connection::answer_block_status).
     BlockStatus {
-        /// Its name.
+        /// Names the request in its answer.
         id: BlockStatusId,
         /// First byte of interest; a multiple of 512, inside the disk.
         offset: u64,
@@ -50,12 +51,12 @@ pub enum Work {
     },
 }
 
-/// What block status says of a range.
+/// How a range reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
-    /// To be read to be known.
+    /// It may have any content.
     Data,
-    /// Reads as zeroes and takes no room.
+    /// It reads as zeroes and takes no space.
     Zero,
 }
 
@@ -65,26 +66,26 @@ struct Command {
     kind: Kind,
     offset: u64,
     len: u32,
-    /// Bytes handed out, or skipped.
+    /// Bytes handed out to the disk, or skipped.
     issued: u32,
     /// Requests handed out and not completed.
     outstanding: u32,
-    /// The first error, as the protocol has it.
+    /// The first error, as an NBD error value.
     error: Option<u32>,
     /// A flush is to follow: the second half of a trim with FUA.
     flush_follows: bool,
-    /// Withdrawn: no answer.
-    dropped: bool,
-    /// Data of a long read for a client without structured replies, by piece: all buffers are taken when the
-    /// command is, one is away while the disk fills it. Its one header says whether it failed, and data cannot be taken
-    /// back: only when the last piece has come is that known.
+    /// It was canceled: no reply is sent.
+    canceled: bool,
+    /// Data of a long read for a client without structured replies, by piece. All buffers are taken with the command;
+    /// an entry is `None` while the disk fills its buffer. The one header before the data says whether the read failed,
+    /// so it can be sent only when the last piece has come.
     gathered: Vec<Option<Buffer>>,
-    /// The same where there is no room for all of it: see [`Transmission::streaming`].
+    /// Such a read that has no space for all of its data: see [`Transmission::streaming`].
     streams: bool,
 }
 
 impl Command {
-    /// All of it was handed out and has come back.
+    /// Whether all of it was issued and nothing is outstanding.
     fn is_over(&self) -> bool {
         self.issued == self.len && self.outstanding == 0
     }
@@ -97,7 +98,7 @@ struct Piece {
     at: u32,
     len: u32,
     buffer: Option<Buffer>,
-    /// What it counts for in `held`.
+    /// Bytes that it counts for in `held_bytes`.
     charge: usize,
 }
 
@@ -105,93 +106,89 @@ fn charge(len: u32) -> usize {
     size_for(len as usize).max(REQUEST_CHARGE_BYTES)
 }
 
-/// What the next input bytes are.
+/// How the next input bytes are to be taken.
 enum Phase {
+    /// As the header of a request.
     Header,
-    /// A read or write is being cut: hand out or receive its next piece. There is one.
-    Cutting(u32),
-    /// A write's piece is being received.
-    Payload {
-        command: u32,
-        buffer: Buffer,
-        filled: usize,
-        len: usize,
-    },
-    /// Payload of a write that has failed already.
-    Skipping {
-        command: u32,
-        remaining: u32,
-    },
+    /// Not yet: a read or write is being split, and has a next piece to be handed out or received.
+    Splitting(u32),
+    /// As the payload of a write's piece.
+    Payload { command: u32, buffer: Buffer, filled: usize, len: usize },
+    /// As the payload of a write that has failed already: it is skipped.
+    Skipping { command: u32, remaining: u32 },
 }
 
-/// What a step of the input's state machine came to.
+/// The outcome of one step of the input's state machine.
 enum Step {
+    /// There is work for the disk.
     Work(Work),
-    /// For input, or for room.
-    Waits,
-    Goes,
+    /// It needs input or space first.
+    Blocked,
+    /// The next step can follow at once.
+    Continue,
 }
 
 /// State of the transmission phase.
 pub struct Transmission {
-    agreed: Agreed,
+    negotiated: Negotiated,
     token_base: u64,
     commands: Slab<Command>,
     pieces: Slab<Piece>,
     phase: Phase,
-    /// Commands whose second half is due.
+    /// Commands whose flush is due: the second half of a trim with FUA.
     flushes_due: VecDeque<u32>,
-    /// A long read for a client without structured replies that was not gathered, from its first piece on: its
-    /// header is queued, so its pieces are read and sent one after the other, and nothing else is queued or taken in
-    /// between. An error can only end the connection now: the protocol has no other way to take back the header.
+    /// A long read for a client without structured replies that was not gathered, from its first piece on. Its header is
+    /// queued, so its pieces are read and sent one after the other, and nothing else is queued or taken in between. An
+    /// error can only end the connection now: the protocol has no way to take the header back.
     streaming: Option<u32>,
-    /// What the disk completed of other commands while one streams. Still in `pieces`. Should the connection end before
-    /// the stream does, nobody can be told of it.
-    later: Vec<(Token, Result<(), Errno>)>,
-    held: usize,
+    /// Requests of other commands that the disk has completed while a read streams. They are still in `pieces`. If the
+    /// connection ends first, they are never answered.
+    deferred: Vec<(Token, Result<(), Errno>)>,
+    /// Charges of all unfinished requests.
+    held_bytes: usize,
     disk_full: bool,
     disconnecting: bool,
-    /// What `next` stopped for: room for so many bytes.
-    room_awaited: Option<usize>,
+    /// Set while `next` is blocked because there is no space for so many bytes.
+    awaited_bytes: Option<usize>,
 }
 
 impl Transmission {
-    pub fn new(agreed: Agreed, id: u16, disk_full: bool) -> Self {
+    pub fn new(negotiated: Negotiated, id: u16, disk_full: bool) -> Self {
         Transmission {
-            agreed,
+            negotiated,
             token_base: (u64::from(TOKEN_TAG) << 56) | (u64::from(id) << 32),
             commands: Slab::new(),
             pieces: Slab::new(),
             phase: Phase::Header,
             flushes_due: VecDeque::new(),
             streaming: None,
-            later: Vec::new(),
-            held: 0,
+            deferred: Vec::new(),
+            held_bytes: 0,
             disk_full,
             disconnecting: false,
-            room_awaited: None,
+            awaited_bytes: None,
         }
     }
 
     pub fn unfinished(&self) -> usize {
-        self.pieces.len() - self.later.len()
+        self.pieces.len() - self.deferred.len()
     }
 
     pub fn set_disk_full(&mut self, full: bool) {
         self.disk_full = full;
     }
 
-    /// The client has said goodbye: nothing more is read.
+    /// Whether the client has sent NBD_CMD_DISC: nothing more is read.
     pub fn is_disconnecting(&self) -> bool {
         self.disconnecting
     }
 
-    /// Nothing is left to be answered.
+    /// Whether every command was answered.
     pub fn is_done(&self) -> bool {
         self.commands.is_empty()
     }
 
-    /// Whether only more input gets this further. Not while it waits for room.
+    /// Whether only more input gets this further. False while it waits for space.
     pub fn wants_input(&self, input: &Input) -> bool {
         !self.disconnecting
             && self.streaming.is_none()
@@ -199,11 +196,11 @@ impl Transmission {
                 Phase::Header => input.len() < REQUEST_BYTES,
                 Phase::Payload { filled, len, .. } => filled + input.len() < *len,
                 Phase::Skipping { remaining, .. } => input.len() < *remaining as usize,
-                Phase::Cutting(_) => false,
+                Phase::Splitting(_) => false,
             }
     }
 
-    /// The rest of the payload being received, after what is buffered has gone into it. Received bytes go there
+    /// The rest of the payload that is expected, after the buffered input was moved into it. More is received there
     /// directly.
     pub fn payload_space(&mut self, input: &mut Input) -> Option<&mut [u8]> {
         let Phase::Payload { buffer, filled, len, .. } = &mut self.phase else { return None };
@@ -221,37 +218,37 @@ impl Transmission {
         }
     }
 
-    /// Whether the room that [`Transmission::next`] stopped for is there by now.
+    /// Whether there is space by now for what [`Transmission::next`] is blocked on.
     pub fn can_go_on(&self, output: &Output, pool: &Pool) -> bool {
-        self.room_awaited.is_some_and(|bytes| self.has_room(output, pool, bytes))
+        self.awaited_bytes.is_some_and(|bytes| self.has_space(output, pool, bytes))
     }
 
-    fn has_room(&self, output: &Output, pool: &Pool, bytes: usize) -> bool {
-        // What streams does not wait for writes that may wait for ever: one piece is always let in.
+    fn has_space(&self, output: &Output, pool: &Pool, bytes: usize) -> bool {
+        // A read that streams does not wait for writes that may wait for ever: one piece of it is always admitted.
         (self.streaming.is_some() && output.is_empty())
             || (output.bytes() < UNSENT_BYTES
                 && output.small_bytes() < UNSENT_SMALL_BYTES
-                && pool.has_room(bytes, self.disk_full)
+                && pool.has_space(bytes, self.disk_full)
                 && if self.disk_full {
-                    self.held + bytes <= HELD_BYTES_DISK_FULL
+                    self.held_bytes + bytes <= HELD_BYTES_DISK_FULL
                 } else {
-                    self.held + pool.gathered_bytes() < HELD_BYTES
+                    self.held_bytes + pool.gathered_bytes() < HELD_BYTES
                 })
     }
 
-    /// The next work, if the input holds it and there is room for it.
+    /// The next work, if the input has it and there is space for it.
     pub fn next(
         &mut self,
         input: &mut Input,
         output: &mut Output,
         pool: &mut Pool,
     ) -> Result<Option<Work>, Disconnect> {
-        self.room_awaited = None;
+        self.awaited_bytes = None;
         loop {
             if let Some(index) = self.streaming {
                 return Ok(self.stream(index, output, pool));
             }
-            for (token, result) in mem::take(&mut self.later) {
+            for (token, result) in mem::take(&mut self.deferred) {
                 self.complete(token, result, output, pool)?;
             }
             if self.streaming.is_some() {
@@ -262,32 +259,32 @@ impl Transmission {
             }
             let step = match &mut self.phase {
                 Phase::Header => self.take_command(input, output, pool)?,
-                Phase::Cutting(command) => {
+                Phase::Splitting(command) => {
                     let command = *command;
-                    self.cut(command, output, pool)
+                    self.split(command, output, pool)
                 }
                 Phase::Payload { .. } => match self.payload_space(input) {
                     Some([]) => self.payload_complete(),
-                    _ => Step::Waits,
+                    _ => Step::Blocked,
                 },
                 Phase::Skipping { command, remaining } => {
                     let n = input.len().min(*remaining as usize);
                     input.consume(n);
                     *remaining -= n as u32;
                     if *remaining > 0 {
-                        Step::Waits
+                        Step::Blocked
                     } else {
                         let command = *command;
                         self.phase = Phase::Header;
-                        self.give_up_rest(command, output, pool);
-                        Step::Goes
+                        self.skip_rest(command, output, pool);
+                        Step::Continue
                     }
                 }
             };
             match step {
                 Step::Work(work) => return Ok(Some(work)),
-                Step::Waits => return Ok(None),
-                Step::Goes => {}
+                Step::Blocked => return Ok(None),
+                Step::Continue => {}
             }
         }
     }
@@ -299,16 +296,16 @@ impl Transmission {
         pool: &mut Pool,
     ) -> Result<Step, Disconnect> {
         if self.disconnecting {
-            return Ok(Step::Waits);
+            return Ok(Step::Blocked);
         }
-        let Some(bytes) = input.peek() else { return Ok(Step::Waits) };
+        let Some(bytes) = input.peek() else { return Ok(Step::Blocked) };
         let Some(header) = Header::parse(bytes) else {
-            return Err(Disconnect::Protocol("a request did not start with its magic number"));
+            return Err(Error::protocol("a request does not start with its magic number").into());
         };
-        let verdict = check(&header, &self.agreed);
-        if !self.has_room(output, pool, REQUEST_CHARGE_BYTES) {
-            self.room_awaited = Some(REQUEST_CHARGE_BYTES);
-            return Ok(Step::Waits);
+        let verdict = check(&header, &self.negotiated);
+        if !self.has_space(output, pool, REQUEST_CHARGE_BYTES) {
+            self.awaited_bytes = Some(REQUEST_CHARGE_BYTES);
+            return Ok(Step::Blocked);
         }
         input.consume(REQUEST_BYTES);
         let Header { cookie, offset, len, .. } = header;
@@ -321,12 +318,16 @@ impl Transmission {
             outstanding: 0,
             error: None,
             flush_follows: false,
-            dropped: false,
+            canceled: false,
             gathered: Vec::new(),
             streams: false,
         };
         match verdict {
-            Verdict::TooLong => return Err(Disconnect::Protocol("a write of more than 32 MiB")),
+            Verdict::TooLong => {
+                let error =
+                    Error::new(ErrorKind::Limit, "the write is too long").above(len, MAX_PAYLOAD_BYTES);
+                return Err(error.in_command(CMD_WRITE, cookie, offset, len).into());
+            }
             Verdict::Disconnect => self.disconnecting = true,
             Verdict::Refuse(error) if header.command == CMD_WRITE => {
                 command.error = Some(error);
@@ -334,7 +335,7 @@ impl Transmission {
                 self.phase = Phase::Skipping { command, remaining: len };
             }
             Verdict::Refuse(error) => self.reply_error(output, cookie, error),
-            Verdict::Nothing if header.command == CMD_READ && self.agreed.structured => {
+            Verdict::Nothing if header.command == CMD_READ && self.negotiated.structured => {
                 reply::none(output, cookie)
             }
             Verdict::Nothing => reply::simple(output, cookie, 0),
@@ -342,11 +343,11 @@ impl Transmission {
                 command.kind = kind;
                 let operation = match kind {
                     Kind::Read | Kind::Write { .. } => {
-                        if kind == Kind::Read && len > PIECE_BYTES && !self.agreed.structured {
+                        if kind == Kind::Read && len > PIECE_BYTES && !self.negotiated.structured {
                             Self::gather_or_stream(&mut command, pool);
                         }
-                        self.phase = Phase::Cutting(self.commands.insert(command));
-                        return Ok(Step::Goes);
+                        self.phase = Phase::Splitting(self.commands.insert(command));
+                        return Ok(Step::Continue);
                     }
                     Kind::BlockStatus { one } => {
                         let command = self.commands.insert(command);
@@ -364,59 +365,59 @@ impl Transmission {
                 return Ok(Step::Work(self.request(command, operation, 0, len, None)));
             }
         }
-        Ok(Step::Goes)
+        Ok(Step::Continue)
     }
 
-    /// The next piece of a read, or room for the next piece of a write.
-    fn cut(&mut self, index: u32, output: &mut Output, pool: &mut Pool) -> Step {
-        let command = self.commands.get_mut(index).expect("a command being cut is unfinished");
+    /// The next piece of a read, or a buffer for the next piece of a write.
+    fn split(&mut self, index: u32, output: &mut Output, pool: &mut Pool) -> Step {
+        let command = self.commands.get_mut(index).expect("a command being split is unfinished");
         let (kind, at, rest) = (command.kind, command.issued, command.len - command.issued);
         let len = rest.min(PIECE_BYTES);
-        let failed = command.error.is_some() || command.dropped;
+        let failed = command.error.is_some() || command.canceled;
         let streams = command.streams;
         let gathered = match command.gathered.get_mut((at / PIECE_BYTES) as usize) {
             Some(slot) if !failed => slot.take(),
             _ => None,
         };
-        if !failed && gathered.is_none() && !self.has_room(output, pool, charge(len)) {
-            self.room_awaited = Some(charge(len));
-            return Step::Waits;
+        if !failed && gathered.is_none() && !self.has_space(output, pool, charge(len)) {
+            self.awaited_bytes = Some(charge(len));
+            return Step::Blocked;
         }
         match kind {
             Kind::Write { .. } if failed => self.phase = Phase::Skipping { command: index, remaining: rest },
             _ if failed => {
                 self.phase = Phase::Header;
-                self.give_up_rest(index, output, pool);
+                self.skip_rest(index, output, pool);
             }
             Kind::Write { .. } => {
-                self.held += charge(len);
+                self.held_bytes += charge(len);
                 let (buffer, len) = (pool.take(len as usize), len as usize);
                 self.phase = Phase::Payload { command: index, buffer, filled: 0, len };
             }
             _ => {
                 if len == rest || streams {
-                    // This may complete it; or the rest follows when this one's data is there.
+                    // It is the last piece; or the next one follows when this one has been sent.
                     self.phase = Phase::Header;
                 }
                 let buffer = gathered.unwrap_or_else(|| pool.take(len as usize));
                 return Step::Work(self.request(index, Operation::Read, at, len, Some(buffer)));
             }
         }
-        Step::Goes
+        Step::Continue
     }
 
     fn payload_complete(&mut self) -> Step {
         let Phase::Payload { command, buffer, len, .. } = mem::replace(&mut self.phase, Phase::Header) else {
-            return Step::Goes;
+            return Step::Continue;
         };
         let len = len as u32;
         // `hand_out` counts it from here on.
-        self.held -= charge(len);
+        self.held_bytes -= charge(len);
         let entry = self.commands.get(command).expect("a command being received is unfinished");
         let at = entry.issued;
         let fua = matches!(entry.kind, Kind::Write { fua: true });
         if at + len < entry.len {
-            self.phase = Phase::Cutting(command);
+            self.phase = Phase::Splitting(command);
         }
         Step::Work(self.request(command, Operation::Write { fua }, at, len, Some(buffer)))
     }
@@ -446,20 +447,20 @@ impl Transmission {
     fn hand_out(&mut self, command: u32, at: u32, len: u32, buffer: Option<Buffer>) -> u32 {
         let entry = self.commands.get_mut(command).expect("requests come from unfinished commands");
         let charge = match &buffer {
-            // Counted with the command.
+            // Charged with the command.
             Some(_) if !entry.gathered.is_empty() => 0,
             Some(_) => charge(len),
             None => charge(0),
         };
         let piece = Piece { command, at, len, buffer, charge };
-        self.held += charge;
+        self.held_bytes += charge;
         entry.issued += len;
         entry.outstanding += 1;
         self.pieces.insert(piece)
     }
 
-    /// The command has failed, nothing more of it is handed out.
-    fn give_up_rest(&mut self, index: u32, output: &mut Output, pool: &mut Pool) {
+    /// Hands out nothing more of a command that has failed.
+    fn skip_rest(&mut self, index: u32, output: &mut Output, pool: &mut Pool) {
         let command = self.commands.get_mut(index).expect("a failed command is unfinished");
         command.issued = command.len;
         if command.outstanding == 0 {

@@ -1,13 +1,14 @@
-//! The general way from a head to a request: chains and tables of any shape (virtio 2.7.4, 2.7.5). Owns the
-//! scratch room for one chain; never decides what a request means.
+//! The general path from a head to a request: chains and tables of any shape (virtio 2.7.4, 2.7.5). Owns the scratch
+//! memory for one chain; never decides what a request means.
 //!
 //! Invariant: each descriptor is copied once, before anything is concluded from it, and no walk takes more
 //! steps than its table has entries.
 
 use super::budget::Budget;
 use super::config::{Device, SERIAL_BYTES};
+use super::error::{Error, ErrorKind};
 use super::memory::{Memory, Segment, copy_from_guest, copy_to_guest};
-use super::queue::{Broken, Queue, Taken};
+use super::queue::{ChainOutcome, Queue};
 use super::request::{HEADER_BYTES, Kind, RANGE_BYTES, RequestHeader, Status, range, transfer};
 use super::ring::{DESCRIPTOR_BYTES, Descriptor, F_INDIRECT, F_NEXT, F_WRITE};
 
@@ -15,7 +16,7 @@ use super::ring::{DESCRIPTOR_BYTES, Descriptor, F_INDIRECT, F_NEXT, F_WRITE};
 /// 128), so the queue's size is not the bound.
 const MAX_TABLE: u32 = 1024;
 
-/// Room for one chain, used again for the next.
+/// Memory for one chain, used again for the next.
 #[derive(Default)]
 pub(super) struct Scratch {
     /// Device-readable buffers, then device-writable ones; none of them empty.
@@ -25,8 +26,8 @@ pub(super) struct Scratch {
     segments: Vec<Segment>,
 }
 
-/// Takes the chain of `head` apart. What cannot be done is answered at once; a chain that cannot even be
-/// answered breaks the queue.
+/// Takes the chain of `head` apart. A request that cannot be carried out is answered at once; a chain that cannot even
+/// be answered stops the queue.
 #[cold]
 #[inline(never)]
 pub(super) fn take(
@@ -36,13 +37,32 @@ pub(super) fn take(
     device: &Device,
     budget: &mut Budget,
     scratch: &mut Scratch,
-) -> Result<Taken, Broken> {
+) -> ChainOutcome {
+    match read(queue, head, memory, device, budget, scratch) {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            // Memory that has shrunk reads as zeroes: what they seem to say is nobody's fault.
+            if !memory.guard().poisoned() {
+                queue.break_down(error.at_head(head));
+            }
+            ChainOutcome::Stopped
+        }
+    }
+}
+
+fn read(
+    queue: &mut Queue,
+    head: u16,
+    memory: &Memory,
+    device: &Device,
+    budget: &mut Budget,
+    scratch: &mut Scratch,
+) -> Result<ChainOutcome, Error> {
     scratch.collect(queue, head, memory)?;
-    let status =
-        scratch.split_status(queue, memory).map_err(|what| Broken(format!("head {head}: {what}")))?;
+    let status = scratch.split_status(queue, memory)?;
     let answer = |queue: &mut Queue, status_byte, written| {
         queue.answer(head, status, status_byte, written);
-        Ok(Taken::Answered)
+        Ok(ChainOutcome::Answered)
     };
     // Bytes before the status byte, if there are any, stay as they are in an answer that failed.
     let (readable, writable) = scratch.lengths();
@@ -90,85 +110,86 @@ pub(super) fn take(
     }
     let used_bytes = if kind == Kind::In { writable as u32 + 1 } else { failed_bytes };
     queue.set_head(head, status, used_bytes, &scratch.segments, budget);
-    Ok(Taken::Submit(submission))
+    Ok(ChainOutcome::Submit(submission))
 }
 
 impl Scratch {
     /// Copies all descriptors of a chain (2.7.5, 2.7.5.3).
-    fn collect(&mut self, queue: &mut Queue, head: u16, memory: &Memory) -> Result<(), Broken> {
-        let broken = |what: &str| Err(Broken(format!("head {head}: {what}")));
-        let Some(ring) = queue.ring else { return broken("the ring is gone") };
+    fn collect(&mut self, queue: &mut Queue, head: u16, memory: &Memory) -> Result<(), Error> {
+        let no_ring =
+            || Error::new(ErrorKind::NoMemoryRegion, "it lies in no memory region any more").of("ring");
+        let ring = queue.ring.ok_or_else(no_ring)?;
         self.buffers.clear();
         self.readable = 0;
         let mut index = head;
-        for _ in 0..queue.size {
+        for _ in 0..ring.size() {
             let descriptor = ring.descriptor(index);
             if descriptor.flags & F_INDIRECT != 0 {
-                if !queue.indirect {
-                    return broken("an indirect descriptor, which was not negotiated (virtio 2.7.5.3.1)");
+                if !queue.features.indirect {
+                    let reason = "an indirect descriptor was not negotiated (virtio 2.7.5.3.1)";
+                    return Err(Error::new(ErrorKind::NotNegotiated, reason).at_descriptor(index));
                 }
                 if descriptor.flags & F_NEXT != 0 {
-                    return broken("a descriptor is indirect and has a next one (virtio 2.7.5.3.1)");
+                    let reason = "a descriptor is indirect and has a next one (virtio 2.7.5.3.1)";
+                    return Err(Error::protocol(reason).at_descriptor(index));
                 }
-                return self.collect_table(queue, head, &descriptor, memory);
+                return self.collect_table(queue, &descriptor, memory);
             }
-            self.push(head, descriptor)?;
+            self.push(index, descriptor)?;
             if descriptor.flags & F_NEXT == 0 {
                 return Ok(());
             }
-            if descriptor.next >= queue.size {
-                return broken("a next descriptor beyond the table (virtio 2.7.5)");
+            if descriptor.next >= ring.size() {
+                let reason = "the next descriptor lies beyond the table (virtio 2.7.5)";
+                return Err(out_of_bounds(reason, index, descriptor.next, ring.size()));
             }
             index = descriptor.next;
         }
-        broken("the chain is longer than its queue: a loop (virtio 2.7.5.1)")
+        Err(Error::protocol("the chain is longer than its queue: it is a loop (virtio 2.7.5.1)"))
     }
 
-    fn collect_table(
-        &mut self,
-        queue: &mut Queue,
-        head: u16,
-        table: &Descriptor,
-        memory: &Memory,
-    ) -> Result<(), Broken> {
-        let broken = |what: &str| Err(Broken(format!("head {head}: {what}")));
+    fn collect_table(&mut self, queue: &mut Queue, table: &Descriptor, memory: &Memory) -> Result<(), Error> {
+        let of_table = |error: Error| error.of("indirect table").at(table.address, u64::from(table.len));
         let entries = table.len / DESCRIPTOR_BYTES;
         if entries == 0 || entries > MAX_TABLE || !table.len.is_multiple_of(DESCRIPTOR_BYTES) {
-            return broken("an indirect table of no, too many or incomplete descriptors (virtio 2.7.5.3)");
+            let reason = "it has no, too many or incomplete descriptors (virtio 2.7.5.3)";
+            return Err(of_table(Error::protocol(reason)));
         }
         self.table.resize(table.len as usize, 0);
         if !copy_out(memory, &mut queue.hints.table, table.address, &mut self.table, &mut self.segments) {
-            return broken(
-                "the indirect table lies outside guest memory: is all of the machine's memory shared?",
-            );
+            let reason = "it lies outside guest memory";
+            return Err(of_table(Error::new(ErrorKind::NoMemoryRegion, reason)));
         }
-        let mut index = 0u32;
+        // At most `MAX_TABLE`.
+        let entries = entries as u16;
+        let mut index = 0u16;
         for _ in 0..entries {
-            let at = (index * DESCRIPTOR_BYTES) as usize;
+            let at = usize::from(index) * DESCRIPTOR_BYTES as usize;
             let word =
                 |at: usize| u64::from_ne_bytes(self.table[at..at + 8].try_into().expect("eight bytes"));
             let descriptor = Descriptor::from_words(word(at), word(at + 8));
             if descriptor.flags & F_INDIRECT != 0 {
-                return broken("an indirect table inside an indirect table (virtio 2.7.5.3.1)");
+                let reason = "an indirect table is inside an indirect table (virtio 2.7.5.3.1)";
+                return Err(of_table(Error::protocol(reason).at_descriptor(index)));
             }
-            self.push(head, descriptor)?;
+            self.push(index, descriptor).map_err(of_table)?;
             if descriptor.flags & F_NEXT == 0 {
                 return Ok(());
             }
-            index = u32::from(descriptor.next);
-            if index >= entries {
-                return broken("a next descriptor beyond the indirect table (virtio 2.7.5.3)");
+            if descriptor.next >= entries {
+                let reason = "the next descriptor lies beyond the indirect table (virtio 2.7.5.3)";
+                return Err(of_table(out_of_bounds(reason, index, descriptor.next, entries)));
             }
+            index = descriptor.next;
         }
-        broken("the indirect table is a loop (virtio 2.7.5.1)")
+        Err(of_table(Error::protocol("the chain in it is a loop (virtio 2.7.5.1)")))
     }
 
-    fn push(&mut self, head: u16, descriptor: Descriptor) -> Result<(), Broken> {
+    fn push(&mut self, index: u16, descriptor: Descriptor) -> Result<(), Error> {
         let writable = descriptor.flags & F_WRITE != 0;
         if !writable && self.buffers.len() != self.readable {
-            return Err(Broken(format!(
-                "head {head}: a readable buffer after a writable one (virtio 2.7.4.2)"
-            )));
+            let reason = "a readable buffer comes after a writable one (virtio 2.7.4.2)";
+            return Err(Error::protocol(reason).at_descriptor(index));
         }
         if descriptor.len > 0 {
             self.buffers.push(descriptor);
@@ -184,16 +205,22 @@ impl Scratch {
     }
 
     /// Takes the last writable byte: the status (5.2.6). The framing is the driver's choice (2.7.4).
-    fn split_status(&mut self, queue: &mut Queue, memory: &Memory) -> Result<*mut u8, &'static str> {
+    fn split_status(&mut self, queue: &mut Queue, memory: &Memory) -> Result<*mut u8, Error> {
         let writable = &mut self.buffers[self.readable..];
-        let last = writable.last_mut().ok_or("no writable buffer for the status (virtio 5.2.6)")?;
+        let no_status = || Error::protocol("there is no writable buffer for the status byte (virtio 5.2.6)");
+        let last = writable.last_mut().ok_or_else(no_status)?;
         last.len -= 1;
-        let address = last.address.checked_add(u64::from(last.len));
+        let (start, before) = (last.address, u64::from(last.len));
+        let address = start.checked_add(before);
         let at = address.and_then(|address| memory.translate(&mut queue.hints.status, address, 1));
         if last.len == 0 {
             self.buffers.pop();
         }
-        at.ok_or("the status byte lies outside guest memory: is all of the machine's memory shared?")
+        at.ok_or_else(|| {
+            Error::new(ErrorKind::NoMemoryRegion, "it lies outside guest memory")
+                .of("status byte")
+                .at(start.wrapping_add(before), 1)
+        })
     }
 
     /// Takes the first 16 readable bytes.
@@ -234,10 +261,10 @@ impl Scratch {
     /// GET_ID: fills the writable bytes with the serial number, as many as there are. How many were written,
     /// with the status byte when it comes right after them.
     fn write_id(&mut self, queue: &mut Queue, memory: &Memory, id: &[u8; SERIAL_BYTES]) -> Option<u32> {
-        let mut left = &id[..];
+        let mut unwritten = &id[..];
         let mut rest = 0;
         for buffer in &self.buffers[self.readable..] {
-            let (piece, later) = left.split_at(left.len().min(buffer.len as usize));
+            let (piece, later) = unwritten.split_at(unwritten.len().min(buffer.len as usize));
             self.segments.clear();
             let len = piece.len() as u32;
             if !memory.segments(&mut queue.hints.data, buffer.address, len, &mut self.segments) {
@@ -251,10 +278,14 @@ impl Scratch {
                 from = then;
             }
             rest += u64::from(buffer.len - len);
-            left = later;
+            unwritten = later;
         }
-        Some((SERIAL_BYTES - left.len()) as u32 + u32::from(rest == 0))
+        Some((SERIAL_BYTES - unwritten.len()) as u32 + u32::from(rest == 0))
     }
+}
+
+fn out_of_bounds(reason: &'static str, index: u16, next: u16, entries: u16) -> Error {
+    Error::new(ErrorKind::OutOfBounds, reason).at_descriptor(index).above(next, entries - 1)
 }
 
 /// Copies guest memory that may lie in several regions.

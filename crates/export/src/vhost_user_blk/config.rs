@@ -1,4 +1,4 @@
-//! What the guest is told about its disk: features and configuration space (virtio 5.2.3, 5.2.4). Never knows
+//! The device as the guest sees it: features and configuration space (virtio 5.2.3, 5.2.4). Never knows
 //! of queues or memory.
 //!
 //! Invariant: what is offered here is what `request.rs` and `queue.rs` carry out.
@@ -21,7 +21,7 @@ pub(super) mod feature {
 }
 
 /// Virtio features on offer. `VHOST_F_LOG_ALL` is not among them: without it a VMM refuses live migration. `SIZE_MAX` is
-/// not either: there is no limit to tell of, and FreeBSD refuses a disk whose limit is below 1 MiB.
+/// not either: there is no limit to announce, and FreeBSD refuses a disk whose limit is below 1 MiB.
 pub(super) const FEATURES: u64 = feature::SEG_MAX
     | feature::BLK_SIZE
     | feature::FLUSH
@@ -68,11 +68,11 @@ pub struct DeviceConfig {
     /// What GET_ID answers; the first 20 bytes count.
     pub serial: String,
     /// Whether the disk starts as a write-back one (`writeback` of the configuration space, 5.2.4). A guest
-    /// may change it; [`super::Frontend::writeback`] says what holds, for the next session.
+    /// may change it; [`super::Frontend::writeback`] has the current value, for the next session.
     pub writeback: bool,
 }
 
-/// The configuration and what follows from it, in the form in which requests need it.
+/// The configuration and the driver's choices, in the form in which requests need them.
 pub(super) struct Device {
     pub capacity_sectors: u64,
     pub queues: u16,
@@ -81,7 +81,7 @@ pub(super) struct Device {
     pub writeback: bool,
     /// Writes are stable before they complete (5.2.6.2): set whenever features or `writeback` change.
     pub write_through: bool,
-    /// This driver sees `writeback` and cannot flush: it is shown 0 (5.2.5.2).
+    /// This driver sees `writeback` and cannot flush: it reads 0 (5.2.5.2).
     cannot_flush: bool,
 }
 
@@ -122,11 +122,11 @@ impl Device {
         put(26, &8u16.to_le_bytes());
         put(WRITEBACK_AT, &[u8::from(self.writeback && !self.cannot_flush)]);
         put(34, &self.queues.to_le_bytes());
-        // Discard: most sectors, most ranges in a request, alignment that gives room back.
+        // Discard: most sectors, most ranges in a request, alignment that frees space.
         put(36, &MAX_RANGE_SECTORS.to_le_bytes());
         put(40, &1u32.to_le_bytes());
         put(44, &8u32.to_le_bytes());
-        // Write zeroes: the same, and it may give room back.
+        // Write zeroes: the same, and it may free space.
         put(48, &MAX_RANGE_SECTORS.to_le_bytes());
         put(52, &1u32.to_le_bytes());
         put(56, &[1]);

@@ -1,15 +1,16 @@
-//! The control socket: whole messages in, answers out, never waiting. Owns the socket and the message that is
-//! half there; never knows what a message means.
+//! The control socket: whole messages in, answers out, never waiting. Owns the socket and the message of which only
+//! a part has arrived; never knows what a message means.
 //!
 //! It is served by the supervisor, which outlives the process that handles the messages, or by that process itself
 //! when there is no supervisor.
 //!
 //! Each read asks for the rest of one message only, so file descriptors always belong to the message they came
-//! with. Invariant: a descriptor that was received is known for a harmless one and in `fds` or closed, or it is among the
-//! suspects, whatever else goes wrong.
+//! with. Invariant: whatever goes wrong, each received descriptor was found harmless and is in `fds` or closed, or it is
+//! among the suspects.
 
 use super::Disconnect;
-use super::descriptor::is_harmless;
+use super::descriptor::check_harmless;
+use super::error::{Error, ErrorKind};
 use super::message::{self, HEADER_BYTES, Header, MAX_FDS, MAX_PAYLOAD};
 use rustix::io::Errno;
 use rustix::net::{
@@ -46,8 +47,11 @@ pub struct Answer {
 pub struct Connection {
     socket: OwnedFd,
     buffer: [u8; HEADER_BYTES + MAX_PAYLOAD],
+    /// Bytes of `buffer` that have arrived.
     filled: usize,
+    /// Those that came with the message that `buffer` holds.
     fds: Vec<OwnedFd>,
+    /// Those that are neither eventfds nor shared memory, and those that came behind one of them.
     suspects: Vec<ManuallyDrop<OwnedFd>>,
 }
 
@@ -72,8 +76,8 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// The descriptors for which the front end was let go: they may be of files whose every operation waits for the front
-    /// end for ever, their closing too. What is not taken here stays open until the process ends.
+    /// The descriptors for which the connection was ended. They may belong to files whose every operation, close
+    /// included, waits for the front end for ever. Those that are not taken here stay open until the process ends.
     pub fn take_suspects(&mut self) -> Vec<OwnedFd> {
         self.suspects.drain(..).map(ManuallyDrop::into_inner).collect()
     }
@@ -85,14 +89,14 @@ impl Connection {
     pub fn receive(&mut self) -> Result<Option<Packet>, Disconnect> {
         loop {
             let header = self.buffer.first_chunk().filter(|_| self.filled >= HEADER_BYTES);
-            let header = header.map(Header::parse).transpose().map_err(Disconnect::Fault)?;
+            let header = header.map(Header::parse).transpose()?;
             let wanted = HEADER_BYTES + header.as_ref().map_or(0, |header| header.size);
             if header.is_some() && self.filled == wanted {
                 self.filled = 0;
                 let bytes = self.buffer[..wanted].to_vec();
                 let mut fds = std::mem::take(&mut self.fds);
                 if !message::takes_fds(&bytes) {
-                    // Surplus ones: nobody is to keep them.
+                    // Surplus ones are closed.
                     fds.clear();
                 }
                 return Ok(Some(Packet { bytes, fds }));
@@ -105,7 +109,7 @@ impl Connection {
 
     /// Reads at most up to `wanted` bytes of the message. False if nothing is there.
     fn fill(&mut self, wanted: usize) -> Result<bool, Disconnect> {
-        // As many as can be sent: what there is no room for the kernel closes, here and now.
+        // Space for as many as can be sent: the kernel closes those for which there is no space.
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut slices = [IoSliceMut::new(&mut self.buffer[self.filled..wanted])];
@@ -115,15 +119,14 @@ impl Connection {
             Err(Errno::AGAIN) => return Ok(false),
             Err(Errno::INTR) => return Ok(true),
             Err(Errno::CONNRESET) => return Err(Disconnect::Left),
-            Err(e) => return Err(Disconnect::Fault(format!("reading from the front end's socket: {e}"))),
+            Err(errno) => return Err(Error::io("reading from the front end's socket failed", errno).into()),
         };
         let mut refused = None;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
                 for fd in fds {
-                    // After the first one the others are not asked for.
-                    let why = if refused.is_some() { None } else { is_harmless(fd.as_fd()).err() };
-                    refused = refused.or(why);
+                    // After the first one that is refused the others are not examined.
+                    refused = refused.or_else(|| check_harmless(fd.as_fd()).err());
                     match refused {
                         None => self.fds.push(fd),
                         Some(_) => self.suspects.push(ManuallyDrop::new(fd)),
@@ -131,19 +134,19 @@ impl Connection {
                 }
             }
         }
-        if let Some(why) = refused {
-            return Err(Disconnect::Fault(why));
+        if let Some(error) = refused {
+            return Err(error.into());
         }
         if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
-            return Err(Disconnect::Fault(format!(
-                "a message with more than {MAX_FDS} file descriptors, or more than this process may have"
-            )));
+            let reason =
+                "a message has more than 8 file descriptors, or more than this process may have open";
+            return Err(Error::new(ErrorKind::Limit, reason).into());
         }
         match received.bytes {
             0 if self.filled == 0 => Err(Disconnect::Left),
-            0 => Err(Disconnect::Fault(
-                "the front end closed the connection in the middle of a message".into(),
-            )),
+            0 => {
+                Err(Error::protocol("the front end closed the connection in the middle of a message").into())
+            }
             bytes => {
                 self.filled += bytes;
                 Ok(true)
@@ -151,7 +154,7 @@ impl Connection {
         }
     }
 
-    /// Sends an answer. A front end that lets its answers pile up until the socket is full is let go.
+    /// Sends an answer. A front end that does not read its answers until the socket is full is disconnected.
     ///
     /// # Errors
     /// The connection has ended.
@@ -166,10 +169,10 @@ impl Connection {
         match sendmsg(&self.socket, &[IoSlice::new(&answer.bytes)], &mut control, flags) {
             Ok(sent) if sent == answer.bytes.len() => Ok(()),
             Ok(_) | Err(Errno::AGAIN) => {
-                Err(Disconnect::Fault("the front end does not read its replies".into()))
+                Err(Error::new(ErrorKind::Limit, "the front end does not read its replies").into())
             }
             Err(Errno::PIPE | Errno::CONNRESET) => Err(Disconnect::Left),
-            Err(e) => Err(Disconnect::Fault(format!("writing to the front end's socket: {e}"))),
+            Err(errno) => Err(Error::io("writing to the front end's socket failed", errno).into()),
         }
     }
 }

@@ -1,22 +1,23 @@
-//! What each control message does (vhost-user, "Front-end message types"). Owns no state: it is the half of
+//! The control messages about the device as a whole (vhost-user, "Front-end message types"): features, memory,
+//! configuration space, in-flight table. Those about one queue are in `vring.rs`. Owns no state: it is the half of
 //! [`Frontend`] that the VMM talks to.
 //!
-//! Invariant: a message that is refused has changed nothing, and says why: by a negative acknowledgement where
-//! the front end asked for one, else by the end of the connection.
+//! Invariant: a message that is refused has changed nothing, and the front end learns of it: by a negative
+//! acknowledgement where it asked for one, else by the end of the connection.
 
-use super::config::{FEATURES, PROTOCOL_FEATURES, WRITEBACK_AT, feature};
+use super::config::{FEATURES, PROTOCOL_FEATURES, WRITEBACK_AT};
 use super::connection::{Answer, Packet};
-use super::frontend::{Frontend, Handled, HeldReply};
-use super::inflight::{self, Table};
-use super::memory::MAX_REGIONS;
+use super::error::{Error, ErrorKind};
+use super::frontend::{Frontend, Handled, PendingReply};
+use super::inflight::{self, InflightTable};
+use super::memory::{MAX_REGIONS, Memory};
 use super::message::{
-    self, ConfigRange, F_PROTOCOL_FEATURES, Header, MAX_CONFIG, Message, VringFd, VringState, protocol,
-    reply as reply_to,
+    self, CONFIG_HEADER_BYTES, ConfigRange, F_PROTOCOL_FEATURES, Header, Inflight, MAX_CONFIG, Message,
+    protocol, reply as reply_to,
 };
-use super::queue::{Kick, Queue, check_size};
-use super::signal::Signal;
+use super::queue::Queue;
 use super::{Change, Disconnect};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 /// Highest flags of SET_CONFIG. 0 says that the guest has written a field and 1 that a live migration sets it; VMMs that
 /// use rust-vmm's `vhost` crate, such as Cloud Hypervisor, send 1 for what the guest has written.
@@ -24,24 +25,30 @@ const MAX_CONFIG_FLAGS: u32 = 1;
 /// Where the configuration space of virtio-mmio begins. Cloud Hypervisor up to v50 adds it to every offset.
 const MMIO_CONFIG_AT: u32 = 0x100;
 
-/// How a message is answered.
+/// How a message that was accepted is answered.
 enum Reply {
     /// By an acknowledgement, if one was asked for.
     Done,
     /// By this payload, and perhaps a descriptor.
     With(Vec<u8>, Option<OwnedFd>),
-    /// Later, by `held`.
-    Later,
+    /// By `pending`, when no request is unfinished any more.
+    Pending,
+}
+
+impl Reply {
+    fn number(n: u64) -> Reply {
+        Reply::With(n.to_ne_bytes().to_vec(), None)
+    }
 }
 
 impl Frontend {
-    /// Handles a message. An answer that comes later comes from [`Frontend::take_held`].
+    /// Handles a message. A pending answer comes from [`Frontend::take_pending`].
     pub(super) fn dispatch(
         &mut self,
         packet: Packet,
         changes: &mut Vec<Change>,
     ) -> Result<Handled, Disconnect> {
-        let (header, payload) = message::split(&packet.bytes).map_err(Disconnect::Fault)?;
+        let (header, payload) = message::split(&packet.bytes)?;
         let Header { request, need_reply, .. } = header;
         let acknowledge = need_reply && self.protocol & protocol::REPLY_ACK != 0;
         let acknowledgement = |failed: bool| match acknowledge {
@@ -50,8 +57,8 @@ impl Frontend {
         };
         let reply = Message::parse(request, payload).and_then(|message| {
             if message.fds() > 0 && message.fds() != packet.fds.len() {
-                let (want, got) = (message.fds(), packet.fds.len());
-                return Err(format!("message {request} has {got} file descriptors, not {want}"));
+                let error = Error::protocol("it has the wrong number of file descriptors");
+                return Err(error.unequal(packet.fds.len(), message.fds()));
             }
             self.handle(message, packet.fds, acknowledge, changes)
         });
@@ -60,15 +67,15 @@ impl Frontend {
                 Ok(Handled::Accepted(Some(Answer { bytes: reply_to(request, &payload), fd })))
             }
             Ok(Reply::Done) => Ok(Handled::Accepted(acknowledgement(false))),
-            Ok(Reply::Later) => match self.take_held() {
+            Ok(Reply::Pending) => match self.take_pending() {
                 Some(answer) => Ok(Handled::Accepted(answer)),
-                None => Ok(Handled::Held),
+                None => Ok(Handled::Pending),
             },
-            Err(why) if acknowledge && !Message::has_reply(request) => {
-                self.notice.get_or_insert(why);
+            Err(error) if acknowledge && !Message::has_reply(request) => {
+                self.notice.get_or_insert(error.in_message(request));
                 Ok(Handled::Refused(acknowledgement(true)))
             }
-            Err(why) => Err(Disconnect::Fault(why)),
+            Err(error) => Err(error.in_message(request).into()),
         }
     }
 
@@ -78,126 +85,58 @@ impl Frontend {
         fds: Vec<OwnedFd>,
         acknowledge: bool,
         changes: &mut Vec<Change>,
-    ) -> Result<Reply, String> {
-        let number = |n: u64| Ok(Reply::With(n.to_ne_bytes().to_vec(), None));
+    ) -> Result<Reply, Error> {
         match message {
-            Message::GetFeatures => return number(FEATURES),
-            Message::SetFeatures(features) => self.set_features(features)?,
-            Message::SetOwner => self.begin_session()?,
-            // "It is recommended that back-ends ignore this message".
-            Message::ResetOwner => {}
-            Message::GetProtocolFeatures => return number(PROTOCOL_FEATURES),
-            Message::SetProtocolFeatures(features) => {
-                self.protocol = offered("protocol feature", features, PROTOCOL_FEATURES)?;
-            }
-            Message::GetQueueNum => return number(self.queues.len() as u64),
-            Message::GetMaxMemSlots => return number(MAX_REGIONS as u64),
-            Message::SetMemTable(regions) => {
-                let result = self.memory.replace(&regions, &fds);
-                self.on_new_memory();
-                result?;
-            }
-            Message::AddMemReg(region) => {
-                self.memory.add(&region, &fds[0])?;
-                self.on_new_memory();
-            }
-            Message::RemMemReg(region) => {
-                self.memory.remove(&region)?;
-                self.on_new_memory();
-            }
-            Message::SetVringNum(VringState { index, num }) => {
-                let queue = self.stopped_queue(index)?;
-                queue.size = check_size(num)?;
-            }
-            Message::SetVringBase(VringState { index, num }) => {
-                let queue = self.stopped_queue(index)?;
-                queue.base = u16::try_from(num)
-                    .map_err(|_| format!("queue {index}: the base {num} has more than 16 bits"))?;
-            }
-            Message::SetVringAddr(addresses) => {
-                let memory = &self.memory;
-                let index = addresses.index;
-                let queue = queue_at(&mut self.queues, index)?;
-                queue.addresses = Some(addresses);
-                queue.move_ring(memory);
-                self.refresh(index as u16);
-            }
-            Message::GetVringBase(VringState { index, .. }) => {
-                let queue = queue_at(&mut self.queues, index)?;
-                (queue.stopping, queue.live) = (true, false);
-                if queue.kick.take().is_some() {
-                    changes.push(Change::Unkick { queue: index as u16 });
-                }
-                changes.push(Change::Stop { queue: index as u16 });
-                self.held = Some(HeldReply::Base(index as u16));
-                return Ok(Reply::Later);
-            }
-            Message::SetVringEnable(VringState { index, num }) => {
-                let queue = queue_at(&mut self.queues, index)?;
-                queue.enabled = match num {
-                    0 => Some(false),
-                    1 => Some(true),
-                    _ => return Err(format!("SET_VRING_ENABLE of queue {index} with {num}, not 0 or 1")),
-                };
-                self.refresh(index as u16);
-            }
-            Message::SetVringKick(vring) => self.set_kick(vring, fds, changes)?,
-            Message::SetVringCall(vring) => {
-                let queue = queue_at(&mut self.queues, vring.index)?;
-                let fd = eventfd(fds, vring)?;
-                let set = match (&mut queue.call, &fd) {
-                    (Some(call), Some(fd)) => call.set(fd),
-                    (None, Some(fd)) => Signal::new(fd).map(|call| queue.call = Some(call)),
-                    (call, None) => {
-                        *call = None;
-                        Ok(())
-                    }
-                };
-                if let Err(e) = set {
-                    return Err(format!("queue {}: its call eventfd cannot be used: {e}", vring.index));
-                }
-                if queue.started {
-                    // The driver may sleep on an interrupt that went to the eventfd before this one.
-                    queue.signal();
-                }
-            }
-            Message::SetVringErr(vring) => {
-                queue_at(&mut self.queues, vring.index)?.error = eventfd(fds, vring)?;
-            }
+            Message::GetFeatures => return Ok(Reply::number(FEATURES)),
+            Message::GetProtocolFeatures => return Ok(Reply::number(PROTOCOL_FEATURES)),
+            Message::GetQueueNum => return Ok(Reply::number(self.queues.len() as u64)),
+            Message::GetMaxMemSlots => return Ok(Reply::number(MAX_REGIONS as u64)),
             Message::GetConfig(range) => return Ok(Reply::With(self.config(range), None)),
-            Message::SetConfig(range, bytes) => self.set_config(range, &bytes)?,
             Message::GetInflightFd(wanted) => {
                 let (described, fd) = inflight::create(&wanted, self.queue_count())?;
                 return Ok(Reply::With(described.to_bytes().to_vec(), Some(fd)));
             }
-            Message::SetInflightFd(table) => {
-                if let Some(index) = self.queues.iter().position(|queue| queue.started) {
-                    return Err(format!("an in-flight table while queue {index} is started; stop it first"));
-                }
-                let guard = self.memory.guard();
-                self.table = Some(Table::map(&table, &fds[0], self.queues.len() as u16, guard)?);
+            Message::SetFeatures(features) => self.set_features(features)?,
+            Message::SetProtocolFeatures(features) => {
+                self.protocol = check_offered(features, PROTOCOL_FEATURES)?;
+            }
+            Message::SetOwner => self.begin_session()?,
+            // "It is recommended that back-ends ignore this message".
+            Message::ResetOwner => {}
+            Message::SetMemTable(regions) => {
+                self.change_memory(|memory| memory.replace(&regions, &fds))?;
+            }
+            Message::AddMemReg(region) => self.change_memory(|memory| memory.add(&region, &fds[0]))?,
+            Message::RemMemReg(region) => self.change_memory(|memory| memory.remove(&region))?,
+            Message::SetConfig(range, bytes) => self.set_config(range, &bytes)?,
+            Message::SetInflightFd(table) => self.set_inflight(&table, &fds[0])?,
+            Message::SetVringNum(state) => self.set_vring_size(state)?,
+            Message::SetVringBase(state) => self.set_vring_base(state)?,
+            Message::SetVringAddr(addresses) => self.set_vring_addresses(addresses)?,
+            Message::SetVringEnable(state) => self.set_vring_enabled(state)?,
+            Message::SetVringKick(vring) => self.set_vring_kick(vring, fds, changes)?,
+            Message::SetVringCall(vring) => self.set_vring_call(vring, fds)?,
+            Message::SetVringErr(vring) => self.set_vring_error(vring, fds)?,
+            Message::GetVringBase(state) => {
+                let queue = self.begin_vring_stop(state, changes)?;
+                self.pending = Some(PendingReply::Base(queue));
+                return Ok(Reply::Pending);
             }
             Message::ResetDevice => {
-                for (index, queue) in (0..).zip(&mut self.queues) {
-                    queue.abandon();
-                    if queue.kick.take().is_some() {
-                        changes.push(Change::Unkick { queue: index });
-                    }
-                    changes.push(Change::Stop { queue: index });
-                }
-                self.held = Some(HeldReply::Reset { acknowledge });
-                return Ok(Reply::Later);
+                self.abandon_queues(changes);
+                self.pending = Some(PendingReply::Reset { acknowledge });
+                return Ok(Reply::Pending);
             }
         }
         Ok(Reply::Done)
     }
 
-    fn set_features(&mut self, features: u64) -> Result<(), String> {
-        self.features = offered("feature", features, FEATURES)?;
+    fn set_features(&mut self, features: u64) -> Result<(), Error> {
+        self.features = check_offered(features, FEATURES)?;
         self.device.set_features(features);
         if features & F_PROTOCOL_FEATURES == 0 {
-            // All rings are enabled, those too that a SET_VRING_ENABLE had disabled.
-            self.queues.iter_mut().for_each(|queue| queue.enabled = None);
+            // All rings are enabled, including those that a SET_VRING_ENABLE had disabled.
+            self.queues.iter_mut().for_each(|queue| queue.setup.enabled = None);
         }
         for queue in 0..self.queue_count() {
             self.refresh(queue);
@@ -207,15 +146,15 @@ impl Frontend {
 
     /// SET_OWNER, the "session start". The first one finds the state that [`Frontend::new`] made. With a later one
     /// another device has taken the place of the last one on this connection, as when a disk is unplugged from a running QEMU
-    /// and plugged in again: nothing that the last one left may reach it. Protocol features stay, as QEMU sends
-    /// them first. A front end that still has queues to kick has not changed its device.
-    fn begin_session(&mut self) -> Result<(), String> {
-        let is_first = !std::mem::replace(&mut self.owned, true);
-        if is_first || self.queues.iter().any(|queue| queue.kick.is_some()) {
+    /// and plugged in again: no state of the last one may reach it. Protocol features stay, as QEMU sends them
+    /// first. A front end that still has queues to kick has not changed its device.
+    fn begin_session(&mut self) -> Result<(), Error> {
+        let is_first = !std::mem::replace(&mut self.owner_set, true);
+        if is_first || self.queues.iter().any(|queue| queue.setup.kick.is_some()) {
             return Ok(());
         }
         self.memory.replace::<OwnedFd>(&[], &[])?;
-        self.queues.iter_mut().for_each(Queue::renew);
+        self.queues.iter_mut().for_each(Queue::reset_for_new_device);
         self.features = 0;
         self.table = None;
         self.device.writeback = true;
@@ -223,71 +162,25 @@ impl Frontend {
         Ok(())
     }
 
-    fn on_new_memory(&mut self) {
-        self.told_not_shared &= self.memory.is_empty();
+    /// Changes the memory regions and finds the rings in them. The regions stay as they were after an error.
+    fn change_memory(&mut self, change: impl FnOnce(&mut Memory) -> Result<(), Error>) -> Result<(), Error> {
+        change(&mut self.memory)?;
+        self.not_shared_reported &= self.memory.is_empty();
         for index in 0..self.queue_count() {
             self.queues[usize::from(index)].move_ring(&self.memory);
             self.refresh(index);
         }
-    }
-
-    fn set_kick(
-        &mut self,
-        vring: VringFd,
-        fds: Vec<OwnedFd>,
-        changes: &mut Vec<Change>,
-    ) -> Result<(), String> {
-        let queue = queue_at(&mut self.queues, vring.index)?;
-        let index = vring.index as u16;
-        let kick = eventfd(fds, vring)?.map_or(Kick::Poll, Kick::Fd);
-        let change = match &kick {
-            Kick::Fd(fd) => Change::Kick { queue: index, fd: fd.as_raw_fd() },
-            Kick::Poll => Change::Poll { queue: index },
-        };
-        if queue.kick.replace(kick).is_some() {
-            changes.push(Change::Unkick { queue: index });
-        }
-        changes.push(change);
-        queue.resumed |= self.replaying && !queue.started;
-        self.refresh(index);
-        let queue = &mut self.queues[usize::from(index)];
-        if queue.size == 0 || queue.addresses.is_none() {
-            queue.notice = Some("has a kick, and lacks its size or its addresses to start".into());
-        }
         Ok(())
     }
 
-    fn stopped_queue(&mut self, index: u32) -> Result<&mut Queue, String> {
-        let queue = queue_at(&mut self.queues, index)?;
-        if queue.started {
-            Err(format!("queue {index} is started; stop it with GET_VRING_BASE"))
-        } else {
-            Ok(queue)
+    fn set_inflight(&mut self, table: &Inflight, fd: &OwnedFd) -> Result<(), Error> {
+        if let Some(index) = self.queues.iter().position(|queue| queue.started) {
+            let reason = "the queue is started: stop it with GET_VRING_BASE first";
+            return Err(Error::new(ErrorKind::WrongState, reason).on_queue(index as u32));
         }
-    }
-
-    /// Starts a queue that has all it needs, and settles whether requests may be taken from it.
-    fn refresh(&mut self, index: u16) {
-        let negotiated = |bit| self.features & bit != 0;
-        let queue = &mut self.queues[usize::from(index)];
-        let complete = queue.kick.is_some() && queue.addresses.is_some() && queue.size > 0;
-        if complete && !queue.started && !queue.stopping {
-            let event_idx = negotiated(feature::RING_EVENT_IDX);
-            let indirect = negotiated(feature::RING_INDIRECT_DESC);
-            let lent = self.table.as_ref().and_then(|table| table.marks(index, queue.size));
-            let marks = lent.or_else(|| self.own_table.marks(index, queue.size));
-            let marks = marks.expect("our own table has room for every queue of every size");
-            match queue.start(&self.memory, marks, event_idx, indirect) {
-                Ok(()) => {}
-                Err(_) if self.memory.is_empty() => self.tell_not_shared("it has handed over no memory"),
-                Err(why) => queue.notice = Some(why),
-            }
-        }
-        let enabled_by_default = self.features & F_PROTOCOL_FEATURES == 0;
-        let queue = &mut self.queues[usize::from(index)];
-        let enabled = queue.enabled.unwrap_or(enabled_by_default);
-        let live = queue.started && queue.ring.is_some() && enabled && !queue.stopping && !queue.broken;
-        queue.live = live;
+        let table = InflightTable::map(table, fd, self.queue_count(), self.memory.guard())?;
+        self.table = Some(table);
+        Ok(())
     }
 
     /// GET_CONFIG: up to 256 bytes at any offset; what lies beyond the structure is zero. A larger size is answered by an
@@ -300,7 +193,7 @@ impl Frontend {
         let mut space = [0; 2 * MAX_CONFIG];
         let structure = self.device.space();
         space[..structure.len()].copy_from_slice(&structure);
-        let mut payload = Vec::with_capacity(12 + size);
+        let mut payload = Vec::with_capacity(CONFIG_HEADER_BYTES + size);
         for word in [range.offset, range.size, range.flags] {
             payload.extend_from_slice(&word.to_ne_bytes());
         }
@@ -309,9 +202,9 @@ impl Frontend {
     }
 
     /// SET_CONFIG: only `writeback` may be written (5.2.4).
-    fn set_config(&mut self, range: ConfigRange, bytes: &[u8]) -> Result<(), String> {
+    fn set_config(&mut self, range: ConfigRange, bytes: &[u8]) -> Result<(), Error> {
         if range.flags > MAX_CONFIG_FLAGS {
-            return Err(format!("SET_CONFIG with flags {:#x}, which do not exist", range.flags));
+            return Err(Error::protocol("unknown flags").bits(u64::from(range.flags)));
         }
         match (config_offset(&range), bytes) {
             (WRITEBACK_AT, [byte @ (0 | 1)]) => {
@@ -319,10 +212,8 @@ impl Frontend {
                 self.device.set_features(self.features);
                 Ok(())
             }
-            _ => Err(format!(
-                "SET_CONFIG of {} bytes at {}: only writeback, one byte 0 or 1 at {WRITEBACK_AT}, may be written",
-                range.size, range.offset
-            )),
+            _ => Err(Error::protocol("only writeback may be written, as one byte 0 or 1 at offset 0x20")
+                .at(u64::from(range.offset), u64::from(range.size))),
         }
     }
 }
@@ -332,25 +223,9 @@ fn config_offset(range: &ConfigRange) -> usize {
     range.offset.checked_sub(MMIO_CONFIG_AT).unwrap_or(range.offset) as usize
 }
 
-fn queue_at(queues: &mut [Queue], index: u32) -> Result<&mut Queue, String> {
-    let count = queues.len();
-    queues.get_mut(index as usize).ok_or_else(|| format!("there is no queue {index}; {count} are offered"))
-}
-
-fn offered(what: &str, wanted: u64, offered: u64) -> Result<u64, String> {
+fn check_offered(wanted: u64, offered: u64) -> Result<u64, Error> {
     match wanted & !offered {
         0 => Ok(wanted),
-        more => Err(format!("{what} bits {more:#x} were not offered")),
+        more => Err(Error::new(ErrorKind::NotNegotiated, "these bits were not offered").bits(more)),
     }
-}
-
-/// The eventfd of a SET_VRING_KICK, _CALL or _ERR. What clearly is none is refused.
-fn eventfd(fds: Vec<OwnedFd>, vring: VringFd) -> Result<Option<OwnedFd>, String> {
-    let Some(fd) = fds.into_iter().next().filter(|_| vring.has_fd) else { return Ok(None) };
-    let file = rustix::fs::fstat(&fd).map_err(|e| format!("queue {}: fstat: {e}", vring.index))?;
-    // An eventfd has no file type at all.
-    if file.st_mode & libc::S_IFMT != 0 {
-        return Err(format!("queue {}: the file descriptor is not an eventfd", vring.index));
-    }
-    Ok(Some(fd))
 }

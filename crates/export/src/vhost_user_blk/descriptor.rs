@@ -1,30 +1,32 @@
 //! Which descriptors a front end may hand over: eventfds, and shared memory, which are all that the protocol has a use
 //! for.
 //!
-//! Any other file is somebody's: what fstat, mmap and close do is for its file system to say, and with FUSE that is a program
-//! of whoever mounted it, perhaps the front end, which need never answer. So the kind is found out before anything else is done with
-//! a descriptor, by calls that do not go to its file system. Owns the question; never closes anything.
+//! What fstat, mmap and close do with any other file is up to its file system. With FUSE that is a program of whoever
+//! mounted it, perhaps the front end, and it need never answer. So the kind of a descriptor is found out before
+//! anything else is done with it, by calls that do not reach its file system. Never closes anything.
 //!
-//! Invariant: what is called harmless is answered for by the kernel alone.
+//! Invariant: every operation on a descriptor that is called harmless is carried out by the kernel alone.
 
+use super::error::{Error, ErrorKind};
 use super::signal::is_eventfd;
 use std::os::fd::BorrowedFd;
 
-/// Whether it is an eventfd or shared memory; if not, why it is refused.
-pub(super) fn is_harmless(fd: BorrowedFd<'_>) -> Result<(), String> {
+/// Refuses a descriptor that is neither an eventfd nor shared memory.
+pub(super) fn check_harmless(fd: BorrowedFd<'_>) -> Result<(), Error> {
     // Only files of shared memory (memfd, tmpfs) and of hugetlbfs have seals; the kernel looks at nothing else.
     if rustix::fs::fcntl_get_seals(fd).is_ok() {
         return Ok(());
     }
-    match is_eventfd(fd) {
+    let checked = match is_eventfd(fd) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(
-            "a file descriptor that is neither an eventfd nor shared memory (memfd, tmpfs or hugetlbfs): \
-             give the machine shared memory, such as memory-backend-memfd with share=on"
-                .into(),
-        ),
-        Err(e) => Err(format!("a file descriptor that may be no eventfd: {e}")),
-    }
+        Ok(false) => Err(Error::new(
+            ErrorKind::WrongDescriptor,
+            "it is neither an eventfd nor shared memory (memfd, tmpfs or hugetlbfs): \
+             give the machine shared memory, such as memory-backend-memfd with share=on",
+        )),
+        Err(error) => Err(error),
+    };
+    checked.map_err(|error| error.of("file descriptor"))
 }
 
 #[cfg(test)]
@@ -43,12 +45,12 @@ mod tests {
             tempfile::tempfile_in("/dev/shm").unwrap().into(),
         ];
         for fd in &fds {
-            is_harmless(fd.as_fd()).unwrap();
+            check_harmless(fd.as_fd()).unwrap();
         }
     }
 
     #[test]
-    fn all_else_is_refused_in_words() {
+    fn all_else_is_refused() {
         let fds: [OwnedFd; 6] = [
             rustix::pipe::pipe().unwrap().0,
             std::os::unix::net::UnixStream::pair().unwrap().0.into(),
@@ -59,7 +61,8 @@ mod tests {
             open("/dev/shm", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap(),
         ];
         for fd in &fds {
-            assert!(is_harmless(fd.as_fd()).unwrap_err().contains("neither an eventfd nor"), "{fd:?}");
+            let error = check_harmless(fd.as_fd()).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::WrongDescriptor, "{fd:?}");
         }
     }
 }

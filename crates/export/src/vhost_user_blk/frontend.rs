@@ -1,22 +1,22 @@
-//! One connection of a VMM, as the reactor uses it. Owns all that belongs to the connection; never decides when
-//! to process a queue. What its control messages do is in `control.rs`.
+//! One connection of a VMM, as the reactor uses it. Owns everything that belongs to the connection; never decides when
+//! to process a queue. `control.rs` and `vring.rs` carry out its control messages.
 //!
-//! Invariant: while a stop or reset waits for unfinished requests (`held`), no further message is handled, so
-//! that replies keep the order of the questions and a queue never starts over unfinished requests.
+//! Invariant: while a stop or reset waits for unfinished requests (`pending`), no further message is handled. So replies
+//! keep the order of the messages, and a queue never starts while it has unfinished requests.
 
 use super::budget::Budget;
 use super::chain::Scratch;
 use super::config::{Device, DeviceConfig};
 use super::connection::{Answer, Connection, Packet};
+use super::error::{Error, ErrorKind};
 use super::head::Head;
-use super::inflight::{Table, inflight_table};
+use super::inflight::{InflightTable, inflight_table};
 use super::memory::{Memory, copy_from_guest, copy_to_guest};
 use super::message::{VringState, code, reply};
 use super::queue::Queue;
 use super::sigbus::Guard;
 use super::{Change, Disconnect, MAX_QUEUES, TOKEN_TAG};
 use spillway_core::{Errno, GuestBuffers, Request, Token, copy_past_caches, is_zero_now};
-use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// Messages handled in one call, so that a front end that never stops sending cannot hold the thread.
@@ -24,7 +24,7 @@ const MESSAGES_PER_CALL: usize = 1024;
 
 /// A reply that waits for unfinished requests.
 #[derive(Clone, Copy)]
-pub(super) enum HeldReply {
+pub(super) enum PendingReply {
     /// GET_VRING_BASE of this queue.
     Base(u16),
     /// RESET_DEVICE, to be acknowledged or not.
@@ -39,7 +39,7 @@ pub enum Handled {
     /// It has changed nothing.
     Refused(Option<Answer>),
     /// Its answer waits for unfinished requests; no other message may come before it.
-    Held,
+    Pending,
 }
 
 /// One VMM's connection: the back-end side of vhost-user for a block device. See the [module](super).
@@ -47,26 +47,29 @@ pub struct Frontend {
     pub(super) queues: Vec<Queue>,
     pub(super) device: Device,
     budget: Budget,
-    /// Room to take one chain apart.
     scratch: Scratch,
     session: u8,
     connection: Connection,
     pub(super) features: u64,
     pub(super) protocol: u64,
-    /// Lent by the front end.
-    pub(super) table: Option<Table>,
-    pub(super) own_table: Table,
-    /// What is handled now is what an earlier process has carried out.
+    /// The in-flight table that the front end has handed over.
+    pub(super) table: Option<InflightTable>,
+    /// The session's own, for queues for which the front end hands over none.
+    pub(super) own_table: InflightTable,
+    /// The message that is handled now was carried out by an earlier process already.
     pub(super) replaying: bool,
-    pub(super) held: Option<HeldReply>,
-    gone: Option<Disconnect>,
-    pub(super) notice: Option<String>,
-    spoken: bool,
+    pub(super) pending: Option<PendingReply>,
+    /// Set when the connection has ended.
+    ended: Option<Disconnect>,
+    /// The first error of a message, or of memory that is not shared, that nobody has been told of yet.
+    pub(super) notice: Option<Error>,
+    /// A message has come.
+    received: bool,
     /// SET_OWNER has come.
-    pub(super) owned: bool,
-    /// It was said that the VMM's memory is not shared.
-    pub(super) told_not_shared: bool,
-    /// Last, so that the guard of its mappings, and of the in-flight table's, goes after all of them.
+    pub(super) owner_set: bool,
+    /// The notice about memory that is not shared has been made; cleared when memory comes.
+    pub(super) not_shared_reported: bool,
+    /// Last, so that the guard of its mappings and of the in-flight table's is dropped after all of them.
     pub(super) memory: Memory,
 }
 
@@ -74,14 +77,16 @@ impl Frontend {
     /// Takes over a connected socket and makes it non-blocking.
     ///
     /// # Errors
-    /// No or more than 64 queues, or the system's.
-    pub fn new(socket: OwnedFd, config: DeviceConfig, session: u8) -> io::Result<Frontend> {
-        let table = inflight_table(config.queues)?;
+    /// No or more than 64 queues, or a failed system call.
+    pub fn new(socket: OwnedFd, config: DeviceConfig, session: u8) -> Result<Frontend, Error> {
+        check_queues(config.queues)?;
+        let table = inflight_table(config.queues)
+            .map_err(|e| Error::from_io("the in-flight table cannot be made", &e))?;
         Frontend::resume(socket, config, session, table)
     }
 
-    /// The same with a table of requests in flight from [`inflight_table`] that an earlier process may have used:
-    /// what that was told comes by [`Frontend::replay`].
+    /// The same with an in-flight table from [`inflight_table`] that an earlier process may have used. The messages that
+    /// that process has carried out come by [`Frontend::replay`].
     ///
     /// # Errors
     /// As [`Frontend::new`].
@@ -90,15 +95,12 @@ impl Frontend {
         config: DeviceConfig,
         session: u8,
         own_table: OwnedFd,
-    ) -> io::Result<Frontend> {
-        if config.queues == 0 || config.queues > MAX_QUEUES {
-            return Err(io::Error::other(format!(
-                "{} queues; 1 to {MAX_QUEUES} are possible",
-                config.queues
-            )));
-        }
+    ) -> Result<Frontend, Error> {
+        check_queues(config.queues)?;
         let memory = Memory::new(Guard::new()?);
-        let own_table = Table::map_own(own_table, config.queues, memory.guard()).map_err(io::Error::other)?;
+        let own_table = InflightTable::map_own(own_table, config.queues, memory.guard())?;
+        let connection = Connection::new(socket)
+            .map_err(|e| Error::from_io("the front end's socket cannot be made non-blocking", &e))?;
         let token =
             |queue: u16| u64::from(TOKEN_TAG) << 56 | u64::from(session) << 48 | u64::from(queue) << 32;
         Ok(Frontend {
@@ -107,18 +109,18 @@ impl Frontend {
             budget: Budget::default(),
             scratch: Scratch::default(),
             session,
-            connection: Connection::new(socket)?,
+            connection,
             features: 0,
             protocol: 0,
             table: None,
             own_table,
             replaying: false,
-            held: None,
-            gone: None,
+            pending: None,
+            ended: None,
             notice: None,
-            spoken: false,
-            owned: false,
-            told_not_shared: false,
+            received: false,
+            owner_set: false,
+            not_shared_reported: false,
             memory,
         })
     }
@@ -130,7 +132,7 @@ impl Frontend {
 
     /// Whether control messages may be handled now. False while a stop waits for unfinished requests.
     pub fn wants_read(&self) -> bool {
-        self.held.is_none() && self.gone.is_none()
+        self.pending.is_none() && self.ended.is_none()
     }
 
     /// Handles the control messages that have wholly arrived; half a message stays for the next call.
@@ -140,7 +142,7 @@ impl Frontend {
     pub fn on_readable(&mut self, changes: &mut Vec<Change>) -> Result<(), Disconnect> {
         self.check()?;
         for _ in 0..MESSAGES_PER_CALL {
-            if self.held.is_some() {
+            if self.pending.is_some() {
                 return Ok(());
             }
             let handled = match self.connection.receive() {
@@ -150,19 +152,19 @@ impl Frontend {
             };
             match handled? {
                 Handled::Accepted(Some(answer)) | Handled::Refused(Some(answer)) => self.send(&answer)?,
-                Handled::Accepted(None) | Handled::Refused(None) | Handled::Held => {}
+                Handled::Accepted(None) | Handled::Refused(None) | Handled::Pending => {}
             }
         }
         Ok(())
     }
 
-    /// Sends the reply that waited, if nothing of its queue is unfinished any more, and goes on with what the
-    /// front end sent meanwhile.
+    /// Sends the pending reply, if nothing of its queue is unfinished any more, and handles the messages that the front
+    /// end has sent meanwhile.
     ///
     /// # Errors
     /// As [`Frontend::on_readable`].
     pub fn finish_stops(&mut self, changes: &mut Vec<Change>) -> Result<(), Disconnect> {
-        match self.finish_held()? {
+        match self.finish_pending()? {
             None => Ok(()),
             Some(answer) => {
                 answer.iter().try_for_each(|answer| self.send(answer))?;
@@ -175,57 +177,59 @@ impl Frontend {
         self.connection.send(answer).map_err(|disconnect| self.end(disconnect))
     }
 
-    /// Handles a message that a supervisor has read from the socket. None may be held.
+    /// Handles a message that a supervisor has read from the socket. No reply may be pending.
     ///
     /// # Errors
     /// As [`Frontend::on_readable`].
     pub fn on_message(&mut self, packet: Packet, changes: &mut Vec<Change>) -> Result<Handled, Disconnect> {
         self.check()?;
-        if self.held.is_some() {
-            return Err(self.end(Disconnect::Fault("a message came before the last one was answered".into())));
+        if self.pending.is_some() {
+            let reason = "a message came before the last one was answered";
+            return Err(self.end(Error::new(ErrorKind::WrongState, reason).into()));
         }
-        self.spoken = true;
+        self.received = true;
         self.dispatch(packet, changes).map_err(|disconnect| self.end(disconnect))
     }
 
-    /// Brings the session to where an earlier process has left it: a packet of its [`super::Record`].
+    /// Carries out once more what an earlier process has carried out: a packet of the session's [`super::Record`].
     ///
     /// # Errors
-    /// The session cannot go on.
+    /// The session cannot go on in this process.
     pub fn replay(&mut self, packet: Packet, changes: &mut Vec<Change>) -> Result<(), Disconnect> {
         self.replaying = true;
         let handled = self.on_message(packet, changes);
         self.replaying = false;
         match handled? {
             Handled::Refused(_) => {
-                let why = self.notice.take().unwrap_or_default();
-                Err(self.end(Disconnect::Fault(format!("the session cannot be taken up again: {why}"))))
+                let refused = || Error::protocol("a message that was accepted before is refused");
+                let error = self.notice.take().unwrap_or_else(refused);
+                Err(self.end(Disconnect::NotResumed(error)))
             }
-            Handled::Accepted(_) | Handled::Held => Ok(()),
+            Handled::Accepted(_) | Handled::Pending => Ok(()),
         }
     }
 
-    /// The answer that waited, once nothing of its queue is unfinished any more. `Some(None)`: none was asked for.
+    /// The pending answer, once nothing of its queue is unfinished any more. `Some(None)`: none was asked for.
     ///
     /// # Errors
     /// As [`Frontend::on_readable`].
-    pub fn finish_held(&mut self) -> Result<Option<Option<Answer>>, Disconnect> {
-        if self.held.is_none() {
+    pub fn finish_pending(&mut self) -> Result<Option<Option<Answer>>, Disconnect> {
+        if self.pending.is_none() {
             return Ok(None);
         }
         self.check()?;
-        Ok(self.take_held())
+        Ok(self.take_pending())
     }
 
-    /// Whether a message has come: a front end speaks first, and at once.
-    pub fn has_spoken(&self) -> bool {
-        self.spoken
+    /// Whether a message has come. A front end sends its first one right after it has connected.
+    pub fn has_received(&self) -> bool {
+        self.received
     }
 
     /// Ends the connection from our side, as if the front end had left: nothing of its memory is read or written
     /// any more, whatever completes later.
     pub fn disconnect(&mut self) {
-        if self.gone.is_none() {
+        if self.ended.is_none() {
             self.end(Disconnect::Left);
         }
     }
@@ -248,7 +252,7 @@ impl Frontend {
         queue.next(&mut self.memory, &self.device, &mut self.budget, &mut self.scratch)
     }
 
-    /// Whether [`Frontend::next`] would find something to look at, and there is room for what it finds.
+    /// Whether [`Frontend::next`] would find a request, and the budget admits one.
     #[inline]
     pub fn has_work(&self, queue: u16) -> bool {
         self.queues.get(usize::from(queue)).is_some_and(|queue| queue.has_work(&self.budget))
@@ -262,7 +266,7 @@ impl Frontend {
         }
     }
 
-    /// Asks the driver not to kick: this queue is looked at anyway.
+    /// Asks the driver not to kick, because the reactor looks at this queue anyway.
     #[inline]
     pub fn disable_notifications(&mut self, queue: u16) {
         if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
@@ -270,8 +274,8 @@ impl Frontend {
         }
     }
 
-    /// Asks the driver to kick. True: there is more meanwhile, for which it will not; look again. What there is no
-    /// room for (as in [`Frontend::has_work`]) does not count: the end of a request is what brings that.
+    /// Asks the driver to kick. True: it has added requests meanwhile, for which it will not kick; look again. Requests
+    /// that the budget does not admit (as in [`Frontend::has_work`]) do not count: they follow when another one ends.
     #[inline]
     pub fn enable_notifications(&mut self, queue: u16) -> bool {
         self.queues.get_mut(usize::from(queue)).is_some_and(|queue| queue.enable_notifications(&self.budget))
@@ -300,44 +304,44 @@ impl Frontend {
         (token.0 >> 32) as u16
     }
 
-    /// The guest's choice of write-back or write-through, for the next session's [`DeviceConfig`].
+    /// Whether the guest has chosen write-back, for the next session's [`DeviceConfig`].
     pub fn writeback(&self) -> bool {
         self.device.writeback
     }
 
-    /// The next thing worth a line in the log, such as why a queue was stopped.
-    pub fn take_notice(&mut self) -> Option<String> {
-        let of_queue = |(index, queue): (usize, &mut Queue)| {
-            queue.notice.take().map(|notice| format!("queue {index}: {notice}"))
-        };
-        self.notice.take().or_else(|| self.queues.iter_mut().enumerate().find_map(of_queue))
+    /// The next error to be logged that has not ended the connection, such as why a queue was stopped.
+    pub fn take_notice(&mut self) -> Option<Error> {
+        let of_queue =
+            |(index, queue): (u32, &mut Queue)| queue.notice.take().map(|error| error.on_queue(index));
+        self.notice.take().or_else(|| (0..).zip(&mut self.queues).find_map(of_queue))
     }
 
-    /// The end that has come already, or that shrunken memory brings now.
+    /// Fails if the connection has ended, and ends it if guest memory has shrunk.
     fn check(&mut self) -> Result<(), Disconnect> {
-        if let Some(gone) = &self.gone {
-            return Err(gone.clone());
+        if let Some(ended) = &self.ended {
+            return Err(*ended);
         }
         if self.poisoned() {
-            let why = "the front end's memory has shrunk below what it announced".to_owned();
-            return Err(self.end(Disconnect::Fault(why)));
+            let reason = "the front end's memory has shrunk below the size that it announced";
+            return Err(self.end(Error::new(ErrorKind::MemoryShrunk, reason).into()));
         }
         Ok(())
     }
 
     fn end(&mut self, disconnect: Disconnect) -> Disconnect {
-        self.held = None;
+        self.pending = None;
         for queue in &mut self.queues {
             queue.abandon();
         }
-        self.gone = Some(disconnect.clone());
+        self.ended = Some(disconnect);
         disconnect
     }
 
-    /// What is held is done, if its queue, or all, have nothing unfinished: its answer, if there is one.
-    pub(super) fn take_held(&mut self) -> Option<Option<Answer>> {
-        let (request, payload) = match self.held? {
-            HeldReply::Base(index) => {
+    /// Carries out what is pending once its queue, or all queues, have no unfinished requests: its answer, if one was
+    /// asked for.
+    pub(super) fn take_pending(&mut self) -> Option<Option<Answer>> {
+        let (request, payload) = match self.pending? {
+            PendingReply::Base(index) => {
                 let queue = &mut self.queues[usize::from(index)];
                 if queue.unfinished > 0 {
                     return None;
@@ -346,7 +350,7 @@ impl Frontend {
                 let state = VringState { index: u32::from(index), num: u32::from(queue.stop()) };
                 (code::GET_VRING_BASE, Some(state.to_bytes()))
             }
-            HeldReply::Reset { acknowledge } => {
+            PendingReply::Reset { acknowledge } => {
                 if self.unfinished() > 0 {
                     return None;
                 }
@@ -355,12 +359,12 @@ impl Frontend {
                 }
                 self.features = 0;
                 self.table = None;
-                // `writeback` stays as the guest chose it: QEMU keeps a copy and does not say it again.
+                // `writeback` stays as the guest chose it: QEMU keeps a copy and does not send it again.
                 self.device.set_features(0);
                 (code::RESET_DEVICE, acknowledge.then_some([0; 8]))
             }
         };
-        self.held = None;
+        self.pending = None;
         Some(payload.map(|payload| Answer { bytes: reply(request, &payload), fd: None }))
     }
 
@@ -371,8 +375,8 @@ impl Frontend {
         queue.unfinished_head(token.0 as u16).ok_or(Errno::FAULT)
     }
 
-    /// Calls `each` for every piece of guest memory that `len` bytes of a request's data from `at` on lie in: where it
-    /// is mapped, and its length. It stays mapped until the request is completed.
+    /// Calls `each` with the address and the length of every piece of guest memory that bytes `at..at + len` of a
+    /// request's data lie in. The pieces stay mapped until the request is completed.
     pub fn pieces(
         &self,
         token: Token,
@@ -442,5 +446,14 @@ impl GuestBuffers for Frontend {
         if let Some(queue) = self.queues.get_mut(usize::from(Self::queue_of(token))) {
             queue.complete(token.0 as u16, result, &mut self.memory, &mut self.budget);
         }
+    }
+}
+
+fn check_queues(queues: u16) -> Result<(), Error> {
+    let error = Error::new(ErrorKind::OutOfBounds, "a disk cannot offer this number of queues");
+    match queues {
+        0 => Err(error.below(queues, 1u16)),
+        1..=MAX_QUEUES => Ok(()),
+        _ => Err(error.above(queues, MAX_QUEUES)),
     }
 }

@@ -1,5 +1,5 @@
-//! What is remembered of one head of a queue while it is not the driver's. Owns where its buffers are; never
-//! looks into them.
+//! The state of one head of a queue: whose it is, and while it is unfinished where its buffers are. Never looks into
+//! them.
 //!
 //! Invariant: `first` and `several` were translated when the head was taken, and stay mapped until its
 //! generation is released.
@@ -11,7 +11,7 @@ use std::ops::Range;
 /// The data of a request that has none.
 pub(super) const NO_SEGMENT: Segment = Segment { at: std::ptr::null_mut(), len: 0 };
 
-/// Whose a head is.
+/// Who owns a head, and how far its request has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeadState {
     /// The driver's.
@@ -24,14 +24,14 @@ pub(super) enum HeadState {
     Answered,
 }
 
-/// What must be remembered of a head while it is unfinished.
+/// One head: a slot of the queue by which the driver names a request.
 pub(super) struct Head {
     pub state: HeadState,
     /// Memory generation that its pointers belong to.
     pub generation: u32,
     /// What the used element says after success.
     pub used_bytes: u32,
-    /// What it counts for in the budget of its front end, while it is unfinished.
+    /// Bytes that it counts for in the budget of its front end while it is unfinished.
     pub held_bytes: u32,
     /// Where its status byte goes.
     pub status: *mut u8,
@@ -68,12 +68,12 @@ impl Head {
         }
         let (mut skip, mut done) = (at as usize, 0);
         for segment in &self.several {
-            let room = segment.len as usize;
-            if skip >= room {
-                skip -= room;
+            let segment_len = segment.len as usize;
+            if skip >= segment_len {
+                skip -= segment_len;
                 continue;
             }
-            let piece = (room - skip).min(len - done);
+            let piece = (segment_len - skip).min(len - done);
             copy(segment.at.wrapping_add(skip), done..done + piece);
             (skip, done) = (0, done + piece);
             if done == len {

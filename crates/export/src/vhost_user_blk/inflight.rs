@@ -6,6 +6,7 @@
 //! yet given back. The front end shares the memory, so nothing read from it is an index before it was checked.
 
 use super::MAX_QUEUES;
+use super::error::Error;
 use super::memory::Mapping;
 use super::message::Inflight;
 use super::ring::MAX_QUEUE_SIZE;
@@ -25,26 +26,33 @@ fn region_bytes(queue_size: u16) -> usize {
     (HEADER_BYTES + ENTRY_BYTES * usize::from(queue_size)).next_multiple_of(REGION_ALIGN)
 }
 
-fn check(what: &Inflight, max_queues: u16) -> Result<u64, String> {
+const TABLE: &str = "in-flight table";
+
+/// The bytes that a table needs, if it can be.
+fn needed_bytes(what: &Inflight, max_queues: u16) -> Result<u64, Error> {
+    let wrong = |reason, found: u16, most: u16| {
+        let error = Error::protocol(reason).of(TABLE);
+        Err(if found == 0 { error.below(found, 1u16) } else { error.above(found, most) })
+    };
     if what.num_queues == 0 || what.num_queues > max_queues {
-        return Err(format!("an in-flight table for {} queues; there are {max_queues}", what.num_queues));
+        return wrong("wrong number of queues", what.num_queues, max_queues);
     }
     if what.queue_size == 0 || what.queue_size > MAX_QUEUE_SIZE {
-        return Err(format!("an in-flight table for queues of {} descriptors", what.queue_size));
+        return wrong("wrong number of descriptors in a queue", what.queue_size, MAX_QUEUE_SIZE);
     }
     Ok(u64::from(what.num_queues) * region_bytes(what.queue_size) as u64)
 }
 
 /// GET_INFLIGHT_FD: makes a zeroed memfd that can neither grow nor shrink.
-pub(super) fn create(wanted: &Inflight, max_queues: u16) -> Result<(Inflight, OwnedFd), String> {
-    let mmap_size = check(wanted, max_queues)?;
+pub(super) fn create(wanted: &Inflight, max_queues: u16) -> Result<(Inflight, OwnedFd), Error> {
+    let mmap_size = needed_bytes(wanted, max_queues)?;
     let make = || {
         let fd = memfd_create("spillway-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, mmap_size)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(fd)
     };
-    let fd = make().map_err(|e: rustix::io::Errno| format!("memfd for the in-flight table: {e}"))?;
+    let fd = make().map_err(|errno| Error::io("its memfd cannot be made", errno).of(TABLE))?;
     Ok((Inflight { mmap_size, mmap_offset: 0, ..*wanted }, fd))
 }
 
@@ -58,75 +66,72 @@ pub fn inflight_table(queues: u16) -> std::io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// What a session's own table is.
+/// The dimensions of a session's own table.
 fn own(queues: u16) -> Inflight {
     let mmap_size = u64::from(queues) * region_bytes(MAX_QUEUE_SIZE) as u64;
     Inflight { mmap_size, mmap_offset: 0, num_queues: queues, queue_size: MAX_QUEUE_SIZE }
 }
 
-/// A whole table.
-pub(super) struct Table {
+/// The table of all queues, as it is mapped.
+pub(super) struct InflightTable {
     mapping: Rc<Mapping>,
     num_queues: u16,
     queue_size: u16,
-    /// Ours, and not lent by the front end.
+    /// It is the session's own; the front end has lent none.
     own: bool,
 }
 
-impl Table {
+impl InflightTable {
     /// SET_INFLIGHT_FD.
     pub(super) fn map(
         what: &Inflight,
         fd: impl AsFd,
         max_queues: u16,
         guard: &Guard,
-    ) -> Result<Table, String> {
-        let needed = check(what, max_queues)?;
+    ) -> Result<InflightTable, Error> {
+        let needed = needed_bytes(what, max_queues)?;
         if what.mmap_size < needed {
-            return Err(format!("the in-flight table has {} bytes, {needed} are needed", what.mmap_size));
+            return Err(Error::protocol("it has too few bytes").of(TABLE).below(what.mmap_size, needed));
         }
-        let mapping = Mapping::new(fd, what.mmap_offset, needed, guard)
-            .map_err(|e| format!("the in-flight table: {e}"))?;
+        let mapping = Mapping::new(fd, what.mmap_offset, needed, guard).map_err(|e| e.of(TABLE))?;
         if !(mapping.start() as usize).is_multiple_of(8) {
-            return Err(format!("the in-flight table's offset {} is not a multiple of 8", what.mmap_offset));
+            let error = Error::protocol("its offset in the file is not a multiple of 8").of(TABLE);
+            return Err(error.found(what.mmap_offset));
         }
         let mapping = Rc::new(mapping);
-        Ok(Table { mapping, num_queues: what.num_queues, queue_size: what.queue_size, own: false })
+        Ok(InflightTable { mapping, num_queues: what.num_queues, queue_size: what.queue_size, own: false })
     }
 
     /// The memory of [`inflight_table`].
-    pub(super) fn map_own(fd: impl AsFd, queues: u16, guard: &Guard) -> Result<Table, String> {
-        Ok(Table { own: true, ..Table::map(&own(queues), fd, queues, guard)? })
+    pub(super) fn map_own(fd: impl AsFd, queues: u16, guard: &Guard) -> Result<InflightTable, Error> {
+        Ok(InflightTable { own: true, ..InflightTable::map(&own(queues), fd, queues, guard)? })
     }
 
     /// The part of one queue, if the table has one that is large enough.
-    pub(super) fn marks(&self, queue: u16, queue_size: u16) -> Option<Marks> {
+    pub(super) fn queue(&self, queue: u16, queue_size: u16) -> Option<InflightQueue> {
         if queue >= self.num_queues || queue_size > self.queue_size {
             return None;
         }
         let base = self.mapping.start().wrapping_add(usize::from(queue) * region_bytes(self.queue_size));
-        Some(Marks { base, size: queue_size, counter: 0, own: self.own, _mapping: Rc::clone(&self.mapping) })
+        let _mapping = Rc::clone(&self.mapping);
+        Some(InflightQueue { base, size: queue_size, counter: 0, own: self.own, _mapping })
     }
 }
 
-/// The table of one queue.
-pub(super) struct Marks {
+/// The part of a table that belongs to one queue.
+pub(super) struct InflightQueue {
     base: *mut u8,
     /// Heads are below this.
     size: u16,
+    /// The order of the next head that is taken.
     counter: u64,
+    /// As in the table.
     own: bool,
     _mapping: Rc<Mapping>,
 }
 
-/// What a table says when its queue starts.
-pub(super) struct Recovered {
-    /// Heads that were taken and not given back, in the order in which they were taken.
-    pub heads: Vec<u16>,
-}
-
-impl Marks {
-    /// Not lent by the front end.
+impl InflightQueue {
+    /// Whether it is of the session's own table, which the front end knows nothing of.
     pub(super) fn is_own(&self) -> bool {
         self.own
     }
@@ -201,14 +206,15 @@ impl Marks {
         self.used_idx().store(used_index, Ordering::Release);
     }
 
-    /// "When reconnecting". `used_index` is the used ring's.
-    pub(super) fn recover(&mut self, used_index: u16) -> Recovered {
+    /// "When reconnecting": the heads that were taken and not given back, in the order in which they were taken.
+    /// `used_index` is the used ring's.
+    pub(super) fn recover(&mut self, used_index: u16) -> Vec<u16> {
         if self.version().load(Ordering::Acquire) == 0 {
             self.clear(used_index);
         }
-        let seen = self.used_idx().load(Ordering::Relaxed);
+        let completed = self.used_idx().load(Ordering::Relaxed);
         let mut head = self.last_batch_head().load(Ordering::Relaxed);
-        for _ in 0..used_index.wrapping_sub(seen).min(self.size) {
+        for _ in 0..used_index.wrapping_sub(completed).min(self.size) {
             if head >= self.size {
                 break;
             }
@@ -222,7 +228,7 @@ impl Marks {
             taken.map(|head| (self.order(head).load(Ordering::Relaxed), head)).collect();
         taken.sort_unstable();
         self.counter = taken.last().map_or(0, |(order, _)| order.wrapping_add(1));
-        Recovered { heads: taken.into_iter().map(|(_, head)| head).collect() }
+        taken.into_iter().map(|(_, head)| head).collect()
     }
 
     /// Starts afresh: nothing is in flight.

@@ -5,8 +5,9 @@
 //! front end takes the region away meanwhile: a region that goes is kept with the *generation* of requests that
 //! may still point into it.
 
+use super::error::{Error, ErrorKind};
 use super::message::MemoryRegion;
-use super::sigbus::{Guard, Ticket};
+use super::sigbus::{Guard, Registration};
 use rustix::fs::{fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::collections::VecDeque;
@@ -38,17 +39,19 @@ pub(super) struct Mapping {
     len: usize,
     /// Where the wanted bytes begin: the offset in the file need not be a whole page.
     skip: usize,
-    ticket: Option<Ticket>,
+    registration: Option<Registration>,
 }
 
 impl Mapping {
     /// Maps `size` bytes from `offset` on, shared, for reading and writing.
-    pub(super) fn new(fd: impl AsFd, offset: u64, size: u64, guard: &Guard) -> Result<Mapping, String> {
+    pub(super) fn new(fd: impl AsFd, offset: u64, size: u64, guard: &Guard) -> Result<Mapping, Error> {
+        let out_of_bounds = |reason| Error::new(ErrorKind::OutOfBounds, reason).at(offset, size);
         let end = offset.checked_add(size).filter(|_| size > 0);
-        let end = end.ok_or_else(|| format!("{size} bytes at offset {offset} are no range"))?;
-        let file = fstat(&fd).map_err(|e| format!("fstat: {e}"))?;
-        if (file.st_size as u64) < end {
-            return Err(format!("the file has {} bytes, fewer than the {end} that are needed", file.st_size));
+        let end = end.ok_or_else(|| out_of_bounds("its offset and size are no range in a file"))?;
+        let file = fstat(&fd).map_err(|errno| Error::io("fstat failed", errno))?;
+        let file_bytes = file.st_size as u64;
+        if file_bytes < end {
+            return Err(out_of_bounds("its file is too short").below(file_bytes, end));
         }
         let page = fstatfs(&fd)
             .ok()
@@ -56,17 +59,17 @@ impl Mapping {
             .map_or(rustix::param::page_size() as u64, |fs| fs.f_bsize as u64);
         let start = offset / page * page;
         let len = (end - start).checked_next_multiple_of(page).and_then(|len| usize::try_from(len).ok());
-        let len = len.ok_or_else(|| format!("{size} bytes are too many to map"))?;
+        let len = len.ok_or_else(|| out_of_bounds("it has too many bytes to be mapped"))?;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe {
             let flags = MapFlags::SHARED | MapFlags::NORESERVE;
             mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, &fd, start)
         };
-        let base = base.map_err(|e| format!("mmap of {size} bytes: {e}"))?.cast::<u8>();
+        let base = base.map_err(|errno| Error::io("mmap failed", errno).at(offset, size))?.cast::<u8>();
         // SAFETY: the range was just mapped. A guest's memory has no place in our core dumps.
         let _ = unsafe { madvise(base.cast(), len, Advice::LinuxDontDump) };
-        let mut mapping = Mapping { base, len, skip: (offset - start) as usize, ticket: None };
-        mapping.ticket = Some(guard.register(base, len).map_err(|e| e.to_string())?);
+        let mut mapping = Mapping { base, len, skip: (offset - start) as usize, registration: None };
+        mapping.registration = Some(guard.register(base, len)?);
         Ok(mapping)
     }
 
@@ -78,7 +81,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        self.ticket = None;
+        self.registration = None;
         // SAFETY: base and len are what mmap returned; the users of this mapping are gone (see the invariant).
         let _ = unsafe { munmap(self.base.cast(), self.len) };
     }
@@ -93,13 +96,14 @@ struct Region {
 }
 
 impl Region {
-    fn new(region: &MemoryRegion, fd: impl AsFd, guard: &Guard) -> Result<Region, String> {
+    fn new(region: &MemoryRegion, fd: impl AsFd, guard: &Guard) -> Result<Region, Error> {
         let MemoryRegion { guest_address: guest, size, user_address: user, mmap_offset } = *region;
         if guest.checked_add(size).is_none() || user.checked_add(size).is_none() {
-            return Err(format!("the region of {size} bytes at guest address {guest:#x} wraps around"));
+            let reason = "it wraps around at the end of the address space";
+            return Err(Error::new(ErrorKind::OutOfBounds, reason).of("memory region").at(guest, size));
         }
-        let mapping = Mapping::new(fd, mmap_offset, size, guard)
-            .map_err(|e| format!("the region of {size} bytes at guest address {guest:#x}: {e}"))?;
+        let mapping =
+            Mapping::new(fd, mmap_offset, size, guard).map_err(|e| e.of("file of a memory region"))?;
         Ok(Region { guest, size, host: mapping.start(), user, _mapping: mapping })
     }
 
@@ -148,22 +152,23 @@ impl Memory {
     }
 
     /// ADD_MEM_REG.
-    pub(super) fn add(&mut self, region: &MemoryRegion, fd: impl AsFd) -> Result<(), String> {
+    pub(super) fn add(&mut self, region: &MemoryRegion, fd: impl AsFd) -> Result<(), Error> {
         if self.regions.len() >= MAX_REGIONS {
-            return Err(format!("there are {MAX_REGIONS} memory regions already, no more are allowed"));
+            let error = Error::new(ErrorKind::Limit, "there are too many memory regions");
+            return Err(error.above(self.regions.len() as u64 + 1, MAX_REGIONS as u64));
         }
-        self.check_room([region])?;
+        self.check_mapped_bytes([region])?;
         let region = Region::new(region, fd, &self.guard)?;
         insert(&mut self.regions, region)
     }
 
     /// REM_MEM_REG. The offset in the file is ignored, as the specification says.
-    pub(super) fn remove(&mut self, region: &MemoryRegion) -> Result<(), String> {
+    pub(super) fn remove(&mut self, region: &MemoryRegion) -> Result<(), Error> {
         let at = self.regions.iter().position(|r| {
             r.guest == region.guest_address && r.user == region.user_address && r.size == region.size
         });
         let at = at.ok_or_else(|| {
-            format!("there is no memory region at guest address {:#x}", region.guest_address)
+            Error::protocol("there is no such memory region").at(region.guest_address, region.size)
         })?;
         self.may_retire()?;
         let gone = self.regions.remove(at);
@@ -172,9 +177,9 @@ impl Memory {
     }
 
     /// SET_MEM_TABLE: all or nothing.
-    pub(super) fn replace<F: AsFd>(&mut self, table: &[MemoryRegion], fds: &[F]) -> Result<(), String> {
+    pub(super) fn replace<F: AsFd>(&mut self, table: &[MemoryRegion], fds: &[F]) -> Result<(), Error> {
         self.may_retire()?;
-        self.check_room(table)?;
+        self.check_mapped_bytes(table)?;
         let mut regions = Vec::with_capacity(table.len());
         for (region, fd) in table.iter().zip(fds) {
             insert(&mut regions, Region::new(region, fd, &self.guard)?)?;
@@ -185,18 +190,23 @@ impl Memory {
     }
 
     /// Whether these may be mapped too.
-    fn check_room<'a>(&self, more: impl IntoIterator<Item = &'a MemoryRegion>) -> Result<(), String> {
+    fn check_mapped_bytes<'a>(&self, more: impl IntoIterator<Item = &'a MemoryRegion>) -> Result<(), Error> {
         let kept = self.retired.iter().flat_map(|retired| &retired.regions).chain(&self.regions);
         let mapped = kept.map(|region| region.size).chain(more.into_iter().map(|region| region.size));
-        if mapped.fold(0, u64::saturating_add) > MAX_MAPPED_BYTES {
-            return Err(format!("memory regions of more than {} TiB", MAX_MAPPED_BYTES >> 40));
+        let mapped = mapped.fold(0, u64::saturating_add);
+        if mapped > MAX_MAPPED_BYTES {
+            let reason =
+                "the memory regions, with those that unfinished requests still use, are more than 16 TiB";
+            return Err(Error::new(ErrorKind::Limit, reason).above(mapped, MAX_MAPPED_BYTES));
         }
         Ok(())
     }
 
-    fn may_retire(&self) -> Result<(), String> {
+    fn may_retire(&self) -> Result<(), Error> {
         if self.retired.len() >= MAX_GENERATIONS {
-            return Err("the memory regions change too often while requests are unfinished".into());
+            let reason = "the memory regions change too often while requests are unfinished";
+            return Err(Error::new(ErrorKind::Limit, reason)
+                .above(self.retired.len() as u64 + 1, MAX_GENERATIONS as u64));
         }
         Ok(())
     }
@@ -274,10 +284,10 @@ impl Memory {
     pub(super) fn segments(&self, hint: &mut Hint, guest: u64, len: u32, to: &mut Vec<Segment>) -> bool {
         let (mut guest, mut left) = (guest, len);
         while left > 0 {
-            let Some((at, room)) = self.find(hint, guest).filter(|_| to.len() < MAX_SEGMENTS) else {
+            let Some((at, mapped)) = self.find(hint, guest).filter(|_| to.len() < MAX_SEGMENTS) else {
                 return false;
             };
-            let len = room.min(u64::from(left)) as u32;
+            let len = mapped.min(u64::from(left)) as u32;
             to.push(Segment { at, len });
             left -= len;
             match guest.checked_add(u64::from(len)) {
@@ -298,12 +308,12 @@ impl Memory {
     }
 }
 
-fn insert(regions: &mut Vec<Region>, region: Region) -> Result<(), String> {
+fn insert(regions: &mut Vec<Region>, region: Region) -> Result<(), Error> {
     if let Some(other) = regions.iter().find(|r| r.overlaps(&region)) {
-        return Err(format!(
-            "the memory regions at guest addresses {:#x} and {:#x} overlap",
-            other.guest, region.guest
-        ));
+        return Err(Error::protocol("it overlaps the memory region at guest address")
+            .of("memory region")
+            .at(region.guest, region.size)
+            .bits(other.guest));
     }
     let at = regions.partition_point(|r| r.guest < region.guest);
     regions.insert(at, region);

@@ -8,6 +8,8 @@
 //! Invariant: [`Message::parse`] accepts a payload only if its size is the one that the specification gives
 //! (or one of the sizes that known front ends send), and reads no byte beyond it.
 
+use super::error::{Error, ErrorKind};
+
 /// Bytes of a message header.
 pub(super) const HEADER_BYTES: usize = 12;
 /// Largest payload of any message that is known here: room for 8 regions, or 256 bytes of configuration.
@@ -41,32 +43,49 @@ pub(super) mod protocol {
     pub(in super::super) const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 }
 
-/// Request codes (`VHOST_USER_*`) by the names of the specification.
-pub(super) mod code {
-    pub(in super::super) const GET_FEATURES: u32 = 1;
-    pub(in super::super) const SET_FEATURES: u32 = 2;
-    pub(in super::super) const SET_OWNER: u32 = 3;
-    pub(in super::super) const RESET_OWNER: u32 = 4;
-    pub(in super::super) const SET_MEM_TABLE: u32 = 5;
-    pub(in super::super) const SET_VRING_NUM: u32 = 8;
-    pub(in super::super) const SET_VRING_ADDR: u32 = 9;
-    pub(in super::super) const SET_VRING_BASE: u32 = 10;
-    pub(in super::super) const GET_VRING_BASE: u32 = 11;
-    pub(in super::super) const SET_VRING_KICK: u32 = 12;
-    pub(in super::super) const SET_VRING_CALL: u32 = 13;
-    pub(in super::super) const SET_VRING_ERR: u32 = 14;
-    pub(in super::super) const GET_PROTOCOL_FEATURES: u32 = 15;
-    pub(in super::super) const SET_PROTOCOL_FEATURES: u32 = 16;
-    pub(in super::super) const GET_QUEUE_NUM: u32 = 17;
-    pub(in super::super) const SET_VRING_ENABLE: u32 = 18;
-    pub(in super::super) const GET_CONFIG: u32 = 24;
-    pub(in super::super) const SET_CONFIG: u32 = 25;
-    pub(in super::super) const GET_INFLIGHT_FD: u32 = 31;
-    pub(in super::super) const SET_INFLIGHT_FD: u32 = 32;
-    pub(in super::super) const RESET_DEVICE: u32 = 34;
-    pub(in super::super) const GET_MAX_MEM_SLOTS: u32 = 36;
-    pub(in super::super) const ADD_MEM_REG: u32 = 37;
-    pub(in super::super) const REM_MEM_REG: u32 = 38;
+/// Declares the request codes, and the way back from a code to its name.
+macro_rules! request_codes {
+    ($($name:ident = $code:literal,)*) => {
+        /// Request codes (`VHOST_USER_*`) by the names of the specification.
+        pub(super) mod code {
+            $(pub(in super::super) const $name: u32 = $code;)*
+        }
+
+        /// The name of a request code, if this device knows it.
+        pub(super) fn name(code: u32) -> Option<&'static str> {
+            match code {
+                $($code => Some(stringify!($name)),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+request_codes! {
+    GET_FEATURES = 1,
+    SET_FEATURES = 2,
+    SET_OWNER = 3,
+    RESET_OWNER = 4,
+    SET_MEM_TABLE = 5,
+    SET_VRING_NUM = 8,
+    SET_VRING_ADDR = 9,
+    SET_VRING_BASE = 10,
+    GET_VRING_BASE = 11,
+    SET_VRING_KICK = 12,
+    SET_VRING_CALL = 13,
+    SET_VRING_ERR = 14,
+    GET_PROTOCOL_FEATURES = 15,
+    SET_PROTOCOL_FEATURES = 16,
+    GET_QUEUE_NUM = 17,
+    SET_VRING_ENABLE = 18,
+    GET_CONFIG = 24,
+    SET_CONFIG = 25,
+    GET_INFLIGHT_FD = 31,
+    SET_INFLIGHT_FD = 32,
+    RESET_DEVICE = 34,
+    GET_MAX_MEM_SLOTS = 36,
+    ADD_MEM_REG = 37,
+    REM_MEM_REG = 38,
 }
 
 /// A message header that has been checked.
@@ -79,17 +98,20 @@ pub(super) struct Header {
 
 impl Header {
     /// Checks version, direction and size. An `Err` means that the stream cannot be followed any further.
-    pub(super) fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header, String> {
+    pub(super) fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Error> {
         let mut reader = Reader(bytes);
         let (request, flags, size) = (reader.u32(), reader.u32(), reader.u32());
-        if flags & VERSION_MASK != VERSION {
-            return Err(format!("message {request} has protocol version {}, not 1", flags & VERSION_MASK));
+        let broken = |reason| Error::protocol(reason).in_message(request);
+        let version = flags & VERSION_MASK;
+        if version != VERSION {
+            return Err(broken("wrong protocol version").unequal(version as usize, VERSION as usize));
         }
         if flags & FLAG_REPLY != 0 {
-            return Err(format!("message {request} is a reply, but nothing was asked"));
+            return Err(broken("it is marked as a reply, but this side has asked nothing"));
         }
         if size as usize > MAX_PAYLOAD {
-            return Err(format!("message {request} announces {size} bytes; at most {MAX_PAYLOAD} are known"));
+            return Err(broken("it announces more payload bytes than any message has")
+                .above(size, MAX_PAYLOAD as u64));
         }
         Ok(Header { request, need_reply: flags & FLAG_NEED_REPLY != 0, size: size as usize })
     }
@@ -122,12 +144,16 @@ pub(super) fn takes_fds(bytes: &[u8]) -> bool {
 }
 
 /// Takes a whole message apart: its header and its payload.
-pub(super) fn split(bytes: &[u8]) -> Result<(Header, &[u8]), String> {
-    let short = || "a message without a header".to_string();
+pub(super) fn split(bytes: &[u8]) -> Result<(Header, &[u8]), Error> {
+    let short = || {
+        Error::protocol("a message is shorter than its header").below(bytes.len() as u64, HEADER_BYTES as u64)
+    };
     let (head, payload) = bytes.split_first_chunk().ok_or_else(short)?;
     let header = Header::parse(head)?;
     if payload.len() != header.size {
-        return Err(format!("a message of {} bytes that announces {}", payload.len(), header.size));
+        return Err(Error::protocol("the payload has another size than the header announces")
+            .unequal(payload.len(), header.size)
+            .in_message(header.request));
     }
     Ok((header, payload))
 }
@@ -244,13 +270,13 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// Turns a payload into a message. `Err` says what is wrong with it.
-    pub(super) fn parse(request: u32, payload: &[u8]) -> Result<Message, String> {
+    /// Turns a payload into a message. `Err` says what is wrong with it; the caller adds which message it is.
+    pub(super) fn parse(request: u32, payload: &[u8]) -> Result<Message, Error> {
         let exactly = |size: usize| {
             if payload.len() == size {
                 Ok(Reader(payload))
             } else {
-                Err(format!("message {request} has a payload of {} bytes, not {size}", payload.len()))
+                Err(Error::protocol("the payload has the wrong size in bytes").unequal(payload.len(), size))
             }
         };
         // Front ends fill the payload of a question with anything.
@@ -279,14 +305,15 @@ impl Message {
             code::SET_CONFIG => {
                 let (range, bytes) = config_range(payload)?;
                 if bytes.len() != range.size as usize {
-                    return Err(format!("SET_CONFIG of {} bytes carries {}", range.size, bytes.len()));
+                    return Err(Error::protocol("the payload has another size than its own header says")
+                        .unequal(bytes.len(), range.size as usize));
                 }
                 Ok(Message::SetConfig(range, bytes.to_vec()))
             }
             code::GET_INFLIGHT_FD => inflight(payload).map(Message::GetInflightFd),
             code::SET_INFLIGHT_FD => inflight(payload).map(Message::SetInflightFd),
             code::RESET_DEVICE => question(Message::ResetDevice),
-            _ => Err(format!("message {request} is not one that this device knows")),
+            _ => Err(Error::new(ErrorKind::UnknownMessage, "this device has no such message")),
         }
     }
 
@@ -317,29 +344,33 @@ impl Message {
     }
 }
 
-fn memory_table(payload: &[u8]) -> Result<Vec<MemoryRegion>, String> {
-    let short = || format!("SET_MEM_TABLE has a payload of only {} bytes", payload.len());
-    let (head, regions) = payload.split_at_checked(8).ok_or_else(short)?;
+fn memory_table(payload: &[u8]) -> Result<Vec<MemoryRegion>, Error> {
+    let short = |least: usize| {
+        Error::protocol("the payload has too few bytes").below(payload.len() as u64, least as u64)
+    };
+    let (head, regions) = payload.split_at_checked(8).ok_or_else(|| short(8))?;
     let count = Reader(head).u32() as usize;
     if count > MAX_FDS {
-        return Err(format!("SET_MEM_TABLE has {count} regions; at most {MAX_FDS} are allowed"));
+        let error = Error::new(ErrorKind::Limit, "it has more memory regions than one message may have");
+        return Err(error.above(count as u64, MAX_FDS as u64));
     }
     // Some front ends send the whole array of eight whatever the count says.
-    let mut reader = Reader(regions.get(..count * 32).ok_or_else(short)?);
+    let mut reader = Reader(regions.get(..count * 32).ok_or_else(|| short(8 + count * 32))?);
     Ok((0..count).map(|_| reader.region()).collect())
 }
 
-fn config_range(payload: &[u8]) -> Result<(ConfigRange, &[u8]), String> {
-    let (head, bytes) = payload
-        .split_at_checked(CONFIG_HEADER_BYTES)
-        .ok_or_else(|| format!("a configuration message has a payload of only {} bytes", payload.len()))?;
+fn config_range(payload: &[u8]) -> Result<(ConfigRange, &[u8]), Error> {
+    let (head, bytes) = payload.split_at_checked(CONFIG_HEADER_BYTES).ok_or_else(|| {
+        Error::protocol("the payload has too few bytes")
+            .below(payload.len() as u64, CONFIG_HEADER_BYTES as u64)
+    })?;
     let mut reader = Reader(head);
     Ok((ConfigRange { offset: reader.u32(), size: reader.u32(), flags: reader.u32() }, bytes))
 }
 
-fn inflight(payload: &[u8]) -> Result<Inflight, String> {
+fn inflight(payload: &[u8]) -> Result<Inflight, Error> {
     if payload.len() != 20 && payload.len() != 24 {
-        return Err(format!("an in-flight description has {} bytes, not 20 or 24", payload.len()));
+        return Err(Error::protocol("the payload has neither 20 nor 24 bytes").found(payload.len() as u64));
     }
     let mut reader = Reader(payload);
     Ok(Inflight {

@@ -9,25 +9,25 @@
 //!    [`Frontend::next`], hands them to the disk, and then calls [`Frontend::publish`] for the queue, **also
 //!    when `next` returned nothing**: malformed requests are answered inside `next`, a bounded number of them
 //!    between two publications. A queue has no work while its front end's unfinished requests hold as much memory
-//!    as they may; the end of any of them is a reason to look again;
-//! 3. lends the frontend to the disk as its [`spillway_core::GuestBuffers`]; completions that come later are
+//!    as they may; when any of them ends, look again;
+//! 3. passes the frontend to the disk as its [`spillway_core::GuestBuffers`]; completions that come later are
 //!    published with [`Frontend::publish`] too, once per batch;
 //! 4. before it sleeps, calls [`Frontend::enable_notifications`] for each live queue, and looks again at those
 //!    that say so;
 //! 5. after a round with completions calls [`Frontend::finish_stops`]; it is nearly free;
 //! 6. looks at [`Frontend::poisoned`] after a round, and treats it as a [`Disconnect`];
-//! 7. ends a connection on which nobody has spoken in time ([`Frontend::has_spoken`]), or that it has to end
+//! 7. ends a connection on which no message has come in time ([`Frontend::has_received`]), or that it has to end
 //!    for other reasons, with [`Frontend::disconnect`].
 //!
 //! A session can outlive the process that serves it. Then a supervisor holds the control socket ([`Connection`]): it
 //! relays each message to the process ([`Frontend::on_message`]), sends the answer that comes back, and keeps in a
 //! [`Record`] what a later process must be told ([`Frontend::replay`]) to go on. A message counts as consumed only
-//! when its answer is there. The process is also lent the socket, and serves it itself (as in 1) once the
-//! supervisor is gone.
+//! when its answer is there. The process has the socket too, and serves it itself (as in 1) once the supervisor is
+//! gone.
 //!
-//! After a [`Disconnect`] no queue is live and guest memory is no longer touched. The reactor cancels what is
-//! parked, keeps the frontend until [`Frontend::unfinished`] is 0, and drops it: that unmaps guest memory and
-//! closes every fd. What was unfinished keeps its mark in the in-flight table, for the next session.
+//! After a [`Disconnect`] no queue is live and guest memory is no longer touched. The reactor cancels the requests that
+//! wait, keeps the frontend until [`Frontend::unfinished`] is 0, and drops it: that unmaps guest memory and closes every
+//! fd. A request that was unfinished stays marked in the in-flight table, for the next session.
 //!
 //! A request's token: bits 63..56 the tag of this export, 55..48 the session, 47..32 the queue, 15..0 the head
 //! descriptor.
@@ -38,6 +38,8 @@ mod config;
 mod connection;
 mod control;
 mod descriptor;
+mod error;
+mod fast_path;
 mod frontend;
 mod head;
 mod inflight;
@@ -48,17 +50,18 @@ mod queue;
 mod record;
 mod request;
 mod ring;
-mod short;
+mod setup;
 mod sigbus;
 mod signal;
+mod vring;
 
 pub use config::DeviceConfig;
 pub use connection::{Answer, Connection, Packet};
+pub use error::{Context, Error, ErrorKind};
 pub use frontend::{Frontend, Handled};
 pub use inflight::inflight_table;
 pub use record::Record;
 
-use std::fmt;
 use std::os::fd::RawFd;
 
 /// Bits 63..56 of this export's tokens.
@@ -89,29 +92,23 @@ pub enum Change {
         /// The queue.
         queue: u16,
     },
-    /// Cancel the parked requests of this queue: the front end waits until none is unfinished.
+    /// Cancel the waiting requests of this queue: the front end waits until none is unfinished.
     Stop {
         /// The queue.
         queue: u16,
     },
 }
 
-/// The connection has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why a connection has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Disconnect {
-    /// The front end closed it.
+    /// The front end closed it, or the owner ended it with [`Frontend::disconnect`].
+    #[error("the front end closed the connection")]
     Left,
-    /// We do: what the front end did wrong.
-    Fault(String),
+    /// This side ends it because of an error.
+    #[error(transparent)]
+    Fault(#[from] Error),
+    /// A message that an earlier process has carried out cannot be carried out in this one.
+    #[error("this process cannot take over the session: {0}")]
+    NotResumed(#[source] Error),
 }
-
-impl fmt::Display for Disconnect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Disconnect::Left => f.write_str("the front end closed the connection"),
-            Disconnect::Fault(why) => f.write_str(why),
-        }
-    }
-}
-
-impl std::error::Error for Disconnect {}

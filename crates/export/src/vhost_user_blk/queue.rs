@@ -4,37 +4,27 @@
 //! Life of a head: *free* (the driver's), then *unfinished* (taken off the ring, at the disk), then *answered*
 //! (in the used ring, the used index not yet moved), then free again by [`Queue::publish`].
 //!
-//! Invariant: a head is in at most one of these states, so a driver that makes a head available again before
-//! it got it back stops its queue and never confuses two requests.
+//! Invariant: a head is in at most one of these states. A driver that makes a head available again before it was used
+//! stops its queue, and two requests are never confused.
 
 use super::budget::Budget;
 use super::chain::Scratch;
 use super::config::Device;
+use super::error::{Error, ErrorKind};
 use super::head::{Head, HeadState, NO_SEGMENT};
-use super::inflight::Marks;
+use super::inflight::InflightQueue;
 use super::memory::{Hint, Memory, Segment};
-use super::message::VringAddr;
 use super::request::{Status, Submission};
-use super::ring::{MAX_QUEUE_SIZE, Ring};
+use super::ring::Ring;
+use super::setup::{RingFeatures, Setup};
 use super::signal::Signal;
 use spillway_core::{Errno, Operation, Request, Token};
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
 /// Heads answered without the disk between two publications: as many as a reactor takes requests in a turn.
 const MAX_REFUSED: u16 = 32;
 
-/// How the driver says that there is work.
-pub(super) enum Kick {
-    Fd(OwnedFd),
-    /// It does not: look all the time.
-    Poll,
-}
-
-/// A queue is broken: why. It stays stopped until the front end sets it up anew.
-pub(super) struct Broken(pub String);
-
-/// Where addresses of each kind were found the last time.
+/// The region in which an address of each kind was found last time.
 #[derive(Default)]
 pub(super) struct Hints {
     pub table: Hint,
@@ -43,161 +33,157 @@ pub(super) struct Hints {
     pub status: Hint,
 }
 
-/// What a chain turned out to be.
-pub(super) enum Taken {
-    /// For the disk.
+/// What became of a chain.
+pub(super) enum ChainOutcome {
+    /// The disk has to carry it out.
     Submit(Submission),
-    /// Answered already.
+    /// It was answered without the disk.
     Answered,
+    /// It broke a rule, and the queue was stopped.
+    Stopped,
 }
 
-pub(super) struct Queue {
-    /// Started, enabled, sound and not stopping: requests may be taken.
-    pub live: bool,
-    event_idx: bool,
-    pub indirect: bool,
-    pub size: u16,
-    pub next_available: u16,
+/// Indices of the two rings; they count up and wrap around.
+#[derive(Clone, Copy, Default)]
+struct Indices {
+    /// The next entry of the available ring to take.
+    next_available: u16,
     /// The available index as last read; never behind `next_available`.
-    seen_available: u16,
+    cached_available: u16,
+    /// The next entry of the used ring to fill.
     next_used: u16,
+    /// The used index that the driver sees.
     published_used: u16,
+}
+
+/// One virtqueue.
+pub(super) struct Queue {
+    /// Requests may be taken: it is started and enabled, not stopping and not broken.
+    pub live: bool,
+    pub features: RingFeatures,
+    indices: Indices,
+    /// `None` while it is stopped, and while no memory region holds it.
     pub ring: Option<Ring>,
     pub heads: Vec<Head>,
     /// Heads answered and not yet published.
     batch: Vec<u16>,
     /// Heads in `batch` that never went to the disk.
     refused: u16,
-    /// Heads that an earlier process took and did not answer, the oldest last.
+    /// Heads to be taken again, the oldest last: an earlier process has not answered them, or the ring was gone when
+    /// they completed.
     resubmit: Vec<u16>,
-    marks: Option<Marks>,
+    inflight: Option<InflightQueue>,
+    /// Requests taken and not completed.
     pub unfinished: usize,
-    /// What the unfinished ones hold of the budget.
+    /// Bytes of the budget that the unfinished requests hold.
     held_bytes: usize,
     pub hints: Hints,
     token_base: u64,
 
-    /// Broke the rules: stays stopped until the front end sets it up anew.
-    pub broken: bool,
-    /// Something worth a line in the log.
-    pub notice: Option<String>,
+    pub setup: Setup,
     pub started: bool,
+    /// GET_VRING_BASE has come, and its reply is still due.
     pub stopping: bool,
-    /// SET_VRING_ENABLE, when it came.
-    pub enabled: Option<bool>,
-    pub addresses: Option<VringAddr>,
-    pub base: u16,
-    /// An earlier process served this life of the queue: what its table says holds, whatever the base.
-    pub resumed: bool,
-    pub kick: Option<Kick>,
-    /// Kicks that came while nothing had ever been on the ring.
-    pub kicks: u64,
-    pub call: Option<Signal>,
-    pub error: Option<OwnedFd>,
+    /// The driver broke a rule: no requests are taken until the front end sets the queue up anew.
+    pub broken: bool,
+    /// The first error that nobody has been told of yet.
+    pub notice: Option<Error>,
+    /// Kicks since the start, counted while nothing was ever on the ring.
+    pub idle_kicks: u64,
 }
 
 impl Queue {
+    /// A queue that is not set up; its number is in its tokens.
     pub(super) fn new(token_base: u64) -> Queue {
         Queue {
             live: false,
-            event_idx: false,
-            indirect: false,
-            size: 0,
-            next_available: 0,
-            seen_available: 0,
-            next_used: 0,
-            published_used: 0,
+            features: RingFeatures::default(),
+            indices: Indices::default(),
             ring: None,
             heads: Vec::new(),
             batch: Vec::new(),
             refused: 0,
             resubmit: Vec::new(),
-            marks: None,
+            inflight: None,
             unfinished: 0,
             held_bytes: 0,
             hints: Hints::default(),
             token_base,
-            broken: false,
-            notice: None,
+            setup: Setup::default(),
             started: false,
             stopping: false,
-            enabled: None,
-            addresses: None,
-            base: 0,
-            resumed: false,
-            kick: None,
-            kicks: 0,
-            call: None,
-            error: None,
+            broken: false,
+            notice: None,
+            idle_kicks: 0,
         }
     }
 
-    /// Begins to serve the ring, after recovery of what an earlier process left behind.
+    /// Begins to serve the ring, after recovery of the requests that an earlier process left unanswered.
     pub(super) fn start(
         &mut self,
         memory: &Memory,
-        mut marks: Marks,
-        event_idx: bool,
-        indirect: bool,
-    ) -> Result<(), String> {
-        let addresses = self.addresses.as_ref().ok_or("the queue has no addresses")?;
-        let ring = Ring::new(memory, addresses, self.size)?;
+        mut inflight: InflightQueue,
+        features: RingFeatures,
+    ) -> Result<(), Error> {
+        let (size, base) = (self.setup.size, self.setup.base);
+        let no_addresses = || Error::new(ErrorKind::WrongState, "it has no addresses");
+        let addresses = self.setup.addresses.as_ref().ok_or_else(no_addresses)?;
+        let ring = Ring::new(memory, addresses, size)?;
         let used = ring.used_index();
-        let size = self.size;
-        let mut resubmit = marks.recover(used).heads;
+        let mut resubmit = inflight.recover(used);
         let mut next = used.wrapping_add(resubmit.len() as u16);
-        if marks.is_own() && !self.resumed && next != self.base {
-            // Our own table is about an earlier life of this queue.
-            marks.clear(used);
+        if inflight.is_own() && !self.setup.resumed && next != base {
+            // Our own table is of an earlier setup of this queue.
+            inflight.clear(used);
             resubmit.clear();
-            next = self.base;
+            next = base;
         }
         resubmit.reverse();
         self.resubmit = resubmit;
-        self.marks = Some(marks);
+        self.inflight = Some(inflight);
         self.heads.resize_with(usize::from(size), Head::free);
         self.batch.clear();
         self.refused = 0;
         self.batch.reserve_exact(usize::from(size));
-        (self.next_available, self.seen_available) = (next, next);
-        (self.next_used, self.published_used) = (used, used);
+        self.indices =
+            Indices { next_available: next, cached_available: next, next_used: used, published_used: used };
         self.hints = Hints::default();
-        (self.event_idx, self.indirect) = (event_idx, indirect);
+        self.features = features;
         self.ring = Some(ring);
         self.started = true;
-        let resumed = std::mem::take(&mut self.resumed);
+        let resumed = std::mem::take(&mut self.setup.resumed);
         if resumed || used != 0 || !self.resubmit.is_empty() {
-            // An earlier process may have gone between its last answer and the interrupt for it, which may be the one
-            // that took the used index around to 0.
+            // An earlier process may have ended between its last answer and the interrupt for it. That answer may be the
+            // one that took the used index around to 0.
             self.signal();
         }
         self.ask_for_kicks();
         Ok(())
     }
 
-    /// The ring is where the new memory regions say, or nowhere.
+    /// Finds the ring in the new memory regions. It has none while they do not hold it.
     pub(super) fn move_ring(&mut self, memory: &Memory) {
-        if let (true, Some(addresses)) = (self.started, self.addresses.as_ref()) {
-            match Ring::new(memory, addresses, self.size) {
+        if let (true, Some(addresses)) = (self.started, self.setup.addresses.as_ref()) {
+            match Ring::new(memory, addresses, self.setup.size) {
                 Ok(ring) => self.ring = Some(ring),
-                Err(why) => {
+                Err(error) => {
                     self.ring = None;
-                    self.notice.get_or_insert(why);
+                    self.notice.get_or_insert(error);
                 }
             }
         }
     }
 
-    /// Ends the queue's life. The index of the next available head goes back to the front end.
+    /// Stops serving the ring. Returns the index of the next available head, for the front end.
     pub(super) fn stop(&mut self) -> u16 {
         if self.started {
-            self.base = self.next_available;
+            self.setup.base = self.indices.next_available;
         }
         self.started = false;
         self.stopping = false;
-        self.kicks = 0;
+        self.idle_kicks = 0;
         self.live = false;
-        self.resumed = false;
+        self.setup.resumed = false;
         self.ring = None;
         self.broken = false;
         self.resubmit.clear();
@@ -205,27 +191,29 @@ impl Queue {
         for head in &mut self.heads {
             head.state = HeadState::Free;
         }
-        self.base
+        self.setup.base
     }
 
-    /// Back to the initial state. Of the file descriptors the one for errors stays: QEMU sends it once in the
-    /// life of a connection, the others before each start.
+    /// Back to the initial state. The file descriptor for errors stays: QEMU sends it once in the life of a connection,
+    /// the others before each start.
     pub(super) fn reset(&mut self) {
-        *self = Queue { error: self.error.take(), ..Queue::new(self.token_base) };
+        let error = self.setup.error.take();
+        self.reset_for_new_device();
+        self.setup.error = error;
     }
 
-    /// The queue of another device, which has nothing of the last one's.
-    pub(super) fn renew(&mut self) {
+    /// Back to the initial state, for another device: nothing of the last one's stays.
+    pub(super) fn reset_for_new_device(&mut self) {
         *self = Queue::new(self.token_base);
     }
 
-    /// Whether the driver, or an earlier process, left something that may be taken now.
+    /// Whether there is a request that may be taken now.
     #[inline]
     pub(super) fn has_work(&self, budget: &Budget) -> bool {
         let Some(ring) = &self.ring else { return false };
         self.live
-            && (ring.available_index() != self.next_available || !self.resubmit.is_empty())
-            && budget.has_room(self.held_bytes)
+            && (ring.available_index() != self.indices.next_available || !self.resubmit.is_empty())
+            && budget.admits(self.held_bytes)
     }
 
     /// Takes the next request for the disk. Answers no more than [`MAX_REFUSED`] others between two publications,
@@ -239,28 +227,20 @@ impl Queue {
         scratch: &mut Scratch,
     ) -> Option<Request> {
         while self.refused < MAX_REFUSED {
-            if !self.live || !budget.has_room(self.held_bytes) {
+            if !self.live || !budget.admits(self.held_bytes) {
                 return None;
             }
-            let head = match self.take_head() {
-                Ok(Some(head)) => head,
-                Ok(None) => return None,
-                Err(broken) => {
-                    self.break_down(broken);
-                    return None;
-                }
-            };
-            let taken = super::short::take(self, head, memory, device);
-            let taken = match taken {
-                Some(submission) => Ok(Taken::Submit(submission)),
+            let head = self.take_head()?;
+            let outcome = match super::fast_path::take(self, head, memory, device) {
+                Some(submission) => ChainOutcome::Submit(submission),
                 None => super::chain::take(self, head, memory, device, budget, scratch),
             };
             if memory.guard().poisoned() {
                 self.live = false;
                 return None;
             }
-            match taken {
-                Ok(Taken::Submit(Submission { operation, sector, sectors })) => {
+            match outcome {
+                ChainOutcome::Submit(Submission { operation, sector, sectors }) => {
                     let state = &mut self.heads[usize::from(head)];
                     state.state = HeadState::Unfinished;
                     state.generation = memory.acquire();
@@ -270,57 +250,70 @@ impl Queue {
                     let token = Token(self.token_base | u64::from(head));
                     return Some(Request { token, operation, sector, sectors });
                 }
-                Ok(Taken::Answered) => self.refused += 1,
-                Err(broken) => {
-                    self.break_down(broken);
-                    return None;
-                }
+                ChainOutcome::Answered => self.refused += 1,
+                ChainOutcome::Stopped => return None,
             }
         }
         None
     }
 
-    /// The next head, marked as in flight.
+    /// The next head, marked as in flight. `None`: there is none, or the driver broke a rule and the queue was stopped.
     #[inline(always)]
-    fn take_head(&mut self) -> Result<Option<u16>, Broken> {
-        let Some(ring) = &self.ring else { return Ok(None) };
+    fn take_head(&mut self) -> Option<u16> {
+        let ring = self.ring.as_ref()?;
         if !self.resubmit.is_empty() {
-            return Ok(self.resubmit.pop());
+            return self.resubmit.pop();
         }
-        if self.next_available == self.seen_available {
+        let indices = &mut self.indices;
+        if indices.next_available == indices.cached_available {
             let index = ring.available_index();
-            let new = index.wrapping_sub(self.next_available);
+            let new = index.wrapping_sub(indices.next_available);
             if new == 0 {
-                return Ok(None);
+                return None;
             }
-            if new > self.size {
-                let (seen, size) = (self.next_available, self.size);
-                return Err(Broken(format!(
-                    "the available index went from {seen} to {index}, more than the {size} that fit (virtio 2.7.13)"
-                )));
+            if new > ring.size() {
+                self.break_down_on_index(new);
+                return None;
             }
-            self.seen_available = index;
+            indices.cached_available = index;
         }
-        let head = ring.available_head(self.next_available);
-        self.next_available = self.next_available.wrapping_add(1);
-        if self.next_available != self.seen_available {
-            ring.prefetch_descriptor(ring.available_head(self.next_available));
+        let head = ring.available_head(indices.next_available);
+        indices.next_available = indices.next_available.wrapping_add(1);
+        if indices.next_available != indices.cached_available {
+            ring.prefetch_descriptor(ring.available_head(indices.next_available));
         }
-        let state = self.heads.get(usize::from(head)).map(|head| head.state);
-        if state != Some(HeadState::Free) {
-            return Err(Broken(if state.is_none() {
-                format!("head {head} is beyond the {} descriptors", self.size)
-            } else {
-                format!("head {head} was made available again before it was used")
-            }));
+        if self.heads.get(usize::from(head)).is_none_or(|head| head.state != HeadState::Free) {
+            self.break_down_on_head(head);
+            return None;
         }
-        if let Some(marks) = &mut self.marks {
-            marks.take(head);
+        if let Some(inflight) = &mut self.inflight {
+            inflight.take(head);
         }
-        Ok(Some(head))
+        Some(head)
     }
 
-    /// Fills in a head by hand, for [`super::chain`].
+    /// The driver made more heads available at once than there are.
+    #[cold]
+    #[inline(never)]
+    fn break_down_on_index(&mut self, new: u16) {
+        let reason = "more heads became available than the queue has (virtio 2.7.13)";
+        self.break_down(Error::protocol(reason).of("available index").above(new, self.heads.len() as u64));
+    }
+
+    /// The driver made a head available that it must not.
+    #[cold]
+    #[inline(never)]
+    fn break_down_on_head(&mut self, head: u16) {
+        let size = self.heads.len() as u64;
+        self.break_down(if u64::from(head) >= size {
+            Error::new(ErrorKind::OutOfBounds, "a head lies beyond the descriptor table")
+                .above(head, size - 1)
+        } else {
+            Error::protocol("it was made available again before it was used").at_head(head)
+        });
+    }
+
+    /// Fills in the state of a head, for [`super::chain`].
     pub(super) fn set_head(
         &mut self,
         head: u16,
@@ -363,15 +356,16 @@ impl Queue {
         self.unfinished -= 1;
         if !abandoned && !memory.guard().poisoned() {
             match result {
-                // The region of the ring is away: the head is done anew when it is back. Its mark is still set.
+                // No memory region holds the ring now: the request is carried out again when one does. It is still
+                // marked in the in-flight table.
                 _ if self.ring.is_none() => self.resubmit.insert(0, head),
                 Ok(()) => self.answer(head, at, Status::Ok, used_bytes),
                 Err(Errno::CANCELED) => {}
-                // What was to be filled is not: only a status with nothing before it counts as written.
+                // The data was not filled: the status counts as written only where no data comes before it.
                 Err(errno) => self.answer(head, at, Status::of(errno), u32::from(used_bytes == 1)),
             }
         }
-        // Last: the memory that the status lies in may go with its last request.
+        // Last: the memory that the status lies in may be unmapped with its last request.
         memory.release(generation);
     }
 
@@ -382,10 +376,10 @@ impl Queue {
         // SAFETY: one byte of guest memory, translated when the head was taken and held by its generation, or
         // translated just now.
         unsafe { at.write_volatile(status as u8) };
-        ring.set_used(self.next_used, head, used_bytes);
-        self.next_used = self.next_used.wrapping_add(1);
-        if let Some(marks) = &self.marks {
-            marks.link(head);
+        ring.set_used(self.indices.next_used, head, used_bytes);
+        self.indices.next_used = self.indices.next_used.wrapping_add(1);
+        if let Some(inflight) = &self.inflight {
+            inflight.link(head);
         }
         self.heads[usize::from(head)].state = HeadState::Answered;
         self.batch.push(head);
@@ -398,24 +392,25 @@ impl Queue {
         if self.batch.is_empty() {
             return;
         }
-        ring.set_used_index(self.next_used);
+        ring.set_used_index(self.indices.next_used);
         if memory.guard().poisoned() {
             return;
         }
-        if let Some(marks) = &self.marks {
-            marks.give_back(&self.batch, self.next_used);
+        if let Some(inflight) = &self.inflight {
+            inflight.give_back(&self.batch, self.indices.next_used);
         }
         for &head in &self.batch {
             self.heads[usize::from(head)].state = HeadState::Free;
         }
         self.batch.clear();
         self.refused = 0;
-        let old = std::mem::replace(&mut self.published_used, self.next_used);
-        // The used index must be visible before the driver's wish is read: it does both the other way round.
+        let old = std::mem::replace(&mut self.indices.published_used, self.indices.next_used);
+        // The used index must be visible before the driver's wish for interrupts is read: it does both the other way round.
         fence(Ordering::SeqCst);
-        let wanted = if self.event_idx {
+        let wanted = if self.features.event_idx {
             let event = ring.used_event();
-            self.next_used.wrapping_sub(event).wrapping_sub(1) < self.next_used.wrapping_sub(old)
+            self.indices.next_used.wrapping_sub(event).wrapping_sub(1)
+                < self.indices.next_used.wrapping_sub(old)
         } else {
             !ring.interrupts_suppressed()
         };
@@ -427,7 +422,7 @@ impl Queue {
     /// Raises the driver's interrupt.
     #[cold]
     pub(super) fn signal(&mut self) {
-        if let Some(call) = &mut self.call {
+        if let Some(call) = &mut self.setup.call {
             call.raise();
         }
     }
@@ -435,13 +430,13 @@ impl Queue {
     /// Asks the driver not to kick while we look at the ring anyway.
     #[inline]
     pub(super) fn disable_notifications(&mut self) {
-        // With EVENT_IDX the last wish has been passed already, which says the same.
-        if let (false, Some(ring)) = (self.event_idx, &self.ring) {
+        // With EVENT_IDX the driver kicks only when it passes `avail_event`, and it has passed the last one.
+        if let (false, Some(ring)) = (self.features.event_idx, &self.ring) {
             ring.set_notify(false);
         }
     }
 
-    /// Asks the driver to kick. True if it has added something meanwhile and will not kick for that.
+    /// Asks the driver to kick. True if it has added requests meanwhile, for which it will not kick.
     #[inline]
     pub(super) fn enable_notifications(&mut self, budget: &Budget) -> bool {
         self.ask_for_kicks();
@@ -451,27 +446,33 @@ impl Queue {
     #[inline]
     fn ask_for_kicks(&mut self) {
         let Some(ring) = &self.ring else { return };
-        if self.event_idx {
-            ring.set_available_event(self.next_available);
+        if self.features.event_idx {
+            ring.set_available_event(self.indices.next_available);
         } else {
             ring.set_notify(true);
         }
-        // The wish must be visible before the index is read: the driver does both the other way round.
+        // The wish for kicks must be visible before the index is read: the driver does both the other way round.
         fence(Ordering::SeqCst);
     }
 
-    /// Stops the queue for good: the driver broke the rules, or its memory is gone.
+    /// Stops the queue until the front end sets it up anew: the driver broke a rule.
     #[cold]
-    pub(super) fn break_down(&mut self, Broken(why): Broken) {
+    #[inline(never)]
+    pub(super) fn break_down(&mut self, error: Error) {
         self.live = false;
         self.broken = true;
-        self.notice.get_or_insert(why);
-        if let Some(error) = &self.error {
-            let _ = Signal::new(error).map(|mut error| error.raise());
+        self.notice.get_or_insert(error);
+        if let Some(eventfd) = &self.setup.error {
+            let _ = Signal::new(eventfd).map(|mut signal| signal.raise());
         }
     }
 
-    /// Lets go of the buffers of all unfinished requests: they can no longer be read, written or answered.
+    /// Whether the queue is live, and nothing was ever on its ring.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.live && self.indices.next_available == 0 && self.ring.as_ref().is_some_and(Ring::is_untouched)
+    }
+
+    /// Abandons all unfinished requests: their buffers can no longer be read, written or answered.
     pub(super) fn abandon(&mut self) {
         self.live = false;
         for head in &mut self.heads {
@@ -481,15 +482,5 @@ impl Queue {
         }
         self.batch.clear();
         self.ring = None;
-    }
-}
-
-/// Checks a queue size (2.7: a power of two).
-pub(super) fn check_size(num: u32) -> Result<u16, String> {
-    match u16::try_from(num) {
-        Ok(size) if size.is_power_of_two() && size <= MAX_QUEUE_SIZE => Ok(size),
-        _ => Err(format!(
-            "a queue of {num} descriptors: not a power of two up to {MAX_QUEUE_SIZE} (virtio 2.7)"
-        )),
     }
 }

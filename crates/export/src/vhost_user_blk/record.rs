@@ -1,15 +1,15 @@
-//! What a session was told, for a later process that is to go on with it. Owns copies of the messages that still
-//! matter, with their fds; never looks at guest memory.
+//! The messages of a session that a later process has to repeat before it can go on with it. Owns copies of them, with
+//! their fds; never looks at guest memory.
 //!
-//! Invariant: replayed in order, the packets bring a new [`super::Frontend`] to the state in which the last one that
-//! accepted a message was; each is one that was accepted, or stands for several.
+//! Invariant: replayed in order, the packets bring a new [`super::Frontend`] to the state of the one that accepted the
+//! last message. Each packet is one that was accepted, or takes the place of several.
 
 use super::connection::Packet;
 use super::message::{self, F_PROTOCOL_FEATURES, MemoryRegion, Message, VringState, code, request};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
-/// What a kept message is about. In the order of the replay: a queue starts with the last of what it needs, its
+/// The subject of a kept message, of which only the last one matters. In the order of the replay: a queue starts with the last of what it needs, its
 /// kick, when all else is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
@@ -45,7 +45,7 @@ impl Record {
     pub fn note(&mut self, packet: Packet, answer: Option<&[u8]>) {
         let parsed =
             message::split(&packet.bytes).and_then(|(h, payload)| Message::parse(h.request, payload));
-        // One that was accepted can be read.
+        // A message that was accepted can be parsed.
         let Ok(message) = parsed else { return };
         let key = match message {
             Message::SetProtocolFeatures(_) => Key::ProtocolFeatures,

@@ -1,7 +1,7 @@
-//! A virtio-blk request (5.2.6): what its header asks for, and whether that can be. Pure: bytes and lengths go
-//! in, a verdict comes out; never touches guest memory.
+//! A virtio-blk request (5.2.6): what its header asks for, and whether that is valid. Pure functions of bytes and
+//! lengths; never touches guest memory.
 //!
-//! Invariant: what is submitted lies inside the disk, and has as many bytes as its sectors say.
+//! Invariant: a submission lies inside the disk, and has as many data bytes as its sectors.
 
 use super::config::{Device, MAX_DATA_BYTES, MAX_RANGE_SECTORS};
 use spillway_core::{Errno, Operation, SECTOR_BYTES};
@@ -29,13 +29,13 @@ pub(super) enum Status {
 }
 
 impl Status {
-    /// The status that an errno becomes: the protocol has only these.
+    /// The status for an errno: the protocol has only these.
     pub(super) fn of(errno: Errno) -> Status {
         if errno == Errno::NOT_SUPPORTED { Status::Unsupported } else { Status::IoError }
     }
 }
 
-/// What a header asks for, when it asks for something that exists.
+/// The types of request that this device knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Fill the device-writable data.
@@ -48,9 +48,10 @@ pub(super) enum Kind {
     WriteZeroes,
 }
 
-/// A header that was copied once.
+/// A request header, copied out of guest memory once.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestHeader {
+    /// `None`: a type that this device does not know.
     pub kind: Option<Kind>,
     pub sector: u64,
 }
@@ -86,7 +87,7 @@ fn inside(device: &Device, sector: u64, sectors: u64) -> bool {
     sector <= device.capacity_sectors && sectors <= device.capacity_sectors - sector
 }
 
-/// A read or a write of `data_bytes`. `None` when it cannot be: an I/O error (5.2.6.2).
+/// A read or a write of `data_bytes`. `None`: it is invalid, an I/O error (5.2.6.2).
 #[inline(always)]
 pub(super) fn transfer(device: &Device, write: bool, sector: u64, data_bytes: u64) -> Option<Submission> {
     let sectors = data_bytes / SECTOR_BYTES;

@@ -1,9 +1,10 @@
 //! The three areas of a split virtqueue in guest memory (virtio 2.7), as raw pointers. Owns the layout and the
-//! memory orderings; never decides anything, and believes nothing that it reads.
+//! memory orderings; never decides anything, and trusts nothing that it reads.
 //!
 //! Invariant: every access stays inside the areas that [`Ring::new`] translated, whatever index it is given,
 //! because indices are masked by the queue size.
 
+use super::error::{Error, ErrorKind};
 use super::memory::Memory;
 use super::message::VringAddr;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -57,16 +58,19 @@ pub(super) struct Ring {
 impl Ring {
     /// Finds the areas of a queue of `size` descriptors, a power of two. The ring may be used as long as the
     /// memory regions do not change.
-    pub(super) fn new(memory: &Memory, addresses: &VringAddr, size: u16) -> Result<Ring, String> {
+    pub(super) fn new(memory: &Memory, addresses: &VringAddr, size: u16) -> Result<Ring, Error> {
         let entries = u64::from(size);
         let area = |what, address, len, align: usize| match memory.translate_user(address, len) {
             Some(at) if (at as usize).is_multiple_of(align) => Ok(at),
-            Some(_) => {
-                Err(format!("the {what} at {address:#x} is not aligned to {align} bytes (virtio 2.7)"))
-            }
-            None => Err(format!(
-                "the {what} of {len} bytes at {address:#x} lies in no memory region: is all of the machine's memory shared?"
-            )),
+            Some(_) => Err(Error::protocol(
+                "its address is not a multiple of the alignment that virtio 2.7 asks for",
+            )
+            .of(what)
+            .at(address, len)
+            .found(align as u64)),
+            None => Err(Error::new(ErrorKind::NoMemoryRegion, "it lies in no memory region")
+                .of(what)
+                .at(address, len)),
         };
         Ok(Ring {
             descriptors: area("descriptor table", addresses.descriptor, entries * 16, 16)?.cast(),
@@ -74,6 +78,12 @@ impl Ring {
             used: area("used ring", addresses.used, entries * 8 + 6, 4)?.cast(),
             mask: size - 1,
         })
+    }
+
+    /// Descriptors of the queue, a power of two.
+    #[inline(always)]
+    pub(super) fn size(&self) -> u16 {
+        self.mask + 1
     }
 
     /// Whether neither side has written anything: the first descriptor, the index and the first element are zero.

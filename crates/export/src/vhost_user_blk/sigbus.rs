@@ -10,7 +10,8 @@
 //! Invariant: a range is in the table exactly as long as its mapping exists, so the handler never maps over
 //! memory that is not a front end's.
 
-use std::io;
+use super::error::{Error, ErrorKind, last_errno};
+use rustix::io::Errno;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, compiler_fence};
 
@@ -50,17 +51,18 @@ pub(super) struct Guard {
 
 impl Guard {
     /// Takes a flag, and installs the handler when it is the first.
-    pub(super) fn new() -> io::Result<Guard> {
+    pub(super) fn new() -> Result<Guard, Error> {
         let mut installed = Ok(());
         INSTALL.call_once(|| installed = install());
-        installed?;
+        installed.map_err(|errno| Error::io("the handler of SIGBUS cannot be installed", errno))?;
         for (index, flag) in FLAGS.iter().enumerate() {
             if !flag.taken.swap(true, Ordering::AcqRel) {
                 flag.poisoned.store(0, Ordering::Relaxed);
                 return Ok(Guard { index, flag });
             }
         }
-        Err(io::Error::other("too many front ends at once in one process"))
+        let error = Error::new(ErrorKind::Limit, "there are too many front ends in this process");
+        Err(error.above(MAX_GUARDS as u64 + 1, MAX_GUARDS as u64))
     }
 
     /// Whether an access has hit memory that is gone. Asked after each access, before its result is used.
@@ -72,16 +74,17 @@ impl Guard {
     }
 
     /// Enters a mapping in the table. `start` and `len` are what `mmap` was called with, in whole pages.
-    pub(super) fn register(&self, start: *mut u8, len: usize) -> io::Result<Ticket> {
+    pub(super) fn register(&self, start: *mut u8, len: usize) -> Result<Registration, Error> {
         for (index, range) in RANGES.iter().enumerate() {
             if !range.taken.swap(true, Ordering::AcqRel) {
                 range.len.store(len, Ordering::Relaxed);
                 range.guard.store(self.index, Ordering::Relaxed);
                 range.start.store(start as usize, Ordering::Release);
-                return Ok(Ticket { index });
+                return Ok(Registration { index });
             }
         }
-        Err(io::Error::other("too many guest memory regions in one process"))
+        let error = Error::new(ErrorKind::Limit, "there are too many guest memory regions in this process");
+        Err(error.above(MAX_RANGES as u64 + 1, MAX_RANGES as u64))
     }
 }
 
@@ -92,11 +95,11 @@ impl Drop for Guard {
 }
 
 /// A range's place in the table. Dropped before the range is unmapped.
-pub(super) struct Ticket {
+pub(super) struct Registration {
     index: usize,
 }
 
-impl Drop for Ticket {
+impl Drop for Registration {
     fn drop(&mut self) {
         let range = &RANGES[self.index];
         range.start.store(0, Ordering::Release);
@@ -104,7 +107,7 @@ impl Drop for Ticket {
     }
 }
 
-fn install() -> io::Result<()> {
+fn install() -> Result<(), Errno> {
     // SAFETY: `action` is fully initialised; `on_sigbus` has the signature that SA_SIGINFO asks for and does
     // only what is allowed inside a signal handler.
     unsafe {
@@ -113,7 +116,7 @@ fn install() -> io::Result<()> {
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         libc::sigemptyset(&mut action.sa_mask);
         if libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) != 0 {
-            return Err(io::Error::last_os_error());
+            return Err(last_errno());
         }
     }
     Ok(())
@@ -157,7 +160,7 @@ fn contain(address: usize) -> bool {
             continue;
         }
         // SAFETY: start and len are a whole mapping of a front end's memory, made by this process and alive
-        // while its ticket is; replacing it keeps every pointer into it valid. mmap is a bare system call.
+        // while its registration is; replacing it keeps every pointer into it valid. mmap is a bare system call.
         let mapped = unsafe {
             libc::mmap(
                 start as *mut libc::c_void,

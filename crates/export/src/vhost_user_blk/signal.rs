@@ -1,17 +1,19 @@
 //! How an eventfd of the front end is raised. Owns the thread's AIO context; never waits.
 //!
 //! write(2) to an eventfd waits while its counter is full, unless its file is non-blocking, and both are in the
-//! hands of whoever shares the file: to look before the write does not help, a hostile front end fills it in
-//! between. The kernel's own way to raise an eventfd never waits; it is how vhost in the kernel interrupts a guest.
-//! Linux AIO gives it to us: a request that names an eventfd has it raised when it completes. So an eventfd is
-//! raised by a poll of itself, which is always ready for one of the two directions. That needs no io_uring, which hosts forbid and a sandbox cannot let a process
-//! make anew: one context serves all eventfds, and what it can do besides is to read and write fds of ours.
+//! hands of whoever shares the file. A look before the write does not help: a hostile front end fills the counter in
+//! between. The kernel's own way to raise an eventfd never waits; vhost in the kernel interrupts a guest by it.
+//! Linux AIO has it too: the kernel raises the eventfd that a request names when the request completes. So an eventfd
+//! is raised by a poll of itself, which is always ready for one of the two directions. This needs no io_uring, which
+//! some hosts forbid and which a sandboxed process cannot set up again. One context serves all eventfds; all that
+//! it could do besides is to read and write descriptors of this process.
 //!
 //! Invariant: nothing that the front end does to its eventfd makes [`Signal::raise`] wait.
 
+use super::error::{Error, ErrorKind, last_errno};
 use libc::iocb;
+use rustix::io::Errno;
 use std::cell::OnceCell;
-use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -21,8 +23,8 @@ use std::time::{Duration, Instant};
 /// Completions that the kernel keeps for certain until they are fetched. It counts them for all contexts of the host, up to
 /// `fs.aio-max-nr`, which is 65,536 where nobody changed it.
 const ENTRIES: usize = 16;
-/// How long a thread that is to raise eventfds waits for room below that, once: the process before may still be giving its own
-/// back.
+/// How long a thread that is to raise eventfds waits, once, for the host to be below that limit: the process before may
+/// still be giving its own back.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// `IOCB_CMD_PREAD`, `IOCB_CMD_POLL`, `IOCB_FLAG_RESFD` of linux/aio_abi.h.
 const READ: u16 = 0;
@@ -36,18 +38,20 @@ pub(super) struct Signal {
 }
 
 impl Signal {
-    /// For this eventfd; anything else is an error. It keeps its own reference.
-    pub(super) fn new(eventfd: impl AsFd) -> io::Result<Signal> {
+    /// For this eventfd, of which it keeps its own reference; any other file is an error.
+    pub(super) fn new(eventfd: impl AsFd) -> Result<Signal, Error> {
         let patience = if WAITED.replace(true) { Duration::ZERO } else { PATIENCE };
         let context = Context::of_thread(&CONTEXT, ENTRIES, patience)?;
-        match context.knows(eventfd.as_fd())? {
-            true => Ok(Signal { eventfd: eventfd.as_fd().try_clone_to_owned()?, context }),
-            false => Err(io::Error::other("it is no eventfd")),
+        if !context.is_eventfd(eventfd.as_fd())? {
+            return Err(not_an_eventfd());
         }
+        let eventfd = eventfd.as_fd().try_clone_to_owned();
+        let eventfd = eventfd.map_err(|e| Error::from_io("its descriptor cannot be duplicated", &e))?;
+        Ok(Signal { eventfd, context })
     }
 
-    /// For another eventfd from here on. After an error it is for the same as before.
-    pub(super) fn set(&mut self, eventfd: impl AsFd) -> io::Result<()> {
+    /// From here on it is for another eventfd. After an error it is for the same one as before.
+    pub(super) fn set(&mut self, eventfd: impl AsFd) -> Result<(), Error> {
         *self = Signal::new(eventfd)?;
         Ok(())
     }
@@ -59,8 +63,13 @@ impl Signal {
 }
 
 /// Whether this is an eventfd. It never waits, whatever it is: no operation of the file's own is called.
-pub(super) fn is_eventfd(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    Context::of_thread(&QUESTIONS, 1, Duration::ZERO)?.knows(fd)
+pub(super) fn is_eventfd(fd: BorrowedFd<'_>) -> Result<bool, Error> {
+    Context::of_thread(&PROBES, 1, Duration::ZERO)?.is_eventfd(fd)
+}
+
+/// Why a file descriptor is refused where an eventfd belongs.
+pub(super) fn not_an_eventfd() -> Error {
+    Error::new(ErrorKind::WrongDescriptor, "the file descriptor is not an eventfd")
 }
 
 fn request(operation: u16, eventfd: BorrowedFd<'_>) -> iocb {
@@ -84,8 +93,8 @@ type Cell = OnceCell<Rc<Context>>;
 
 thread_local! {
     static CONTEXT: Cell = const { OnceCell::new() };
-    /// To ask what a descriptor is: nothing ever completes there.
-    static QUESTIONS: Cell = const { OnceCell::new() };
+    /// For [`is_eventfd`]: no request of it ever completes.
+    static PROBES: Cell = const { OnceCell::new() };
     static WAITED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
@@ -94,7 +103,7 @@ impl Context {
         place: &'static LocalKey<Cell>,
         entries: usize,
         patience: Duration,
-    ) -> io::Result<Rc<Context>> {
+    ) -> Result<Rc<Context>, Error> {
         place.with(|cell| match cell.get() {
             Some(context) => Ok(Rc::clone(context)),
             None => {
@@ -104,52 +113,54 @@ impl Context {
         })
     }
 
-    fn new(entries: usize, patience: Duration) -> io::Result<Context> {
+    fn new(entries: usize, patience: Duration) -> Result<Context, Error> {
         let mut id: libc::c_ulong = 0;
         // SAFETY: the kernel writes one number, to a place of ours that holds zero as it wants it.
         let setup = || match unsafe { libc::syscall(libc::SYS_io_setup, entries, &raw mut id) } {
             0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+            _ => Err(last_errno()),
         };
-        with_patience(patience, setup).map_err(|e| {
-            let advice = "raise /proc/sys/fs/aio-max-nr, or allow it in the seccomp profile";
-            io::Error::new(e.kind(), format!("io_setup: {e}; {advice}"))
+        with_patience(patience, setup).map_err(|errno| {
+            let reason =
+                "io_setup failed (raise /proc/sys/fs/aio-max-nr, or allow it in the seccomp profile)";
+            Error::io(reason, errno)
         })?;
         Ok(Context { id })
     }
 
     /// Whether the kernel takes it for an eventfd.
-    fn knows(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
-        // The kernel looks at the eventfd first, and then stumbles over a flag that there is not.
+    fn is_eventfd(&self, fd: BorrowedFd<'_>) -> Result<bool, Error> {
+        // The kernel checks the eventfd first, and then refuses a flag that does not exist.
         let mut request = request(READ, fd);
         request.aio_rw_flags = 1 << 30;
         match self.submit(&mut request) {
-            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(true),
-            // Of a file that is open as a place only, the kernel says that it is not open.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EBADF)) => Ok(false),
-            Err(e) => Err(e),
-            Ok(()) => Err(io::Error::other("this kernel does not check it")),
+            Err(Errno::OPNOTSUPP) => Ok(true),
+            // EBADF is for a file that is open as a path only (O_PATH).
+            Err(Errno::INVAL | Errno::BADF) => Ok(false),
+            Err(errno) => Err(Error::io("io_submit failed", errno)),
+            Ok(()) => Err(Error::new(ErrorKind::Io, "this kernel does not check the flags of io_submit")),
         }
     }
 
-    fn submit(&self, request: &mut iocb) -> io::Result<()> {
+    fn submit(&self, request: &mut iocb) -> Result<(), Errno> {
         let mut requests = [&raw mut *request];
         // SAFETY: one request, which the kernel copies; it names no memory of ours.
         let mut submit = || unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1, requests.as_mut_ptr()) };
         let mut submitted = submit();
-        if submitted < 0 && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock {
-            // No room for its completion: earlier ones are to be fetched.
-            self.forget_completions();
+        if submitted < 0 && last_errno() == Errno::AGAIN {
+            // There is no space for its completion: earlier ones have to be fetched.
+            self.fetch_completions();
             submitted = submit();
         }
-        if submitted == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        if submitted == 1 { Ok(()) } else { Err(last_errno()) }
     }
 
-    fn forget_completions(&self) {
+    /// Fetches completions, of which none matters.
+    fn fetch_completions(&self) {
         // `struct io_event` is four numbers of 8 bytes.
         let mut events = [[0u64; 4]; ENTRIES];
         let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the kernel writes at most as many events as there is room for, and does not wait for any.
+        // SAFETY: the kernel writes at most as many events as there is space for, and does not wait for any.
         unsafe {
             libc::syscall(libc::SYS_io_getevents, self.id, 0, ENTRIES, events.as_mut_ptr(), &raw const now)
         };
@@ -163,12 +174,12 @@ impl Drop for Context {
     }
 }
 
-/// Tries again for a while when the host has no room.
-fn with_patience(patience: Duration, mut setup: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+/// Tries again for a while when the host has as many contexts as it allows.
+fn with_patience(patience: Duration, mut setup: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
     let until = Instant::now() + patience;
     loop {
         match setup() {
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
+            Err(Errno::AGAIN) if Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(1));
             }
             other => return other,
@@ -183,19 +194,19 @@ mod tests {
     use rustix::fs::{MemfdFlags, memfd_create};
 
     #[test]
-    fn only_a_lack_of_room_is_worth_another_try() {
-        let fails = |errno: i32, times: u32| {
+    fn only_the_limit_of_the_host_is_worth_another_try() {
+        let fails = |errno: Errno, times: u32| {
             let mut tries = 0;
             let result = with_patience(PATIENCE, || {
                 tries += 1;
-                if tries > times { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
+                if tries > times { Ok(()) } else { Err(errno) }
             });
             (tries, result.is_ok())
         };
-        assert_eq!(fails(libc::EAGAIN, 5), (6, true));
-        assert_eq!(fails(libc::EPERM, 5), (1, false));
+        assert_eq!(fails(Errno::AGAIN, 5), (6, true));
+        assert_eq!(fails(Errno::PERM, 5), (1, false));
         let begun = Instant::now();
-        assert!(!fails(libc::EAGAIN, u32::MAX).1 && begun.elapsed() >= PATIENCE);
+        assert!(!fails(Errno::AGAIN, u32::MAX).1 && begun.elapsed() >= PATIENCE);
     }
 
     /// Many more than the kernel keeps completions of.
@@ -224,10 +235,10 @@ mod tests {
         // Whatever the number of completions that wait to be fetched.
         for _ in 0..300 {
             signal.set(&fd).unwrap();
-            assert_eq!(rustix::io::read(&fd, &mut [0; 8]), Err(rustix::io::Errno::AGAIN));
+            assert_eq!(rustix::io::read(&fd, &mut [0; 8]), Err(Errno::AGAIN));
             signal.raise();
             rustix::io::read(&fd, &mut [0; 8]).unwrap();
         }
-        assert_eq!(rustix::io::read(&fd, &mut [0; 8]), Err(rustix::io::Errno::AGAIN));
+        assert_eq!(rustix::io::read(&fd, &mut [0; 8]), Err(Errno::AGAIN));
     }
 }

@@ -224,7 +224,7 @@ impl Bench {
     }
 
     /// Past the handshake, with nothing received yet.
-    pub fn agreed(size: usize, structured: bool, contexts: bool) -> Bench {
+    pub fn negotiated(size: usize, structured: bool, contexts: bool) -> Bench {
         Bench::agreed_within(size, structured, contexts, &Budget::new())
     }
 

@@ -2,6 +2,7 @@
 
 use crate::vmm::*;
 use spillway_core::{Errno, GuestBuffers, Request};
+use spillway_export::vhost_user_blk::ErrorKind;
 use std::os::fd::AsFd;
 
 fn region(gpa: u64, len: u64, user: u64) -> Vec<u8> {
@@ -17,7 +18,8 @@ fn address_space_is_bounded_with_what_unfinished_requests_hold() {
     let nth = |n: u64| region(n * 8 * tib, 7 * tib, n * 8 * tib);
     assert!(rig.try_tell(37, &nth(1), &[huge.as_fd()]) && rig.try_tell(37, &nth(2), &[huge.as_fd()]));
     assert!(!rig.try_tell(37, &nth(3), &[huge.as_fd()]));
-    assert!(rig.frontend.take_notice().unwrap().contains("16 TiB"));
+    let error = rig.frontend.take_notice().unwrap();
+    assert!(error.kind == ErrorKind::Limit && error.to_string().contains("16 TiB"), "{error}");
     // What an unfinished request may point into still counts.
     rig.memory.write(SCRATCH, &Rig::header(4, 0));
     let head = rig.driver.chain(&rig.memory, &[(SCRATCH, 16, false), (SCRATCH + 16, 1, true)], None);
@@ -185,8 +187,8 @@ fn a_front_end_that_says_nothing_can_be_told() {
     let mut rig = Rig::unconnected(16, ALL_FEATURES);
     rig.vmm.send_bytes(&[1, 0, 0, 0], &[]);
     rig.frontend.on_readable(&mut rig.changes).unwrap();
-    assert!(!rig.frontend.has_spoken(), "a third of a header");
+    assert!(!rig.frontend.has_received(), "a third of a header");
     rig.vmm.send_bytes(&[1, 0, 0, 0, 0, 0, 0, 0], &[]);
     rig.frontend.on_readable(&mut rig.changes).unwrap();
-    assert!(rig.frontend.has_spoken());
+    assert!(rig.frontend.has_received());
 }

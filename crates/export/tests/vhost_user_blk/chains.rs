@@ -2,6 +2,7 @@
 
 use crate::vmm::*;
 use spillway_core::{Errno, GuestBuffers, Operation};
+use spillway_export::vhost_user_blk::{Error, ErrorKind};
 use std::os::fd::AsFd;
 
 const STATUS: u64 = SCRATCH + 16;
@@ -25,7 +26,7 @@ fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
 }
 
 /// Whether the queue was stopped, and why.
-fn broken(rig: &mut Rig) -> String {
+fn broken(rig: &mut Rig) -> Error {
     assert!(!rig.frontend.is_live(0), "the queue still runs");
     assert!(rig.frontend.next(0).is_none());
     rig.frontend.take_notice().expect("a notice")
@@ -306,7 +307,8 @@ fn addresses_outside_guest_memory_2_7_5() {
     for status in [0, end, u64::MAX] {
         let mut rig = Rig::new(8, ALL_FEATURES);
         assert_eq!(rig.run(&[(SCRATCH, 16, false), (status, 1, true)], None, STATUS), None);
-        assert!(broken(&mut rig).contains("status"));
+        let error = broken(&mut rig);
+        assert_eq!((error.kind, error.context.object), (ErrorKind::NoMemoryRegion, Some("status byte")));
     }
 }
 
@@ -340,15 +342,15 @@ fn broken_chains_2_7_5_stop_their_queue() {
             Driver::set_descriptor(&rig.memory, RING_AT, 0, (TABLE, 48, false), F_INDIRECT | F_NEXT, 1);
             0
         }),
-        ("2.7.5.3: an empty table", "table of", |rig| {
+        ("2.7.5.3: an empty table", "indirect table", |rig| {
             Driver::set_descriptor(&rig.memory, RING_AT, 0, (TABLE, 0, false), F_INDIRECT, 0);
             0
         }),
-        ("2.7.5.3: half a descriptor", "table of", |rig| {
+        ("2.7.5.3: half a descriptor", "indirect table", |rig| {
             Driver::set_descriptor(&rig.memory, RING_AT, 0, (TABLE, 40, false), F_INDIRECT, 0);
             0
         }),
-        ("2.7.5.3: 4 GiB of table", "table of", |rig| {
+        ("2.7.5.3: 4 GiB of table", "indirect table", |rig| {
             Driver::set_descriptor(&rig.memory, RING_AT, 0, (TABLE, 0xffff_fff0, false), F_INDIRECT, 0);
             0
         }),
@@ -368,14 +370,14 @@ fn broken_chains_2_7_5_stop_their_queue() {
         let mut rig = Rig::new(8, ALL_FEATURES);
         good(&mut rig);
         let head = setup(&mut rig);
-        let error = event();
-        rig.tell(14, &0u64.to_ne_bytes(), &[error.as_fd()]);
+        let error_event = event();
+        rig.tell(14, &0u64.to_ne_bytes(), &[error_event.as_fd()]);
         rig.driver.offer(&rig.memory, head);
         assert_eq!(rig.process(), [], "{what}");
         assert_eq!(rig.driver.take_used(&rig.memory), None, "{what}");
-        let why = broken(&mut rig);
-        assert!(why.contains(says), "{what}: {why}");
-        assert_eq!(drain(&error), 1, "{what}: the front end is told");
+        let error = broken(&mut rig);
+        assert!(error.to_string().contains(says), "{what}: {error}");
+        assert_eq!(drain(&error_event), 1, "{what}: the front end is told");
         // Only a new set-up brings it back.
         rig.tell(18, &Rig::vring(0, 1), &[]);
         assert!(!rig.frontend.is_live(0), "{what}");
@@ -393,7 +395,7 @@ fn indirect_2_7_5_3_only_if_negotiated_and_after_other_descriptors() {
     rig.memory.write(SCRATCH, &Rig::header(IN, 0));
     let buffers = [(SCRATCH, 16, false), (DATA, 512, true), (STATUS, 1, true)];
     assert_eq!(rig.run(&buffers, Some(TABLE), STATUS), None);
-    assert!(broken(&mut rig).contains("not negotiated"));
+    assert_eq!(broken(&mut rig).kind, ErrorKind::NotNegotiated);
 
     // 2.7.5.3.2: normal descriptors, then one that refers to a table.
     let mut rig = Rig::new(8, ALL_FEATURES);
@@ -440,7 +442,7 @@ fn available_index_2_7_13_2_may_not_jump() {
         index.store(jump, std::sync::atomic::Ordering::Release);
         assert!(rig.frontend.has_work(0));
         assert!(rig.frontend.next(0).is_none());
-        assert!(broken(&mut rig).contains("available index"));
+        assert_eq!(broken(&mut rig).context.object, Some("available index"));
         assert!(!rig.frontend.has_work(0), "a reactor must not spin on it");
     }
 }
@@ -454,7 +456,8 @@ fn a_head_is_not_taken_twice() {
     let request = rig.frontend.next(0).unwrap();
     rig.driver.offer(&rig.memory, head);
     assert!(rig.frontend.next(0).is_none());
-    assert!(broken(&mut rig).contains("before it was used"));
+    let error = broken(&mut rig);
+    assert_eq!((error.kind, error.context.head), (ErrorKind::Protocol, Some(head)));
     // The first is answered all the same.
     rig.frontend.complete(request.token, Ok(()));
     rig.frontend.publish(0);
@@ -469,7 +472,8 @@ fn a_head_is_not_taken_twice() {
     rig.frontend.complete(request.token, Ok(()));
     rig.driver.offer(&rig.memory, head);
     assert!(rig.frontend.next(0).is_none());
-    assert!(broken(&mut rig).contains("before it was used"));
+    let error = broken(&mut rig);
+    assert_eq!((error.kind, error.context.head), (ErrorKind::Protocol, Some(head)));
 }
 
 #[test]

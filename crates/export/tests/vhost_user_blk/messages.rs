@@ -4,7 +4,7 @@ use crate::vmm::*;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::pipe;
 use spillway_core::Operation;
-use spillway_export::vhost_user_blk::{Change, Connection, Disconnect, Frontend};
+use spillway_export::vhost_user_blk::{Change, Connection, Disconnect, ErrorKind, Frontend};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 fn u64_of(payload: &[u8]) -> u64 {
@@ -220,7 +220,7 @@ fn memory_that_comes_last_starts_the_queue() {
     rig.negotiate();
     rig.start_queue(0);
     assert!(!rig.frontend.is_live(0));
-    assert!(rig.frontend.take_notice().unwrap().contains("memory is not shared"));
+    assert_eq!(rig.frontend.take_notice().unwrap().kind, ErrorKind::NotShared);
     rig.add_memory();
     assert!(rig.frontend.is_live(0));
 }
@@ -236,7 +236,7 @@ fn memory_that_is_not_shared_is_told_as_such_once() {
     for queue in 0..4 {
         rig.start_queue_as(queue, 0);
     }
-    let notice = rig.frontend.take_notice().unwrap();
+    let notice = rig.frontend.take_notice().unwrap().to_string();
     assert!(says(&notice) && notice.contains("no memory"), "{notice}");
     assert_eq!(rig.frontend.take_notice(), None, "once for all queues");
 
@@ -247,7 +247,7 @@ fn memory_that_is_not_shared_is_told_as_such_once() {
     assert!(!rig.frontend.kicked(0) && rig.process().is_empty());
     rig.driver.kick();
     assert!(rig.frontend.kicked(0));
-    let notice = rig.frontend.take_notice().unwrap();
+    let notice = rig.frontend.take_notice().unwrap().to_string();
     assert!(says(&notice) && notice.contains("empty"), "{notice}");
     rig.driver.kick();
     rig.driver.kick();
@@ -260,7 +260,7 @@ fn memory_that_is_not_shared_is_told_as_such_once() {
     rig.driver.user_offset = rig.driver.user_offset.wrapping_add(MEMORY_BYTES);
     rig.add_memory();
     rig.start_queue(0);
-    let notice = rig.frontend.take_notice().unwrap();
+    let notice = rig.frontend.take_notice().unwrap().to_string();
     assert!(notice.contains("memory region") && notice.contains("shared?"), "{notice}");
 }
 
@@ -378,13 +378,20 @@ fn what_cannot_be_acknowledged_ends_the_connection() {
     // Without need_reply there is no other way to say no.
     let mut rig = Rig::new(8, ALL_FEATURES);
     rig.vmm.send(99, &[], &[]);
-    assert!(fault(rig.frontend.on_readable(&mut rig.changes)).contains("99"));
+    let error = fault(rig.frontend.on_readable(&mut rig.changes));
+    assert_eq!((error.kind, error.context.message), (ErrorKind::UnknownMessage, Some(99)));
     assert!(!rig.frontend.is_live(0));
-    assert!(fault(rig.frontend.on_readable(&mut rig.changes)).contains("99"), "it keeps saying so");
+    assert_eq!(fault(rig.frontend.on_readable(&mut rig.changes)), error, "it keeps saying so");
     // A question has a reply of its own, which no acknowledgement can stand in for.
     let mut rig = Rig::new(8, ALL_FEATURES);
     rig.vmm.send_bytes(&Vmm::message(11, 1 | 8, &Rig::vring(77, 0)), &[]);
-    assert!(fault(rig.frontend.on_readable(&mut rig.changes)).contains("no queue 77"));
+    let error = fault(rig.frontend.on_readable(&mut rig.changes));
+    let context = error.context;
+    assert_eq!((error.kind, context.message, context.queue), (ErrorKind::OutOfBounds, Some(11), Some(77)));
+    assert_eq!(
+        error.to_string(),
+        "GET_VRING_BASE, queue 77: the device has no such queue: 77, at most 15 is allowed"
+    );
 }
 
 #[test]
@@ -401,14 +408,16 @@ fn broken_framing_ends_the_connection() {
     ] {
         let mut rig = Rig::unconnected(8, ALL_FEATURES);
         rig.vmm.send_bytes(&bytes, &[]);
-        let why = fault(rig.frontend.on_readable(&mut rig.changes));
-        assert!(why.contains(says), "{what}: {why}");
+        let error = fault(rig.frontend.on_readable(&mut rig.changes));
+        assert_eq!(error.kind, ErrorKind::Protocol, "{what}");
+        assert!(error.to_string().contains(says), "{what}: {error}");
     }
     let mut rig = Rig::unconnected(8, ALL_FEATURES);
     rig.vmm.send_bytes(&header(2, 1, 8), &[]);
     rig.frontend.on_readable(&mut rig.changes).unwrap();
     drop(std::mem::replace(&mut rig.vmm, Vmm::pair().0));
-    assert!(fault(rig.frontend.on_readable(&mut rig.changes)).contains("middle"));
+    let error = fault(rig.frontend.on_readable(&mut rig.changes));
+    assert!(error.reason.contains("in the middle of a message"), "{error}");
     let mut rig = Rig::unconnected(8, ALL_FEATURES);
     drop(std::mem::replace(&mut rig.vmm, Vmm::pair().0));
     assert_eq!(rig.frontend.on_readable(&mut rig.changes), Err(Disconnect::Left));
@@ -426,7 +435,8 @@ fn unexpected_descriptors_are_closed_and_too_many_end_the_connection() {
     for count in [9, 10, 30] {
         let mut rig = Rig::new(8, ALL_FEATURES);
         rig.vmm.send(3, &[], &vec![memory.as_fd(); count]);
-        assert!(fault(rig.frontend.on_readable(&mut rig.changes)).contains("more than 8 file descriptors"));
+        let error = fault(rig.frontend.on_readable(&mut rig.changes));
+        assert!(error.reason.contains("more than 8 file descriptors"), "{error}");
         drop(rig);
         assert_eq!(times_open(&memory), 1);
     }
@@ -436,7 +446,8 @@ fn unexpected_descriptors_are_closed_and_too_many_end_the_connection() {
     for byte in &message[..4] {
         rig.vmm.send_bytes(&[*byte], &[memory.as_fd(); 3]);
     }
-    assert!(fault(rig.frontend.on_readable(&mut rig.changes)).contains("more than 8 file descriptors"));
+    let error = fault(rig.frontend.on_readable(&mut rig.changes));
+    assert!(error.reason.contains("more than 8 file descriptors"), "{error}");
 }
 
 /// Any other file is its file system's, and that may be a program that never answers: nothing is asked of it, and it is
@@ -448,10 +459,7 @@ fn a_descriptor_that_is_neither_eventfd_nor_shared_memory_ends_the_connection() 
         let (vmm, socket) = Vmm::pair();
         let mut connection = Connection::new(socket).unwrap();
         vmm.send(request, &[], &[reader.as_fd(), writer.as_fd()]);
-        assert!(
-            fault(connection.receive().map(drop)).contains("neither an eventfd nor shared memory"),
-            "{request}"
-        );
+        assert_eq!(fault(connection.receive().map(drop)).kind, ErrorKind::WrongDescriptor, "{request}");
         let suspects = connection.take_suspects();
         assert_eq!((suspects.len(), connection.take_suspects().len()), (2, 0));
         drop(connection);
@@ -459,7 +467,7 @@ fn a_descriptor_that_is_neither_eventfd_nor_shared_memory_ends_the_connection() 
     }
     let mut rig = Rig::new(8, ALL_FEATURES);
     rig.vmm.send(12, &0u64.to_ne_bytes(), &[writer.as_fd()]);
-    assert!(fault(rig.frontend.on_readable(&mut rig.changes)).contains("memory-backend-memfd"));
+    assert!(fault(rig.frontend.on_readable(&mut rig.changes)).to_string().contains("memory-backend-memfd"));
     drop(rig);
     assert_eq!(times_open(&writer), 3, "nobody took it: it stays open");
 }

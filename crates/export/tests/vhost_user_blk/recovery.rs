@@ -5,6 +5,7 @@ use crate::vmm::*;
 use rustix::fs::{SealFlags, fcntl_get_seals};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use spillway_core::Request;
+use spillway_export::vhost_user_blk::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 
 const DATA: u64 = READ_DATA;
@@ -139,7 +140,8 @@ fn tables_that_make_no_sense_are_not_made() {
         wanted.extend_from_slice(&size.to_ne_bytes());
         wanted.resize(24, 0);
         rig.vmm.send(31, &wanted, &[]);
-        assert!(fault(rig.frontend.on_readable(&mut rig.changes)).contains("in-flight table"));
+        let error = fault(rig.frontend.on_readable(&mut rig.changes));
+        assert_eq!((error.kind, error.context.object), (ErrorKind::Protocol, Some("in-flight table")));
     }
 }
 

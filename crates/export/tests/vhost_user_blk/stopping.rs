@@ -2,7 +2,7 @@
 
 use crate::vmm::*;
 use spillway_core::{Errno, GuestBuffers, Request};
-use spillway_export::vhost_user_blk::{Change, Disconnect};
+use spillway_export::vhost_user_blk::{Change, Disconnect, ErrorKind};
 use std::os::fd::AsFd;
 
 const DATA: u64 = SCRATCH + 4096;
@@ -237,7 +237,7 @@ fn memory_that_changes_too_often_is_refused() {
         assert!(rounds < 1000, "mappings pile up without bound");
     }
     assert!(rounds >= 16);
-    assert!(rig.frontend.take_notice().unwrap().contains("too often"));
+    assert!(rig.frontend.take_notice().unwrap().reason.contains("too often"));
     rig.perform(&requests[0]).unwrap();
     rig.frontend.complete(requests[0].token, Ok(()));
     assert!(rig.try_tell(38, &region, &[]), "with nothing unfinished it works again");
@@ -252,7 +252,7 @@ fn a_ring_whose_memory_goes_is_not_touched() {
     assert!(rig.try_tell(38, &region, &[]));
     assert!(!rig.frontend.is_live(0));
     assert!(!rig.frontend.has_work(0));
-    assert!(rig.frontend.take_notice().unwrap().contains("no memory region"));
+    assert_eq!(rig.frontend.take_notice().unwrap().kind, ErrorKind::NoMemoryRegion);
     let before = rig.memory.read(GPA, 0x1000);
     rig.frontend.complete(requests[1].token, Ok(()));
     rig.frontend.complete(requests[0].token, Err(Errno::IO));

@@ -12,7 +12,7 @@ use rustix::net::{
 };
 use spillway_core::{Errno, GuestBuffers, Operation, Request};
 use spillway_export::vhost_user_blk::{
-    Change, Connection, DeviceConfig, Disconnect, Frontend, Handled, Packet, Record, inflight_table,
+    Change, Connection, DeviceConfig, Disconnect, Error, Frontend, Handled, Packet, Record, inflight_table,
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -448,7 +448,7 @@ impl Rig {
                     answer
                 }
                 Handled::Refused(answer) => answer,
-                Handled::Held => panic!("nothing is unfinished"),
+                Handled::Pending => panic!("nothing is unfinished"),
             };
             answer.iter().for_each(|answer| relay.connection.send(answer).unwrap());
         }
@@ -652,9 +652,9 @@ pub fn perform(frontend: &mut impl GuestBuffers, disk: &mut [u8], request: &Requ
     }
 }
 
-pub fn fault(result: Result<(), Disconnect>) -> String {
+pub fn fault(result: Result<(), Disconnect>) -> Error {
     match result {
-        Err(Disconnect::Fault(why)) => why,
+        Err(Disconnect::Fault(error)) => error,
         other => panic!("not a fault: {other:?}"),
     }
 }

@@ -8,7 +8,9 @@
 use crate::channel::{ClientKind, ToWorker};
 use rustix::event::PollFlags;
 use spillway_control::SupervisorError;
-use spillway_export::vhost_user_blk::{Answer, Connection, Disconnect, Packet, Record, inflight_table};
+use spillway_export::vhost_user_blk::{
+    Answer, Connection, Disconnect, Error, Packet, Record, inflight_table,
+};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -107,7 +109,8 @@ impl Session {
                     Some(question)
                 }
                 Err(e) => {
-                    Some(self.leave(&Disconnect::Fault(format!("its message cannot be passed on: {e}"))))
+                    let reason = "its message cannot be passed on to the worker";
+                    Some(self.leave(&Error::from_io(reason, &e).into()))
                 }
             },
             Ok(None) => None,
@@ -132,7 +135,7 @@ impl Session {
         self.left = true;
         let reason = match why {
             Disconnect::Left => String::new(),
-            Disconnect::Fault(why) => why.clone(),
+            why => why.to_string(),
         };
         (ToWorker::Left { id: self.id, reason }, Vec::new())
     }

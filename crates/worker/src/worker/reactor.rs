@@ -216,7 +216,7 @@ impl Reactor {
             return Ok(());
         }
         let clients = &self.io.clients;
-        let silent = clients.vmms.iter().filter(|v| v.ended.is_none() && !v.frontend.has_spoken());
+        let silent = clients.vmms.iter().filter(|v| v.ended.is_none() && !v.frontend.has_received());
         let shaking = clients.nbd.iter().flatten().filter(|c| c.connection.handshake_deadline().is_some());
         let handshakes = silent.map(|v| v.deadline_ns).chain(shaking.map(|c| c.deadline_ns));
         let others =

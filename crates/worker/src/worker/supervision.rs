@@ -62,7 +62,7 @@ impl Reactor {
                     match handled {
                         Some(Handled::Accepted(answer)) => self.answered(i, true, answer),
                         Some(Handled::Refused(answer)) => self.answered(i, false, answer),
-                        Some(Handled::Held) | None => {}
+                        Some(Handled::Pending) | None => {}
                     }
                 }
             }
@@ -148,7 +148,7 @@ impl Reactor {
     pub(super) fn finish_stops(&mut self, i: usize) {
         if self.stage.orphaned {
             self.control(i, |frontend, changes| frontend.finish_stops(changes));
-        } else if let Some(Some(answer)) = self.control(i, |frontend, _| frontend.finish_held()) {
+        } else if let Some(Some(answer)) = self.control(i, |frontend, _| frontend.finish_pending()) {
             self.answered(i, true, answer);
         }
     }
@@ -264,7 +264,7 @@ impl Reactor {
     pub(super) fn release_ended_clients(&mut self) {
         for i in (0..self.io.clients.vmms.len()).rev() {
             let vmm = &self.io.clients.vmms[i];
-            if !vmm.frontend.has_spoken() && self.io.now_ns() >= vmm.deadline_ns {
+            if !vmm.frontend.has_received() && self.io.now_ns() >= vmm.deadline_ns {
                 self.end_vmm(i, "it has said nothing for 10 seconds".into());
             }
             let vmm = &mut self.io.clients.vmms[i];
@@ -292,7 +292,7 @@ impl Reactor {
             if late && client.ended.is_none() && client.connection.handshake_deadline().is_some() {
                 client.ended = Some("its handshake took more than 10 seconds".into());
             }
-            if only_waits && client.hung_up && client.connection.is_leaving() {
+            if only_waits && client.hung_up && client.connection.is_disconnecting() {
                 // Nobody will ever make room for what it left behind.
                 client.ended.get_or_insert_default();
             }

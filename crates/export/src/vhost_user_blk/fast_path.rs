@@ -1,6 +1,6 @@
-//! The shortest way from a head to a request, which nearly all requests take: header, one piece of data in one
-//! region, status, as a chain of three or as a table of three. Owns nothing; what is of any other shape it leaves
-//! as it was, to [`super::chain`], which reads anew.
+//! The fast path from a head to a request, which nearly all requests take: header, one piece of data in one region,
+//! status, as a chain of three or as a table of three. Owns nothing; a chain of any other shape is left as it was to
+//! [`super::chain`], which reads it again from the start.
 //!
 //! Invariant: each descriptor is copied once, and nothing is concluded from guest memory that was not copied.
 
@@ -10,13 +10,13 @@ use super::queue::Queue;
 use super::request::{HEADER_BYTES, Kind, RequestHeader, Submission, transfer};
 use super::ring::{DESCRIPTOR_BYTES, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, prefetch};
 
-/// Takes a head of the usual shape and fills in its state. `None`: it is of another.
+/// Takes a head of the usual shape and fills in its state. `None`: it has another shape.
 #[inline(always)]
 pub(super) fn take(queue: &mut Queue, head: u16, memory: &Memory, device: &Device) -> Option<Submission> {
     let ring = queue.ring.as_ref()?;
     let d0 = ring.descriptor(head);
     let (header, data, status);
-    if d0.flags == F_INDIRECT && d0.len == 3 * DESCRIPTOR_BYTES && queue.indirect {
+    if d0.flags == F_INDIRECT && d0.len == 3 * DESCRIPTOR_BYTES && queue.features.indirect {
         let table = memory.translate(&mut queue.hints.table, d0.address, d0.len)?;
         if !(table as usize).is_multiple_of(8) {
             return None;
@@ -33,11 +33,11 @@ pub(super) fn take(queue: &mut Queue, head: u16, memory: &Memory, device: &Devic
         }
     } else {
         header = d0;
-        if header.flags != F_NEXT || header.next >= queue.size {
+        if header.flags != F_NEXT || header.next >= ring.size() {
             return None;
         }
         data = ring.descriptor(header.next);
-        if data.flags & F_NEXT == 0 || data.next >= queue.size {
+        if data.flags & F_NEXT == 0 || data.next >= ring.size() {
             return None;
         }
         status = ring.descriptor(data.next);
