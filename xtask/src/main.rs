@@ -1,7 +1,8 @@
-//! `cargo run -p xtask walls` and `... house`: rules that a compiler does not know.
+//! `cargo run -p xtask walls` and `... house`: rules that a compiler does not know; `... book`: what mdBook builds from.
 //!
-//! Owns the checks and lists every breach, not only the first; changes nothing.
+//! Owns the checks and lists every breach, not only the first; changes nothing but the folder of a book.
 
+mod book;
 mod house;
 mod rooms;
 mod texts;
@@ -11,7 +12,8 @@ use anyhow::{Context, Result, bail};
 use std::process::{Command, ExitCode};
 
 fn main() -> ExitCode {
-    match run(std::env::args().nth(1).as_deref()) {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()) {
         Ok(breaches) if breaches.is_empty() => ExitCode::SUCCESS,
         Ok(breaches) => {
             for breach in &breaches {
@@ -27,14 +29,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(check: Option<&str>) -> Result<Vec<String>> {
-    match check {
-        Some("walls") => {
+fn run(arguments: &[&str]) -> Result<Vec<String>> {
+    match arguments {
+        ["walls"] => {
             let text = output("cargo", &["metadata", "--format-version=1", "--locked"])?;
             let metadata = serde_json::from_str(&text).context("cargo metadata")?;
             Ok(walls::breaches(&metadata))
         }
-        Some("house") => {
+        ["house"] => {
             let root = output("git", &["rev-parse", "--show-toplevel"])?;
             let files = output("git", &["ls-files", "--full-name", "*.rs"])?;
             let mut found = house::breaches(root.trim().as_ref(), files.lines())?;
@@ -42,9 +44,25 @@ fn run(check: Option<&str>) -> Result<Vec<String>> {
             let document = std::path::Path::new(root.trim()).join("docs/api/openapi.json");
             let text = std::fs::read_to_string(&document).context("docs/api/openapi.json")?;
             found.extend(texts::breaches(&serde_json::from_str(&text).context("docs/api/openapi.json")?));
+            let all = output("git", &["ls-files", "--full-name", ":/"])?;
+            found.extend(book::breaches(root.trim().as_ref(), &all.lines().collect::<Vec<_>>())?);
             Ok(found)
         }
-        _ => bail!("usage: cargo run -p xtask -- walls|house"),
+        ["book", programs, out] => {
+            let root = output("git", &["rev-parse", "--show-toplevel"])?;
+            let all = output("git", &["ls-files", "--full-name", ":/"])?;
+            let files: Vec<&str> = all.lines().collect();
+            book::assemble(root.trim().as_ref(), &files, programs.as_ref(), out.as_ref())?;
+            Ok(Vec::new())
+        }
+        ["links", folder] => book::html_breaches(folder.as_ref()),
+        _ => bail!(
+            "usage: cargo run -p xtask -- walls|house|book PROGRAMS OUT|links FOLDER
+  walls               imports between crates
+  house               habits of files, owners, texts, links between pages
+  book PROGRAMS OUT   put together what mdBook builds from, with the help of the programs in the folder PROGRAMS
+  links FOLDER        links of a finished book"
+        ),
     }
 }
 

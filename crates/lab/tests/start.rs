@@ -17,8 +17,7 @@ use std::time::Duration;
 
 const PAGE: &str = include_str!("../../../docs/start.md");
 /// What installs is not run here: the same is done in a guest by `tests/package`.
-const INSTALLS: &str =
-    "make deb\napt install ./target/deb/spillway_*.deb\nsystemctl status spillwayd --no-pager\n";
+const INSTALLS: &str = "apt install build-essential curl\nmake deb\napt install ./target/deb/spillway_*.deb\nsystemctl status spillwayd --no-pager\n";
 /// How long a guest may take on a busy host.
 const PATIENCE: Duration = Duration::from_secs(120);
 
