@@ -58,17 +58,20 @@ fn shown(page: &str) -> Vec<Shown> {
 fn commands(line: &str) -> Vec<Vec<String>> {
     let begins = |at: usize| line[..at].chars().next_back().is_none_or(|c| " ('".contains(c));
     let starts = line.match_indices("spillway ").filter(|(at, _)| begins(*at));
-    starts.map(|(at, _)| words(&line[at..])).collect()
+    let all = starts.map(|(at, _)| words(&line[at..], line[..at].ends_with('\'')));
+    // The package's name is no command.
+    all.filter(|words| words.len() > 1).collect()
 }
 
-/// The words of one command, as far as it goes.
-fn words(text: &str) -> Vec<String> {
+/// The words of one command, as far as it goes. A variable is as good as its name.
+fn words(text: &str, in_quotes: bool) -> Vec<String> {
     let mut words = Vec::new();
     let (mut word, mut begun, mut quote) = (String::new(), false, None);
     for c in text.chars() {
         match (quote, c) {
             (Some(q), c) if c == q => quote = None,
-            (Some(_), c) => word.push(c),
+            (None, '\'') if in_quotes => break,
+            (None | Some('"'), '$') => {}
             (None, '\'' | '"') => (quote, begun) = (Some(c), true),
             (None, '|' | ';' | '&' | '>' | '<' | ')') => break,
             (None, '#') if word.is_empty() => break,
@@ -78,7 +81,7 @@ fn words(text: &str) -> Vec<String> {
                 }
                 begun = false;
             }
-            (None, c) => word.push(c),
+            (_, c) => word.push(c),
         }
     }
     if begun || !word.is_empty() {
