@@ -146,7 +146,7 @@ impl Screen {
 /// Answers how far the screen was followed.
 fn type_in(shell: &mut Child, screen: &Screen, from: usize, session: &str) -> usize {
     let mut at = screen.wait(shell, from, "Ctrl-] leaves the console");
-    let mut enter = |shell: &mut Child, at: usize, line: &str| {
+    let enter = |shell: &mut Child, at: usize, line: &str| {
         shell.stdin.as_mut().unwrap().write_all(format!("{line}\r").as_bytes()).unwrap();
         screen.wait(shell, at, PROMPT.trim_end_matches('\0'))
     };
