@@ -1,7 +1,7 @@
 # Entry points. Each target says what it needs; `make install-deps` installs what is missing.
 CARGO ?= cargo
 
-.PHONY: help build deb demo studies test check check-fast bench soak install-deps image clean-cache
+.PHONY: help build deb docs demo studies test check check-fast bench soak install-deps image clean-cache
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -13,6 +13,9 @@ build: ## The programs, optimised, and their man pages: target/release/spillway,
 
 deb: build ## The Debian package of them: target/deb/spillway_VERSION_ARCH.deb
 	scripts/deb
+
+docs: ## The book as web pages, target/book/html, its links checked. The first time mdBook is built (some minutes; so CI checks links, and builds no pages)
+	scripts/book
 
 demo: install-deps image ## A machine of each of three catalogs, and where its I/O goes (DEMO_ARGS="--out FILE" keeps the figures)
 	$(CARGO) build --release -p spillway -p spillway-worker -p spillway-host -p spillway-lab
@@ -34,7 +37,7 @@ studies: install-deps image ## The studies in their quick forms, each with its r
 test: install-deps image ## All tests; says what was skipped
 	scripts/test
 
-check-fast: ## Before each commit, within 4 minutes: format, lints, walls, unit tests, a short run of the model
+check-fast: ## Before each commit, within 4 minutes: format, lints, walls, links, unit tests, a short run of the model
 	scripts/check format clippy walls house quick
 
 check: ## All that CI checks, every failure listed: format, lints, walls, docs, tests, fuzzing, audits

@@ -1,4 +1,5 @@
-//! What `deploy/` has for Prometheus and Grafana: right in itself, and of metrics that there are.
+//! What `deploy/` has: rules and a dashboard that are right in themselves and ask for metrics that there are; units and scripts that do
+//! what they are for.
 #![allow(clippy::unwrap_used)]
 
 mod daemon_world;
@@ -165,4 +166,40 @@ fn the_dashboard_can_be_imported() {
             assert!(open == close && expr.contains("$instance"), "{expr}");
         }
     }
+}
+
+/// With systemd's programs stood in for by ones that start and end the disk.
+#[test]
+fn the_hook_of_proxmox_serves_a_disk_while_its_machine_runs() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (programs, pid) = (spillway_testkit::disk::program().unwrap(), at("pid").display().to_string());
+    let start = "while [ \"${1#--}\" != \"$1\" ]; do shift; done; \"$@\" >/dev/null 2>&1 & echo $!";
+    for (name, does) in [
+        ("systemd-run", format!("{start} >{pid}")),
+        ("systemctl", format!("[ ! -e {pid} ] || {{ kill $(cat {pid}); rm {pid}; }}")),
+    ] {
+        std::fs::write(at(name), format!("#!/bin/sh\n{does}\n")).unwrap();
+        std::fs::set_permissions(at(name), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    std::fs::write(at("image.raw"), vec![1; 1 << 20]).unwrap();
+    let image = at("image.raw").display().to_string();
+    std::fs::write(at("101"), format!("OPTIONS=\"--image {image} --ram 1M --overflow-dir /var/tmp\"\n"))
+        .unwrap();
+    let path = format!("{}:{}:/bin:/usr/bin", dir.path().display(), programs.parent().unwrap().display());
+    let hook = |machine: &str, phase: &str| {
+        let mut hook = Command::new(deploy("proxmox-hook"));
+        hook.args([machine, phase]).env("PATH", &path).env("SPILLWAY_VM_RUN", at("run"));
+        hook.env("SPILLWAY_VM_OPTIONS", dir.path()).output().unwrap()
+    };
+    let started = hook("101", "pre-start");
+    assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
+    assert!(at("run/101.sock").exists(), "the disk is there before the machine");
+    assert!(hook("101", "post-stop").status.success());
+    let gone = spillway_testkit::process::wait_until(std::time::Duration::from_secs(30), || {
+        (!at("run/101.sock").exists()).then_some(())
+    });
+    assert!(gone.is_some(), "the disk ends with the machine");
+    assert!(!hook("102", "pre-start").status.success(), "a machine without options does not start");
 }

@@ -1,7 +1,8 @@
-//! `cargo run -p xtask walls`, `... house` and `... licences`: rules that a compiler does not know.
+//! Rules that a compiler does not know (`cargo run -p xtask walls`, `house`, `licences`), and what mdBook builds from (`book`).
 //!
-//! Owns the checks and lists every breach, not only the first; changes nothing.
+//! Owns the checks and lists every breach, not only the first; changes nothing but the folder of a book.
 
+mod book;
 mod house;
 mod licences;
 mod rooms;
@@ -9,10 +10,19 @@ mod texts;
 mod walls;
 
 use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+const USAGE: &str = "usage: cargo run -p xtask -- walls|house|licences|book PROGRAMS OUT|links FOLDER
+  walls               imports between crates
+  house               habits of files, owners, texts, links between pages
+  licences            licences and sources of dependencies
+  book PROGRAMS OUT   put together what mdBook builds from, with the help of the programs in the folder PROGRAMS
+  links FOLDER        links of a finished book";
+
 fn main() -> ExitCode {
-    match run(std::env::args().nth(1).as_deref()) {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()) {
         Ok(breaches) if breaches.is_empty() => ExitCode::SUCCESS,
         Ok(breaches) => {
             for breach in &breaches {
@@ -28,22 +38,40 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(check: Option<&str>) -> Result<Vec<String>> {
-    match check {
-        Some("walls") => Ok(walls::breaches(&metadata()?)),
-        Some("licences") => Ok(licences::breaches(&metadata()?)),
-        Some("house") => {
-            let root = output("git", &["rev-parse", "--show-toplevel"])?;
-            let files = output("git", &["ls-files", "--full-name", "*.rs"])?;
-            let mut found = house::breaches(root.trim().as_ref(), files.lines())?;
-            found.extend(rooms::breaches(root.trim().as_ref(), files.lines())?);
-            let document = std::path::Path::new(root.trim()).join("docs/api/openapi.json");
-            let text = std::fs::read_to_string(&document).context("docs/api/openapi.json")?;
-            found.extend(texts::breaches(&serde_json::from_str(&text).context("docs/api/openapi.json")?));
-            Ok(found)
+fn run(arguments: &[&str]) -> Result<Vec<String>> {
+    match arguments {
+        ["walls"] => Ok(walls::breaches(&metadata()?)),
+        ["licences"] => Ok(licences::breaches(&metadata()?)),
+        ["house"] => house(&root()?, &files()?),
+        ["book", programs, out] => {
+            let files = files()?;
+            let files: Vec<&str> = files.lines().collect();
+            book::assemble(&root()?, &files, programs.as_ref(), out.as_ref())?;
+            Ok(Vec::new())
         }
-        _ => bail!("usage: cargo run -p xtask -- walls|house|licences"),
+        ["links", folder] => book::html_breaches(folder.as_ref()),
+        _ => bail!(USAGE),
     }
+}
+
+fn house(root: &Path, files: &str) -> Result<Vec<String>> {
+    let code = || files.lines().filter(|file| file.ends_with(".rs"));
+    let mut found = house::breaches(root, code())?;
+    found.extend(rooms::breaches(root, code())?);
+    let text =
+        std::fs::read_to_string(root.join("docs/api/openapi.json")).context("docs/api/openapi.json")?;
+    found.extend(texts::breaches(&serde_json::from_str(&text).context("docs/api/openapi.json")?));
+    found.extend(book::breaches(root, &files.lines().collect::<Vec<_>>())?);
+    Ok(found)
+}
+
+fn root() -> Result<PathBuf> {
+    Ok(output("git", &["rev-parse", "--show-toplevel"])?.trim().into())
+}
+
+/// What git knows, a line each, named from the root on.
+fn files() -> Result<String> {
+    output("git", &["ls-files", "--full-name", ":/"])
 }
 
 fn metadata<T: serde::de::DeserializeOwned>() -> Result<T> {

@@ -1,6 +1,6 @@
 //! How the program fails: one line for people, one exit code for scripts. Never shows a backtrace.
 //!
-//! Invariant: the codes are documented in `spillway --help` and `docs/operate.md`, and keep their meaning.
+//! Invariant: the codes are documented in `spillway --help` and `docs/exit-codes.md`, and keep their meaning.
 
 pub use spillway_control::Exit;
 use spillway_control::SupervisorError;

@@ -7,6 +7,8 @@ mod args;
 mod attach;
 mod dirty;
 mod doctor;
+#[cfg(test)]
+mod documented_tests;
 mod error;
 mod events;
 mod examples;

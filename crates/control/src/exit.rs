@@ -1,4 +1,4 @@
-//! Exit codes of the programs. Invariant: they keep their meaning, which `spillway --help` and `docs/operate.md` say.
+//! Exit codes of the programs. Invariant: they keep their meaning, which `spillway --help` and `docs/exit-codes.md` say.
 
 use crate::error::ErrorKind;
 

@@ -41,7 +41,7 @@ Files:
   DIR/store               the first store of images and disks
   /etc/default/spillwayd  options of the service
 
-See also: spillway(1), and docs/operate.md in /usr/share/doc/spillway.";
+See also: spillway(1), and /usr/share/doc/spillway/docs/SUMMARY.md.";
 
 /// Below the options of `backup` and `restore`.
 const BACKUP: &str = "\
