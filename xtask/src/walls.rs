@@ -17,7 +17,7 @@ struct Wall {
 }
 
 const DATA_PATH: &[&str] =
-    &["tokio", "async-std", "hyper", "axum", "reqwest", "clap", "clap_builder", "plotters*"];
+    &["tokio", "async-std", "hyper", "axum", "reqwest", "clap", "clap_builder", "minijinja", "plotters*"];
 
 /// What tests may import of ours beside that: of any crate the guests and worlds of the lab, of the advisor the disk that its
 /// model is held against.
@@ -38,6 +38,7 @@ const WALLS: &[Wall] = &[
             "reqwest",
             "clap",
             "clap_builder",
+            "minijinja",
             "plotters*",
             "vhost*",
             "virtio*",

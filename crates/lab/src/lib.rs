@@ -17,7 +17,9 @@ pub mod load;
 pub mod markup;
 pub mod mixed;
 pub mod null;
+mod numbers;
 pub mod oracle;
+mod picture;
 pub mod predict;
 pub mod probe;
 pub mod process;
@@ -26,6 +28,7 @@ mod shared;
 pub mod stamp;
 pub mod steady;
 pub mod study;
+mod template;
 pub mod workload;
 
 pub use disk::Disk;
