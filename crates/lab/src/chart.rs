@@ -69,8 +69,8 @@ pub struct Dot {
     pub high: f64,
 }
 
-const WIDTH: i32 = 2160;
-const MARGIN: i32 = 40;
+const WIDTH: i32 = 2104;
+const MARGIN: i32 = 12;
 const PANEL_WIDTH: i32 = 1040;
 const PANEL_HEIGHT: i32 = 600;
 /// Height of a line of text.
@@ -136,9 +136,8 @@ impl Panel {
             .margin_bottom(92)
             .build_cartesian_2d(0.0..right, low..high)?;
         let at = |x, y| in_area(area, &chart, (x, y));
-        let (left, top) = at(0.0, high);
-        let title = cut(&plain(&self.title), ((PANEL_WIDTH - left) / CHARACTER).max(8) as usize);
-        draw_text(area, &title, (left, top - 32), Role::Ink, HPos::Left)?;
+        let title = cut(&plain(&self.title), (PANEL_WIDTH / CHARACTER) as usize);
+        draw_text(area, &title, (0, 32), Role::Ink, HPos::Left)?;
         let grid = Role::Grid.colour().stroke_width(2);
         for (mark, label) in axis.marks().iter().zip(&labels) {
             let from = at(0.0, *mark);
