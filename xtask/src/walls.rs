@@ -17,7 +17,7 @@ struct Wall {
 }
 
 const DATA_PATH: &[&str] =
-    &["tokio", "async-std", "hyper", "axum", "reqwest", "clap", "clap_builder", "plotters*"];
+    &["tokio", "async-std", "hyper", "axum", "reqwest", "clap", "clap_builder", "minijinja", "plotters*"];
 
 /// What tests may import of ours beside that: of any crate the test kit, of the advisor the disk that its model is held against, of
 /// the command line the digests of an image.
@@ -44,6 +44,7 @@ const WALLS: &[Wall] = &[
             "reqwest",
             "clap",
             "clap_builder",
+            "minijinja",
             "plotters*",
             "vhost*",
             "virtio*",

@@ -26,6 +26,13 @@ run whose work fails, in which a request fails, or that cannot be counted is dro
 Exit code 1: a scenario has no run that counts, or something that the study's file expects does not hold.
 Machines boot the Debian of 'make image' (SPILLWAY_GUEST names another folder with one).";
 
+const REPORT_EXAMPLES: &str = "\
+Examples:
+  spillway lab report mine                                     mine/report.html, and figures and pictures in mine/report
+  spillway lab report docs/studies/seed-000 --out /tmp/report  a study that was kept as results.json
+
+results.json in a folder of results is all that its report needs: copy it to keep a study without its runs.";
+
 /// What to do with studies.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
@@ -47,11 +54,15 @@ pub enum LabCommand {
         #[arg(long)]
         strict: bool,
     },
-    /// Make the report of a study: HTML, pictures, CSV and JSON
+    /// Render the report of a study from its results: HTML, pictures, CSV and JSON
+    #[command(after_help = REPORT_EXAMPLES)]
     Report {
-        /// Folder of its results
+        /// Folder of its results: with its runs, or with results.json alone
         #[arg(value_name = "DIR")]
         dir: PathBuf,
+        /// Folder for the report [default: DIR]
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
     },
     /// Compare the results of one study, run twice
     Compare {

@@ -4,11 +4,14 @@
 
 pub mod chart;
 pub mod markup;
+mod numbers;
+mod picture;
 pub mod predict;
 pub mod probe;
 pub mod replay;
 pub mod stamp;
 pub mod study;
+mod template;
 pub mod workload;
 
 pub use stamp::Stamp;

@@ -40,7 +40,7 @@ fn look(made: &Synthetic, spoil: impl Fn(&Path)) {
     let dir = tempfile::tempdir().unwrap();
     made.write(dir.path());
     spoil(dir.path());
-    let report = report::write(dir.path()).unwrap().page;
+    let report = report::write(dir.path(), dir.path()).unwrap().page;
     let page = looking(dir.path());
     for dark in [false, true] {
         let (dom, complaints) = Browser { dir: dir.path(), dark }.dom(&page);

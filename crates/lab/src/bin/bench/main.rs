@@ -185,7 +185,7 @@ fn bench(options: &Options) -> Result<bool> {
         let found = cliff::measure(options, &environment)?;
         found.print();
         keep_json(&found, &options.out.join("cliff.json"))?;
-        keep(&found.sheet().svg(), &options.out.join("cliff.svg"))?;
+        keep(&found.sheet().svg()?, &options.out.join("cliff.svg"))?;
     }
     if options.part.includes(Part::Peers) {
         let report = peers::measure(options, &environment)?;

@@ -36,11 +36,8 @@ enum Command {
     Run(studies::Run),
     /// Go on with a study
     Resume(studies::Resume),
-    /// Make a study's report
-    Report {
-        /// Folder of its results
-        dir: PathBuf,
-    },
+    /// Render a study's report
+    Report(studies::Report),
     /// Compare two folders of results
     Compare {
         /// One
@@ -94,7 +91,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => replayed(&args).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => studies::run(&args),
         Command::Resume(args) => studies::resume(&args),
-        Command::Report { dir } => studies::make_report(&dir),
+        Command::Report(args) => studies::make_report(&args),
         Command::Compare { a, b, json } => studies::compare(&a, &b, json),
         Command::Predict(args) => predictions::predict(&args),
         Command::List { json } => studies::list(json),

@@ -124,9 +124,20 @@ pub fn resume(args: &Resume) -> Result<ExitCode> {
     finish(&folder, &lab, &args.common)
 }
 
-/// Makes a report again.
-pub fn make_report(dir: &Path) -> Result<ExitCode> {
-    println!("{}", report::write(dir)?.page.display());
+/// Options of `report`.
+#[derive(Debug, clap::Args)]
+pub struct Report {
+    /// Folder of its results
+    dir: PathBuf,
+    /// Folder for the report
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+/// Renders the report of a study.
+pub fn make_report(args: &Report) -> Result<ExitCode> {
+    let out = args.out.as_ref().unwrap_or(&args.dir);
+    println!("{}", report::write(&args.dir, out)?.page.display());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -259,7 +270,7 @@ fn finish(folder: &Folder, lab: &Lab, common: &Common) -> Result<ExitCode> {
     let done = study::run::run(folder, lab, &mut screen);
     screen.finish();
     let Summary { kept, dropped, empty } = done?;
-    let report = if kept > 0 { Some(report::write(folder.dir())?) } else { None };
+    let report = if kept > 0 { Some(report::write(folder.dir(), folder.dir())?) } else { None };
     let (page, expected) = report.map(|report| (report.page, report.expected)).unzip();
     let expected = expected.unwrap_or_default();
     let not: Vec<_> = expected.iter().filter(|one| !one.holds).collect();

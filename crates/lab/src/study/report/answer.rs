@@ -2,8 +2,8 @@
 //!
 //! Invariant: a row is there only if a scenario has it.
 
-use super::figures::{Figures, Response, Score, Spread, measure, measures};
-use super::results::{Measured, Results};
+use super::figures::{Score, Spread};
+use super::results::{Results, ScenarioResults};
 use crate::study::metric::{GUEST_IO, HOST_IO, named};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -56,17 +56,22 @@ pub fn describe(name: &str) -> (String, &'static str) {
     }
 }
 
+/// Which way is good, in a sentence; empty where neither is.
+pub fn is_better(better: &str) -> String {
+    if better.is_empty() { String::new() } else { format!("{better} is better") }
+}
+
 /// All rows that there are.
 pub fn rows(results: &Results) -> Vec<Row> {
     let mut rows = Vec::new();
-    let mut add = |what: String, better, picture, of: &dyn Fn(&Measured) -> Option<Spread>| {
+    let mut add = |what: String, better, picture, of: &dyn Fn(&ScenarioResults) -> Option<Spread>| {
         let scenarios: Vec<Option<Spread>> = results.scenarios.iter().map(of).collect();
         if scenarios.iter().flatten().next().is_some() {
             let words = vec![String::new(); scenarios.len()];
             rows.push(Row { what, better, scenarios, words, picture });
         }
     };
-    let names = measures(results);
+    let names = results.workload_figures();
     let profiles: BTreeSet<&str> = names
         .iter()
         .filter_map(|name| name.strip_prefix("fio.")?.rsplit_once('.').map(|(profile, _)| profile))
@@ -80,36 +85,36 @@ pub fn rows(results: &Results) -> Vec<Row> {
         for &last in lasts {
             let name = format!("fio.{profile}.{last}");
             let (what, better) = describe(&name);
-            add(what, better, last != "p99_ms", &|of| measure(of, &name));
+            add(what, better, last != "p99_ms", &|of| of.workload(&name));
         }
     }
     if profiles.is_empty() {
         let what = "Machines' reads and writes per second";
-        add(what.into(), "", false, &|of| Figures::of(of, &GUEST_IO)?.mean);
+        add(what.into(), "", false, &|of| of.figures(&GUEST_IO)?.mean);
     }
     let what = "Mean response time of users' actions, ms";
-    add(what.into(), LOWER, true, &|of| Response::of(of, None).map(|response| response.mean_ms));
+    add(what.into(), LOWER, true, &|of| of.mean_response_ms);
     for name in ["logon_s", "boot_s"] {
         let (what, better) = describe(name);
-        add(what, better, true, &|of| measure(of, name));
+        add(what, better, true, &|of| of.workload(name));
     }
-    let cpu = |of: &Measured| {
-        let of = |key: &str| Figures::of(of, named(key)?)?.mean;
+    let cpu = |of: &ScenarioResults| {
+        let of = |key: &str| of.figures(named(key)?)?.mean;
         of("host-cpu").or_else(|| of("host-cpu-worker"))
     };
     // Of a load that runs for a time, who does more moves more.
     let lower = if results.is_by_time() { "" } else { LOWER };
     add("Processor of the host, % of a core".into(), lower, false, &cpu);
     let what = "Reads and writes of the host's storage per second";
-    add(what.into(), lower, true, &|of| Figures::of(of, &HOST_IO)?.mean);
+    add(what.into(), lower, true, &|of| of.figures(&HOST_IO)?.mean);
     for (key, what) in [
         ("host-read-bytes", "Read from the host's storage, MB"),
         ("host-written-bytes", "Written to the host's storage, MB"),
     ] {
-        add(what.into(), lower, false, &|of| Figures::of(of, named(key)?)?.total);
+        add(what.into(), lower, false, &|of| of.figures(named(key)?)?.total);
     }
     add("RAM of the cache at its highest, MB".into(), LOWER, false, &|of| {
-        Figures::of(of, named("ram-used")?)?.peak
+        of.figures(named("ram-used")?)?.peak
     });
     rows.extend(score(results));
     rows
@@ -117,7 +122,7 @@ pub fn rows(results: &Results) -> Vec<Row> {
 
 /// The score, which a scenario has as a figure only if all its runs reached it.
 fn score(results: &Results) -> Option<Row> {
-    let scores: Vec<Option<Score>> = results.scenarios.iter().map(Score::of).collect();
+    let scores: Vec<Option<Score>> = results.scenarios.iter().map(|scenario| scenario.score).collect();
     scores.iter().flatten().next()?;
     let figure =
         |of: &Option<Score>| of.as_ref()?.reached.filter(|_| of.is_some_and(|s| s.carried.is_none()));

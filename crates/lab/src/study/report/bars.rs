@@ -2,9 +2,8 @@
 //!
 //! Invariant: all bars of a picture begin at 0 and have one scale.
 
-use super::lines::{Area, CHARACTER, TEXT, inside, words};
-use super::numbers::{tick, ticks};
-use super::svg::{Picture, Role, cut};
+use crate::numbers::{tick, ticks};
+use crate::picture::{Area, CHARACTER, Picture, Role, TEXT, cut, draw_text};
 use anyhow::Result;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
@@ -18,9 +17,9 @@ fn width(axis: Option<&str>) -> u32 {
 }
 
 /// One scenario.
-pub struct Bar<'a> {
+pub struct Bar {
     /// Its name.
-    pub name: &'a str,
+    pub name: String,
     /// Its place in the study.
     pub place: usize,
     /// How long; none where nothing is known.
@@ -44,12 +43,10 @@ pub fn draw(label: &str, head: Option<&str>, axis: Option<&str>, bars: &[Bar]) -
     let end = if most > 0.0 { most } else { end };
     let room = width as i32 - LEFT - 44;
     let x = |value: f64| LEFT + (f64::from(room) * (value / end).clamp(0.0, 1.0)).round() as i32;
-    let mut drawn = String::new();
-    {
-        let root = SVGBackend::with_string(&mut drawn, (width, height)).into_drawing_area();
+    Picture::draw(label, (width, height), |root| {
         if let Some(head) = head {
             let most = (width as i32 / CHARACTER) as usize;
-            words(&root, &cut(head, most), (LEFT, 22), Role::Ink, HPos::Left)?;
+            draw_text(root, &cut(head, most), (LEFT, 22), Role::Ink, HPos::Left)?;
         }
         let grid = Role::Grid.colour().stroke_width(2);
         for &mark in marks.iter().filter(|mark| axis.is_some() && **mark <= end) {
@@ -59,28 +56,27 @@ pub fn draw(label: &str, head: Option<&str>, axis: Option<&str>, bars: &[Bar]) -
             }
             let side = if mark == 0.0 { HPos::Left } else { HPos::Center };
             let unit = if axis == Some("%") { "%" } else { "" };
-            words(&root, &(tick(mark, step) + unit), (x(mark), bottom + 22), Role::Soft, side)?;
+            draw_text(root, &(tick(mark, step) + unit), (x(mark), bottom + 22), Role::Soft, side)?;
         }
         if let Some(axis) = axis.filter(|axis| *axis != "%") {
-            words(&root, axis, (width as i32 / 2, bottom + 56), Role::Soft, HPos::Center)?;
+            draw_text(root, axis, (width as i32 / 2, bottom + 56), Role::Soft, HPos::Center)?;
         }
         for (i, bar) in bars.iter().enumerate() {
-            one(&root, bar, width as i32, top + ROW * i as i32, &x)?;
+            draw_bar(root, bar, width as i32, top + ROW * i as i32, &x)?;
         }
         let base = Role::Soft.colour().stroke_width(2);
         root.draw(&PathElement::new(vec![(LEFT, top + 4), (LEFT, bottom)], base))?;
-        root.present()?;
-    }
-    Ok(Picture { label: label.into(), width, height, body: inside(&drawn) })
+        Ok(())
+    })
 }
 
-fn one(root: &Area, bar: &Bar, width: i32, top: i32, x: &dyn Fn(f64) -> i32) -> Result<()> {
+fn draw_bar(root: &Area, bar: &Bar, width: i32, top: i32, x: &dyn Fn(f64) -> i32) -> Result<()> {
     let middle = top + TEXT as i32 / 2 + 10;
     let room = width / CHARACTER - 3;
     let value = cut(&bar.words, (room - 12).max(8) as usize);
-    let name = cut(bar.name, (room as usize).saturating_sub(value.chars().count()));
-    words(root, &name, (LEFT + 8, middle), Role::Ink, HPos::Left)?;
-    words(root, &value, (width - 8, middle), Role::Ink, HPos::Right)?;
+    let name = cut(&bar.name, (room as usize).saturating_sub(value.chars().count()));
+    draw_text(root, &name, (LEFT + 8, middle), Role::Ink, HPos::Left)?;
+    draw_text(root, &value, (width - 8, middle), Role::Ink, HPos::Right)?;
     let (from, to) = (top + 44, top + 78);
     let Some(length) = bar.value else { return Ok(()) };
     let colour = Role::Series(bar.place).colour().filled();
@@ -103,8 +99,8 @@ fn one(root: &Area, bar: &Bar, width: i32, top: i32, x: &dyn Fn(f64) -> i32) -> 
 mod tests {
     use super::*;
 
-    fn bar(value: Option<f64>, spread: Option<(f64, f64)>) -> Bar<'static> {
-        Bar { name: "a </text> b", place: 1, value, spread, words: "100%".into() }
+    fn bar(value: Option<f64>, spread: Option<(f64, f64)>) -> Bar {
+        Bar { name: "a </text> b".into(), place: 1, value, spread, words: "100%".into() }
     }
 
     fn widths(svg: &str) -> Vec<i32> {

@@ -3,10 +3,10 @@
 //! Invariant: only results of the same work are compared, and a difference within the spread of the runs is not called one.
 
 use super::answer::describe;
-use super::figures::{Figures, Response, Score, Spread, actions, measure, measures, telling_unit};
-use super::numbers::{number, ratio};
-use super::results::{Measured, Results};
+use super::figures::{Spread, telling_unit};
+use super::results::{Results, ScenarioResults};
 use crate::markup::plain;
+use crate::numbers::{number, ratio};
 use crate::study::{METRICS, StudyRecord};
 use anyhow::{Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};
@@ -77,14 +77,20 @@ pub fn compare(a: &Path, b: &Path) -> Result<Comparison> {
         rows: Vec::new(),
     };
     for here in &left.scenarios {
-        let name = &here.scenario.name;
+        let name = &here.name;
         match right.scenario(name) {
-            Some(there) => comparison.scenario(&left, here, there),
+            Some(there) => {
+                let settings = [one, other].map(|record| record.study.scenario(name));
+                if settings[0] != settings[1] {
+                    comparison.notes.push(format!("'{name}' is not the same scenario in both"));
+                }
+                comparison.add_scenario(&left, here, there);
+            }
             None => comparison.notes.push(format!("'{name}' is in the first only")),
         }
     }
-    for there in right.scenarios.iter().filter(|there| left.scenario(&there.scenario.name).is_none()) {
-        comparison.notes.push(format!("'{}' is in the second only", there.scenario.name));
+    for there in right.scenarios.iter().filter(|there| left.scenario(&there.name).is_none()) {
+        comparison.notes.push(format!("'{}' is in the second only", there.name));
     }
     let mut note = |name: &str, one: &str, other: &str| {
         if one != other {
@@ -107,12 +113,9 @@ pub fn compare(a: &Path, b: &Path) -> Result<Comparison> {
 }
 
 impl Comparison {
-    fn scenario(&mut self, left: &Results, a: &Measured, b: &Measured) {
-        let name = &a.scenario.name;
-        if a.scenario != b.scenario {
-            self.notes.push(format!("'{name}' is not the same scenario in both"));
-        }
-        let scores = [a, b].map(Score::of);
+    fn add_scenario(&mut self, left: &Results, a: &ScenarioResults, b: &ScenarioResults) {
+        let name = &a.name;
+        let scores = [a.score, b.score];
         if scores.iter().flatten().any(|score| score.carried.is_some()) {
             let [a, b] =
                 scores.map(|score| score.map_or_else(|| "not measured".into(), |score| score.words()));
@@ -134,15 +137,15 @@ impl Comparison {
             });
         };
         for metric in METRICS {
-            let of = |measured| Figures::of(measured, metric)?.telling(metric);
+            let of = |scenario: &ScenarioResults| scenario.figures(metric)?.telling(metric);
             add(metric.key, metric.title, telling_unit(metric), (of(a), of(b)));
         }
-        for action in actions(left) {
-            let of = |measured| Response::of(measured, Some(&action)).map(|response| response.mean_ms);
+        for action in &left.actions {
+            let of = |scenario: &ScenarioResults| Some(scenario.responses.get(action)?.mean_ms);
             add(&format!("response.{action}"), &format!("{action}: mean response"), "ms", (of(a), of(b)));
         }
-        for figure in measures(left) {
-            add(&figure, &describe(&figure).0, "", (measure(a, &figure), measure(b, &figure)));
+        for figure in left.workload_figures() {
+            add(figure, &describe(figure).0, "", (a.workload(figure), b.workload(figure)));
         }
     }
 }

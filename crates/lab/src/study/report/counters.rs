@@ -3,11 +3,10 @@
 //! Invariant: a counter is its growth since the work began, all machines added up; a level is the highest that any machine had.
 
 use super::figures::Spread;
-use super::numbers::sound;
-use super::page::{Page, Table, figure, safe};
+use super::page::{Cell, Page, Table};
 use super::results::Results;
+use crate::numbers::sound;
 use crate::study::Samples;
-use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What says what a disk is, not what it did.
@@ -31,13 +30,12 @@ const LEVELS: [&str; 15] = [
     "waiting",
 ];
 
-/// One of them.
-#[derive(Debug, Serialize)]
-pub struct Counter {
+/// A counter in all scenarios.
+pub struct Counter<'a> {
     /// Its key.
-    pub key: String,
+    pub key: &'a str,
     /// Whether it is a level.
-    pub level: bool,
+    pub is_level: bool,
     /// In the order of the study.
     pub scenarios: Vec<Option<Spread>>,
 }
@@ -72,35 +70,33 @@ pub fn of_run(samples: &Samples) -> BTreeMap<String, f64> {
     found
 }
 
-/// All that a run has, by name.
-pub fn all(results: &Results) -> Vec<Counter> {
-    let keys: BTreeSet<&String> = results.runs().flat_map(|run| run.counters.keys()).collect();
-    let counter = |key: &String| {
-        let scenarios = results.scenarios.iter().map(|measured| {
-            Spread::of(measured.runs.iter().filter_map(|run| run.counters.get(key).copied()))
-        });
-        Counter { key: key.clone(), level: is_level(key), scenarios: scenarios.collect() }
+/// All counters, by key.
+pub fn all(results: &Results) -> Vec<Counter<'_>> {
+    let keys: BTreeSet<&str> =
+        results.scenarios.iter().flat_map(|scenario| scenario.counters.keys().map(String::as_str)).collect();
+    let counter = |key| {
+        let scenarios = results.scenarios.iter().map(|scenario| scenario.counters.get(key).copied());
+        Counter { key, is_level: is_level(key), scenarios: scenarios.collect() }
     };
     keys.into_iter().map(counter).collect()
 }
 
-/// The part of the page: what is not 0 everywhere.
-pub fn part(page: &mut Page, results: &Results, counters: &[Counter]) {
+/// Adds the table of the counters that are not 0 everywhere.
+pub fn add_part(page: &mut Page, results: &Results, counters: &[Counter]) {
     if counters.is_empty() {
         return;
     }
     page.part("counters", "All counters of the disks");
-    let heads = results.scenarios.iter().map(|measured| measured.scenario.name.clone());
-    let mut table = Table::new("figures", [String::from("counter")].into_iter().chain(heads));
+    let mut table = Table::by_scenario("figures", "counter", results);
     let (shown, zero): (Vec<_>, Vec<_>) =
         counters.iter().partition(|one| one.scenarios.iter().flatten().any(|spread| spread.high > 0.0));
     for one in shown {
-        let level = if one.level { " <small>highest</small>" } else { "" };
-        let cells = one.scenarios.iter().map(|spread| figure(spread.as_ref()));
-        table.row([format!("<code>{}</code>{level}", safe(&one.key))].into_iter().chain(cells));
+        let level = if one.is_level { "highest" } else { "" };
+        let cells = one.scenarios.iter().map(|spread| Cell::figure(spread.as_ref()));
+        table.row([Cell::code(one.key).and_small(level)].into_iter().chain(cells));
     }
-    page.put(&table.html());
-    let zero: Vec<&str> = zero.iter().map(|one| one.key.as_str()).collect();
+    page.table(table);
+    let zero: Vec<&str> = zero.iter().map(|one| one.key).collect();
     page.say(
         "note",
         &format!(

@@ -2,10 +2,11 @@
 //!
 //! Invariant: what was not measured does not hold.
 
-use super::figures::{Figures, Spread, measure};
-use super::numbers::number;
-use super::page::{Page, Table, safe};
-use super::results::{Results, as_there, is_sampled};
+use super::figures::Spread;
+use super::measured::{as_there, is_sampled};
+use super::page::{Cell, Page, Table};
+use super::results::Results;
+use crate::numbers::number;
 use crate::study::{Expectation, METRICS, SUMS, Scenario, Study, metric};
 use crate::workload;
 use anyhow::{Result, ensure};
@@ -78,8 +79,8 @@ pub fn all(results: &Results) -> Vec<Expected> {
 fn value(results: &Results, scenario: &str, figure: &str) -> Option<Spread> {
     let measured = results.scenario(scenario)?;
     let found = match metric::named(figure) {
-        Some(metric) => Figures::of(measured, metric)?.telling(metric),
-        None => measure(measured, figure),
+        Some(metric) => measured.figures(metric)?.telling(metric),
+        None => measured.workload(figure),
     };
     found.filter(|found| found.runs == measured.runs.len())
 }
@@ -113,8 +114,8 @@ fn why_unknown(study: &Study, scenario: &Scenario, figure: &str) -> Result<Optio
     }))
 }
 
-/// The part of the answer.
-pub fn part(page: &mut Page, all: &[Expected]) {
+/// Adds the table of what was expected, if anything was.
+pub fn add_part(page: &mut Page, all: &[Expected]) {
     if all.is_empty() {
         return;
     }
@@ -122,16 +123,15 @@ pub fn part(page: &mut Page, all: &[Expected]) {
     let mut table = Table::new("words", ["what", "figure", "to be", "found", ""]);
     for one in all {
         let beside = one.asked.beside.as_ref().map_or(String::new(), |base| format!(" / {base}"));
-        let figure = format!("<code>{}</code>, {}", safe(&one.asked.figure), safe(&one.asked.scenario));
         table.row([
-            safe(&one.asked.what),
-            format!("{figure}{}", safe(&beside)),
-            one.bounds(),
-            one.found(),
-            if one.holds { "holds".into() } else { "<b>does not hold</b>".to_string() },
+            Cell::text(&one.asked.what),
+            Cell::code(&one.asked.figure).and_text(&format!(", {}{beside}", one.asked.scenario)),
+            Cell::text(one.bounds()),
+            Cell::text(one.found()),
+            if one.holds { Cell::text("holds") } else { Cell::default().and_bold("does not hold") },
         ]);
     }
-    page.put(&table.html());
+    page.table(table);
     page.say("note", "Said in the study's file. The mean of all runs that count.");
 }
 

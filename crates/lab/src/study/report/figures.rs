@@ -2,11 +2,11 @@
 //!
 //! Invariant: a figure is the mean of its runs and never stands without its spread, which one run does not have.
 
-use super::numbers::number;
-use super::results::{Measured, Results};
+use super::measured::{Measured, MeasuredRun};
 use super::series::coarse;
+use crate::numbers::number;
 use crate::study::{Kind, Metric};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Points that a line has at most.
@@ -15,7 +15,8 @@ const MOST_POINTS: usize = 300;
 const MOST_RESPONSES: usize = 60;
 
 /// A figure over several runs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Spread {
     /// Of the runs.
     pub mean: f64,
@@ -62,7 +63,8 @@ pub fn percentile(values: &mut [f64], share: f64) -> Option<f64> {
 }
 
 /// One metric of one scenario.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Figures {
     /// Over the run, in [`total_unit`]; none for levels.
     pub total: Option<Spread>,
@@ -99,6 +101,19 @@ impl Figures {
         (!series.is_empty()).then_some(figures)
     }
 
+    /// All of them that are known, by the names that they have in files.
+    pub fn spreads(&self) -> impl Iterator<Item = (&'static str, &Spread)> {
+        let all = [
+            ("total", &self.total),
+            ("mean", &self.mean),
+            ("p95", &self.p95),
+            ("peak", &self.peak),
+            ("machine_mean", &self.machine_mean),
+            ("machine_p95", &self.machine_p95),
+        ];
+        all.into_iter().filter_map(|(name, spread)| Some((name, spread.as_ref()?)))
+    }
+
     /// What scenarios are compared by: the total of rates, the mean of levels.
     pub fn telling(&self, metric: &Metric) -> Option<Spread> {
         match metric.kind {
@@ -127,7 +142,7 @@ pub fn telling_unit(metric: &Metric) -> &'static str {
 
 /// A metric of a scenario over time: the mean of its runs, and their spread.
 pub fn points(measured: &Measured, metric: &Metric, step: usize) -> Vec<Option<Spread>> {
-    let of = |run: &super::results::Run| run.of(metric).map(|series| coarse(&series.seconds, step));
+    let of = |run: &MeasuredRun| run.of(metric).map(|series| coarse(&series.seconds, step));
     let runs: Vec<Vec<Option<f64>>> = measured.runs.iter().filter_map(of).collect();
     let length = runs.iter().map(Vec::len).max().unwrap_or(0);
     let at = |i: usize| Spread::of(runs.iter().filter_map(|run| run.get(i).copied().flatten()));
@@ -135,13 +150,14 @@ pub fn points(measured: &Measured, metric: &Metric, step: usize) -> Vec<Option<S
 }
 
 /// Seconds between two points of any line of a report.
-pub fn step(results: &Results) -> usize {
-    let longest = results.runs().flat_map(|run| run.series.values()).map(|s| s.seconds.len()).max();
+pub fn step<'a>(runs: impl Iterator<Item = &'a MeasuredRun>) -> usize {
+    let longest = runs.flat_map(MeasuredRun::all_series).map(|series| series.seconds.len()).max();
     longest.unwrap_or(0).div_ceil(MOST_POINTS).max(1)
 }
 
 /// Response times of one action in one scenario.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Response {
     /// How often in a run.
     pub count: Spread,
@@ -154,10 +170,16 @@ pub struct Response {
 }
 
 impl Response {
+    /// All of them, by the names that they have in files.
+    pub fn spreads(&self) -> impl Iterator<Item = (&'static str, &Spread)> {
+        let Response { count, mean_ms, p95_ms, worst_ms } = self;
+        [("count", count), ("mean_ms", mean_ms), ("p95_ms", p95_ms), ("worst_ms", worst_ms)].into_iter()
+    }
+
     /// None where no run has it. All actions without a name.
     pub fn of(measured: &Measured, name: Option<&str>) -> Option<Response> {
         let wanted = |action: &&crate::study::Action| name.is_none_or(|name| action.name == name);
-        let took = |run: &super::results::Run| -> Vec<f64> {
+        let took = |run: &MeasuredRun| -> Vec<f64> {
             run.record.actions.iter().filter(wanted).map(|action| action.took_ms).collect()
         };
         let runs: Vec<Vec<f64>> = measured.runs.iter().map(took).filter(|took| !took.is_empty()).collect();
@@ -171,15 +193,14 @@ impl Response {
 }
 
 /// Seconds between two points of response times: rarer than other lines, as few users do something each second.
-pub fn response_step(results: &Results) -> usize {
-    let last =
-        results.runs().flat_map(|run| &run.record.actions).map(|action| action.at_s).fold(0.0, f64::max);
-    (last as usize).div_ceil(MOST_RESPONSES).max(step(results))
+pub fn response_step<'a>(runs: impl Iterator<Item = &'a MeasuredRun>, step: usize) -> usize {
+    let last = runs.flat_map(|run| &run.record.actions).map(|action| action.at_s).fold(0.0, f64::max);
+    (last as usize).div_ceil(MOST_RESPONSES).max(step)
 }
 
 /// The mean response time of all actions of a scenario by when they began.
 pub fn response_points(measured: &Measured, step: usize) -> Vec<Option<Spread>> {
-    let of = |run: &super::results::Run| -> BTreeMap<usize, (f64, u32)> {
+    let of = |run: &MeasuredRun| -> BTreeMap<usize, (f64, u32)> {
         let mut points: BTreeMap<usize, (f64, u32)> = BTreeMap::new();
         for action in &run.record.actions {
             let point = points.entry(action.at_s.max(0.0) as usize / step).or_default();
@@ -198,9 +219,9 @@ pub fn response_points(measured: &Measured, step: usize) -> Vec<Option<Spread>> 
 }
 
 /// All actions, in the order in which users first did them.
-pub fn actions(results: &Results) -> Vec<String> {
+pub fn actions<'a>(runs: impl Iterator<Item = &'a MeasuredRun>) -> Vec<String> {
     let mut first: BTreeMap<&str, f64> = BTreeMap::new();
-    for action in results.runs().flat_map(|run| &run.record.actions) {
+    for action in runs.flat_map(|run| &run.record.actions) {
         let at = first.entry(&action.name).or_insert(action.at_s);
         *at = at.min(action.at_s);
     }
@@ -209,15 +230,20 @@ pub fn actions(results: &Results) -> Vec<String> {
     names.into_iter().map(|(name, _)| name.to_string()).collect()
 }
 
-/// A workload's own figure in a scenario. None where a run does not have it: what the others have is not the scenario's.
-pub fn measure(measured: &Measured, name: &str) -> Option<Spread> {
-    let values: Option<Vec<f64>> =
-        measured.runs.iter().map(|run| run.record.figures.get(name).copied()).collect();
-    Spread::of(values?)
+/// A workload's own figures in a scenario. One that a run does not have is left out: what the others have is not the scenario's.
+pub fn workload(measured: &Measured) -> BTreeMap<String, Spread> {
+    let names = measured.runs.iter().flat_map(|run| run.record.figures.keys());
+    let figure = |name: &String| {
+        let values: Option<Vec<f64>> =
+            measured.runs.iter().map(|run| run.record.figures.get(name).copied()).collect();
+        Some((name.clone(), Spread::of(values?)?))
+    };
+    names.collect::<BTreeSet<_>>().into_iter().filter_map(figure).collect()
 }
 
 /// The sessions at which responses degrade, which not every run reaches.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Score {
     /// In the runs that reached it.
     pub reached: Option<Spread>,
@@ -252,9 +278,4 @@ impl Score {
             _ => reached,
         }
     }
-}
-
-/// Names of all figures of workloads.
-pub fn measures(results: &Results) -> BTreeSet<String> {
-    results.runs().flat_map(|run| run.record.figures.keys().cloned()).collect()
 }

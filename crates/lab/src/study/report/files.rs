@@ -1,72 +1,85 @@
-//! What stands beside the page: each picture as a file, and all figures as CSV and JSON.
+//! What stands beside the page: each picture as a file, all figures as CSV, and what was found as JSON.
 //!
 //! Invariant: a report is put in its place when it is whole; until then the one before stays as it was.
 
 use super::answer::Row;
 use super::counters::Counter;
 use super::expected::Expected;
-use super::figures::{
-    Figures, Response, Spread, measure, measures, points, response_points, response_step, step, telling_unit,
-};
-use super::results::Results;
+use super::figures::{Spread, telling_unit};
+use super::measured::Measurements;
+use super::results::{self, Results};
 use super::seeds::{Beside, sentence};
-use super::svg::Picture;
 use super::users::Users;
 use super::views::Shown;
+use crate::picture::Picture;
 use crate::study::Action;
 use anyhow::{Context, Result};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// Everything that a report is made of.
 pub struct Parts<'a> {
-    /// The runs.
+    /// The page.
+    pub html: &'a str,
+    /// What was measured.
     pub results: &'a Results,
     /// The answer's table, and pictures of it.
     pub answer: (&'a [Row], &'a [Picture]),
     /// All metrics.
-    pub shown: &'a [Shown],
+    pub shown: &'a [Shown<'a>],
     /// Sums over several.
-    pub sums: &'a [Shown],
+    pub sums: &'a [Shown<'a>],
     /// All counters of the disks.
-    pub counters: &'a [Counter],
+    pub counters: &'a [Counter<'a>],
     /// Response times.
-    pub users: &'a Users,
+    pub users: &'a Users<'a>,
     /// The published figures.
     pub beside: &'a [Beside],
     /// What it was to show.
     pub expected: &'a [Expected],
+    /// The runs' own files, where they are still there.
+    pub measurements: Option<&'a Measurements>,
 }
 
-/// Writes the page and what stands beside it; returns where the page is.
-pub fn write(parts: &Parts, html: &str) -> Result<PathBuf> {
-    let dir = &parts.results.dir;
-    let new = tempfile::Builder::new().prefix(".report-").tempdir_in(dir);
-    let new = new.with_context(|| format!("{}: cannot write the report there", dir.display()))?;
-    let folder = new.path().join("report");
-    let page = new.path().join("report.html");
+/// Writes the page and what stands beside it to a folder; returns where the page is. Results that come from runs are kept there, too.
+pub fn write(parts: &Parts, dir: &Path) -> Result<PathBuf> {
+    let wrong = || format!("{}: cannot write the report there", dir.display());
+    std::fs::create_dir_all(dir).with_context(wrong)?;
+    let new = tempfile::Builder::new().prefix(".report-").tempdir_in(dir).with_context(wrong)?;
+    let new_file = |name: &str| new.path().join(name);
+    let folder = new_file("report");
     let begin = || -> Result<()> {
         std::fs::create_dir(&folder)?;
-        std::fs::write(&page, html)?;
+        std::fs::write(new_file("report.html"), parts.html)?;
         pictures(parts, &folder)?;
-        series(parts, &folder.join("series.csv"))?;
-        figures(parts, &folder.join("figures.csv"))?;
-        counters(parts, &folder.join("counters.csv"))?;
-        actions(parts, &folder.join("actions.csv"))?;
-        responses(parts, &folder.join("responses.csv"))?;
-        let mut json = BufWriter::new(File::create(folder.join("all.json"))?);
-        serde_json::to_writer_pretty(&mut json, &all(parts))?;
-        Ok(json.flush()?)
+        file(&folder.join("series.csv"), |out| series(parts, out))?;
+        file(&folder.join("figures.csv"), |out| figures(parts, out))?;
+        file(&folder.join("counters.csv"), |out| counters(parts, out))?;
+        file(&folder.join("actions.csv"), |out| actions(parts, out))?;
+        file(&folder.join("findings.json"), |out| findings(parts, out))?;
+        if let Some(measurements) = parts.measurements {
+            file(&folder.join("responses.csv"), |out| responses(measurements, out))?;
+            file(&new_file(results::FILE), |out| parts.results.write(out))?;
+        }
+        Ok(())
     };
-    begin().with_context(|| format!("{}: cannot write the report there", dir.display()))?;
+    begin().with_context(wrong)?;
+    if parts.measurements.is_some() {
+        put(&new_file(results::FILE), &dir.join(results::FILE))?;
+    }
     put(&folder, &dir.join("report"))?;
-    put(&page, &dir.join("report.html"))?;
+    put(&new_file("report.html"), &dir.join("report.html"))?;
     Ok(dir.join("report.html"))
+}
+
+fn file(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
+    let mut out = BufWriter::new(File::create(path)?);
+    write(&mut out)?;
+    Ok(out.flush()?)
 }
 
 /// Puts what is new in the place of what is old, which goes where the new was: it goes with that folder.
@@ -87,18 +100,18 @@ fn put(new: &Path, old: &Path) -> Result<()> {
 fn pictures(parts: &Parts, folder: &Path) -> Result<()> {
     for shown in parts.shown {
         if let Some((lines, bars)) = &shown.pictures {
-            std::fs::write(folder.join(format!("{}-lines.svg", shown.metric.key)), lines.alone())?;
-            std::fs::write(folder.join(format!("{}-bars.svg", shown.metric.key)), bars.alone())?;
+            std::fs::write(folder.join(format!("{}-lines.svg", shown.metric.key)), lines.file()?)?;
+            std::fs::write(folder.join(format!("{}-bars.svg", shown.metric.key)), bars.file()?)?;
         }
     }
     if let Some((lines, bars)) = &parts.users.over_time {
-        std::fs::write(folder.join("response-lines.svg"), lines.alone())?;
-        std::fs::write(folder.join("response-bars.svg"), bars.alone())?;
+        std::fs::write(folder.join("response-lines.svg"), lines.file()?)?;
+        std::fs::write(folder.join("response-bars.svg"), bars.file()?)?;
     }
     // Their names come from files: a number is no path.
     for (name, pictures) in [("answer", parts.answer.1), ("response", &parts.users.pictures[..])] {
         for (i, picture) in pictures.iter().enumerate() {
-            std::fs::write(folder.join(format!("{name}-{}-bars.svg", i + 1)), picture.alone())?;
+            std::fs::write(folder.join(format!("{name}-{}-bars.svg", i + 1)), picture.file()?)?;
         }
     }
     Ok(())
@@ -120,164 +133,103 @@ fn spread(spread: &Spread) -> String {
     format!("{},{},{},{}", spread.mean, spread.low, spread.high, spread.runs)
 }
 
-fn series(parts: &Parts, path: &Path) -> Result<()> {
-    let mut out = BufWriter::new(File::create(path)?);
+fn series(parts: &Parts, out: &mut impl Write) -> Result<()> {
     writeln!(out, "metric,unit,scenario,time_s,mean,low,high,runs")?;
-    let step = step(parts.results);
-    for shown in parts.shown {
-        for measured in &parts.results.scenarios {
-            for (i, point) in points(measured, shown.metric, step).iter().enumerate() {
-                let Some(point) = point else { continue };
-                let name = field(&measured.scenario.name);
-                let head = format!("{},{},{name},{}", shown.metric.key, shown.metric.unit, i * step);
-                writeln!(out, "{head},{}", spread(point))?;
-            }
-        }
-    }
-    let step = response_step(parts.results);
-    for measured in &parts.results.scenarios {
-        for (i, point) in response_points(measured, step).iter().enumerate() {
+    let mut line = |metric: &str, unit: &str, scenario: &str, step: usize, points: &[Option<Spread>]| {
+        for (i, point) in points.iter().enumerate() {
             let Some(point) = point else { continue };
-            writeln!(out, "response,ms,{},{},{}", field(&measured.scenario.name), i * step, spread(point))?;
+            writeln!(out, "{metric},{unit},{},{},{}", field(scenario), i * step, spread(point))?;
+        }
+        std::io::Result::Ok(())
+    };
+    let results = parts.results;
+    for Shown { metric, .. } in parts.shown {
+        for scenario in &results.scenarios {
+            let step = results.seconds_between_points;
+            line(metric.key, metric.unit, &scenario.name, step, scenario.points(metric))?;
         }
     }
-    Ok(out.flush()?)
+    for scenario in &results.scenarios {
+        let step = results.seconds_between_responses;
+        line("response", "ms", &scenario.name, step, &scenario.response_points)?;
+    }
+    Ok(())
 }
 
-fn figures(parts: &Parts, path: &Path) -> Result<()> {
-    let mut out = BufWriter::new(File::create(path)?);
+fn figures(parts: &Parts, out: &mut impl Write) -> Result<()> {
     writeln!(out, "name,figure,unit,scenario,mean,low,high,runs,of_baseline")?;
     for shown in parts.shown.iter().chain(parts.sums) {
+        let metric = shown.metric;
         let relative = shown.relative(parts.results);
         for (place, figures) in shown.figures.iter().enumerate() {
-            let Some(f) = figures else { continue };
-            let scenario = field(&parts.results.scenarios[place].scenario.name);
-            for (name, found) in named(f) {
-                let telling = found.is_some() && found == f.telling(shown.metric).as_ref();
-                let unit = if name == "total" { telling_unit(shown.metric) } else { shown.metric.unit };
-                let relative = relative[place].filter(|_| telling).map_or(String::new(), |r| r.to_string());
-                if let Some(found) = found {
-                    writeln!(
-                        out,
-                        "{},{name},{unit},{scenario},{},{relative}",
-                        shown.metric.key,
-                        spread(found)
-                    )?;
-                }
+            let Some(figures) = figures else { continue };
+            let scenario = field(&parts.results.scenarios[place].name);
+            let telling = figures.telling(metric);
+            for (name, found) in figures.spreads() {
+                let unit = if name == "total" { telling_unit(metric) } else { metric.unit };
+                let relative = relative[place].filter(|_| telling.as_ref() == Some(found));
+                let relative = relative.map_or(String::new(), |relative| relative.to_string());
+                writeln!(out, "{},{name},{unit},{scenario},{},{relative}", metric.key, spread(found))?;
             }
         }
     }
-    for name in measures(parts.results) {
-        for measured in &parts.results.scenarios {
-            if let Some(found) = measure(measured, &name) {
-                let (name, scenario) = (field(&name), field(&measured.scenario.name));
+    for name in parts.results.workload_figures() {
+        for scenario in &parts.results.scenarios {
+            if let Some(found) = scenario.workload(name) {
+                let (name, scenario) = (field(name), field(&scenario.name));
                 writeln!(out, "{name},workload,,{scenario},{},", spread(&found))?;
             }
         }
     }
-    Ok(out.flush()?)
+    Ok(())
 }
 
-fn named(f: &Figures) -> [(&'static str, Option<&Spread>); 6] {
-    [
-        ("total", f.total.as_ref()),
-        ("mean", f.mean.as_ref()),
-        ("p95", f.p95.as_ref()),
-        ("peak", f.peak.as_ref()),
-        ("machine_mean", f.machine_mean.as_ref()),
-        ("machine_p95", f.machine_p95.as_ref()),
-    ]
-}
-
-fn counters(parts: &Parts, path: &Path) -> Result<()> {
-    let mut out = BufWriter::new(File::create(path)?);
+fn counters(parts: &Parts, out: &mut impl Write) -> Result<()> {
     writeln!(out, "counter,figure,scenario,mean,low,high,runs")?;
     for one in parts.counters {
-        let figure = if one.level { "highest" } else { "growth" };
-        for (measured, found) in parts.results.scenarios.iter().zip(&one.scenarios) {
+        let figure = if one.is_level { "highest" } else { "growth" };
+        for (scenario, found) in parts.results.scenarios.iter().zip(&one.scenarios) {
             let Some(found) = found else { continue };
-            let name = field(&measured.scenario.name);
-            writeln!(out, "{},{figure},{name},{}", field(&one.key), spread(found))?;
+            writeln!(out, "{},{figure},{},{}", field(one.key), field(&scenario.name), spread(found))?;
         }
     }
-    Ok(out.flush()?)
+    Ok(())
 }
 
 /// Each action of each run.
-fn responses(parts: &Parts, path: &Path) -> Result<()> {
-    let mut out = BufWriter::new(File::create(path)?);
+fn responses(measurements: &Measurements, out: &mut impl Write) -> Result<()> {
     writeln!(out, "scenario,run,machine,session,action,at_s,took_ms")?;
-    for run in parts.results.runs() {
+    for run in measurements.runs() {
         let head = format!("{},{}", field(&run.record.scenario), run.record.run);
         for Action { machine, session, name, at_s, took_ms } in &run.record.actions {
             writeln!(out, "{head},{machine},{session},{},{at_s:.3},{took_ms:.3}", field(name))?;
         }
     }
-    Ok(out.flush()?)
+    Ok(())
 }
 
-fn actions(parts: &Parts, path: &Path) -> Result<()> {
-    let mut out = BufWriter::new(File::create(path)?);
+fn actions(parts: &Parts, out: &mut impl Write) -> Result<()> {
     writeln!(out, "action,scenario,figure,mean,low,high,runs")?;
     for (name, scenarios) in &parts.users.actions {
-        for (measured, response) in parts.results.scenarios.iter().zip(scenarios) {
-            let Some(Response { count, mean_ms, p95_ms, worst_ms }) = response else { continue };
-            let head = format!("{},{}", field(name), field(&measured.scenario.name));
-            for (figure, found) in
-                [("count", count), ("mean_ms", mean_ms), ("p95_ms", p95_ms), ("worst_ms", worst_ms)]
-            {
-                writeln!(out, "{head},{figure},{}", spread(found))?;
+        for (scenario, response) in parts.results.scenarios.iter().zip(scenarios) {
+            let Some(response) = response else { continue };
+            for (figure, found) in response.spreads() {
+                writeln!(out, "{},{},{figure},{}", field(name), field(&scenario.name), spread(found))?;
             }
         }
     }
-    Ok(out.flush()?)
+    Ok(())
 }
 
-/// Everything, for programs.
-fn all(parts: &Parts) -> Value {
-    let results = parts.results;
-    let names: Vec<&str> = results.scenarios.iter().map(|m| m.scenario.name.as_str()).collect();
-    let step = step(results);
-    let metric = |shown: &Shown| {
-        let scenarios = results.scenarios.iter().zip(&shown.figures).zip(shown.relative(results)).map(
-            |((measured, figures), relative)| {
-                json!({
-                    "scenario": measured.scenario.name, "figures": figures, "of_baseline": relative,
-                    "series": points(measured, shown.metric, step),
-                })
-            },
-        );
-        let Shown { metric, .. } = shown;
-        json!({
-            "key": metric.key, "title": metric.title, "unit": metric.unit, "total_unit": telling_unit(metric),
-            "note": results.note(metric), "scenarios": scenarios.collect::<Vec<_>>(),
-        })
-    };
-    let runs = results.runs().map(|run| &run.record);
-    let response =
-        |(name, found): &(String, Vec<Option<Response>>)| json!({"action": name, "scenarios": found});
-    json!({
-        "schema": crate::study::record::SCHEMA,
-        "study": results.record,
-        "scenarios": names,
+/// What the report says of the results, for programs.
+fn findings(parts: &Parts, out: &mut impl Write) -> Result<()> {
+    let all = json!({
+        "schema": results::SCHEMA,
+        "scenarios": parts.results.scenarios.iter().map(|scenario| &scenario.name).collect::<Vec<_>>(),
         "answer": parts.answer.0,
-        "seconds_between_points": step,
-        "metrics": parts.shown.iter().chain(parts.sums).map(metric).collect::<Vec<_>>(),
-        "counters": parts.counters,
-        "responses": parts.users.actions.iter().map(response).collect::<Vec<_>>(),
         "expected": parts.expected,
         "published": {"sentence": sentence(parts.beside), "figures": parts.beside},
-        "runs": runs.map(brief).collect::<Vec<_>>(),
-        "dropped": results.dropped.iter().map(brief).collect::<Vec<_>>(),
-        "unfinished": results.unfinished,
-    })
-}
-
-/// A run without its actions, which are in its own record.
-fn brief(run: &(impl Serialize + Clone)) -> Value {
-    let mut value = serde_json::to_value(run).unwrap_or(Value::Null);
-    if let Some(fields) = value.as_object_mut() {
-        fields.remove("actions");
-    }
-    value
+    });
+    serde_json::to_writer_pretty(&mut *out, &all)?;
+    Ok(writeln!(out)?)
 }

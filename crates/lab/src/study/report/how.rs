@@ -2,11 +2,11 @@
 //!
 //! Invariant: every run that was begun is in a table here, with what became of it.
 
-use super::numbers::number;
-use super::page::{Page, Table, safe};
-use super::results::Results;
+use super::page::{Cell, Page, Table};
+use super::results::{Results, RunFacts};
 use super::scale;
-use crate::study::{Engine, RunRecord};
+use crate::numbers::number;
+use crate::study::Engine;
 use std::collections::BTreeSet;
 
 /// What must be said of times inside of such machines.
@@ -18,14 +18,14 @@ const BY_TIME: &str = "The loads run for a time, not for a count: a scenario tha
 
 /// Whether machines ran without hardware virtualization, so that times inside of them say little.
 pub fn emulated(results: &Results) -> bool {
-    let guests = results.runs().any(|run| run.record.engine == Engine::Guest.name());
+    let guests = results.runs().any(|run| run.engine == Engine::Guest.name());
     guests && results.record.hardware.values().any(|value| value.to_ascii_uppercase().contains("TCG"))
 }
 
 /// What must be known before any figure is read.
 pub fn cautions(results: &Results) -> Vec<String> {
     let mut out = Vec::new();
-    let engines: BTreeSet<&str> = results.runs().map(|run| run.record.engine.as_str()).collect();
+    let engines: BTreeSet<&str> = results.runs().map(|run| run.engine.as_str()).collect();
     if engines.contains(Engine::Replay.name()) {
         out.push(
             "Where the engine is replay, one recorded session was asked of the disks again, by every run: no guest ran, and runs \
@@ -49,7 +49,7 @@ pub fn cautions(results: &Results) -> Vec<String> {
         let other = if other.is_empty() { String::new() } else { format!(", with {}", other.join(", ")) };
         out.push(format!("This is the shorter form of the study{other}."));
     }
-    let machines: BTreeSet<u32> = results.runs().map(|run| run.record.machines).collect();
+    let machines: BTreeSet<u32> = results.runs().map(|run| run.machines).collect();
     if machines.len() > 1 {
         out.push(
             "Scenarios have different numbers of machines: their sums are not of the same work; the mean machine is in \
@@ -60,15 +60,15 @@ pub fn cautions(results: &Results) -> Vec<String> {
     let without: Vec<&str> = results
         .scenarios
         .iter()
-        .filter(|measured| measured.runs.is_empty())
-        .map(|measured| measured.scenario.name.as_str())
+        .filter(|scenario| scenario.runs.is_empty())
+        .map(|scenario| scenario.name.as_str())
         .collect();
     if !without.is_empty() {
         out.push(format!("No whole run of: {}.", without.join(", ")));
     }
-    let left = results.dropped.len();
-    if left > 0 {
-        out.push(format!("{left} of the runs were dropped; the reasons are at the end."));
+    let dropped = results.dropped.len();
+    if dropped > 0 {
+        out.push(format!("{dropped} of the runs were dropped; the reasons are at the end."));
     }
     out
 }
@@ -82,36 +82,36 @@ fn engine_words(name: &str) -> &'static str {
     }
 }
 
-/// The chapter.
-pub fn chapter(page: &mut Page, results: &Results) {
+/// Adds the chapter.
+pub fn add_chapter(page: &mut Page, results: &Results) {
     page.chapter("how", "How it was measured");
     let record = &results.record;
     page.part("engines", "Where the work was done");
-    let engines: BTreeSet<&str> = results.runs().map(|run| run.record.engine.as_str()).collect();
+    let engines: BTreeSet<&str> = results.runs().map(|run| run.engine.as_str()).collect();
     let mut facts: Vec<(String, String)> =
         engines.iter().map(|name| (format!("engine {name}"), engine_words(name).to_string())).collect();
     facts.push(("workload".into(), record.study.work.workload.clone()));
     let parameters = &record.study.work.parameters;
     facts.extend(parameters.iter().map(|(name, value)| (name.clone(), value.to_string())));
-    list(page, facts.iter().map(|(name, value)| (name, value)));
+    page.facts(facts);
     for caution in cautions(results) {
         page.say("", &caution);
     }
     page.part("hardware", "Hardware");
-    list(page, &record.hardware);
+    page.facts(record.hardware.clone());
     page.part("versions", "Versions");
-    list(page, &record.versions);
+    page.facts(record.versions.clone());
     page.part("runs", "Runs");
     runs(page, results);
     page.part("commands", "Commands");
     page.folded("The study", &record.command);
-    for run in results.runs().map(|run| &run.record).chain(&results.dropped) {
+    for run in results.runs().chain(&results.dropped) {
         page.folded(&format!("{}, run {}", run.scenario, run.run), &run.commands.join("\n"));
     }
     page.part("file", "The study's file");
     match &results.file {
         Some(text) => page.folded("study.toml", text),
-        None => page.say("note", "study.toml is not in the results folder any more."),
+        None => page.say("note", "study.toml was not in the results folder any more."),
     }
     page.part("reading", "How figures are made");
     page.say(
@@ -123,38 +123,32 @@ pub fn chapter(page: &mut Page, results: &Results) {
     );
 }
 
-fn list<'a>(page: &mut Page, facts: impl IntoIterator<Item = (&'a String, &'a String)>) {
-    let fact = |(name, value): (&String, &String)| format!("<dt>{}</dt><dd>{}</dd>", safe(name), safe(value));
-    match facts.into_iter().map(fact).collect::<String>() {
-        facts if facts.is_empty() => page.say("note", "Nothing was recorded."),
-        facts => page.put(&format!("<dl>{facts}</dl>")),
-    }
-}
-
 fn runs(page: &mut Page, results: &Results) {
     let mut table = Table::new(
         "words",
         ["scenario", "run", "engine", "machines", "seed", "begun", "seconds", "what became of it"],
     );
-    let row = |run: &RunRecord| {
-        let fate =
-            run.dropped.as_ref().map_or("counts".into(), |why| format!("<b>dropped</b>: {}", safe(why)));
+    let row = |run: &RunFacts| {
+        let fate = match &run.dropped {
+            None => Cell::text("counts"),
+            Some(why) => Cell::default().and_bold("dropped").and_text(&format!(": {why}")),
+        };
         [
-            safe(&run.scenario),
-            run.run.to_string(),
-            safe(&run.engine),
-            run.machines.to_string(),
-            run.seed.to_string(),
-            safe(&run.begun),
-            number(run.seconds),
+            Cell::text(&run.scenario),
+            Cell::text(run.run.to_string()),
+            Cell::text(&run.engine),
+            Cell::text(run.machines.to_string()),
+            Cell::text(run.seed.to_string()),
+            Cell::text(&run.begun),
+            Cell::text(number(run.seconds)),
             fate,
         ]
     };
-    results.runs().map(|run| &run.record).chain(&results.dropped).for_each(|run| table.row(row(run)));
+    results.runs().chain(&results.dropped).for_each(|run| table.row(row(run)));
     for name in &results.unfinished {
-        let blank = (0..6).map(|_| String::new());
-        table
-            .row([safe(name)].into_iter().chain(blank).chain(["not finished: it has no record".to_string()]));
+        let blank = (0..6).map(|_| Cell::default());
+        let fate = Cell::text("not finished: it has no record");
+        table.row([Cell::text(name)].into_iter().chain(blank).chain([fate]));
     }
-    page.put(&table.html());
+    page.table(table);
 }

@@ -1,158 +1,262 @@
-//! The page: its skeleton, its tables, its words.
+//! The page: its chapters, tables and pictures as values, which a template turns into HTML.
 //!
-//! Invariants: nothing is fetched from anywhere; no word of a file is markup.
+//! Invariants: nothing is fetched from anywhere; all text of files is escaped by the template, since no value but a drawn picture and the
+//! style sheet is markup.
 
 use super::figures::Spread;
-use super::numbers::number;
-use super::svg::style;
-use crate::markup::{escaped, plain};
+use super::results::Results;
+use crate::markup::plain;
+use crate::numbers::number;
+use crate::picture::{Picture, style};
+use crate::template;
+use anyhow::Result;
+use serde::Serialize;
 
-const CSS: &str = include_str!("page.css");
-
-/// A page under construction, with the headings that its table of contents lists.
+/// A page under construction.
 #[derive(Default)]
-pub struct Page {
-    body: String,
-    contents: Vec<(u8, String, String)>,
+pub struct Page<'a> {
+    blocks: Vec<Block<'a>>,
+    contents: Vec<Heading>,
 }
 
-impl Page {
-    /// Adds markup.
-    pub fn put(&mut self, markup: &str) {
-        self.body.push_str(markup);
-        self.body.push('\n');
-    }
+/// A chapter in the table of contents, or a part of one.
+#[derive(Serialize)]
+struct Heading {
+    id: String,
+    title: String,
+    parts: Vec<Heading>,
+}
 
-    /// Adds a paragraph of words.
-    pub fn say(&mut self, class: &str, words: &str) {
-        self.put(&format!("<p class=\"{class}\">{}</p>", safe(words)));
+/// What stands under another on the page.
+#[derive(Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+enum Block<'a> {
+    Chapter {
+        id: String,
+        title: String,
+    },
+    Part {
+        id: String,
+        title: String,
+    },
+    Paragraph {
+        class: &'static str,
+        text: String,
+    },
+    Facts {
+        facts: Vec<(String, String)>,
+    },
+    Table(Table),
+    Pair {
+        pictures: [(&'a Picture, String); 2],
+    },
+    Pictures {
+        pictures: &'a [Picture],
+    },
+    Folded {
+        title: String,
+        text: String,
+    },
+    /// What is not torn apart when the page is printed.
+    Together {
+        blocks: Vec<Block<'a>>,
+    },
+}
+
+impl<'a> Page<'a> {
+    /// Adds a paragraph.
+    pub fn say(&mut self, class: &'static str, text: &str) {
+        self.blocks.push(Block::Paragraph { class, text: plain(text) });
     }
 
     /// Begins a chapter.
     pub fn chapter(&mut self, id: &str, title: &str) {
-        self.put(&format!("<h2 id=\"{id}\">{}</h2>", safe(title)));
-        self.contents.push((2, id.into(), title.into()));
+        let (id, title) = (plain(id), plain(title));
+        self.contents.push(Heading { id: id.clone(), title: title.clone(), parts: Vec::new() });
+        self.blocks.push(Block::Chapter { id, title });
     }
 
     /// Begins a part of a chapter.
     pub fn part(&mut self, id: &str, title: &str) {
-        self.put(&format!("<h3 id=\"{id}\">{}</h3>", safe(title)));
-        self.contents.push((3, id.into(), title.into()));
+        let (id, title) = (plain(id), plain(title));
+        if let Some(chapter) = self.contents.last_mut() {
+            chapter.parts.push(Heading { id: id.clone(), title: title.clone(), parts: Vec::new() });
+        }
+        self.blocks.push(Block::Part { id, title });
     }
 
-    /// Adds what can be opened.
+    /// Adds names and what each is.
+    pub fn facts(&mut self, facts: impl IntoIterator<Item = (String, String)>) {
+        let facts: Vec<_> = facts.into_iter().map(|(name, value)| (plain(&name), plain(&value))).collect();
+        match facts.is_empty() {
+            true => self.say("note", "Nothing was recorded."),
+            false => self.blocks.push(Block::Facts { facts }),
+        }
+    }
+
+    /// Adds a table.
+    pub fn table(&mut self, table: Table) {
+        self.blocks.push(Block::Table(table));
+    }
+
+    /// Adds two pictures side by side, each over its caption.
+    pub fn pair(&mut self, left: (&'a Picture, String), right: (&'a Picture, String)) {
+        self.blocks.push(Block::Pair { pictures: [left, right] });
+    }
+
+    /// Adds small pictures side by side, each under its label.
+    pub fn pictures(&mut self, pictures: &'a [Picture]) {
+        self.blocks.push(Block::Pictures { pictures });
+    }
+
+    /// Adds text that a reader can unfold. It keeps its lines.
     pub fn folded(&mut self, title: &str, text: &str) {
-        self.put(&format!(
-            "<details><summary>{}</summary><pre>{}</pre></details>",
-            safe(title),
-            escaped(&text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', " "))
-        ));
+        let text = text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', " ");
+        self.blocks.push(Block::Folded { title: plain(title), text });
+    }
+
+    /// Keeps together what `add` adds.
+    pub fn together(&mut self, add: impl FnOnce(&mut Page<'a>)) {
+        let before = std::mem::take(&mut self.blocks);
+        add(self);
+        let blocks = std::mem::replace(&mut self.blocks, before);
+        self.blocks.push(Block::Together { blocks });
     }
 
     /// The whole document.
-    pub fn html(&self, title: &str, head: &str) -> String {
-        let mut contents = String::new();
-        let mut inside = false;
-        for (level, id, words) in &self.contents {
-            let link = format!("<a href=\"#{id}\">{}</a>", safe(words));
-            match (level, inside) {
-                (2, true) => contents.push_str(&format!("</ul></li>\n<li>{link}<ul>")),
-                (2, false) => contents.push_str(&format!("<li>{link}<ul>")),
-                _ => contents.push_str(&format!("<li>{link}</li>")),
-            }
-            inside = true;
+    pub fn html(&self, title: &str, subtitle: &[Cell]) -> Result<String> {
+        #[derive(Serialize)]
+        struct Values<'a> {
+            title: String,
+            subtitle: &'a [Cell],
+            colours: String,
+            css: &'static str,
+            version: &'static str,
+            contents: &'a [Heading],
+            blocks: &'a [Block<'a>],
         }
-        if inside {
-            contents.push_str("</ul></li>");
-        }
-        let contents = contents.replace("<ul></ul>", "");
-        format!(
-            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-             <meta name=\"color-scheme\" content=\"light dark\">\n\
-             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
-             <title>{}</title>\n<style>\n{}{CSS}</style>\n</head>\n<body>\n<header>\n{head}</header>\n\
-             <nav aria-label=\"Contents\"><h2>Contents</h2><ul>\n{contents}\n</ul></nav>\n<main>\n{}</main>\n\
-             <footer><p>Made by spillway-lab {}. The figures are in <code>report/</code> beside this page, as CSV and \
-             JSON; what was sampled is in <code>runs/</code>.</p></footer>\n</body>\n</html>\n",
-            safe(title),
-            style(),
-            self.body,
-            env!("CARGO_PKG_VERSION"),
-        )
+        let values = Values {
+            title: plain(title),
+            subtitle,
+            colours: style(),
+            css: include_str!("templates/page.css"),
+            version: env!("CARGO_PKG_VERSION"),
+            contents: &self.contents,
+            blocks: &self.blocks,
+        };
+        template::render("page.html", include_str!("templates/page.html"), &values)
     }
 }
 
-/// Words of a file, for a page.
-pub fn safe(words: &str) -> String {
-    escaped(&plain(words))
-}
-
-/// A table; its cells are markup.
+/// A table.
+#[derive(Serialize)]
 pub struct Table {
-    head: Vec<String>,
-    rows: Vec<Vec<String>>,
     class: &'static str,
+    head: Vec<String>,
+    rows: Vec<Vec<Cell>>,
 }
 
 impl Table {
-    /// With the words of its first row. The first column is words, too.
+    /// A table with the text of its first row.
     pub fn new<S: AsRef<str>>(class: &'static str, head: impl IntoIterator<Item = S>) -> Table {
-        let head = head.into_iter().map(|words| safe(words.as_ref())).collect();
-        Table { head, rows: Vec::new(), class }
+        Table { class, head: head.into_iter().map(|text| plain(text.as_ref())).collect(), rows: Vec::new() }
+    }
+
+    /// A table with a column for each scenario, behind one of this name.
+    pub fn by_scenario(class: &'static str, first: &str, results: &Results) -> Table {
+        let names = results.scenarios.iter().map(|scenario| scenario.name.as_str());
+        Table::new(class, std::iter::once(first).chain(names))
     }
 
     /// Adds a row.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         self.rows.push(cells.into_iter().collect());
     }
+}
 
-    /// As markup; wide ones are moved within their own box.
-    pub fn html(&self) -> String {
-        let mut out =
-            format!("<div class=\"scroll\" tabindex=\"0\"><table class=\"{}\"><thead><tr>", self.class);
-        for words in &self.head {
-            out.push_str(&format!("<th scope=\"col\">{words}</th>"));
-        }
-        out.push_str("</tr></thead><tbody>\n");
-        for row in &self.rows {
-            out.push_str("<tr>");
-            for (i, cell) in row.iter().enumerate() {
-                match i {
-                    0 => out.push_str(&format!("<th scope=\"row\">{cell}</th>")),
-                    _ => out.push_str(&format!("<td>{cell}</td>")),
-                }
-            }
-            out.push_str("</tr>\n");
-        }
-        out.push_str("</tbody></table></div>");
-        out
+/// The content of a cell: pieces of text.
+#[derive(Clone, Default, Serialize)]
+pub struct Cell(Vec<Piece>);
+
+/// Text in one style.
+#[derive(Clone, Serialize)]
+struct Piece {
+    style: Style,
+    text: String,
+}
+
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Style {
+    Normal,
+    Small,
+    Bold,
+    Code,
+    SmallCode,
+    /// A value that is not there.
+    None,
+    /// A mark in the colour of the series whose number is the text.
+    Key,
+}
+
+impl Cell {
+    /// A cell of plain text.
+    pub fn text(text: impl AsRef<str>) -> Cell {
+        Cell::default().and(Style::Normal, text.as_ref())
     }
-}
 
-/// A figure with its spread, as markup.
-pub fn figure(spread: Option<&Spread>) -> String {
-    figure_of(spread, "")
-}
+    /// A name as it stands in files.
+    pub fn code(text: &str) -> Cell {
+        Cell::default().and(Style::Code, text)
+    }
 
-/// The same, with markup between the figure and its spread.
-pub fn figure_of(spread: Option<&Spread>, between: &str) -> String {
-    let Some(spread) = spread else { return "<span class=\"none\">-</span>".into() };
-    let (low, high) = (number(spread.low), number(spread.high));
-    let range = if spread.runs > 1 && low != high {
-        format!(" <small>{low} to {high}</small>")
-    } else {
-        String::new()
-    };
-    format!("{}{between}{range}", number(spread.mean))
-}
+    /// What is said where a value is missing.
+    pub fn none(text: &str) -> Cell {
+        Cell::default().and(Style::None, text)
+    }
 
-/// A scenario's name, with the colour that it has in all pictures.
-pub fn scenario(place: usize, name: &str) -> String {
-    format!(
-        "<svg class=\"key\" viewBox=\"0 0 12 12\" aria-hidden=\"true\"><rect width=\"12\" height=\"12\" rx=\"3\" \
-         class=\"f-s{}\"/></svg>{}",
-        place % 7,
-        safe(name)
-    )
+    /// A scenario's name, with the colour that it has in all pictures.
+    pub fn scenario(place: usize, name: &str) -> Cell {
+        Cell::default().and(Style::Key, &(place % 7).to_string()).and_text(name)
+    }
+
+    /// A figure with its spread.
+    pub fn figure(spread: Option<&Spread>) -> Cell {
+        Cell::figure_and_ratio(spread, "")
+    }
+
+    /// A figure, a ratio, and the figure's spread.
+    pub fn figure_and_ratio(spread: Option<&Spread>, ratio: &str) -> Cell {
+        let Some(spread) = spread else { return Cell::none("-") };
+        let (low, high) = (number(spread.low), number(spread.high));
+        let range = if spread.runs > 1 && low != high { format!("{low} to {high}") } else { String::new() };
+        Cell::text(number(spread.mean)).and_bold(ratio).and_small(&range)
+    }
+
+    /// With more text. None of these adds anything where the text is empty.
+    pub fn and_text(self, text: &str) -> Cell {
+        self.and(Style::Normal, text)
+    }
+
+    /// With bold text.
+    pub fn and_bold(self, text: &str) -> Cell {
+        self.and(Style::Bold, text)
+    }
+
+    /// With small text.
+    pub fn and_small(self, text: &str) -> Cell {
+        self.and(Style::Small, text)
+    }
+
+    /// With a name as it stands in files, in small text.
+    pub fn and_small_code(self, text: &str) -> Cell {
+        self.and(Style::SmallCode, text)
+    }
+
+    fn and(mut self, style: Style, text: &str) -> Cell {
+        if !text.is_empty() {
+            self.0.push(Piece { style, text: plain(text) });
+        }
+        self
+    }
 }

@@ -1,148 +1,185 @@
-//! What a results folder holds: the whole runs of each scenario, those that were dropped, those that never ended.
+//! The results of a study: everything that its report shows, small enough to be kept when the runs' own files are not.
 //!
-//! Invariant: a file that is not as its writer leaves it is an error that names it; a run without its record is not
-//! finished, and counts nowhere.
+//! Owns the file `results.json`. Invariants: a report is rendered from this alone; what is read is as its writer leaves it, or an error
+//! that says what is wrong and where.
 
-use super::counters;
-use super::numbers::sound;
-use super::series::{Rows, Series};
-use crate::study::{Engine, METRICS, Metric, RunRecord, SUMS, Samples, Scenario, Study, StudyRecord, record};
+use super::figures::{Figures, Response, Score, Spread};
+use super::measured::{Measurements, is_below};
+use crate::numbers::sound;
+use crate::study::metric::named;
+use crate::study::{Metric, StudyRecord};
 use anyhow::{Context, Result, bail, ensure};
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use serde::{Deserialize, Serialize};
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::path::Path;
 
-/// Records and a study's file are small.
-const MOST_RECORD_BYTES: u64 = 64 << 20;
-/// 60 machines over hours.
-const MOST_SAMPLES_BYTES: u64 = 1 << 30;
-/// Nothing that is measured takes longer.
-const LONGEST_SECONDS: f64 = 7.0 * 86400.0;
+/// Version of the file's form.
+pub const SCHEMA: u32 = 1;
+/// Name of the file in a folder of results.
+pub const FILE: &str = "results.json";
+/// Size of the file, at most.
+const MOST_BYTES: u64 = 64 << 20;
 
-/// A results folder.
+/// The results of a study.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Results {
-    /// Where it is.
-    pub dir: PathBuf,
+    /// [`SCHEMA`].
+    pub schema: u32,
     /// What holds for all runs.
+    #[serde(rename = "study")]
     pub record: StudyRecord,
-    /// The study's file as it was given, if it is still there.
+    /// The study's file as it was given, if it was still there.
     pub file: Option<String>,
+    /// Seconds between two points of [`MetricResults::points`].
+    pub seconds_between_points: usize,
+    /// Seconds between two points of [`ScenarioResults::response_points`].
+    pub seconds_between_responses: usize,
+    /// Names of the users' actions, in the order in which users first did them.
+    pub actions: Vec<String>,
     /// In the order of the study.
-    pub scenarios: Vec<Measured>,
-    /// Runs that do not count: their records say why.
-    pub dropped: Vec<RunRecord>,
+    pub scenarios: Vec<ScenarioResults>,
+    /// Runs that do not count.
+    pub dropped: Vec<RunFacts>,
     /// Folders of runs that have no record.
     pub unfinished: Vec<String>,
 }
 
-/// A scenario and its whole runs.
-pub struct Measured {
-    /// What it is.
-    pub scenario: Scenario,
-    /// By number; none where all were dropped.
-    pub runs: Vec<Run>,
+/// The results of a scenario.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScenarioResults {
+    /// The scenario's name.
+    pub name: String,
+    /// Runs that count, by number; none where all were dropped.
+    pub runs: Vec<RunFacts>,
+    /// By the metric's key.
+    pub metrics: BTreeMap<String, MetricResults>,
+    /// The disks' counters, by key.
+    pub counters: BTreeMap<String, Spread>,
+    /// The workload's own figures that every run has, by name.
+    pub workload: BTreeMap<String, Spread>,
+    /// How many sessions were carried, where the workload tries that.
+    pub score: Option<Score>,
+    /// Response times, by the action's name.
+    pub responses: BTreeMap<String, Response>,
+    /// The mean response time of all actions together, in milliseconds.
+    pub mean_response_ms: Option<Spread>,
+    /// The mean response time of all actions, in milliseconds, by when they began.
+    #[serde(with = "compact_points")]
+    pub response_points: Vec<Option<Spread>>,
 }
 
-/// A whole run.
-pub struct Run {
-    /// What it has left.
-    pub record: RunRecord,
-    /// By the metric's key.
-    pub series: BTreeMap<&'static str, Series>,
-    /// The disks' counters.
-    pub counters: BTreeMap<String, f64>,
+/// A metric in a scenario.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetricResults {
+    /// Over the runs.
+    pub figures: Figures,
+    /// Over time: `[mean, low, high, runs]`, or null where nothing is known.
+    #[serde(with = "compact_points")]
+    pub points: Vec<Option<Spread>>,
+}
+
+/// What a run was, without what it measured.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunFacts {
+    /// The scenario's name.
+    pub scenario: String,
+    /// 1, 2, 3...
+    pub run: u32,
+    /// What its random choices came from.
+    pub seed: u64,
+    /// When it began.
+    pub begun: String,
+    /// From its first command to its last figure.
+    pub seconds: f64,
+    /// Where the work was done: `guest`, `replay`, `host`.
+    pub engine: String,
+    /// Number of machines.
+    pub machines: u32,
+    /// Why it does not count; none for one that does.
+    pub dropped: Option<String>,
+    /// Commands as they were given.
+    pub commands: Vec<String>,
+}
+
+/// Reads the results in a folder: from its runs, where it has them, else as they were kept. With the runs, where it has them.
+pub fn read(dir: &Path) -> Result<(Results, Option<Measurements>)> {
+    let (kept, study) = (dir.join(FILE), dir.join("study.json"));
+    if kept.is_file() && !dir.join("runs").is_dir() {
+        return Ok((Results::read_kept(&kept)?, None));
+    }
+    if !study.is_file() {
+        bail!("{}: no results of a study: it has neither study.json nor {FILE}", dir.display());
+    }
+    let measurements = Measurements::read(dir)?;
+    Ok((measurements.results(), Some(measurements)))
 }
 
 impl Results {
-    /// Reads one.
+    /// Reads the results in a folder: from its runs, where it has them, else as they were kept.
     pub fn read(dir: &Path) -> Result<Results> {
-        let path = dir.join("study.json");
-        if !path.is_file() {
-            bail!("{}: no results of a study: it has no study.json", dir.display());
-        }
-        let record: StudyRecord = read_record(&path)?;
-        // Its names become names of files.
-        record.study.check().with_context(|| format!("{}: no study that can be", path.display()))?;
-        let of = |scenario: &Scenario| Measured { scenario: scenario.clone(), runs: Vec::new() };
-        let scenarios = record.study.scenarios.iter().map(of).collect();
-        let file = study_file(dir)?;
-        let dir = dir.to_owned();
-        let mut results =
-            Results { dir, record, file, scenarios, dropped: Vec::new(), unfinished: Vec::new() };
-        results.read_runs()?;
+        Ok(read(dir)?.0)
+    }
+
+    fn read_kept(path: &Path) -> Result<Results> {
+        is_below(path, MOST_BYTES)?;
+        let at = || path.display().to_string();
+        let text = std::fs::read_to_string(path).with_context(|| format!("{}: cannot read", at()))?;
+        let json: serde_json::Value =
+            serde_json::from_str(&text).with_context(|| format!("{}: no JSON", at()))?;
+        ensure!(
+            json["schema"] == SCHEMA,
+            "{}: of another version of this program: its schema is {}, {SCHEMA} was expected",
+            at(),
+            json["schema"]
+        );
+        // From the text again, so that an error says its line.
+        let results: Results =
+            serde_json::from_str(&text).with_context(|| format!("{}: no results of a study", at()))?;
+        results.check().with_context(at)?;
         Ok(results)
     }
 
-    fn read_runs(&mut self) -> Result<()> {
-        let runs = self.dir.join("runs");
-        if !runs.is_dir() {
-            return Ok(());
+    /// Whether all parts fit each other, and all figures are figures that a study can have measured.
+    fn check(&self) -> Result<()> {
+        // Its names become names of files.
+        self.record.study.check().context("study")?;
+        let names = |all: &mut dyn Iterator<Item = &String>| all.cloned().collect::<Vec<_>>();
+        let of_study = names(&mut self.record.study.scenarios.iter().map(|scenario| &scenario.name));
+        let here = names(&mut self.scenarios.iter().map(|scenario| &scenario.name));
+        ensure!(
+            of_study == here,
+            "scenarios: {} are there, but the study has {}",
+            here.join(", "),
+            of_study.join(", ")
+        );
+        let steps = [self.seconds_between_points, self.seconds_between_responses];
+        ensure!(steps.iter().all(|step| *step > 0), "the time between two points is 0");
+        let actions: BTreeSet<&String> = self.actions.iter().collect();
+        for scenario in &self.scenarios {
+            scenario.check(&actions).with_context(|| format!("scenario '{}'", scenario.name))?;
         }
-        let mut folders = Vec::new();
-        for entry in std::fs::read_dir(&runs).with_context(|| format!("{}: cannot read", runs.display()))? {
-            let path = entry.with_context(|| format!("{}: cannot read", runs.display()))?.path();
-            if path.is_dir() {
-                folders.push(path);
-            }
+        for run in &self.dropped {
+            ensure!(self.scenario(&run.scenario).is_some(), "dropped: no scenario '{}'", run.scenario);
+            run.check()?;
         }
-        folders.sort();
-        for folder in folders {
-            let name = folder.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-            match folder.join("run.json") {
-                path if path.exists() => self.read_run(&folder, &name, &path)?,
-                _ => self.unfinished.push(name),
-            }
-        }
-        self.scenarios.iter_mut().for_each(|s| s.runs.sort_by_key(|run| run.record.run));
-        self.dropped.sort_by(|a, b| (&a.scenario, a.run).cmp(&(&b.scenario, b.run)));
         Ok(())
     }
 
-    fn read_run(&mut self, folder: &Path, name: &str, path: &Path) -> Result<()> {
-        let record: RunRecord = read_record(path)?;
-        let wrong = |what: &str| format!("{}: {what}", path.display());
-        // Two folders can then not hold the same run.
-        ensure!(
-            name == format!("{}-{}", record.scenario, record.run),
-            wrong("the record is not of this folder's run")
-        );
-        let measured = self.scenarios.iter_mut().find(|s| s.scenario.name == record.scenario);
-        let measured = measured.with_context(|| wrong("the study has no such scenario"))?;
-        if record.dropped.is_some() {
-            self.dropped.push(record);
-            return Ok(());
-        }
-        let action = |a: &crate::study::Action| sound(a.took_ms).is_some() && a.at_s.abs() <= LONGEST_SECONDS;
-        ensure!(record.actions.iter().all(action), wrong("an action took no time that can be"));
-        for (figure, value) in &record.figures {
-            ensure!(sound(*value).is_some(), wrong(&format!("'{figure}' is no figure that can be: {value}")));
-        }
-        ensure!(sound(record.seconds).is_some(), wrong("it took no time that can be"));
-        let path = folder.join("samples.csv");
-        is_below(&path, MOST_SAMPLES_BYTES)?;
-        let samples = Samples::read(&path)?;
-        for (i, row) in samples.rows.iter().enumerate() {
-            let sane = row.time_s.is_finite() && row.time_s.abs() <= LONGEST_SECONDS;
-            let line = i + 2;
-            ensure!(sane, "{}: line {line}: {} is no time of a run", path.display(), row.time_s);
-            ensure!(
-                row.machine < record.machines,
-                "{}: line {line}: machine {} of {}",
-                path.display(),
-                row.machine,
-                record.machines
-            );
-        }
-        let rows = Rows::of(&samples);
-        let series =
-            |metric: &Metric| Some((metric.key, rows.series(&as_there(metric, &measured.scenario))?));
-        let series = METRICS.iter().chain(&SUMS).filter_map(series).collect();
-        measured.runs.push(Run { record, series, counters: counters::of_run(&samples) });
-        Ok(())
+    /// Writes the file. Two results that are the same make the same file.
+    pub fn write(&self, to: &mut impl Write) -> Result<()> {
+        self.serialize(&mut Serializer::with_formatter(&mut *to, Lines::default()))?;
+        Ok(to.write_all(b"\n")?)
     }
 
     /// Whole runs of all scenarios.
-    pub fn runs(&self) -> impl Iterator<Item = &Run> {
-        self.scenarios.iter().flat_map(|measured| &measured.runs)
+    pub fn runs(&self) -> impl Iterator<Item = &RunFacts> {
+        self.scenarios.iter().flat_map(|scenario| &scenario.runs)
     }
 
     /// Whether a metric is among those that the study asks for.
@@ -158,71 +195,148 @@ impl Results {
 
     /// What must be said with a metric here.
     pub fn note(&self, metric: &Metric) -> String {
-        let on_model = self.scenarios.iter().any(|measured| !measured.scenario.storage.is_empty());
+        let on_model = self.record.study.scenarios.iter().any(|scenario| !scenario.storage.is_empty());
         let notes = [metric.note, if on_model { metric.on_model } else { "" }];
         notes.into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join("; ")
     }
 
     /// A scenario by its name.
-    pub fn scenario(&self, name: &str) -> Option<&Measured> {
-        self.scenarios.iter().find(|measured| measured.scenario.name == name)
+    pub fn scenario(&self, name: &str) -> Option<&ScenarioResults> {
+        self.scenarios.iter().find(|scenario| scenario.name == name)
     }
 
-    /// The scenario that is 100%.
-    pub fn baseline(&self) -> Option<&Measured> {
-        self.scenario(&self.record.study.baseline)
+    /// The place of the scenario that is 100%.
+    pub fn baseline(&self) -> Option<usize> {
+        self.scenarios.iter().position(|scenario| scenario.name == self.record.study.baseline)
     }
-}
 
-/// A metric as a scenario has it: where machines have a disk as any other, what would be an overflow is the disk itself, and
-/// a driver inside would count what the machine does.
-pub fn as_there(metric: &Metric, scenario: &Scenario) -> Metric {
-    let mode = scenario.disk.get("mode").map(String::as_str);
-    let has_no_cache = scenario.null_disk || matches!(mode, Some("direct" | "ephemeral" | "persistent"));
-    let inside = metric.columns.iter().take_while(|column| column.starts_with("inside.")).count();
-    match inside {
-        1.. if has_no_cache => Metric { columns: &metric.columns[..inside], ..*metric },
-        _ => *metric,
+    /// Names of all figures of workloads.
+    pub fn workload_figures(&self) -> BTreeSet<&str> {
+        self.scenarios.iter().flat_map(|scenario| scenario.workload.keys().map(String::as_str)).collect()
     }
 }
 
-/// Whether a scenario's samples have a column: a null disk counts nothing, and only a guest that works tells what is inside.
-pub fn is_sampled(column: &str, study: &Study, scenario: &Scenario) -> bool {
-    let guest = study.engine(scenario) == Engine::Guest;
-    match column.split_once('.') {
-        Some(("inside", _)) => guest && study.work.workload != "boot",
-        Some(("cpu", "vmm_s")) => guest,
-        Some(("cpu", _)) => true,
-        _ => !scenario.null_disk,
+impl ScenarioResults {
+    /// A metric's figures; none where no run measured it.
+    pub fn figures(&self, metric: &Metric) -> Option<&Figures> {
+        self.metrics.get(metric.key).map(|found| &found.figures)
+    }
+
+    /// A metric over time.
+    pub fn points(&self, metric: &Metric) -> &[Option<Spread>] {
+        self.metrics.get(metric.key).map_or(&[], |found| &found.points)
+    }
+
+    /// A workload's own figure; none where a run does not have it.
+    pub fn workload(&self, name: &str) -> Option<Spread> {
+        self.workload.get(name).copied()
+    }
+
+    fn check(&self, actions: &BTreeSet<&String>) -> Result<()> {
+        for run in &self.runs {
+            ensure!(run.scenario == self.name && run.dropped.is_none(), "run {} is not one of its", run.run);
+            run.check()?;
+        }
+        for (key, metric) in &self.metrics {
+            let wrong = || format!("metric '{key}'");
+            named(key).with_context(wrong).context("no such metric is known")?;
+            metric.figures.spreads().try_for_each(|(_, spread)| check_spread(spread)).with_context(wrong)?;
+            check_points(&metric.points).with_context(wrong)?;
+        }
+        for (key, spread) in self.counters.iter().chain(&self.workload) {
+            check_spread(spread).with_context(|| format!("'{key}'"))?;
+        }
+        if let Some(score) = self.score {
+            [score.reached, score.carried].iter().flatten().try_for_each(check_spread).context("score")?;
+        }
+        for (name, response) in &self.responses {
+            ensure!(actions.contains(name), "action '{name}' is not in the list of all actions");
+            response
+                .spreads()
+                .try_for_each(|(_, spread)| check_spread(spread))
+                .with_context(|| name.clone())?;
+        }
+        self.mean_response_ms.iter().try_for_each(check_spread).context("mean response time")?;
+        check_points(&self.response_points).context("responses over time")
     }
 }
 
-impl Run {
-    /// What was measured of a metric.
-    pub fn of(&self, metric: &Metric) -> Option<&Series> {
-        self.series.get(metric.key)
+impl RunFacts {
+    fn check(&self) -> Result<()> {
+        ensure!(sound(self.seconds).is_some(), "run {} took no time that can be", self.run);
+        Ok(())
     }
 }
 
-fn read_record<T: for<'a> serde::Deserialize<'a>>(path: &Path) -> Result<T> {
-    is_below(path, MOST_RECORD_BYTES)?;
-    record::read(path)
-}
-
-fn is_below(path: &Path, most: u64) -> Result<()> {
-    let found = std::fs::metadata(path).with_context(|| format!("{}: cannot read", path.display()))?;
-    ensure!(found.is_file(), "{}: no file", path.display());
-    ensure!(found.len() <= most, "{}: {} bytes, {most} are the most", path.display(), found.len());
+fn check_points(points: &[Option<Spread>]) -> Result<()> {
+    for (i, point) in points.iter().enumerate() {
+        point.as_ref().map_or(Ok(()), check_spread).with_context(|| format!("point {i}"))?;
+    }
     Ok(())
 }
 
-/// Only shown: what it says is in the record, too.
-fn study_file(dir: &Path) -> Result<Option<String>> {
-    let path = dir.join("study.toml");
-    if !path.exists() {
-        return Ok(None);
+fn check_spread(spread: &Spread) -> Result<()> {
+    let Spread { mean, low, high, runs } = *spread;
+    let known = [mean, low, high].iter().all(|value| sound(*value).is_some());
+    ensure!(known && low <= mean && mean <= high, "no figure that can be: {mean}, from {low} to {high}");
+    ensure!(runs > 0, "a figure of no run");
+    Ok(())
+}
+
+/// Points as `[mean, low, high, runs]`: most of the file are points.
+mod compact_points {
+    use super::Spread;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    type Point = (f64, f64, f64, usize);
+
+    pub fn serialize<S: Serializer>(points: &[Option<Spread>], to: S) -> Result<S::Ok, S::Error> {
+        let point = |spread: Spread| -> Point { (spread.mean, spread.low, spread.high, spread.runs) };
+        to.collect_seq(points.iter().map(|spread| spread.map(point)))
     }
-    is_below(&path, MOST_RECORD_BYTES)?;
-    let bytes = std::fs::read(&path).with_context(|| format!("{}: cannot read", path.display()))?;
-    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+
+    pub fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Vec<Option<Spread>>, D::Error> {
+        let points = Vec::<Option<Point>>::deserialize(from)?;
+        let spread = |(mean, low, high, runs): Point| Spread { mean, low, high, runs };
+        Ok(points.into_iter().map(|point| point.map(spread)).collect())
+    }
+}
+
+/// JSON of which each field of an object stands on a line of its own, but for the inside of figures, and each list on one line unless objects
+/// are in it: a difference of two files shows what differs, and an error's line tells where it is.
+#[derive(Default)]
+struct Lines {
+    pretty: PrettyFormatter<'static>,
+    depth: usize,
+}
+
+/// From here on objects stand on one line.
+const INLINE_DEPTH: usize = 3;
+
+impl Formatter for Lines {
+    fn begin_object<W: ?Sized + Write>(&mut self, to: &mut W) -> std::io::Result<()> {
+        self.depth += 1;
+        if self.depth > INLINE_DEPTH { to.write_all(b"{") } else { self.pretty.begin_object(to) }
+    }
+
+    fn end_object<W: ?Sized + Write>(&mut self, to: &mut W) -> std::io::Result<()> {
+        self.depth -= 1;
+        if self.depth >= INLINE_DEPTH { to.write_all(b"}") } else { self.pretty.end_object(to) }
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, to: &mut W, first: bool) -> std::io::Result<()> {
+        match (self.depth > INLINE_DEPTH, first) {
+            (true, true) => Ok(()),
+            (true, false) => to.write_all(b", "),
+            (false, _) => self.pretty.begin_object_key(to, first),
+        }
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, to: &mut W) -> std::io::Result<()> {
+        self.pretty.begin_object_value(to)
+    }
+
+    fn end_object_value<W: ?Sized + Write>(&mut self, to: &mut W) -> std::io::Result<()> {
+        if self.depth > INLINE_DEPTH { Ok(()) } else { self.pretty.end_object_value(to) }
+    }
 }

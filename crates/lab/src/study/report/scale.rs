@@ -2,8 +2,8 @@
 //!
 //! Invariant: computed from the parameters that the runs had, in either form of a study; never said by its file.
 
-use super::numbers::{factor, number};
 use super::results::Results;
+use crate::numbers::{factor, number};
 use crate::study::{Engine, Scenario, Study};
 
 /// Seconds between two logons in the publication that a study repeats.

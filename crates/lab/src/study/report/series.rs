@@ -3,7 +3,7 @@
 //! Invariants: a sum that goes back never makes a negative rate; what was not sampled is not known, and is not drawn;
 //! nothing from before the work's begin counts.
 
-use super::numbers::sound;
+use crate::numbers::sound;
 use crate::study::{Kind, Metric, Samples};
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Reports of results folders made by hand, whole and broken.
 
-use super::figures::{Figures, Response};
-use super::{Results, answer, compare, results, seeds};
+use super::figures::Figures;
+use super::{Results, answer, compare, measured, results, seeds};
 use crate::study::metric::named;
 use crate::study::record::SCHEMA;
 use crate::study::{Action, METRICS, RunRecord, Samples, Scenario, Study, StudyRecord};
@@ -33,7 +33,7 @@ const STUDY: &str = r#"
 struct Folder(TempDir);
 
 fn write(dir: &Path) -> anyhow::Result<PathBuf> {
-    Ok(super::write(dir)?.page)
+    Ok(super::write(dir, dir)?.page)
 }
 
 impl Folder {
@@ -133,6 +133,19 @@ impl Folder {
         folder
     }
 
+    fn json(&self, file: &str) -> serde_json::Value {
+        serde_json::from_slice(&fs::read(self.path().join(file)).unwrap()).unwrap()
+    }
+
+    /// A folder with nothing but the results of [`Folder::whole`], as they are kept.
+    fn kept() -> Folder {
+        let whole = Folder::whole();
+        write(whole.path()).unwrap();
+        let kept = Folder(tempfile::tempdir().unwrap());
+        fs::copy(whole.path().join(results::FILE), kept.path().join(results::FILE)).unwrap();
+        kept
+    }
+
     fn refused(&self) -> String {
         format!("{:#}", write(self.path()).unwrap_err())
     }
@@ -144,17 +157,19 @@ fn figures_are_of_whole_runs_with_their_spread() {
     let results = Results::read(folder.path()).unwrap();
     assert_eq!((results.dropped.len(), &results.unfinished[..]), (1, &["ram-256m-4".to_string()][..]));
     let writes = named("host-writes").unwrap();
-    let of = |name: &str| Figures::of(results.scenario(name).unwrap(), writes).unwrap();
+    let of = |name: &str| results.scenario(name).unwrap().figures(writes).unwrap();
     let total = of("direct").total.unwrap();
     assert_eq!((total.mean, total.low, total.high, total.runs), (1100.0, 1000.0, 1200.0, 3));
     let few = of("ram-256m").total.unwrap();
     assert_eq!((few.runs, few.relative(Some(&total))), (2, Some(0.1)));
     assert_eq!(few.overlaps(&total), Some(false));
     assert_eq!((of("direct").p95.unwrap().mean, of("direct").machines), (110.0, 1));
-    let used = Figures::of(results.baseline().unwrap(), named("ram-used").unwrap()).unwrap();
+    let direct = results.scenario("direct").unwrap();
+    let figures = |key: &str| direct.figures(named(key).unwrap());
+    let used: &Figures = figures("ram-used").unwrap();
     assert_eq!((used.total, used.mean.unwrap().mean), (None, 110.0));
-    assert_eq!(Figures::of(results.baseline().unwrap(), named("machine-reads").unwrap()), None);
-    let save = Response::of(results.baseline().unwrap(), Some("<i>save")).unwrap();
+    assert_eq!((figures("machine-reads"), results.baseline()), (None, Some(0)));
+    let save = &direct.responses["<i>save"];
     assert_eq!((save.count.mean, save.mean_ms.mean, save.worst_ms.high), (2.0, 220.0, 360.0));
 }
 
@@ -167,7 +182,7 @@ fn a_report_is_whole_and_holds_no_word_of_a_file_as_markup() {
         assert!(!html.contains(markup), "{markup}");
     }
     for words in [
-        "&lt;script&gt;alert(&#39;gone&#39;)",
+        "&lt;script&gt;alert(&#x27;gone&#x27;)",
         "not finished",
         "no guest ran",
         "Zero in all scenarios: Writes that waited",
@@ -187,11 +202,13 @@ fn a_report_is_whole_and_holds_no_word_of_a_file_as_markup() {
     assert!(!beside.join("stalls-lines.svg").exists());
     let csv = fs::read_to_string(beside.join("figures.csv")).unwrap();
     assert!(csv.contains("host-writes,total,writes,ram-256m,110,100,120,2,0.1"), "{csv}");
-    let json: serde_json::Value =
-        serde_json::from_slice(&fs::read(beside.join("all.json")).unwrap()).unwrap();
-    let writes = json["metrics"].as_array().unwrap().iter().find(|m| m["key"] == "host-writes").unwrap();
-    assert_eq!(writes["scenarios"][1]["of_baseline"], 0.1);
-    assert_eq!(writes["scenarios"][0]["series"].as_array().unwrap().len(), 10);
+    let kept = folder.json("results.json");
+    let writes = &kept["scenarios"][0]["metrics"]["host-writes"];
+    assert_eq!(
+        (&writes["figures"]["total"]["mean"], writes["points"].as_array().unwrap().len()),
+        (&1100.0.into(), 10)
+    );
+    assert_eq!(writes["points"][3], serde_json::json!([110.0, 100.0, 120.0, 3]));
     assert_eq!(
         fs::read_to_string(beside.join("series.csv"))
             .unwrap()
@@ -224,7 +241,7 @@ fn a_study_may_ask_for_some_metrics_only() {
     let html = fs::read_to_string(write(folder.path()).unwrap()).unwrap();
     let beside = |name: &str| folder.path().join("report").join(name);
     assert!(
-        html.contains("Writes to the host&#39;s storage: over")
+        html.contains("Writes to the host&#x27;s storage: over")
             && !html.contains("Writes to the overflow: over")
     );
     assert!(beside("host-writes-lines.svg").exists() && !beside("overflow-writes-lines.svg").exists());
@@ -288,7 +305,7 @@ fn what_a_study_is_to_show_holds_or_does_not() {
         samples.add(0, f64::from(s), &[("planes.base.reads".to_string(), f64::from(s))].into())
     });
     folder.put(&record, &samples);
-    let report = super::write(folder.path()).unwrap();
+    let report = super::write(folder.path(), folder.path()).unwrap();
     let found: Vec<_> = report.expected.iter().map(|one| (one.found, one.holds)).collect();
     let (measured, not) = (|value, holds| (Some(value), holds), (None, false));
     let sums = [measured(0.1, true), measured(110.0, false), measured(11.0, true), measured(11.0, false)];
@@ -307,8 +324,7 @@ fn what_a_study_is_to_show_holds_or_does_not() {
     let html = fs::read_to_string(report.page).unwrap();
     assert_eq!((html.matches(">holds<").count(), html.matches("does not hold").count()), (2, 4));
     assert!(html.contains("&lt;b&gt;less") && !html.contains("<b>less"));
-    let all = fs::read(folder.path().join("report/all.json")).unwrap();
-    let all: serde_json::Value = serde_json::from_slice(&all).unwrap();
+    let all = folder.json("report/findings.json");
     assert_eq!(
         (&all["expected"][0]["holds"], &all["expected"][4]["found"]),
         (&true.into(), &serde_json::Value::Null)
@@ -328,13 +344,12 @@ fn polling_for_a_storage_model_is_said_only_where_there_is_one() {
         }
         folder.put(&record, &samples);
         let html = fs::read_to_string(write(folder.path()).unwrap()).unwrap();
-        let json = fs::read_to_string(folder.path().join("report/all.json")).unwrap();
-        (html.matches("the worker polls").count(), json.matches("the worker polls").count())
+        html.matches("the worker polls").count()
     };
-    assert_eq!(said(STUDY), (0, 0));
+    assert_eq!(said(STUDY), 0);
     let disk = "disk = { mode = \"direct\" }";
     let storage = format!("{disk}\nstorage = {{ overflow = \"sata-ssd\" }}");
-    assert_eq!(said(&STUDY.replacen(disk, &storage, 1)), (2, 2));
+    assert_eq!(said(&STUDY.replacen(disk, &storage, 1)), 2);
 }
 
 #[test]
@@ -348,7 +363,7 @@ fn a_new_report_takes_the_place_of_the_old_one_and_leaves_nothing_else() {
     assert!(fs::read_to_string(folder.path().join("report.html")).unwrap().starts_with("<!DOCTYPE"));
     let mut left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     left.sort();
-    assert_eq!(left, ["report", "report.html", "runs", "study.json"]);
+    assert_eq!(left, ["report", "report.html", "results.json", "runs", "study.json"]);
 }
 
 #[test]
@@ -371,7 +386,9 @@ fn without_a_whole_run_there_is_no_report() {
     assert!(folder.refused().contains("1 not finished"));
     assert!(!folder.path().join("report.html").exists());
     let nothing = tempfile::tempdir().unwrap();
-    assert!(format!("{:#}", write(nothing.path()).unwrap_err()).contains("no study.json"));
+    assert!(
+        format!("{:#}", write(nothing.path()).unwrap_err()).contains("neither study.json nor results.json")
+    );
 }
 
 #[test]
@@ -412,6 +429,144 @@ fn broken_files_are_named() {
     change(&|record| record.scenario = "../direct".into(), "not of this folder");
     change(&|record| record.figures = [("x".to_string(), -1.0)].into(), "no figure that can be");
     change(&|record| record.actions[0].took_ms = -5.0, "an action took no time");
+}
+
+#[test]
+fn a_report_from_kept_results_is_the_one_from_the_runs() {
+    let (whole, kept) = (Folder::whole(), Folder::kept());
+    let [from_runs, from_kept] = [&whole, &kept].map(|folder| {
+        let out = tempfile::tempdir().unwrap();
+        super::write(folder.path(), out.path()).unwrap();
+        let read = |name: &str| fs::read_to_string(out.path().join(name)).unwrap();
+        let is_kept_again = out.path().join(results::FILE).exists();
+        (
+            ["report.html", "report/figures.csv", "report/series.csv", "report/findings.json"].map(read),
+            is_kept_again,
+        )
+    });
+    assert!(from_runs.0 == from_kept.0);
+    assert_eq!((from_runs.1, from_kept.1), (true, false));
+    assert!(compare(whole.path(), kept.path()).unwrap().rows.iter().all(|row| row.a == row.b));
+    // Where runs are, they are what counts.
+    fs::write(whole.path().join(results::FILE), "old").unwrap();
+    write(whole.path()).unwrap();
+    assert_eq!(whole.json(results::FILE), kept.json(results::FILE));
+}
+
+#[test]
+fn kept_results_that_are_damaged_are_refused_with_what_and_where() {
+    let text = fs::read_to_string(Folder::kept().path().join(results::FILE)).unwrap();
+    let refused = |text: &str| {
+        let folder = Folder(tempfile::tempdir().unwrap());
+        fs::write(folder.path().join(results::FILE), text).unwrap();
+        let said = folder.refused();
+        assert!(said.contains(&folder.path().join(results::FILE).display().to_string()), "{said}");
+        assert!(!folder.path().join("report.html").exists() && !folder.path().join("report").exists());
+        said
+    };
+    let lines = text.lines().count();
+    let half = &text[..text.len() / 2];
+    let cut = refused(half);
+    assert!(cut.contains("no JSON") && cut.contains(&format!("line {}", half.lines().count())), "{cut}");
+    assert!(refused("").contains("no JSON") && refused("[]").contains("another version"));
+    assert!(
+        refused(&text.replacen("\"schema\": 1", "\"schema\": 2", 1))
+            .contains("its schema is 2, 1 was expected")
+    );
+    for (from, to, expected) in [
+        ("\"counters\"", "\"counter\"", "unknown field `counter`"),
+        (
+            "\"host-writes\"",
+            "\"host-wrytes\"",
+            "scenario 'direct': no such metric is known: metric 'host-wrytes'",
+        ),
+        (
+            "\"mean\": 1100.0",
+            "\"mean\": -1100.0",
+            "scenario 'direct': metric 'host-writes': no figure that can be: -1100, from 1000 to 1200",
+        ),
+        ("\"mean\": 1100.0", "\"mean\": null", "invalid type: null"),
+        ("[110.0,100.0,120.0,3]", "[110.0,100.0,120.0,0]", "point 0: a figure of no run"),
+        ("[110.0,100.0,120.0,3]", "[99.0,100.0,120.0,3]", "no figure that can be: 99, from 100 to 120"),
+        ("[110.0,100.0,120.0,3]", "[110.0,100.0,120.0]", "invalid length 3"),
+        ("[110.0,100.0,120.0,3]", "[110.0,100.0,1e999,3]", "number out of range"),
+        (
+            "\"name\": \"direct\",\n",
+            "\"name\": \"other\",\n",
+            "scenarios: other, ram-256m are there, but the study has direct, ram-256m",
+        ),
+        (
+            "\"seconds_between_points\": 1",
+            "\"seconds_between_points\": 0",
+            "the time between two points is 0",
+        ),
+        (
+            "\"scenario\": \"ram-256m\",\n    \"run\": 3",
+            "\"scenario\": \"none\",\n    \"run\": 3",
+            "dropped: no scenario 'none'",
+        ),
+        ("\"seconds\": 10.0", "\"seconds\": -1", "run 1 took no time that can be"),
+        ("\"actions\": [\"<i>save\"]", "\"actions\": []", "action '<i>save' is not in the list"),
+        ("\"baseline\": \"direct\"", "\"baseline\": \"../up\"", "study"),
+    ] {
+        let damaged = text.replacen(from, to, 1);
+        assert!(damaged != text, "{from}");
+        let said = refused(&damaged);
+        assert!(said.contains(expected), "{to}: {said}");
+        let where_it_is = ["line ", "scenario", "study", "dropped", "the time between", "run "];
+        assert!(where_it_is.iter().any(|place| said.contains(place)), "{said}");
+    }
+    assert!(lines > 40 && text.lines().all(|line| line.len() < 20_000), "{lines}");
+}
+
+#[test]
+fn hostile_names_stay_text_in_every_place_of_a_page() {
+    const NAME: &str = "</svg></style></title>\"'><script>alert(1)</script>{{ title|safe }}{% raw %}&amp;";
+    let folder = Folder::kept();
+    let path = folder.path().join(results::FILE);
+    let mut json = folder.json(results::FILE);
+    for place in ["title", "question"] {
+        json["study"]["study"][place] = NAME.into();
+    }
+    json["study"]["study"]["scenario"][0]["what"] = NAME.into();
+    json["study"]["study"]["scenario"][0]["disk"] = serde_json::json!({ NAME: NAME });
+    json["study"]["study"]["work"]["note"] = NAME.into();
+    json["study"]["hardware"] = serde_json::json!({ NAME: NAME });
+    json["study"]["versions"] = serde_json::json!({ NAME: NAME });
+    json["study"]["command"] = NAME.into();
+    json["file"] = NAME.into();
+    json["actions"] = serde_json::json!([NAME]);
+    json["unfinished"] = serde_json::json!([NAME]);
+    json["dropped"][0]["dropped"] = NAME.into();
+    for scenario in json["scenarios"].as_array_mut().unwrap() {
+        let spread = serde_json::json!({"mean": 1.0, "low": 1.0, "high": 1.0, "runs": 2});
+        scenario["counters"] = serde_json::json!({ NAME: spread });
+        scenario["workload"] = serde_json::json!({ NAME: spread });
+        let response = scenario["responses"]["<i>save"].clone();
+        scenario["responses"] = serde_json::json!({ NAME: response });
+        for run in scenario["runs"].as_array_mut().unwrap() {
+            run["engine"] = NAME.into();
+            run["begun"] = NAME.into();
+            run["commands"] = serde_json::json!([NAME]);
+        }
+    }
+    fs::write(&path, json.to_string()).unwrap();
+    let html = fs::read_to_string(write(folder.path()).unwrap()).unwrap();
+    assert!(!html.contains("<script") && !html.contains("alert(1)<"), "markup");
+    // Title and heading, question, scenario, action, counter, workload, facts, runs...
+    let escaped = "&lt;script&gt;alert(1)&lt;&#x2f;script&gt;{{ title|safe }}{% raw %}&amp;amp;";
+    assert!(html.matches(escaped).count() >= 25, "{}", html.matches(escaped).count());
+    for element in ["svg", "style", "title", "table", "details", "figure"] {
+        let (begun, ended) = (format!("<{element}"), format!("</{element}>"));
+        assert_eq!(html.matches(&begun).count(), html.matches(&ended).count(), "{element}");
+    }
+    for entry in fs::read_dir(folder.path().join("report")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "svg") {
+            let svg = fs::read_to_string(&path).unwrap();
+            assert!(!svg.contains("<script") && svg.matches("</svg>").count() == 1, "{}", path.display());
+        }
+    }
 }
 
 #[test]
@@ -465,7 +620,7 @@ fn the_scale_is_said_in_both_forms_and_a_rate_in_scaled_time_does_not_count() {
         let folder = Folder::new(&toml::to_string(&study).unwrap());
         folder.run_of_all(&study, "direct");
         let html = fs::read_to_string(write(folder.path()).unwrap()).unwrap();
-        assert_eq!(html.contains("Time is scaled: users&#39; pauses are divided by"), scaled);
+        assert_eq!(html.contains("Time is scaled: users&#x27; pauses are divided by"), scaled);
         let found = seeds::beside(&Results::read(folder.path()).unwrap());
         let rate = found.iter().find(|one| one.what.starts_with("I/Os per second and machine")).unwrap();
         assert_eq!((rate.verdict == seeds::Verdict::NotJudged, rate.theirs.as_str()), (scaled, "100"));
@@ -480,7 +635,7 @@ fn figures_of(study: &Study, scenario: &Scenario) -> BTreeMap<String, f64> {
 
 /// Columns that a run's samples have.
 fn columns_of(study: &Study, scenario: &Scenario) -> BTreeSet<&'static str> {
-    let there = |column: &&str| results::is_sampled(column, study, scenario);
+    let there = |column: &&str| measured::is_sampled(column, study, scenario);
     METRICS.iter().flat_map(|metric| metric.columns.iter().copied()).filter(there).collect()
 }
 
@@ -504,13 +659,14 @@ fn every_published_figure_has_one_of_ours_beside_it() {
         let found = seeds::beside(&Results::read(folder.path()).unwrap());
         let without: Vec<_> = found.iter().filter(|one| one.ours == "not measured").collect();
         assert!(found.len() == count && without.is_empty(), "{document}: {} {without:?}", found.len());
-        let html = fs::read_to_string(write(folder.path()).unwrap()).unwrap();
+        let report = super::write(folder.path(), folder.path()).unwrap();
+        let html = fs::read_to_string(report.page).unwrap();
         let other = html
             .split_once("Measured by a study of its own. ")
             .map(|(_, rest)| rest.split(':').next().unwrap());
         assert_eq!(other.is_some(), !["000", "003"].contains(&document), "{document}");
         assert!(other.is_none_or(|other| shipped.iter().any(|study| study.name == other)), "{other:?}");
-        let expected = super::write(folder.path()).unwrap().expected;
+        let expected = report.expected;
         assert!(!expected.is_empty() && expected.iter().all(|one| one.found.is_some()), "{expected:?}");
     }
 }

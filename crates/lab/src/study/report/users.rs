@@ -2,24 +2,23 @@
 //!
 //! Invariant: each action has a scale of its own, so that a short one can be seen beside a long one.
 
-use super::answer::describe;
-use super::bars::{self, Bar};
-use super::figures::{Response, Score, Spread, actions, measure, measures, response_points, response_step};
+use super::answer::{describe, is_better};
+use super::figures::{Response, Spread};
 use super::how;
-use super::numbers::{number, ratio};
-use super::page::{Page, Table, figure, safe, scenario};
+use super::page::{Cell, Page, Table};
 use super::results::Results;
-use super::svg::Picture;
 use super::views;
 use crate::markup::plain;
+use crate::numbers::number;
+use crate::picture::Picture;
 use crate::workload::THRESHOLD_MS;
 use anyhow::Result;
 use std::collections::BTreeSet;
 
 /// Response times of all actions.
-pub struct Users {
+pub struct Users<'a> {
     /// Each with its scenarios' response times, in the order of the study.
-    pub actions: Vec<(String, Vec<Option<Response>>)>,
+    pub actions: Vec<(&'a str, Vec<Option<&'a Response>>)>,
     /// One for each action.
     pub pictures: Vec<Picture>,
     /// All actions: over time, and beside the baseline. None where users did nothing.
@@ -28,22 +27,25 @@ pub struct Users {
 
 const ALL: &str = "Mean response of all actions";
 
-impl Users {
+impl<'a> Users<'a> {
     /// From all runs.
-    pub fn of(results: &Results) -> Result<Users> {
+    pub fn of(results: &'a Results) -> Result<Users<'a>> {
         let mut users = Users { actions: Vec::new(), pictures: Vec::new(), over_time: None };
-        for name in actions(results) {
-            let of = |measured| Response::of(measured, Some(&name));
-            let responses: Vec<Option<Response>> = results.scenarios.iter().map(of).collect();
-            let means: Vec<Option<Spread>> =
-                responses.iter().map(|r| r.as_ref().map(|r| r.mean_ms)).collect();
-            users.pictures.push(small(results, &format!("{}: mean response, ms", plain(&name)), &means)?);
-            users.actions.push((name, responses));
+        for name in &results.actions {
+            let responses: Vec<Option<&Response>> =
+                results.scenarios.iter().map(|scenario| scenario.responses.get(name)).collect();
+            let means: Vec<Option<Spread>> = responses.iter().map(|r| r.map(|r| r.mean_ms)).collect();
+            users.pictures.push(views::small(
+                results,
+                &format!("{}: mean response, ms", plain(name)),
+                &means,
+            )?);
+            users.actions.push((name.as_str(), responses));
         }
         if !users.actions.is_empty() {
-            let step = response_step(results);
-            let lines = views::over_time(results, ALL, "ms", step, &|of| response_points(of, step))?;
-            let means = results.scenarios.iter().map(|of| Some(Response::of(of, None)?.mean_ms));
+            let step = results.seconds_between_responses;
+            let lines = views::over_time(results, ALL, "ms", step, &|of| &of.response_points)?;
+            let means = results.scenarios.iter().map(|scenario| scenario.mean_response_ms);
             let means: Vec<_> = means.collect();
             users.over_time = Some((lines, views::beside(results, ALL, "mean of the run", "ms", &means)?));
         }
@@ -51,53 +53,21 @@ impl Users {
     }
 }
 
-/// A small picture: one value of each scenario, without an axis.
-pub fn small(results: &Results, title: &str, values: &[Option<Spread>]) -> Result<Picture> {
-    let base = results.scenarios.iter().position(|m| m.scenario.name == results.record.study.baseline);
-    let base = base.and_then(|place| values[place]);
-    let names: Vec<String> = results.scenarios.iter().map(|m| plain(&m.scenario.name)).collect();
-    let bars: Vec<Bar> = values
-        .iter()
-        .enumerate()
-        .map(|(place, spread)| Bar {
-            name: &names[place],
-            place,
-            value: spread.map(|s| s.mean),
-            spread: spread.filter(|s| s.runs > 1).map(|s| (s.low, s.high)),
-            words: match (spread, spread.and_then(|s| s.relative(base.as_ref()))) {
-                (None, _) => "not measured".into(),
-                (Some(s), Some(relative)) => format!("{} \u{b7} {}", ratio(relative), number(s.mean)),
-                (Some(s), None) => number(s.mean),
-            },
-        })
-        .collect();
-    bars::draw(title, None, None, &bars)
-}
-
-/// Small pictures side by side, under their titles.
-pub fn many(page: &mut Page, pictures: &[Picture]) {
-    page.put("<div class=\"many\">");
-    for picture in pictures {
-        let title = safe(&picture.label);
-        page.put(&format!("<figure><figcaption>{title}</figcaption>{}</figure>", picture.inline()));
-    }
-    page.put("</div>");
-}
-
-/// The chapter.
-pub fn chapter(page: &mut Page, results: &Results, users: &Users) {
+/// Adds the chapter.
+pub fn add_chapter<'a>(page: &mut Page<'a>, results: &Results, users: &'a Users) {
     page.chapter("users", "User view");
     page.say("sub", "How long users waited, and what the workload measured by itself.");
-    let score: Vec<Option<Score>> = results.scenarios.iter().map(Score::of).collect();
-    if score.iter().any(Option::is_some) {
+    if results.scenarios.iter().any(|scenario| scenario.score.is_some()) {
         page.part("score", "Score");
         let mut table = Table::new("words", ["", "sessions before response degrades", "in which runs"]);
-        for (place, (measured, score)) in results.scenarios.iter().zip(&score).enumerate() {
+        for (place, scenario) in results.scenarios.iter().enumerate() {
+            let score = scenario.score;
             let all = score.filter(|score| score.carried.is_none()).and_then(|score| score.reached);
             let words = score.map_or_else(|| "not measured".into(), |score| score.words());
-            table.row([scenario(place, &measured.scenario.name), figure(all.as_ref()), safe(&words)]);
+            let name = Cell::scenario(place, &scenario.name);
+            table.row([name, Cell::figure(all.as_ref()), Cell::text(words)]);
         }
-        page.put(&table.html());
+        page.table(table);
         page.say(
             "note",
             &format!(
@@ -113,28 +83,22 @@ pub fn chapter(page: &mut Page, results: &Results, users: &Users) {
     page.part("responses", "Response times");
     match users.actions.is_empty() {
         true => page.say("note", "Users did nothing in this study: it has no response times."),
-        false => responses(page, results, users),
+        false => add_responses(page, results, users),
     }
-    let names = measures(results);
+    let names = results.workload_figures();
     if names.is_empty() {
         return;
     }
     page.part("measures", "What the workload measured");
-    let heads = results.scenarios.iter().map(|measured| measured.scenario.name.clone());
-    let mut table = Table::new("figures", [String::from("figure")].into_iter().chain(heads));
-    for name in names.iter().filter(|name| *name != "score.sessions") {
+    let mut table = Table::by_scenario("figures", "figure", results);
+    for name in names.into_iter().filter(|name| *name != "score.sessions") {
         let (what, better) = describe(name);
-        let better =
-            if better.is_empty() { String::new() } else { format!(" <small>{better} is better</small>") };
-        let cells = results.scenarios.iter().map(|measured| figure(measure(measured, name).as_ref()));
-        let key = if what == *name {
-            String::new()
-        } else {
-            format!(" <small><code>{}</code></small>", safe(name))
-        };
-        table.row([format!("{}{key}{better}", safe(&what))].into_iter().chain(cells));
+        let cells = results.scenarios.iter().map(|scenario| Cell::figure(scenario.workload(name).as_ref()));
+        let key = if what == name { "" } else { name };
+        let first = Cell::text(what).and_small_code(key).and_small(&is_better(better));
+        table.row([first].into_iter().chain(cells));
     }
-    page.put(&table.html());
+    page.table(table);
 }
 
 /// What responses may exceed their baseline by, in words: scenarios may differ.
@@ -146,31 +110,31 @@ fn thresholds(results: &Results) -> String {
     all.into_iter().collect::<Vec<_>>().join(" or ")
 }
 
-fn responses(page: &mut Page, results: &Results, users: &Users) {
+fn add_responses<'a>(page: &mut Page<'a>, results: &Results, users: &'a Users) {
     if let Some((lines, bars)) = &users.over_time {
         let caption = format!(
             "Lower is better. All actions by when they began, each {} s. {}",
-            response_step(results),
+            results.seconds_between_responses,
             views::runs_words(results)
         );
-        views::pair(page, (lines, caption), (bars, "Lower is better.".into()));
+        page.pair((lines, caption), (bars, "Lower is better.".into()));
     }
     page.say("sub", "Each action's mean response: lower is better.");
-    many(page, &users.pictures);
+    page.pictures(&users.pictures);
     let mut table = Table::new(
         "responses",
         ["action", "scenario", "how often", "mean, ms", "95th percentile, ms", "worst, ms"],
     );
     for (name, scenarios) in &users.actions {
-        let mut first = safe(name);
-        for (place, (measured, response)) in results.scenarios.iter().zip(scenarios).enumerate() {
-            let Some(r) = response else { continue };
-            let figures = [&r.count, &r.mean_ms, &r.p95_ms, &r.worst_ms].map(|spread| figure(Some(spread)));
-            let head = [std::mem::take(&mut first), scenario(place, &measured.scenario.name)];
+        let mut first = Cell::text(name);
+        for (place, (scenario, response)) in results.scenarios.iter().zip(scenarios).enumerate() {
+            let Some(response) = response else { continue };
+            let figures = response.spreads().map(|(_, spread)| Cell::figure(Some(spread)));
+            let head = [std::mem::take(&mut first), Cell::scenario(place, &scenario.name)];
             table.row(head.into_iter().chain(figures));
         }
     }
-    page.put(&table.html());
+    page.table(table);
     page.say(
         "note",
         "Each is the mean of the runs, with the lowest and the highest of them; each picture has a scale of \

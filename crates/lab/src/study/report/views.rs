@@ -3,48 +3,48 @@
 //! Invariant: a metric without a value above 0 has no picture, only its name in a line of text.
 
 use super::bars::{self, Bar};
-use super::figures::{Figures, Spread, points, step, telling_unit};
+use super::figures::{Figures, Spread, telling_unit};
 use super::lines::{self, Line};
-use super::numbers::{number, ratio};
-use super::page::{Page, Table, figure, scenario};
-use super::results::{Measured, Results};
-use super::svg::Picture;
+use super::page::{Cell, Page, Table};
+use super::results::{Results, ScenarioResults};
 use crate::markup::plain;
+use crate::numbers::{number, ratio};
+use crate::picture::Picture;
 use crate::study::{Better, Kind, METRICS, Metric, SUMS, View};
 use anyhow::Result;
 
 /// A metric as a report shows it.
-pub struct Shown {
+pub struct Shown<'a> {
     /// Which.
     pub metric: &'static Metric,
     /// In the order of the study.
-    pub figures: Vec<Option<Figures>>,
+    pub figures: Vec<Option<&'a Figures>>,
     /// Over time and as bars; none where there is nothing to see.
     pub pictures: Option<(Picture, Picture)>,
 }
 
-impl Shown {
+impl<'a> Shown<'a> {
     /// All metrics.
-    pub fn all(results: &Results) -> Result<Vec<Shown>> {
+    pub fn all(results: &'a Results) -> Result<Vec<Shown<'a>>> {
         METRICS.iter().map(|metric| Shown::of(results, metric)).collect()
     }
 
     /// Sums over several, which only tables have.
-    pub fn sums(results: &Results) -> [Shown; 2] {
+    pub fn sums(results: &'a Results) -> [Shown<'a>; 2] {
         SUMS.each_ref().map(|metric| Shown::figures(results, metric))
     }
 
-    fn figures(results: &Results, metric: &'static Metric) -> Shown {
-        let figures = results.scenarios.iter().map(|measured| Figures::of(measured, metric)).collect();
+    fn figures(results: &'a Results, metric: &'static Metric) -> Shown<'a> {
+        let figures = results.scenarios.iter().map(|scenario| scenario.figures(metric)).collect();
         Shown { metric, figures, pictures: None }
     }
 
-    fn of(results: &Results, metric: &'static Metric) -> Result<Shown> {
+    fn of(results: &'a Results, metric: &'static Metric) -> Result<Shown<'a>> {
         let mut shown = Shown::figures(results, metric);
         let spreads = shown.telling();
         if spreads.iter().flatten().any(|spread| spread.high > 0.0) && results.shows(metric) {
-            let points = |of: &Measured| points(of, metric, step(results));
-            let lines = over_time(results, metric.title, metric.unit, step(results), &points)?;
+            let step = results.seconds_between_points;
+            let lines = over_time(results, metric.title, metric.unit, step, &|of| of.points(metric))?;
             let what = if metric.kind == Kind::Rate { "total of the run" } else { "mean over the run" };
             shown.pictures =
                 Some((lines, beside(results, metric.title, what, telling_unit(metric), &spreads)?));
@@ -61,15 +61,13 @@ impl Shown {
 
     /// What scenarios are compared by.
     fn telling(&self) -> Vec<Option<Spread>> {
-        self.figures.iter().map(|f| f.as_ref()?.telling(self.metric)).collect()
+        self.figures.iter().map(|f| f.and_then(|f| f.telling(self.metric))).collect()
     }
 }
 
 /// The baseline's value, in the order of the study.
 fn baseline(results: &Results, spreads: &[Option<Spread>]) -> Option<Spread> {
-    let name = &results.record.study.baseline;
-    let place = results.scenarios.iter().position(|measured| measured.scenario.name == *name)?;
-    spreads.get(place).copied().flatten().filter(|spread| spread.mean > 0.0)
+    spreads.get(results.baseline()?).copied().flatten().filter(|spread| spread.mean > 0.0)
 }
 
 /// A line for each scenario. `step` seconds lie between two points.
@@ -78,17 +76,15 @@ pub fn over_time(
     title: &str,
     unit: &str,
     step: usize,
-    points: &dyn Fn(&Measured) -> Vec<Option<Spread>>,
+    points: &dyn Fn(&ScenarioResults) -> &[Option<Spread>],
 ) -> Result<Picture> {
-    let line =
-        |(place, measured): (usize, &'_ Measured)| (place, plain(&measured.scenario.name), points(measured));
-    let found: Vec<_> = results.scenarios.iter().enumerate().map(line).collect();
-    let known = |points: &[Option<Spread>]| points.iter().any(Option::is_some);
-    let lines: Vec<Line> = found
-        .iter()
-        .filter(|(_, _, points)| known(points))
-        .map(|(place, name, points)| Line { name, place: *place, points: points.clone() })
-        .collect();
+    let mut lines: Vec<Line> = Vec::new();
+    for (place, scenario) in results.scenarios.iter().enumerate() {
+        let points = points(scenario);
+        if points.iter().any(Option::is_some) {
+            lines.push(Line { name: plain(&scenario.name), place, points });
+        }
+    }
     lines::draw(&format!("{title}: over time"), unit, step, &lines)
 }
 
@@ -100,37 +96,51 @@ pub fn beside(
     unit: &str,
     spreads: &[Option<Spread>],
 ) -> Result<Picture> {
+    let name = plain(&results.record.study.baseline);
+    let label = format!("{title}: beside {name}");
+    match baseline(results, spreads) {
+        Some(base) => {
+            let bars = scenario_bars(results, spreads, unit, 100.0 / base.mean);
+            bars::draw(&label, Some(&format!("{what}, {name} = 100%")), Some("%"), &bars)
+        }
+        None => bars::draw(&label, Some(what), Some(unit), &scenario_bars(results, spreads, unit, 1.0)),
+    }
+}
+
+/// A small picture: one value of each scenario, without an axis.
+pub fn small(results: &Results, title: &str, spreads: &[Option<Spread>]) -> Result<Picture> {
+    bars::draw(title, None, None, &scenario_bars(results, spreads, "", 1.0))
+}
+
+/// A bar for each scenario: its value times `scale`, with the value in words.
+fn scenario_bars(results: &Results, spreads: &[Option<Spread>], unit: &str, scale: f64) -> Vec<Bar> {
     let base = baseline(results, spreads);
-    let names: Vec<String> = results.scenarios.iter().map(|m| plain(&m.scenario.name)).collect();
-    let bar = |(place, spread): (usize, &Option<Spread>)| {
-        let spread = *spread;
-        let relative = spread.and_then(|s| s.relative(base.as_ref()));
-        // In percent of the baseline, or as it is.
-        let scale = base.map_or(1.0, |base| 100.0 / base.mean);
-        let words = match (spread, relative) {
-            (None, _) => "not measured".into(),
-            (Some(s), Some(relative)) => format!("{} \u{b7} {} {unit}", ratio(relative), number(s.mean)),
-            (Some(s), None) => format!("{} {unit}", number(s.mean)),
-        };
+    let bar = |(place, scenario): (usize, &ScenarioResults)| {
+        let spread = spreads.get(place).copied().flatten();
+        let words = spread.map_or_else(
+            || "not measured".into(),
+            |spread| {
+                let ratio =
+                    spread.relative(base.as_ref()).map(|relative| format!("{} \u{b7} ", ratio(relative)));
+                let value = format!("{}{} {unit}", ratio.unwrap_or_default(), number(spread.mean));
+                value.trim_end().to_string()
+            },
+        );
         Bar {
-            name: &names[place],
+            name: plain(&scenario.name),
             place,
-            value: spread.map(|s| s.mean * scale),
-            spread: spread.filter(|s| s.runs > 1).map(|s| (s.low * scale, s.high * scale)),
+            value: spread.map(|spread| spread.mean * scale),
+            spread: spread
+                .filter(|spread| spread.runs > 1)
+                .map(|spread| (spread.low * scale, spread.high * scale)),
             words,
         }
     };
-    let bars: Vec<Bar> = spreads.iter().enumerate().map(bar).collect();
-    let name = plain(&results.record.study.baseline);
-    let (head, axis) = match base {
-        Some(_) => (format!("{what}, {name} = 100%"), "%"),
-        None => (what.to_string(), unit),
-    };
-    bars::draw(&format!("{title}: beside {name}"), Some(&head), Some(axis), &bars)
+    results.scenarios.iter().enumerate().map(bar).collect()
 }
 
-/// One chapter.
-pub fn chapter(page: &mut Page, results: &Results, shown: &[Shown], view: View) {
+/// Adds the chapter of a view.
+pub fn add_chapter<'a>(page: &mut Page<'a>, results: &Results, shown: &'a [Shown], view: View) {
     let (id, title, words) = match view {
         View::Host => ("host", "Host view", "What the host's storage and processors had to do."),
         View::Machine => {
@@ -143,7 +153,7 @@ pub fn chapter(page: &mut Page, results: &Results, shown: &[Shown], view: View) 
     let (mut zero, mut missing) = (Vec::new(), Vec::new());
     for one in shown.iter().filter(|one| one.metric.view == view && results.shows(one.metric)) {
         match (&one.pictures, one.figures.iter().flatten().next()) {
-            (Some(pictures), _) => metric(page, results, one, pictures),
+            (Some(pictures), _) => page.together(|page| add_metric(page, results, one, pictures)),
             (None, Some(_)) => zero.push(one.metric.title),
             (None, None) => missing.push(one.metric.title),
         }
@@ -155,9 +165,13 @@ pub fn chapter(page: &mut Page, results: &Results, shown: &[Shown], view: View) 
     }
 }
 
-fn metric(page: &mut Page, results: &Results, shown: &Shown, (lines, bars): &(Picture, Picture)) {
+fn add_metric<'a>(
+    page: &mut Page<'a>,
+    results: &Results,
+    shown: &Shown,
+    (lines, bars): &'a (Picture, Picture),
+) {
     let metric = shown.metric;
-    page.put("<section class=\"metric\">");
     page.part(metric.key, metric.title);
     let lower =
         if metric.better == Better::Lower && !results.is_by_time() { "Lower is better. " } else { "" };
@@ -166,22 +180,12 @@ fn metric(page: &mut Page, results: &Results, shown: &Shown, (lines, bars): &(Pi
     } else {
         ""
     };
-    pair(page, (lines, format!("{lower}{}", runs_words(results))), (bars, format!("{lower}{without}")));
+    page.pair((lines, format!("{lower}{}", runs_words(results))), (bars, format!("{lower}{without}")));
     let note = results.note(metric);
     if !note.is_empty() {
         page.say("note", &format!("Note: {note}."));
     }
-    page.put(&table(results, shown).html());
-    page.put("</section>");
-}
-
-/// Two pictures side by side, with their captions.
-pub fn pair(page: &mut Page, left: (&Picture, String), right: (&Picture, String)) {
-    page.put("<div class=\"pair\">");
-    for (picture, caption) in [left, right] {
-        page.put(&format!("<figure>{}<figcaption>{caption}</figcaption></figure>", picture.inline()));
-    }
-    page.put("</div>");
+    page.table(table(results, shown));
 }
 
 /// What the lines' bands are.
@@ -217,24 +221,24 @@ fn table(results: &Results, shown: &Shown) -> Table {
     let mut table = Table::new("figures", head);
     let relative = shown.relative(results);
     let has_baseline = baseline(results, &shown.telling()).is_some();
-    for (place, measured) in results.scenarios.iter().enumerate() {
-        let mut row = vec![scenario(place, &measured.scenario.name)];
-        let Some(f) = &shown.figures[place] else {
-            row.push("<span class=\"none\">not measured</span>".into());
+    for (place, scenario) in results.scenarios.iter().enumerate() {
+        let mut row = vec![Cell::scenario(place, &scenario.name)];
+        let Some(f) = shown.figures[place] else {
+            row.push(Cell::none("not measured"));
             table.row(row);
             continue;
         };
         row.push(match relative[place] {
-            Some(relative) => ratio(relative),
-            None if has_baseline => "-".into(),
-            None => "<span class=\"none\">no baseline value</span>".into(),
+            Some(relative) => Cell::text(ratio(relative)),
+            None if has_baseline => Cell::text("-"),
+            None => Cell::none("no baseline value"),
         });
         if metric.kind == Kind::Rate {
-            row.push(figure(f.total.as_ref()));
+            row.push(Cell::figure(f.total.as_ref()));
         }
-        row.extend([&f.mean, &f.p95, &f.peak].map(|spread| figure(spread.as_ref())));
+        row.extend([&f.mean, &f.p95, &f.peak].map(|spread| Cell::figure(spread.as_ref())));
         if several {
-            row.extend([&f.machine_mean, &f.machine_p95].map(|spread| figure(spread.as_ref())));
+            row.extend([&f.machine_mean, &f.machine_p95].map(|spread| Cell::figure(spread.as_ref())));
         }
         table.row(row);
     }

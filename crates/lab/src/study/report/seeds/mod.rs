@@ -5,11 +5,11 @@
 
 mod published;
 
-use super::figures::{Figures, measure};
-use super::numbers::{factor, number, ratio};
-use super::page::{Page, Table, safe};
+use super::figures::Figures;
+use super::page::{Cell, Page, Table};
 use super::results::Results;
 use super::scale;
+use crate::numbers::{factor, number, ratio};
 use crate::study::metric::named;
 use serde::Serialize;
 
@@ -242,8 +242,8 @@ pub fn sentence(all: &[Beside]) -> String {
     )
 }
 
-/// The chapter.
-pub fn chapter(page: &mut Page, results: &Results, all: &[Beside]) {
+/// Adds the chapter.
+pub fn add_chapter(page: &mut Page, results: &Results, all: &[Beside]) {
     let Some(document) = &results.record.study.seed_document else { return };
     page.chapter("published", "Beside the published figures");
     if all.is_empty() {
@@ -252,12 +252,10 @@ pub fn chapter(page: &mut Page, results: &Results, all: &[Beside]) {
     page.say("", &sentence(all));
     let mut table = Table::new("words beside", ["what", "published", "ours", "agreement"]);
     for one in all {
-        let note =
-            if one.note.is_empty() { String::new() } else { format!("<small>{}</small>", safe(one.note)) };
-        let cells = [&one.theirs, &one.ours, &one.verdict.words()].map(|words| safe(words));
-        table.row([format!("{}{note}", safe(&one.what))].into_iter().chain(cells));
+        let cells = [&one.theirs, &one.ours, &one.verdict.words()].map(Cell::text);
+        table.row([Cell::text(&one.what).and_small(one.note)].into_iter().chain(cells));
     }
-    page.put(&table.html());
+    page.table(table);
     for words in scale::words(results) {
         page.say("note", &words);
     }
@@ -282,8 +280,8 @@ struct Ours<'a>(&'a Results);
 
 impl Ours<'_> {
     /// A metric's figures in a scenario.
-    fn figures(&self, scenario: &str, key: &str) -> Option<Figures> {
-        Figures::of(self.0.scenario(scenario)?, named(key)?)
+    fn figures(&self, scenario: &str, key: &str) -> Option<&Figures> {
+        self.0.scenario(scenario)?.figures(named(key)?)
     }
 
     /// What a metric adds up to.
@@ -304,7 +302,7 @@ impl Ours<'_> {
 
     /// A workload's figure.
     fn measure(&self, scenario: &str, name: &str) -> Option<f64> {
-        Some(measure(self.0.scenario(scenario)?, name)?.mean)
+        Some(self.0.scenario(scenario)?.workload(name)?.mean)
     }
 
     /// A workload's figure in two scenarios.

@@ -4,8 +4,9 @@
 //! names say the quarter.
 
 use super::{Claim, Ours, Theirs};
+use crate::study::metric::named;
 use crate::study::report::how::emulated;
-use crate::study::report::results::Measured;
+use crate::study::report::results::ScenarioResults;
 use crate::study::report::scale::is_scaled;
 use Theirs::{Falls, Nothing, Ratio, Rises, Silent, Unchanged, Value};
 
@@ -111,20 +112,17 @@ pub fn desktops(ours: &Ours) -> Vec<Claim> {
 }
 
 /// Of the overflow file: by how much it grew in the second half of the runs, and in the first.
-fn growth(measured: &Measured) -> Option<(f64, f64)> {
-    let halves = measured.runs.iter().filter_map(|run| {
-        let known: Vec<f64> = run.series.get("overflow-file")?.seconds.iter().copied().flatten().collect();
-        let (first, last) = (known.first()?, known.last()?);
-        let middle = known.get(known.len() / 2)?;
-        Some((last - middle, middle - first))
-    });
-    let (second, first) = halves.fold((0.0, 0.0), |sum, half| (sum.0 + half.0, sum.1 + half.1));
-    (first > 0.0).then_some((second.max(0.0), first))
+fn growth(scenario: &ScenarioResults) -> Option<(f64, f64)> {
+    let known: Vec<f64> =
+        scenario.points(named("overflow-file")?).iter().flatten().map(|spread| spread.mean).collect();
+    let (first, last) = (known.first()?, known.last()?);
+    let middle = known.get(known.len() / 2)?;
+    (middle > first).then_some(((last - middle).max(0.0), middle - first))
 }
 
 /// 002: a storm of logons on many machines.
 pub fn logon_storm(ours: &Ours) -> Vec<Claim> {
-    let machines = |name| Some(f64::from(ours.0.scenario(name)?.runs.first()?.record.machines));
+    let machines = |name| Some(f64::from(ours.0.scenario(name)?.runs.first()?.machines));
     let peak = |name| Some(ours.figures(name, "host-io")?.peak?.mean / machines(name)?);
     let peaks = |name| Some((peak(name)?, peak("direct")?));
     let p95 = |name| Some(ours.figures(name, "host-writes")?.p95?.mean);
