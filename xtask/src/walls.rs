@@ -83,7 +83,14 @@ const WALLS: &[Wall] = &[
         name: "spillway-host",
         ours: &["spillway-api", "spillway-control", "spillway-image"],
         others: None,
-        never: &["spillway", "spillway-lab", "spillway-core", "spillway-export", "spillway-worker", "io-uring"],
+        never: &[
+            "spillway",
+            "spillway-lab",
+            "spillway-core",
+            "spillway-export",
+            "spillway-worker",
+            "io-uring",
+        ],
     },
     Wall {
         name: "spillway",
@@ -240,7 +247,10 @@ mod tests {
                 "virtio-queue must never reach it",
             ),
             ("spillway: spillway-core\nspillway-core:", "spillway: may not import spillway-core"),
-            ("spillway: x\nx: io-uring\nio-uring:", "spillway: io-uring must never reach it, and comes with x"),
+            (
+                "spillway: x\nx: io-uring\nio-uring:",
+                "spillway: io-uring must never reach it, and comes with x",
+            ),
             ("spillway-lab: z\nz: spillway-core\nspillway-core:", "spillway-core must never reach it"),
             ("spillway-new:", "spillway-new: not in the table"),
         ] {

@@ -188,8 +188,7 @@ fn a_token_is_shown_with_its_line() {
     let made = new();
     let token = made["token"].as_str().unwrap();
     assert!(token.len() == 64 && token != new()["token"].as_str().unwrap());
-    let hashed =
-        finishes(Command::new("sh").args(["-c", &format!("printf %s {token} | sha256sum")])).1;
+    let hashed = finishes(Command::new("sh").args(["-c", &format!("printf %s {token} | sha256sum")])).1;
     let hash = hashed.split(' ').next().unwrap();
     assert_eq!(made["line"], format!("operate ci@x {hash}"));
     refuses(spillway().args(["token", "new", "--role", "root", "x"]), 2, &["read, operate, admin"]);
