@@ -2,16 +2,16 @@
 //!
 //! Invariant: when this returns, QEMU has ended, the sockets are gone, and the terminal is as it was.
 
-mod disk;
+mod server;
 
 use crate::args::Run;
 use crate::error::{Exit, Failure};
 use crate::{output, table};
-use disk::{Disk, Start};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use rustix::termios::{OptionalActions, Termios};
+use server::{DiskServer, Start};
 use spillway_control::kvm::{self, Accelerator};
 use spillway_control::{Plane, Signals, SupervisorError, default_signals, end_with_parent};
 use std::ffi::OsString;
@@ -47,7 +47,7 @@ pub fn run(args: &Run) -> Result<ExitCode, Failure> {
     if let Accelerator::Tcg(why) = &accelerator {
         output::complain("notice", &format!("no KVM ({why}): the machine runs in software (TCG), slowly"));
     }
-    let mut disk = Disk::start(settings)?;
+    let mut disk = DiskServer::start(settings)?;
     match disk.ready(&signals)? {
         Start::Ready => {}
         Start::Interrupted => {
@@ -120,7 +120,7 @@ impl Machine {
     }
 
     /// Waits until the machine has ended. A signal ends it, and so does the end of its disk.
-    fn attend(&mut self, disk: &Disk, signals: &Signals) -> Result<ExitStatus, Failure> {
+    fn attend(&mut self, disk: &DiskServer, signals: &Signals) -> Result<ExitStatus, Failure> {
         let first = wait_for([self.pidfd.as_fd(), signals.as_fd(), disk.pidfd.as_fd()], None)?;
         match first {
             Some(0) => return self.child.wait().map_err(internal),

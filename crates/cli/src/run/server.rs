@@ -16,7 +16,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdout, ExitCode, ExitStatus, Stdio};
 
 /// The disk's server.
-pub struct Disk {
+pub struct DiskServer {
     child: Child,
     /// Readable when it has ended.
     pub pidfd: OwnedFd,
@@ -33,9 +33,9 @@ pub enum Start {
     Failed(ExitCode),
 }
 
-impl Disk {
-    /// Starts it. Wait with [`Disk::ready`].
-    pub fn start(settings: ServeSettings) -> Result<Disk, Failure> {
+impl DiskServer {
+    /// Starts it. Wait with [`DiskServer::ready`].
+    pub fn start(settings: ServeSettings) -> Result<DiskServer, Failure> {
         let mut command = serve_command(&ServeOrder { settings, output: ServeOutput::ReportAndStats })?;
         // In a group of its own: what the terminal sends is for the machine, whose disk ends after it.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -48,7 +48,7 @@ impl Disk {
         })?;
         let stdout = child.stdout.take().expect("it was asked for");
         match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
-            Ok(pidfd) => Ok(Disk { child, pidfd, lines: BufReader::new(stdout) }),
+            Ok(pidfd) => Ok(DiskServer { child, pidfd, lines: BufReader::new(stdout) }),
             Err(e) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -108,7 +108,7 @@ fn ended(status: ExitStatus) -> ExitCode {
     }
 }
 
-impl Drop for Disk {
+impl Drop for DiskServer {
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
             self.ask_to_end();
