@@ -61,7 +61,6 @@ const EXCEPTIONS: &[Exception] = &[
     (Limit::Lines, "cli", "Disk::options", 101),
     (Limit::Lines, "cli", "gauges", 88),
     (Limit::Lines, "cli", "text", 81),
-    (Limit::Lines, "cli", "image", 90),
     (Limit::Lines, "lab", "Driver::run_with", 93),
     (Limit::Lines, "worker", "Window::read", 87),
 ];

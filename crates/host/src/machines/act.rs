@@ -5,13 +5,15 @@
 
 use super::Machines;
 use super::closing::is_open;
-use super::views::{Part, View};
+use super::tag::if_match;
+use super::views::View;
 use super::wanted::{Claimed, Wanted};
 use crate::catalogs::whole;
 use crate::error::HostError;
 use crate::idempotency::Key;
 use crate::images::none_is_committed;
-use crate::store::Changes;
+use crate::paging::Part;
+use crate::store::{Changes, Revision};
 use serde::{Deserialize, Serialize};
 use spillway_api::{
     Action, Catalog, CatalogSpec, ErrorCode, EventKind, MOST_NAMES, Machine, MachineAction, MachineDetails,
@@ -34,6 +36,15 @@ pub struct Claimant {
     pub owner: String,
     /// It is made once with this key.
     pub key: Option<Key>,
+}
+
+/// Which claim of a machine is renewed or released: whichever there is, unless more is said.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WhichClaim<'a> {
+    /// The claim of this id alone.
+    pub id: Option<&'a str>,
+    /// Only if the machine still has this tag.
+    pub expected: Option<Revision>,
 }
 
 /// What a claim with a key has made.
@@ -243,14 +254,17 @@ impl Machines {
 
     /// A machine that is off and nobody's is no more, and its catalog has one less. Its data disk and its kept one stay in
     /// their store unless it is said that they go.
-    pub fn delete(&self, name: &Name, with_data: bool) -> Result<(), HostError> {
+    pub fn delete(&self, name: &Name, with_data: bool, expected: Option<Revision>) -> Result<(), HostError> {
         let view = self.view(name)?;
+        // Before what the other change may have made of it.
+        self.shared.objects.change(|changes| if_match(changes, name, expected))?;
         view.is_off()?;
         if view.wanted.claim.is_some() {
             let message = format!("{name} is claimed: release it first ('spillway machine release {name}')");
             return Err(HostError::new(ErrorCode::Conflict, message));
         }
         self.catalogs.delete_machine(&view.machine, with_data, |changes| {
+            if_match(changes, name, expected)?;
             view.is_as_seen(changes)?;
             none_is_committed(changes, [name])
         })
@@ -258,12 +272,17 @@ impl Machines {
 
     /// A machine is nobody's any more: it forgets, and is ready for the next one. With a claim's id only if it still has
     /// that one. `text` is what the event says.
-    pub fn release(&self, name: &Name, id: Option<&str>, text: String) -> Result<MachineDetails, HostError> {
+    pub fn release(
+        &self,
+        name: &Name,
+        which: WhichClaim<'_>,
+        text: String,
+    ) -> Result<MachineDetails, HostError> {
         let catalog = self.catalogs.get(&self.catalogs.machine(name)?.catalog)?;
         let views = self.views(&Selector { catalog: Some(catalog.name.clone()), ..Selector::default() })?;
         let free = free(&views, Some(name));
         self.shared.objects.change(|changes| {
-            let (mut wanted, _) = has_claim(changes, name, id)?;
+            let (mut wanted, _) = has_claim(changes, name, which)?;
             wanted.release(&catalog.spec, free);
             changes.put(name.as_str(), &wanted);
             Ok::<_, HostError>(())
@@ -277,12 +296,12 @@ impl Machines {
     pub fn renew(
         &self,
         name: &Name,
-        id: Option<&str>,
+        which: WhichClaim<'_>,
         ttl_seconds: Option<u32>,
     ) -> Result<MachineDetails, HostError> {
         self.catalogs.machine(name)?;
         self.shared.objects.change(|changes| {
-            let (mut wanted, mut claim) = has_claim(changes, name, id)?;
+            let (mut wanted, mut claim) = has_claim(changes, name, which)?;
             if claim.left().is_some_and(|left| left.is_zero()) {
                 let message = format!("the claim of {name} is over: claim a machine again");
                 return Err(HostError::new(ErrorCode::Conflict, message));
@@ -297,12 +316,17 @@ impl Machines {
 }
 
 /// What is wanted of a machine that is claimed, and its claim. With an id only if it is that one.
-fn has_claim(changes: &mut Changes, name: &Name, id: Option<&str>) -> Result<(Wanted, Claimed), HostError> {
+fn has_claim(
+    changes: &mut Changes,
+    name: &Name,
+    which: WhichClaim<'_>,
+) -> Result<(Wanted, Claimed), HostError> {
+    if_match(changes, name, which.expected)?;
     let wanted = changes.get::<Wanted>(name.as_str())?.map(|wanted| wanted.value);
     let claimed = wanted.and_then(|wanted| wanted.claim.clone().map(|claim| (wanted, claim)));
     let (wanted, claim) =
         claimed.ok_or_else(|| HostError::new(ErrorCode::Conflict, format!("nobody has claimed {name}")))?;
-    if id.is_some_and(|id| claim.id != id) {
+    if which.id.is_some_and(|id| claim.id != id) {
         let message = format!("that claim of {name} is over: it is somebody else's now");
         return Err(HostError::new(ErrorCode::Conflict, message));
     }

@@ -4,8 +4,9 @@
 //! nothing of its machine runs any more, which its machine's task knows.
 
 use super::belongings::{Belongings, KeptDisk};
-use super::{Gathered, Machines, Part, Shared};
+use super::{Machines, Shared};
 use crate::error::HostError;
+use crate::paging::{PageBuilder, Part};
 use crate::store::{Changes, Kind, Object};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -118,7 +119,7 @@ pub fn none_needs(changes: &mut Changes, image: &Name, version: Option<u32>) -> 
 impl Machines {
     /// A part of what deleted machines have left, in the order of their names.
     pub fn leftovers(&self, part: &Part) -> Result<Page<Leftover>, HostError> {
-        let mut page = Gathered::new(part);
+        let mut page = PageBuilder::new(part);
         for left in self.shared.objects.each_after::<LeftoverFiles>(&part.after) {
             let Object { name, value: left, .. } = left?;
             if !left.doomed && !left.is_nothing() && !page.add(&name, left.describe()) {

@@ -25,6 +25,7 @@ mod rollout;
 mod run;
 mod short_path;
 mod status;
+mod tag;
 mod tasks;
 mod views;
 mod vmm;
@@ -42,7 +43,7 @@ use crate::resources::memory::Squeeze;
 use crate::scopes::Scopes;
 use crate::store::{Objects, RecordKind};
 use crate::stores::Stores;
-pub use act::Claimant;
+pub use act::{Claimant, WhichClaim};
 use belongings::Belongings;
 use blocking::{blocking, last_words, look};
 pub use disk::word;
@@ -64,7 +65,6 @@ use std::time::Duration;
 use tasks::TrackedMachine;
 use tokio::sync::{Notify, OnceCell, Semaphore};
 use views::View;
-pub use views::{Gathered, Part};
 use wanted::Wanted;
 
 /// What is recorded here.

@@ -8,6 +8,7 @@ use super::tasks::TrackedMachine;
 use super::wanted::{Claimed, Wanted};
 use super::{Machines, Shared};
 use crate::error::HostError;
+use crate::paging::{PageBuilder, Part};
 use crate::store::{Object, Revision};
 use spillway_api::{
     ErrorCode, MOST_NAMES, Machine, MachineDetails, MachineStatus, Name, Page, Phase, Selector,
@@ -16,45 +17,6 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Machines that are looked at together.
 pub(super) const CHUNK: usize = 256;
-
-/// Which part of a list is asked for.
-#[derive(Clone, Debug)]
-pub struct Part {
-    /// What comes after this name; all if it is empty.
-    pub after: String,
-    /// So many at most, one at least.
-    pub most: usize,
-}
-
-/// Gathers a page.
-pub struct Gathered<T> {
-    items: Vec<T>,
-    most: usize,
-    last: String,
-    is_cut: bool,
-}
-
-impl<T> Gathered<T> {
-    /// With nothing on it.
-    pub fn new(part: &Part) -> Gathered<T> {
-        Gathered { items: Vec::new(), most: part.most, last: String::new(), is_cut: false }
-    }
-
-    /// Adds what has this name. `false`: there was no space left for it.
-    pub fn add(&mut self, name: &str, item: T) -> bool {
-        self.is_cut = self.items.len() == self.most;
-        if !self.is_cut {
-            self.items.push(item);
-            self.last = name.to_owned();
-        }
-        !self.is_cut
-    }
-
-    /// The page.
-    pub fn page(self) -> Page<T> {
-        Page { items: self.items, next: self.is_cut.then_some(self.last) }
-    }
-}
 
 /// A machine, what is wanted of it, and what it is.
 pub(super) struct View {
@@ -94,7 +56,7 @@ impl Machines {
         owners: &[String],
         part: &Part,
     ) -> Result<Page<MachineDetails>, HostError> {
-        let mut page = Gathered::new(part);
+        let mut page = PageBuilder::new(part);
         let is_theirs = |view: &View| {
             let has = |owner: &String| view.wanted.claim.as_ref().is_some_and(|claim| claim.owner == *owner);
             owners.iter().all(has)
