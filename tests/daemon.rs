@@ -50,6 +50,30 @@ fn images_and_catalogs_from_the_command_line() {
         (&Value::from(512 << 20), &Value::from(2))
     );
     assert_eq!(world.json(&["machine", "list", "--catalog", "desk"])["items"].as_array().unwrap().len(), 12);
+    // As much of a list as is wanted, and JSON as if it had come at once.
+    let two = world.ok(&["machine", "list", "--limit", "2", "--json"]);
+    let parsed: Value = serde_json::from_str(&two).unwrap();
+    assert_eq!(
+        (parsed["items"][1]["name"].as_str(), parsed["items"].as_array().unwrap().len()),
+        (Some("desk-002"), 2)
+    );
+    let lines = |text: &str| -> Vec<String> {
+        let mut lines: Vec<_> = text.lines().map(|line| line.trim_end_matches(',').to_owned()).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(
+        lines(&two),
+        lines(&serde_json::to_string_pretty(&parsed).unwrap()),
+        "but for the order of members"
+    );
+    assert_eq!(world.ok(&["leftover", "list", "--json"]), "{\n  \"items\": []\n}\n");
+    assert_eq!(world.spillway(&["machine", "list", "--limit", "0"]).0, 2);
+    // A dry run says what can be, and changes nothing.
+    assert_eq!(world.ok(&["catalog", "scale", "desk", "3", "--dry-run"]), "desk can have 3 machines\n");
+    let update = world.ok(&["catalog", "update", "desk", "--image", "debian:1", "--dry-run"]);
+    assert!(update.contains("nothing is changed") && update.contains("debian:1"), "{update}");
+    assert_eq!(world.json(&["catalog", "show", "desk"]), catalog);
     world.ok(&["catalog", "scale", "desk", "3"]);
     assert_eq!(world.ok(&["machine", "list"]).lines().count(), 4, "and a line of titles");
     let (code, _, err) = world.spillway(&["catalog", "create", "x", "--image", "debian", "--reset", "never"]);

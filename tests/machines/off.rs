@@ -38,7 +38,7 @@ fn is_off_whatever_is_asked(world: &World) {
             let asked = json!({ "action": action, "select": { "names": NAMES } });
             world.ask("POST", "/v1/machine-actions", &asked.to_string());
             for name in NAMES {
-                let waited = status(world, &format!("{name}?wait_seconds=30"));
+                let waited = status(world, &format!("{name}?wait=30"));
                 let then = status(world, name);
                 let are_settled = waited["settled"] == true && then["settled"] == true;
                 assert!(are_settled, "{name} after {action}: {waited} {then}");
@@ -99,7 +99,7 @@ fn while_another_one_of_its_name_ends_it_is_not_what_is_wanted() {
     world.start_daemon();
     world.until("own-001", "stopping", |machine| machine["status"]["phase"] == "stopping");
     let found = std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| status(&world, "own-001?wait_seconds=30"));
+        let waiting = scope.spawn(|| status(&world, "own-001?wait=30"));
         signal_disk(&world, Signal::KILL);
         waiting.join().unwrap()
     });

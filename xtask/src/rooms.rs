@@ -51,7 +51,6 @@ const EXCEPTIONS: &[Exception] = &[
     (Limit::Lines, "cli", "Disk::settings", 101),
     (Limit::Lines, "cli", "gauges", 88),
     (Limit::Lines, "cli", "text", 81),
-    (Limit::Lines, "cli", "image", 90),
     (Limit::Lines, "worker", "Window::read", 87),
 ];
 

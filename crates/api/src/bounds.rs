@@ -211,7 +211,7 @@ pub fn of_field(schema: &str, property: &str) -> Option<&'static Bounds> {
 pub fn of_parameter(name: &str) -> Option<&'static Bounds> {
     match name {
         "limit" => Some(&LIMIT),
-        "wait_seconds" => Some(&WAIT_SECONDS),
+        "wait" => Some(&WAIT_SECONDS),
         "version" => Some(&VERSION),
         "id" | "after" => Some(&NUMBER),
         "goal" => Some(&SHARE),

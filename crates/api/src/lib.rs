@@ -9,7 +9,6 @@ mod catalog;
 mod check;
 pub mod client;
 mod curve;
-mod error;
 mod event;
 pub mod exposition;
 mod figures;
@@ -20,6 +19,7 @@ mod machine;
 mod name;
 mod nearest;
 mod operation;
+mod problem;
 mod size;
 mod stores;
 mod ttl;
@@ -34,7 +34,6 @@ pub use check::{
     BootFacts, Finding, FindingKind, ImageCheck, PartitionTable, Severity, Volume, VolumeContent, VolumeRole,
 };
 pub use curve::{CURVE_LIMITS, CurveFigures, CurvePoint, CurveTotals, DiskCurve, Fill};
-pub use error::{ErrorBody, ErrorCode};
 pub use event::{Event, EventId, EventKind};
 pub use figures::{
     CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, MachineCounts, MachineFigures, PlaneCounters,
@@ -53,6 +52,7 @@ pub use machine::{
 pub use name::{Name, NameError};
 pub use nearest::nearest;
 pub use operation::{Operation, OperationState};
+pub use problem::{ErrorCode, PROBLEM_JSON, PROBLEM_TYPES, Problem, ProblemType};
 pub use size::{SizeError, parse_size, size_text};
 pub use stores::{Space, SpaceLevel, StoreClass, StoreDetails, StoreFolder};
 pub use ttl::{parse_seconds, parse_ttl};
@@ -85,9 +85,9 @@ pub struct List<T> {
 pub struct Page<T> {
     /// The objects on this page, at most as many as `limit` says.
     pub items: Vec<T>,
-    /// Asks for the next page, as the parameter `continue` of the same request. Absent on the last page. Objects that
-    /// are made or removed meanwhile may be left out; no other object is, and none comes twice.
-    #[serde(default, rename = "continue", skip_serializing_if = "Option::is_none")]
+    /// Token of the next page: the value of the parameter `continue` of the same request. Absent on the last page. Objects
+    /// that are made or removed meanwhile may be left out; no other object is, and none comes twice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 

@@ -1,6 +1,6 @@
 //! What takes long.
 
-use crate::ErrorBody;
+use crate::Problem;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -30,7 +30,7 @@ pub enum OperationState {
     /// The operation has failed, for the given reason.
     Failed {
         /// Reason why the operation failed.
-        error: ErrorBody,
+        error: Problem,
     },
 }
 

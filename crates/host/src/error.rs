@@ -1,7 +1,7 @@
 //! What can go wrong, as the API says it. Owns the translation, not the words.
 
-use crate::store::StoreError;
-use spillway_api::{ErrorBody, ErrorCode};
+use crate::store::{Revision, StoreError};
+use spillway_api::{ErrorCode, Problem};
 use spillway_control::{ErrorKind, SupervisorError};
 
 /// Why something was not done: for programs a code, for people what, where and what to do.
@@ -41,9 +41,23 @@ impl HostError {
         HostError::new(ErrorCode::NotFound, message)
     }
 
-    /// For an answer.
-    pub fn body(&self) -> ErrorBody {
-        ErrorBody::new(self.code, self.message.clone())
+    /// Refuses a change of an object (`what` names it) that has another tag now than the client has read.
+    pub fn if_match(what: &str, expected: Option<Revision>, found: Revision) -> Result<(), HostError> {
+        match expected {
+            Some(expected) if expected != found => {
+                let (found, expected) = (found.0, expected.0);
+                let message = format!(
+                    "{what} was changed by somebody else meanwhile: its tag is \"{found}\" now, not \"{expected}\": look again"
+                );
+                Err(HostError::new(ErrorCode::PreconditionFailed, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The same for clients.
+    pub fn problem(&self) -> Problem {
+        Problem::new(self.code, self.message.clone())
     }
 }
 

@@ -68,7 +68,7 @@ impl Key {
         let Some(made) = found.filter(|made| !is_old(made)) else { return Ok(None) };
         if made.request != self.request {
             let message = "this Idempotency-Key was given for another request: take a new key for each";
-            return Err(HostError::new(ErrorCode::Conflict, message));
+            return Err(HostError::new(ErrorCode::KeyReused, message));
         }
         let damaged =
             |e| HostError::new(ErrorCode::Damaged, format!("what this key has made cannot be read: {e}"));
@@ -194,7 +194,10 @@ mod tests {
             let other = Key::new(other.0, other.1, other.2, &"body");
             assert_eq!(made(&keys, &other, 4), Ok((4, false)));
         }
-        assert_eq!(made(&keys, &Key::new("ci", "import/debian", "1", &"other"), 5), Err(ErrorCode::Conflict));
+        assert_eq!(
+            made(&keys, &Key::new("ci", "import/debian", "1", &"other"), 5),
+            Err(ErrorCode::KeyReused)
+        );
         assert_eq!(keys.once(None, || Ok(6)).unwrap(), (6, false));
         // Parts do not run into each other.
         assert_ne!(Key::new("a", "bc", "", &()).name, Key::new("ab", "c", "", &()).name);

@@ -16,6 +16,7 @@ pub mod images;
 mod json_lines;
 pub mod machines;
 pub mod operations;
+pub mod paging;
 mod processes;
 pub mod records;
 pub mod resources;

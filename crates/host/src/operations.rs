@@ -143,7 +143,7 @@ impl Ending {
         let Some(known) = self.0.as_ref() else { return };
         let end = match work(&known.progress) {
             Ok(()) => OperationState::Done,
-            Err(error) => OperationState::Failed { error: error.body() },
+            Err(error) => OperationState::Failed { error: error.problem() },
         };
         known.state.send_replace(end);
         self.0 = None;
@@ -154,7 +154,7 @@ impl Drop for Ending {
     fn drop(&mut self) {
         if let Some(known) = self.0.take() {
             let message = format!("{} was broken off: please report this", known.what);
-            let error = HostError::new(ErrorCode::Internal, message).body();
+            let error = HostError::new(ErrorCode::Internal, message).problem();
             known.state.send_replace(OperationState::Failed { error });
         }
     }

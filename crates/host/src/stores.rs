@@ -49,7 +49,7 @@ impl Stores {
         let stores = Stores { objects, adding: Arc::default() };
         if stores.list()?.is_empty() && stores.objects.unreadable_names::<StoreRecord>().is_empty() {
             let name: Name = "default".parse().expect("it is a name");
-            stores.add(StoreFolder { name, path: default.to_owned(), class: StoreClass::Local })?;
+            stores.add(StoreFolder { name, path: default.to_owned(), class: StoreClass::Local }, false)?;
         }
         Ok(stores)
     }
@@ -64,8 +64,9 @@ impl Stores {
         Ok(self.kept(name)?.folder)
     }
 
-    /// A new one. Its folder is made if it is not there; one that is must be empty.
-    pub fn add(&self, store: StoreFolder) -> Result<StoreFolder, HostError> {
+    /// A new one. Its folder is made if it is not there; one that is must be empty. With `dry_run` all is looked at and nothing
+    /// made.
+    pub fn add(&self, store: StoreFolder, dry_run: bool) -> Result<StoreFolder, HostError> {
         let _adding = self.adding.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let given = &store.path;
         let refuse =
@@ -86,8 +87,7 @@ impl Stores {
             }
         }
         let mark = uuid::Uuid::new_v4().to_string();
-        let make = || {
-            DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+        let is_empty = || {
             for entry in std::fs::read_dir(&path)? {
                 let name = entry?.file_name();
                 // A file system has the one from its birth; the other was left by a daemon that was killed just then.
@@ -96,6 +96,17 @@ impl Stores {
                     return Err(io::Error::new(io::ErrorKind::DirectoryNotEmpty, message));
                 }
             }
+            Ok(())
+        };
+        if dry_run {
+            match is_empty() {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(refuse(&e.to_string())),
+                _ => return Ok(StoreFolder { path, ..store }),
+            }
+        }
+        let make = || {
+            DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+            is_empty()?;
             match std::fs::remove_file(path.join(NEW_MARK)) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
                 _ => {}
@@ -231,7 +242,7 @@ mod tests {
         let other = dir.path().join("other");
         std::fs::create_dir(&other).unwrap();
         std::fs::write(other.join(MARK), "another daemon's").unwrap();
-        let refused = stores.add(folder("other", other.clone())).unwrap_err();
+        let refused = stores.add(folder("other", other.clone()), false).unwrap_err();
         assert!(refused.message.contains("it is not empty"), "{refused}");
         assert_eq!(std::fs::read_to_string(other.join(MARK)).unwrap(), "another daemon's");
         assert_eq!(stores.holding(&default.join("disks/x")).unwrap(), Some(store));

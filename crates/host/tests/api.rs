@@ -5,20 +5,15 @@ mod common;
 
 use common::World;
 use rustix::process::Signal;
-use spillway_api::{ErrorBody, ErrorCode};
+use spillway_api::{ErrorCode, List, MachineDetails, Operation, OperationState, Page, Problem, ProblemType};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
-/// Asks, and gives the status and the body.
-fn ask(world: &World, method: &str, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
-    ask_with(world, method, path, "", body)
-}
-
-/// The same with more lines in the head, each with its end.
-fn ask_with(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> (u16, Vec<u8>) {
+/// Asks, and gives the head of the answer, in small letters, and the body.
+fn head_and_body(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> (String, Vec<u8>) {
     let mut stream = UnixStream::connect(world.socket()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let head = format!(
@@ -30,14 +25,23 @@ fn ask_with(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -
     let _ = stream.write_all(body);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
-    let text = String::from_utf8_lossy(&answer);
-    let status =
-        text.split(' ').nth(1).unwrap_or_else(|| panic!("{method} {path}: {text:?}")).parse().unwrap();
-    let at = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
-    (status, answer[at..].to_vec())
+    let at = answer.windows(4).position(|w| w == b"\r\n\r\n");
+    let at = at.unwrap_or_else(|| panic!("{method} {path}: {:?}", String::from_utf8_lossy(&answer))) + 4;
+    (String::from_utf8_lossy(&answer[..at]).to_lowercase(), answer[at..].to_vec())
 }
 
-fn refused(world: &World, method: &str, path: &str, body: &[u8]) -> (u16, ErrorBody) {
+/// Asks, and gives the status and the body.
+fn ask(world: &World, method: &str, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
+    ask_with(world, method, path, "", body)
+}
+
+/// The same with more lines in the head, each with its end.
+fn ask_with(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> (u16, Vec<u8>) {
+    let (head, body) = head_and_body(world, method, path, lines, body);
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
+}
+
+fn refused(world: &World, method: &str, path: &str, body: &[u8]) -> (u16, Problem) {
     let (status, body) = ask(world, method, path, body);
     let error = serde_json::from_slice(&body);
     (
@@ -59,12 +63,14 @@ fn what_cannot_be_is_refused_in_words() {
         ("GET", "/v1/images/%00", "", 400, Invalid, "is no name"),
         ("GET", "/v1/images/%ff", "", 400, Invalid, "UTF-8"),
         ("GET", "/v1/images/Debian", "", 400, Invalid, "is no name"),
-        ("DELETE", "/v1/images", "", 405, Invalid, "method"),
+        ("DELETE", "/v1/images", "", 405, MethodNotAllowed, "method"),
         ("DELETE", "/v1/images/debian/versions/-1", "", 400, Invalid, "-1"),
         ("DELETE", "/v1/images/debian/versions/4294967296", "", 400, Invalid, "4294967296"),
         ("DELETE", "/v1/images/debian/versions/1", "", 404, NotFound, "no image 'debian'"),
         ("GET", "/v1/operations/1", "", 404, NotFound, "operation 1"),
-        ("GET", "/v1/operations/1?wait=5", "", 400, Invalid, "wait"),
+        ("GET", "/v1/operations/1?wait=31", "", 400, Invalid, "wait: 0 to 30"),
+        ("GET", "/v1/operations/1?wait_seconds=1", "", 400, Invalid, "wait_seconds"),
+        ("GET", "/v1/problem-types/no", "", 400, Invalid, "no"),
         ("POST", import, "", 400, Invalid, "body"),
         ("POST", import, "{", 400, Invalid, "body"),
         ("POST", import, "[]", 400, Invalid, "body"),
@@ -99,21 +105,179 @@ fn what_cannot_be_is_refused_in_words() {
         ),
     ] {
         let (found, error) = refused(&world, method, path, body.as_bytes());
-        assert_eq!((found, error.code), (status, code), "{method} {path} {error:?}");
-        assert!(error.message.contains(word), "{method} {path} {error:?}");
+        assert_eq!((found, error.status, error.code), (status, status, code), "{method} {path} {error:?}");
+        let (address, instance) = (format!("/v1/problem-types/{}", code.word()), path.split('?').next());
+        assert_eq!((&error.address, error.instance.as_deref()), (&address, instance), "{method} {path}");
+        assert!(error.detail.contains(word), "{method} {path} {error:?}");
     }
     // Nothing of it has done anything, and it still answers.
     assert_eq!(ask(&world, "GET", "/v1/images", b""), (200, b"{\"items\":[]}".to_vec()));
 }
 
+/// Whoever refuses a request, the answer is a problem, and has what HTTP wants beside it.
 #[test]
-fn a_revision_is_a_number() {
+fn every_refusal_is_a_problem() {
+    let world = World::new();
+    let large = vec![b' '; 300 << 10];
+    let stores = "/v1/stores";
+    for (method, path, lines, body, status, line) in [
+        ("GET", "/v1/images/x", "", "", 404, ""),
+        ("PATCH", stores, "", "", 405, "allow: "),
+        ("POST", stores, "content-type: application/x-www-form-urlencoded\r\n", "{}", 415, ""),
+        ("POST", stores, "content-type: \u{e9}\r\n", "{}", 415, ""),
+        ("POST", stores, "content-type: application/json; charset=utf-8\r\n", "{", 400, ""),
+        ("POST", stores, "content-type: application/merge-patch+json\r\n", "{", 400, ""),
+        ("POST", stores, "", std::str::from_utf8(&large).unwrap(), 413, ""),
+        ("HEAD", "/v1/images/x", "", "", 404, ""),
+        ("GET", "/v1/images?limit=x", "", "", 400, ""),
+        ("POST", "/v1/catalogs/x/claims", "idempotency-key: a b\r\n", "{}", 400, ""),
+    ] {
+        let (head, found) = head_and_body(&world, method, path, lines, body.as_bytes());
+        let starts = head.starts_with(&format!("http/1.1 {status} "));
+        assert!(
+            starts && head.contains("content-type: application/problem+json\r\n"),
+            "{method} {path}: {head}"
+        );
+        assert!(head.contains(line), "{method} {path}: {head}");
+        if method != "HEAD" {
+            let problem: Problem = serde_json::from_slice(&found).unwrap();
+            assert_eq!((problem.status, problem.code.status()), (status, status), "{method} {path}");
+        }
+    }
+    // The kind of a problem can be looked up where it says.
+    let (_, missing) = refused(&world, "GET", "/v1/images/x", b"");
+    let (status, kind) = ask(&world, "GET", &missing.address, b"");
+    assert_eq!((status, serde_json::from_slice(&kind).ok()), (200, Some(ErrorCode::NotFound.describe())));
+    let kinds: List<ProblemType> = world.client().get("/v1/problem-types").unwrap();
+    assert_eq!(kinds.items.len(), ErrorCode::ALL.len());
+}
+
+#[test]
+fn an_object_has_a_tag_and_who_names_another_changes_nothing() {
+    let world = World::new();
+    common::import(&world, "debian", 2);
+    let client = world.client();
+    common::create(&client, "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
+    let tag = |path: &str| {
+        let (head, _) = head_and_body(&world, "GET", path, "", b"");
+        let line = head.lines().find_map(|line| line.strip_prefix("etag: ")).map(str::to_owned);
+        line.unwrap_or_else(|| panic!("{path}: {head}"))
+    };
+    let image = "/v1/images/debian";
+    let (machine, host) = ("/v1/machines/desk-002", "/v1/host");
+    let close = r#"{"action": "close"}"#;
+    let open = r#"{"action": "open"}"#;
+    let spec = r#"{"image": "debian", "count": 2, "labels": {"a": "b"}}"#;
+    for (read, method, path, body) in [
+        ("/v1/catalogs/desk", "PUT", "/v1/catalogs/desk", spec),
+        (image, "PUT", "/v1/images/debian/tags/gold", r#"{"version": 1}"#),
+        (image, "PUT", "/v1/images/debian/published", r#"{"version": 2}"#),
+        (image, "DELETE", "/v1/images/debian/tags/gold", ""),
+        (image, "DELETE", "/v1/images/debian/versions/1", ""),
+        (host, "POST", host, close),
+        (host, "POST", host, open),
+        (machine, "DELETE", machine, ""),
+        ("/v1/catalogs/desk", "DELETE", "/v1/catalogs/desk", ""),
+        (image, "DELETE", image, ""),
+    ] {
+        let before = tag(read);
+        let other = "if-match: \"999999\"\r\n";
+        let (status, body_of) = ask_with(&world, method, path, other, body.as_bytes());
+        let problem: Problem = serde_json::from_slice(&body_of).unwrap();
+        assert_eq!((status, problem.code), (412, ErrorCode::PreconditionFailed), "{method} {path}");
+        assert!(problem.detail.contains(&before), "{problem:?} {before}");
+        assert_eq!(tag(read), before, "{method} {path}");
+        if path.ends_with("versions/1") {
+            // It is in the history of a catalog.
+            continue;
+        }
+        let mine = format!("if-match: {before}\r\n");
+        let (status, body_of) = ask_with(&world, method, path, &mine, body.as_bytes());
+        assert!(status == 200, "{method} {path}: {}", String::from_utf8_lossy(&body_of));
+        if method != "DELETE" || read != path {
+            assert_ne!(tag(read), before, "{method} {path}");
+        }
+    }
+}
+
+#[test]
+fn what_must_be_new_does_not_replace_and_a_dry_run_changes_nothing() {
+    let world = World::new();
+    common::import(&world, "debian", 2);
+    let client = world.client();
+    common::create(&client, "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
+    let gold = "/v1/images/debian/tags/gold";
+    let only_new = "if-none-match: *\r\n";
+    let name = |lines: &str, version: u32| {
+        let body = format!(r#"{{"version": {version}}}"#);
+        ask_with(&world, "PUT", gold, lines, body.as_bytes()).0
+    };
+    assert_eq!([name("if-none-match: \"1\"\r\n", 1), name(only_new, 1), name(only_new, 2)], [400, 200, 412]);
+    // What cannot be is refused, what can be is answered, and nothing is stored.
+    let state = || {
+        let get = |path: &str| ask(&world, "GET", path, b"").1;
+        ["/v1/catalogs/desk", "/v1/images/debian", "/v1/stores"]
+            .map(|path| String::from_utf8(get(path)).unwrap())
+    };
+    let before = state();
+    let folder = world.path("other").display().to_string();
+    let full = world.state().display().to_string();
+    let store =
+        |path: &str| serde_json::json!({ "name": "other", "path": path, "class": "local" }).to_string();
+    for (method, path, body, status) in [
+        ("POST", "/v1/catalogs", r#"{"name": "lab", "spec": {"image": "debian"}}"#, 200),
+        ("POST", "/v1/catalogs", r#"{"name": "desk", "spec": {"image": "debian"}}"#, 409),
+        ("PUT", "/v1/catalogs/desk", r#"{"image": "debian:2"}"#, 200),
+        ("POST", "/v1/catalogs/desk/update", r#"{"image": "debian:2", "rollout": "now"}"#, 200),
+        ("POST", "/v1/catalogs/desk/update", r#"{"image": "debian:3"}"#, 404),
+        ("POST", "/v1/catalogs/desk/rollback", "{}", 404),
+        ("PUT", "/v1/images/debian/published", r#"{"version": 2}"#, 200),
+        ("PUT", "/v1/images/debian/published", r#"{"version": 3}"#, 404),
+        ("PUT", gold, r#"{"version": 2}"#, 200),
+        ("POST", "/v1/stores", &store(&folder), 200),
+        ("POST", "/v1/stores", &store(&full), 409),
+        ("POST", "/v1/stores", &store("/usr"), 400),
+    ] {
+        let (found, answer) = ask(&world, method, &format!("{path}?dry_run=true"), body.as_bytes());
+        assert_eq!(found, status, "{method} {path} {body}: {}", String::from_utf8_lossy(&answer));
+    }
+    assert_eq!(state(), before);
+    assert!(!world.path("other").exists());
+}
+
+#[test]
+fn an_answer_that_waits_has_what_was_asked_for() {
+    let world = World::new();
+    let disk = world.path("disk").display().to_string();
+    common::run("truncate", &["-s", "1M", &disk]);
+    let import = serde_json::json!({ "path": disk, "format": "raw" }).to_string();
+    let versions = "/v1/images/debian/versions";
+    let (head, body) = head_and_body(&world, "POST", &format!("{versions}?wait=30"), "", import.as_bytes());
+    let operation: Operation = serde_json::from_slice(&body).unwrap();
+    assert!(
+        head.starts_with("http/1.1 200 ") && operation.state == OperationState::Done,
+        "{head} {operation:?}"
+    );
+    assert!(head.contains(&format!("location: /v1/operations/{}\r\n", operation.id)), "{head}");
+    let (status, _) = ask(&world, "POST", &format!("{versions}?wait=31"), import.as_bytes());
+    assert_eq!(status, 400);
+    let known = world.client().list::<Operation>("/v1/operations").unwrap();
+    assert_eq!(known.items.len(), 1, "what cannot wait so long is not begun");
+    common::create(&world.client(), "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
+    let stop = br#"{"action": "stop", "select": {"catalog": "desk"}}"#;
+    let (_, body) = ask(&world, "POST", "/v1/machine-actions?wait=30", stop);
+    let page: Page<MachineDetails> = serde_json::from_slice(&body).unwrap();
+    assert!(page.items.len() == 2 && page.items.iter().all(|machine| machine.status.settled), "{page:?}");
+}
+
+#[test]
+fn a_tag_is_a_number_in_quotes() {
     let world = World::new();
     for (value, status) in [
         ("\"12\"", 404),
         ("12", 404),
         ("", 400),
-        ("*", 400),
+        ("*", 404),
         ("\"\"", 400),
         ("\"1", 400),
         ("W/\"1\"", 400),
@@ -127,8 +291,8 @@ fn a_revision_is_a_number() {
         let line = format!("if-match: {value}\r\n");
         let (found, body) = ask_with(&world, "DELETE", "/v1/catalogs/desk", &line, b"");
         assert_eq!(found, status, "{value:?}: {}", String::from_utf8_lossy(&body));
-        let error: ErrorBody = serde_json::from_slice(&body).unwrap();
-        assert_eq!(error.message.contains("If-Match"), status == 400, "{value:?}: {error:?}");
+        let error: Problem = serde_json::from_slice(&body).unwrap();
+        assert_eq!(error.detail.contains("If-Match"), status == 400, "{value:?}: {error:?}");
     }
 }
 

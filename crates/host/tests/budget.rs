@@ -117,7 +117,7 @@ fn what_can_never_run_here_is_refused_with_a_figure() {
         ),
     ] {
         let error = refused(create(&client, "desk", &of(settings)));
-        assert!(error.code == code && error.message.contains(why), "{settings}: {error:?}");
+        assert!(error.code == code && error.detail.contains(why), "{settings}: {error:?}");
     }
     let made = create(&client, "desk", &of(r#""memory_bytes": 67108864"#)).unwrap();
     assert_eq!(made.warnings, [""; 0]);

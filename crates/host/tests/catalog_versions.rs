@@ -7,7 +7,7 @@ use common::{World, create, import, machines, refused};
 use rustix::process::Signal;
 use spillway_api::client::{Client, ClientError};
 use spillway_api::{
-    Catalog, Empty, ErrorBody, ErrorCode, Image, ImageDetails, List, MachineDetails, RolloutStrategy,
+    Catalog, Empty, ErrorCode, Image, ImageDetails, List, MachineDetails, Problem, RolloutStrategy,
     VersionChoice,
 };
 
@@ -28,7 +28,7 @@ fn history(catalog: &Catalog) -> Vec<u32> {
     catalog.history.iter().map(|entry| entry.version).collect()
 }
 
-fn delete_version(client: &Client, version: u32) -> Result<(), ErrorBody> {
+fn delete_version(client: &Client, version: u32) -> Result<(), Problem> {
     match client.delete::<Empty>(&format!("/v1/images/debian/versions/{version}")) {
         Ok(_) => Ok(()),
         Err(ClientError::Refused(error)) => Err(error),
@@ -59,7 +59,7 @@ fn who_follows_an_image_goes_along_and_who_does_not_stays() {
     assert_eq!((moved.version, history(&moved)), (3, vec![1, 2, 1, 3]));
     // It may be rolled back to any of them.
     let error = delete_version(&client, 2).unwrap_err();
-    assert!(error.code == ErrorCode::InUse && error.message.contains("'follows'"), "{error:?}");
+    assert!(error.code == ErrorCode::InUse && error.detail.contains("'follows'"), "{error:?}");
     client.delete::<Empty>("/v1/catalogs/follows").unwrap();
     delete_version(&client, 2).unwrap();
     assert_eq!(delete_version(&client, 1).unwrap_err().code, ErrorCode::InUse);
@@ -79,7 +79,7 @@ fn a_claim_ends_by_its_own_id_and_never_with_what_is_kept() {
     };
     for catalog in ["own", "stays"] {
         let Err(ClientError::Refused(error)) = claim(catalog) else { panic!("{catalog} is claimed") };
-        assert!(error.code == ErrorCode::Conflict && error.message.contains("keep what is written"));
+        assert!(error.code == ErrorCode::Conflict && error.detail.contains("keep what is written"));
     }
     let release = |id: &str| client.delete::<MachineDetails>(&format!("/v1/machines/desk-001/claim{id}"));
     let first = claim("desk").unwrap().claim.unwrap().id;
@@ -88,7 +88,7 @@ fn a_claim_ends_by_its_own_id_and_never_with_what_is_kept() {
     let second = claim("desk").unwrap().claim.unwrap().id;
     assert_ne!(first, second);
     let Err(ClientError::Refused(late)) = release(&format!("?claim={first}")) else { panic!("released") };
-    assert!(late.code == ErrorCode::Conflict && late.message.contains("somebody else's"), "{late:?}");
+    assert!(late.code == ErrorCode::Conflict && late.detail.contains("somebody else's"), "{late:?}");
     let machine: MachineDetails = client.get("/v1/machines/desk-001").unwrap();
     assert_eq!(machine.claim.map(|claim| claim.id), Some(second));
     release("").unwrap();
@@ -138,7 +138,7 @@ fn an_update_is_recorded_and_another_one_replaces_it() {
     ] {
         let before = get(&client, "desk");
         let error = refused(ask(&client, "desk/update", request));
-        assert!(error.code == code && error.message.contains(word), "{request}: {error:?}");
+        assert!(error.code == code && error.detail.contains(word), "{request}: {error:?}");
         assert_eq!(get(&client, "desk"), before, "{request}");
     }
     assert_eq!(refused(ask(&client, "dest/update", r#"{"image": "debian"}"#)).code, ErrorCode::NotFound);
@@ -152,7 +152,7 @@ fn a_catalog_is_rolled_back_along_its_history() {
     let client = world.client();
     create(&client, "desk", r#"{"image": "debian"}"#).unwrap();
     let error = refused(ask(&client, "desk/rollback", "{}"));
-    assert!(error.code == ErrorCode::NotFound && error.message.contains("nothing before"), "{error:?}");
+    assert!(error.code == ErrorCode::NotFound && error.detail.contains("nothing before"), "{error:?}");
     publish(&client, 2);
     publish(&client, 3);
     for version in [2, 1] {
@@ -166,7 +166,7 @@ fn a_catalog_is_rolled_back_along_its_history() {
     let to = ask(&client, "desk/rollback", r#"{"to": 3}"#).unwrap();
     assert_eq!((to.version, history(&to)), (3, vec![1, 2, 3, 2, 1, 3]));
     let error = refused(ask(&client, "desk/rollback", r#"{"to": 4}"#));
-    assert!(error.message.contains("no version 4 is in its history"), "{error:?}");
+    assert!(error.detail.contains("no version 4 is in its history"), "{error:?}");
     // Until it is told to follow again.
     assert_eq!(ask(&client, "desk/update", r#"{"image": "debian"}"#).unwrap().version, 4);
     // Another image is a line of its own; the way back leads to the first.
@@ -203,18 +203,18 @@ fn disks_that_keep_writes_stay_on_their_version() {
         let request = format!(r#"{{"image": "debian:2", "rollout": {rollout}}}"#);
         let error = refused(ask(&client, "own/update", &request));
         assert!(
-            error.code == ErrorCode::Conflict && error.message.contains("stay on their version"),
+            error.code == ErrorCode::Conflict && error.detail.contains("stay on their version"),
             "{error:?}"
         );
     }
     let updated = ask(&client, "own/update", r#"{"image": "debian:2"}"#).unwrap();
     assert!(updated.version == 2 && updated.warnings[0].contains("stay on their version"), "{updated:?}");
     let error = refused(ask(&client, "own/update", r#"{"image": "windows"}"#));
-    assert!(error.code == ErrorCode::Conflict && error.message.contains("discard_data"), "{error:?}");
+    assert!(error.code == ErrorCode::Conflict && error.detail.contains("discard_data"), "{error:?}");
     let spec = r#"{"image": "debian:2", "type": "pooled", "count": 2}"#;
     let spec: spillway_api::CatalogSpec = serde_json::from_str(spec).unwrap();
     let error = refused(client.put::<_, Catalog>("/v1/catalogs/own", &spec));
-    assert!(error.message.contains("another type throws that away"), "{error:?}");
+    assert!(error.detail.contains("another type throws that away"), "{error:?}");
     assert_eq!(get(&client, "own").spec.image.to_string(), "debian:2");
     let request = r#"{"image": "windows", "discard_data": true, "rollout": "now"}"#;
     let other = ask(&client, "own/update", request).unwrap();

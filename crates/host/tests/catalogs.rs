@@ -47,7 +47,7 @@ fn machines_follow_the_count() {
     assert_eq!(four[..3], five[..3]);
     assert_ne!(four[3].identity, five[3].identity, "another machine of that name");
     let error = refused(change(r#"{"image": "debian", "count": 4, "naming": "other-##"}"#));
-    assert!(error.message.contains("naming cannot be changed"), "{error:?}");
+    assert!(error.detail.contains("naming cannot be changed"), "{error:?}");
     // Names are the host's.
     let clash = new("other", r#"{"image": "debian", "count": 2, "naming": "desk-00#"}"#);
     let error = refused(client.post::<_, Catalog>("/v1/catalogs", &clash));
@@ -72,7 +72,7 @@ fn versions_of_a_catalogs_history_stay() {
     assert_eq!((changed.version, history), (3, vec![2, 3]));
     for version in [2, 3] {
         let error = refused(client.delete::<Empty>(&format!("/v1/images/debian/versions/{version}")));
-        assert!(error.code == ErrorCode::InUse && error.message.contains("'desk'"), "{error:?}");
+        assert!(error.code == ErrorCode::InUse && error.detail.contains("'desk'"), "{error:?}");
     }
     assert_eq!(refused(client.delete::<Empty>("/v1/images/debian")).code, ErrorCode::InUse);
     for (spec, code) in [
@@ -131,8 +131,9 @@ fn a_change_that_was_decided_on_something_else_is_a_conflict() {
     assert_eq!(client.get::<Catalog>(path).unwrap(), second);
     assert_eq!(client.get::<List<Catalog>>("/v1/catalogs").unwrap().items, std::slice::from_ref(&second));
     let error = refused(client.put_if::<_, Catalog>(path, first.revision, &spec(4)));
-    assert_eq!(error.code, ErrorCode::Conflict);
-    assert!(error.message.contains("by somebody else meanwhile: look again"), "{error:?}");
+    assert_eq!((error.code, error.status), (ErrorCode::PreconditionFailed, 412));
+    let tags = format!("its tag is \"{}\" now, not \"{}\"", second.revision, first.revision);
+    assert!(error.detail.contains(&tags) && error.detail.contains("somebody else"), "{error:?}");
     assert_eq!(machines(&client, "desk").len(), 3);
     // What changes nothing is no change, and other objects' changes are not this one's.
     let same: Catalog = client.put_if(path, second.revision, &spec(3)).unwrap();
@@ -160,7 +161,7 @@ fn changes_at_once_are_not_lost() {
                 let spec = CatalogSpec { count: found.spec.count + 1, ..found.spec };
                 match client.put_if::<_, Catalog>(path, found.revision, &spec) {
                     Ok(_) => break,
-                    conflict => assert_eq!(refused(conflict).code, ErrorCode::Conflict),
+                    changed => assert_eq!(refused(changed).code, ErrorCode::PreconditionFailed),
                 }
             }
         }
@@ -196,7 +197,7 @@ fn a_change_happens_whole_or_not_at_all() {
     let made = create(&client, "desk", r#"{"image": "debian", "count": 5}"#).unwrap();
     let more = CatalogSpec { count: 20, warm: 20, ..made.spec.clone() };
     let error = refused(client.put::<_, Catalog>("/v1/catalogs/desk", &more));
-    assert!(error.code == ErrorCode::Exists && error.message.contains("'desk-015'"), "{error:?}");
+    assert!(error.code == ErrorCode::Exists && error.detail.contains("'desk-015'"), "{error:?}");
     assert_eq!(client.get::<Catalog>("/v1/catalogs/desk").unwrap(), made);
     assert_eq!(machines(&client, "desk").len(), 5);
 }
@@ -237,7 +238,7 @@ fn lists_are_chosen_by_label() {
         ("machines?lable=team=x", "'lable' cannot be asked: catalog, label"),
     ] {
         let error = refused(client.get::<List<Empty>>(&format!("/v1/{question}")));
-        assert!(error.code == ErrorCode::Invalid && error.message.contains(word), "{question}: {error:?}");
+        assert!(error.code == ErrorCode::Invalid && error.detail.contains(word), "{question}: {error:?}");
     }
 }
 
@@ -248,7 +249,7 @@ fn disks_go_to_stores_that_are_good_for_them() {
     let client = world.client();
     let scratch = r#"{"image": "debian", "scratch_disk_bytes": 1048576}"#;
     let error = refused(create(&client, "a", scratch));
-    assert!(error.message.contains("a store of class temp"), "{error:?}");
+    assert!(error.detail.contains("a store of class temp"), "{error:?}");
     for (name, class) in [("fast", StoreClass::Temp), ("copies", StoreClass::Cache)] {
         let folder = StoreFolder { name: name.parse().unwrap(), path: world.path(name), class };
         client.post::<_, StoreFolder>("/v1/stores", &folder).unwrap();
@@ -260,7 +261,7 @@ fn disks_go_to_stores_that_are_good_for_them() {
         (r#""data_disk_bytes": 1048576, "data_disk_store": "fats""#, "do you mean 'fast'?"),
     ] {
         let error = refused(create(&client, "b", &format!(r#"{{"image": "debian", {settings}}}"#)));
-        assert!(error.message.contains(word), "{settings}: {error:?}");
+        assert!(error.detail.contains(word), "{settings}: {error:?}");
     }
     create(&client, "b", r#"{"image": "debian", "overflow_store": "fast", "data_disk_bytes": 1048576}"#)
         .unwrap();
@@ -270,12 +271,9 @@ fn disks_go_to_stores_that_are_good_for_them() {
         client.put::<_, Catalog>(&format!("/v1/catalogs/b{terms}"), &spec)
     };
     let error = refused(change(r#"{"image": "debian"}"#, ""));
-    assert!(
-        error.code == ErrorCode::Conflict && error.message.contains("lose their data disks"),
-        "{error:?}"
-    );
+    assert!(error.code == ErrorCode::Conflict && error.detail.contains("lose their data disks"), "{error:?}");
     change(r#"{"image": "debian", "data_disk_bytes": 2097152}"#, "").unwrap();
     let error = refused(change(r#"{"image": "debian", "data_disk_bytes": 1048576}"#, "?discard_data=true"));
-    assert!(error.message.contains("grow, not shrink"), "{error:?}");
+    assert!(error.detail.contains("grow, not shrink"), "{error:?}");
     change(r#"{"image": "debian"}"#, "?discard_data=true").unwrap();
 }

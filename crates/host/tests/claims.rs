@@ -131,7 +131,7 @@ fn words_of_a_claim_are_bounded() {
         (NewClaim { ttl_seconds: Some(u32::MAX), ..any() }, "ttl_seconds"),
     ] {
         let error = refused(client.post::<_, MachineDetails>("/v1/catalogs/desk/claims", &bad));
-        assert!(error.code == ErrorCode::Invalid && error.message.contains(word), "{bad:?}: {error}");
+        assert!(error.code == ErrorCode::Invalid && error.detail.contains(word), "{bad:?}: {error}");
     }
     assert_eq!(claimed(&client), [""; 0]);
     let edge = NewClaim { owner: Some("é".repeat(128)), labels: labels(16), ..any() };
@@ -150,7 +150,7 @@ fn the_same_key_gives_the_same_machine() {
     assert_ne!(ask(&client, "job-2").unwrap().machine.name, first.machine.name);
     let other = NewClaim { ttl_seconds: Some(5), ..any() };
     let error = refused(client.post_once::<_, MachineDetails>(claims, Some("job-1"), &other));
-    assert!(error.code == ErrorCode::Conflict && error.message.contains("another request"), "{error}");
+    assert!(error.code == ErrorCode::KeyReused && error.detail.contains("another request"), "{error}");
     for bad in ["", "two words", "\"", "é", &"x".repeat(129)] {
         let Err(error) = ask(&client, bad) else { panic!("{bad:?}") };
         assert!(
@@ -175,7 +175,7 @@ fn the_same_key_gives_the_same_machine() {
     assert_eq!(id(&ask(&client, "job-1").unwrap()), id(&first));
     client.delete::<MachineDetails>(&format!("/v1/machines/{}/claim", first.machine.name)).unwrap();
     let error = refused(ask(&client, "job-1"));
-    assert!(error.code == ErrorCode::Conflict && error.message.contains("is over"), "{error}");
+    assert!(error.code == ErrorCode::Conflict && error.detail.contains("is over"), "{error}");
     assert_eq!(claimed(&client).len(), 2);
     assert!(world.audit().iter().any(|line| line["repeated"] == true));
 }
@@ -223,7 +223,7 @@ fn a_claim_that_nobody_waits_for_any_more_is_given_up() {
         wait_until(Duration::from_secs(20), found)
             .unwrap_or_else(|| panic!("never {what}: {:?}", claimed(&client)));
     };
-    let waiting = asked(&world, "?wait_seconds=30", "");
+    let waiting = asked(&world, "?wait=30", "");
     until("claimed", &|claimed| claimed.len() == 1);
     drop(waiting);
     until("given up", &|claimed| claimed.is_empty());
@@ -235,7 +235,7 @@ fn a_claim_that_nobody_waits_for_any_more_is_given_up() {
     tells(&client, EventKind::Released, "it is released: who claimed it went before the answer");
 
     // With a key it stays: who asked asks again.
-    let waiting = asked(&world, "?wait_seconds=30", "idempotency-key: mine\r\n");
+    let waiting = asked(&world, "?wait=30", "idempotency-key: mine\r\n");
     until("claimed", &|claimed| claimed.len() == 1);
     drop(waiting);
     let kept: MachineDetails = client.post_once("/v1/catalogs/desk/claims", Some("mine"), &any()).unwrap();

@@ -74,7 +74,7 @@ fn free_all(world: &World, n: usize) {
     act(&client, "stop", &[&names[0]]);
     act(&client, "reset", &[&names[1]]);
     act(&client, "drain", &[&names[2]]);
-    let stopped: MachineDetails = client.get(&format!("/v1/machines/{}?wait_seconds=20", names[0])).unwrap();
+    let stopped: MachineDetails = client.get(&format!("/v1/machines/{}?wait=20", names[0])).unwrap();
     assert!(stopped.status.settled, "{stopped:?}");
     client.delete::<Empty>(&format!("/v1/machines/{}", names[0])).unwrap();
     let claimed = machines(&client, "pool");
@@ -110,8 +110,8 @@ fn frees(mount: impl FnOnce(&Path) -> Option<Mounted>) {
     // What really needs room says so, and with its code.
     let error =
         refused(create(&client, "many", r#"{"image": "debian", "count": 20000, "naming": "many-#####"}"#));
-    assert!(error.code == ErrorCode::Exhausted && error.message.contains("make room"), "{error:?}");
-    assert!(!error.message.contains("database"), "{error:?}");
+    assert!(error.code == ErrorCode::Exhausted && error.detail.contains("make room"), "{error:?}");
+    assert!(!error.detail.contains("database"), "{error:?}");
     // An event tells of it, and events go on.
     let told = || {
         let events: List<Event> = client.get("/v1/events").unwrap();
@@ -160,6 +160,6 @@ fn an_import_is_cancelled_on_a_file_system_that_is_full() {
     // Cancelled, or at the end of the room before that.
     let error = ends(&client, &begun).unwrap_err();
     assert!(matches!(error.code, ErrorCode::Cancelled | ErrorCode::Exhausted), "{error:?}");
-    assert!(!error.message.contains("until the next start"), "{error:?}");
+    assert!(!error.detail.contains("until the next start"), "{error:?}");
     assert_eq!(refused(client.get::<ImageDetails>("/v1/images/large")).code, ErrorCode::NotFound);
 }

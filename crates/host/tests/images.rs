@@ -69,9 +69,9 @@ fn versions_are_published_tagged_and_deleted() {
     assert_eq!(put(&world, "/v1/images/debian/published", 2).published, Some(2));
     put(&world, "/v1/images/debian/tags/stable", 3);
     let error = refused(client.delete::<Empty>("/v1/images/debian/versions/2"));
-    assert!(error.code == ErrorCode::InUse && error.message.contains("published"), "{error:?}");
+    assert!(error.code == ErrorCode::InUse && error.detail.contains("published"), "{error:?}");
     let error = refused(client.delete::<Empty>("/v1/images/debian/versions/3"));
-    assert!(error.code == ErrorCode::InUse && error.message.contains("stable"), "{error:?}");
+    assert!(error.code == ErrorCode::InUse && error.detail.contains("stable"), "{error:?}");
     client.delete::<Empty>("/v1/images/debian/versions/1").unwrap();
     client.delete::<Image>("/v1/images/debian/tags/stable").unwrap();
     client.delete::<Empty>("/v1/images/debian/versions/3").unwrap();
@@ -80,9 +80,9 @@ fn versions_are_published_tagged_and_deleted() {
     let numbers: Vec<_> = details(&world, "debian").versions.iter().map(|v| v.version).collect();
     assert_eq!(numbers, [2, 4]);
     let error = refused(client.get::<ImageDetails>("/v1/images/debain"));
-    assert_eq!((error.code, error.message.contains("'debian'")), (ErrorCode::NotFound, true), "{error:?}");
+    assert_eq!((error.code, error.detail.contains("'debian'")), (ErrorCode::NotFound, true), "{error:?}");
     let error = refused(client.put::<_, Image>("/v1/images/debian/published", &VersionChoice { version: 9 }));
-    assert!(error.code == ErrorCode::NotFound && error.message.contains("2, 4"), "{error:?}");
+    assert!(error.code == ErrorCode::NotFound && error.detail.contains("2, 4"), "{error:?}");
     client.delete::<Empty>("/v1/images/debian").unwrap();
     assert_eq!(client.get::<List<Image>>("/v1/images").unwrap().items, []);
     assert_eq!(world.below(&world.state().join("store/images")), ["debian"]);
@@ -146,19 +146,19 @@ fn what_is_damaged_is_found() {
     let file = std::fs::File::options().write(true).open(&stored).unwrap();
     file.write_all_at(b"x", 7 * MIB + 5).unwrap();
     let error = ends(&client, &verify()).unwrap_err();
-    assert!(error.message.contains(&format!("byte {}", 7 * MIB)), "{error:?}");
+    assert!(error.detail.contains(&format!("byte {}", 7 * MIB)), "{error:?}");
     file.write_all_at(&[9], 7 * MIB + 5).unwrap();
     ends(&client, &verify()).unwrap();
     let list = stored.with_file_name("digests");
     std::fs::set_permissions(&list, PermissionsExt::from_mode(0o644)).unwrap();
     let digests = std::fs::read(&list).unwrap();
     std::fs::write(&list, &digests[..digests.len() - 1]).unwrap();
-    assert!(ends(&client, &verify()).unwrap_err().message.contains("cut off"));
+    assert!(ends(&client, &verify()).unwrap_err().detail.contains("cut off"));
     let mut other = digests.clone();
     other[9] ^= 1;
     std::fs::write(&list, &other).unwrap();
     let error = ends(&client, &verify()).unwrap_err();
-    assert!(error.code == ErrorCode::Damaged && error.message.contains("byte 0:"), "{error:?}");
+    assert!(error.code == ErrorCode::Damaged && error.detail.contains("byte 0:"), "{error:?}");
     std::fs::write(&list, &digests).unwrap();
     for size in [0, 4 * MIB, 9 * MIB] {
         file.set_len(size).unwrap();
@@ -198,7 +198,7 @@ fn hostile_files_are_refused() {
     ] {
         let import = ImageImport { path: path.clone(), format, store: None };
         let error = refused(client.post::<_, Operation>("/v1/images/evil/versions", &import));
-        assert!(error.code == ErrorCode::Invalid && error.message.contains(why), "{path}: {error:?}");
+        assert!(error.code == ErrorCode::Invalid && error.detail.contains(why), "{path}: {error:?}");
     }
     assert_eq!(client.get::<List<Image>>("/v1/images").unwrap().items, []);
     assert_eq!(world.below(&world.state().join("store/images")), [""; 0]);
@@ -225,7 +225,7 @@ fn a_full_store_leaves_nothing() {
     let path = world.path("large").display().to_string();
     std::fs::write(&path, vec![7; 8 << 20]).unwrap();
     let error = ends(&client, &import(&world, "large", &path, SourceFormat::Raw)).unwrap_err();
-    assert!(error.code == ErrorCode::Exhausted && error.message.contains("make room"), "{error:?}");
+    assert!(error.code == ErrorCode::Exhausted && error.detail.contains("make room"), "{error:?}");
     assert_eq!(world.below(&world.path("small/store/images")), ["large"]);
     assert_eq!(client.get::<List<Image>>("/v1/images").unwrap().items, []);
     std::fs::write(&path, vec![7; 1 << 20]).unwrap();
@@ -381,7 +381,7 @@ fn an_image_that_is_written_to_is_not_imported() {
         let writer = Writer::open(&path, format);
         let import_it = ImageImport { path: path.clone(), format, store: None };
         let error = refused(client.post::<_, Operation>("/v1/images/torn/versions", &import_it));
-        assert!(error.code == ErrorCode::InUse && error.message.contains("open for writing"), "{error:?}");
+        assert!(error.code == ErrorCode::InUse && error.detail.contains("open for writing"), "{error:?}");
         drop(writer);
         ends(&client, &import(&world, "torn", &path, format)).unwrap();
     }
@@ -413,7 +413,7 @@ fn a_disk_larger_than_any_is_refused_where_it_is_asked_for() {
         run("qemu-img", &["create", "-q", "-f", format.as_str(), &path, size]);
         let import = ImageImport { path, format, store: None };
         let error = refused(client.post::<_, Operation>("/v1/images/big/versions", &import));
-        let says = error.message.contains("the largest disk 4.0 TiB");
+        let says = error.detail.contains("the largest disk 4.0 TiB");
         assert!(error.code == ErrorCode::Invalid && says, "{format:?}: {error:?}");
     }
     assert_eq!(client.get::<List<Image>>("/v1/images").unwrap().items, []);
@@ -485,11 +485,11 @@ fn what_qemu_img_refuses_is_said_in_words_for_who_asked() {
             Ok(begun) => ends(&client, &begun).expect_err(&format!("{} was imported", name.display())),
             answer => refused(answer),
         };
-        println!("{}", error.message);
+        println!("{}", error.detail);
         assert_eq!(error.code, ErrorCode::Invalid, "{error:?}");
-        assert!(error.message.contains(name.to_str().unwrap()), "{error:?}");
-        assert!(why.split('|').all(|why| error.message.contains(why)), "{why}: {error:?}");
-        assert!(!error.message.contains('\n') && !error.message.contains("/proc/"), "{error:?}");
+        assert!(error.detail.contains(name.to_str().unwrap()), "{error:?}");
+        assert!(why.split('|').all(|why| error.detail.contains(why)), "{why}: {error:?}");
+        assert!(!error.detail.contains('\n') && !error.detail.contains("/proc/"), "{error:?}");
     }
 }
 

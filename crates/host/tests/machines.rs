@@ -26,7 +26,7 @@ fn act(client: &Client, action: &str, name: &str) {
 /// Waits until a machine is off, as it is wanted.
 fn is_off(client: &Client, name: &str) {
     let is_off = || {
-        let machine: MachineDetails = client.get(&format!("/v1/machines/{name}?wait_seconds=1")).unwrap();
+        let machine: MachineDetails = client.get(&format!("/v1/machines/{name}?wait=1")).unwrap();
         (machine.power == Power::Off && machine.status.settled).then_some(())
     };
     wait_until(Duration::from_secs(30), is_off).unwrap_or_else(|| panic!("{name} is not off"));
@@ -80,7 +80,7 @@ fn a_deleted_machine_leaves_a_gap_which_another_one_fills() {
     scale(&client, "desk", 1);
     let spec = CatalogSpec { count: 2, ..client.get::<Catalog>("/v1/catalogs/desk").unwrap().spec };
     let error = refused(client.put::<_, Catalog>("/v1/catalogs/desk", &spec));
-    assert!(error.code == ErrorCode::Exists && error.message.contains("'desk-001'"), "{error:?}");
+    assert!(error.code == ErrorCode::Exists && error.detail.contains("'desk-001'"), "{error:?}");
     world.end(Signal::KILL);
     world.start();
     assert_eq!(numbers(&world.client(), "desk"), [2]);
@@ -95,7 +95,7 @@ fn machines_that_somebody_needs_are_not_deleted() {
     create(&client, "pool", r#"{"image": "debian", "count": 1, "warm": 1}"#).unwrap();
     let refuses = |name: &str, code: ErrorCode, word: &str| {
         let error = refused(client.delete::<Empty>(&format!("/v1/machines/{name}")));
-        assert!(error.code == code && error.message.contains(word), "{name}: {error:?}");
+        assert!(error.code == code && error.detail.contains(word), "{name}: {error:?}");
     };
     act(&client, "start", "desk-001");
     refuses("desk-001", ErrorCode::Conflict, "stop it first ('spillway machine stop desk-001 --wait')");
@@ -119,8 +119,7 @@ fn machines_that_somebody_needs_are_not_deleted() {
     let none = CatalogSpec { count: 0, ..spec.clone() };
     let errors = [refused(client.put::<_, Catalog>(path, &none)), refused(client.delete::<Empty>(path))];
     for error in errors {
-        let told =
-            error.message.contains("is claimed: release it first") && error.message.contains("--force");
+        let told = error.detail.contains("is claimed: release it first") && error.detail.contains("--force");
         assert!(error.code == ErrorCode::InUse && told, "{error:?}");
     }
     assert_eq!(client.get::<Catalog>(path).unwrap().spec.count, 3);
@@ -144,7 +143,7 @@ fn what_keeps_writes_is_given_to_nobody() {
         create(&client, name, &format!(r#"{{"image": "debian", "count": 1, {more}}}"#)).unwrap();
         let claims = format!("/v1/catalogs/{name}/claims");
         let error = refused(client.post::<_, MachineDetails>(&claims, &any));
-        assert!(error.code == ErrorCode::Conflict && error.message.contains(why), "{error:?}");
+        assert!(error.code == ErrorCode::Conflict && error.detail.contains(why), "{error:?}");
     }
 }
 
@@ -182,7 +181,7 @@ fn a_host_that_is_closed_starts_nothing_until_it_is_opened() {
         refused(client.post::<_, MachineDetails>("/v1/catalogs/pool/claims", &any)),
         refused(client.post::<_, List<MachineDetails>>("/v1/machine-actions", &start)),
     ] {
-        assert!(error.code == ErrorCode::Conflict && error.message.contains("host open"), "{error:?}");
+        assert!(error.code == ErrorCode::Conflict && error.detail.contains("host open"), "{error:?}");
     }
     world.end(Signal::KILL);
     world.start();
@@ -242,12 +241,12 @@ fn a_disk_that_is_not_kept_or_not_there_becomes_no_version() {
     ] {
         let commit = ImageCommit { machine: machine.parse().unwrap(), publish: true };
         let error = refused(client.post::<_, Operation>("/v1/images/debian/commits", &commit));
-        let told = words.iter().all(|word| error.message.contains(word));
+        let told = words.iter().all(|word| error.detail.contains(word));
         assert!(error.code == code && told, "{machine}: {error:?}");
     }
     let unknown = serde_json::json!({ "machine": "own-001", "force": true });
     let error = refused(client.post::<_, Operation>("/v1/images/debian/commits", &unknown));
-    assert!(error.code == ErrorCode::Invalid && error.message.contains("unknown field `force`"), "{error:?}");
+    assert!(error.code == ErrorCode::Invalid && error.detail.contains("unknown field `force`"), "{error:?}");
     let image: ImageDetails = client.get("/v1/images/debian").unwrap();
     assert_eq!((image.versions.len(), image.image.newest), (1, 1), "nothing was begun");
 }
@@ -261,7 +260,7 @@ fn damage(world: &World, version: u32, bytes: u64) {
 /// A machine of which nothing is to be done, as it is after this change.
 fn settled(client: &Client, name: &str) -> MachineStatus {
     let status = || {
-        let machine: MachineDetails = client.get(&format!("/v1/machines/{name}?wait_seconds=5")).unwrap();
+        let machine: MachineDetails = client.get(&format!("/v1/machines/{name}?wait=5")).unwrap();
         machine.status.settled.then_some(machine.status)
     };
     wait_until(Duration::from_secs(30), status).unwrap_or_else(|| panic!("{name} is not settled"))

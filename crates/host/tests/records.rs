@@ -114,13 +114,13 @@ fn a_record_that_cannot_be_read_is_set_aside() {
         let names: Vec<_> = client.get::<List<Catalog>>("/v1/catalogs").unwrap().items;
         assert_eq!(names.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), ["good", "pool"]);
         let error = refused(client.get::<Catalog>("/v1/catalogs/bad"));
-        assert!(error.code == ErrorCode::Damaged && error.message.contains("catalogs/bad"), "{error:?}");
+        assert!(error.code == ErrorCode::Damaged && error.detail.contains("catalogs/bad"), "{error:?}");
         // Names stay taken.
         assert_eq!(refused(create(&client, "bad", r#"{"image": "debian"}"#)).code, ErrorCode::Damaged);
         assert_eq!(refused(client.get::<ImageDetails>("/v1/images/other")).code, ErrorCode::Damaged);
         let taken =
             refused(create(&client, "same", r#"{"image": "debian", "count": 3, "naming": "good-00#"}"#));
-        assert!(taken.message.contains("good-00"), "{taken:?}");
+        assert!(taken.detail.contains("good-00"), "{taken:?}");
         let _ = client.delete::<Empty>("/v1/catalogs/same");
         // What it may need is not deleted.
         let error = refused(client.delete::<Empty>("/v1/images/debian/versions/2"));

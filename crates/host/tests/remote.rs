@@ -172,12 +172,12 @@ fn the_client_asks_and_follows_events_over_tcp() {
     let catalog = create(&client(&world, "admin"), "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
     // Decided on what is not so any more: the revision comes along.
     let stale = client(&world, "admin").put_if::<_, Catalog>("/v1/catalogs/desk", 0, &catalog.spec);
-    assert_eq!(common::refused(stale).code, ErrorCode::Conflict);
+    assert_eq!(common::refused(stale).code, ErrorCode::PreconditionFailed);
     assert_eq!(common::machines(&client(&world, "read"), "desk"), common::machines(&world.client(), "desk"));
     let refused = client(&world, "read").delete::<Empty>("/v1/catalogs/desk");
     assert_eq!(common::refused(refused).code, ErrorCode::Forbidden);
     let refused = common::refused(client(&world, "nobody").get::<List<Event>>("/v1/events"));
-    assert!(refused.code == ErrorCode::Unauthenticated && refused.message.contains("localhost"), "{refused}");
+    assert!(refused.code == ErrorCode::Unauthenticated && refused.detail.contains("localhost"), "{refused}");
     assert_eq!(
         common::refused(client(&world, "nobody").follow(None).map(drop)).code,
         ErrorCode::Unauthenticated
@@ -191,7 +191,7 @@ fn the_client_asks_and_follows_events_over_tcp() {
     let reset = serde_json::json!({ "action": "reset", "select": { "all": true }, "discard_data": true });
     let refused = client(&world, "operate").post::<_, Value>("/v1/machine-actions", &reset);
     let refused = common::refused(refused);
-    assert!(refused.code == ErrorCode::Forbidden && refused.message.contains("'admin'"), "{refused}");
+    assert!(refused.code == ErrorCode::Forbidden && refused.detail.contains("'admin'"), "{refused}");
     // A store may be nearly full here, and that is told too.
     let mut next = || loop {
         let event = following.next_event().unwrap().unwrap();
@@ -234,10 +234,7 @@ fn what_guests_are_told_is_not_for_those_who_only_read() {
         let made = admin.post::<_, Catalog>("/v1/catalogs", &new).map(drop);
         for error in [common::refused(changed), common::refused(made)] {
             assert_eq!(error.code, ErrorCode::Invalid, "{error}");
-            assert!(
-                error.message.contains("user_data") && error.message.contains("role 'operate'"),
-                "{error}"
-            );
+            assert!(error.detail.contains("user_data") && error.detail.contains("role 'operate'"), "{error}");
         }
     }
     assert_eq!(admin.get::<List<Catalog>>("/v1/catalogs").unwrap().items, [whole]);
@@ -407,7 +404,7 @@ fn too_many_requests_of_a_token_are_refused_and_of_others_none() {
     create(&world.client(), "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
     let start = serde_json::json!({ "action": "start", "select": { "names": ["desk-001"] } });
     world.client().post::<_, Value>("/v1/machine-actions", &start).unwrap();
-    let waits = "/v1/machines/desk-001?wait_seconds=30";
+    let waits = "/v1/machines/desk-001?wait=30";
     let waiting: Vec<Tls> = (0..64)
         .map(|_| {
             let mut stream = tls(&world);

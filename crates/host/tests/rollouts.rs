@@ -95,7 +95,7 @@ fn a_rollout_is_paused_resumed_and_aborted() {
     let nothing =
         client.post::<_, Catalog>("/v1/catalogs/desk/rollout", &serde_json::json!({ "action": "pause" }));
     let error = refused(nothing);
-    assert!(error.code == ErrorCode::Conflict && error.message.contains("no rollout"), "{error:?}");
+    assert!(error.code == ErrorCode::Conflict && error.detail.contains("no rollout"), "{error:?}");
     let events = told(&client, EventKind::Rollout);
     let is_said: Vec<bool> =
         events.iter().zip(["is paused", "goes on", "is aborted"]).map(|(e, word)| e.contains(word)).collect();

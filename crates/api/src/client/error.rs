@@ -1,6 +1,6 @@
 //! Why a daemon could not be asked, or says no. Owns the words.
 
-use crate::ErrorBody;
+use crate::Problem;
 use std::io;
 use std::path::PathBuf;
 
@@ -49,5 +49,5 @@ pub enum ClientError {
     },
     /// The daemon refused the request, for this reason.
     #[error(transparent)]
-    Refused(ErrorBody),
+    Refused(Problem),
 }

@@ -7,15 +7,17 @@ mod address;
 mod error;
 mod follow;
 mod interrupt;
+mod pages;
 mod token;
 mod way;
 
 pub use address::{Address, AddressError, HostPort};
 pub use error::ClientError;
 pub use follow::Following;
+pub use pages::Pages;
 pub use token::{Token, TokenError};
 
-use crate::{ErrorBody, ErrorCode, EventId, List, MOST_ON_A_PAGE, Page};
+use crate::{ErrorCode, EventId, List, PROBLEM_JSON, Page, Problem};
 use follow::Lines;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -101,26 +103,25 @@ impl Client {
         self.ask::<(), T>(Method::GET, path, None, Once::No)
     }
 
-    /// Asks for a list that comes in pages: all of it. The path may have a query.
+    /// Asks for a list that comes in pages, `most` objects of it at most: a page when it is needed. The path may have a query.
+    pub fn pages<T: DeserializeOwned>(&self, path: &str, most: Option<u32>) -> Pages<'_, T> {
+        Pages::new(self, path, most)
+    }
+
+    /// Asks for a list that comes in pages: all of it at once, for lists that are short.
     pub fn list<T: DeserializeOwned>(&self, path: &str) -> Result<List<T>, ClientError> {
-        self.list_on(path, Page { items: Vec::new(), next: Some(String::new()) })
+        let mut items = Vec::new();
+        for page in self.pages(path, None) {
+            items.extend(page?);
+        }
+        Ok(List { items })
     }
 
     /// The same, after a page that has come already.
     pub fn list_on<T: DeserializeOwned>(&self, path: &str, first: Page<T>) -> Result<List<T>, ClientError> {
-        let Page { mut items, next: mut token } = first;
-        while let Some(last) = token {
-            let mut part = query([("limit", MOST_ON_A_PAGE.to_string())]);
-            if !last.is_empty() {
-                part += &query([("continue", last.clone())]).replace('?', "&");
-            }
-            let joined = if path.contains('?') { part.replacen('?', "&", 1) } else { part };
-            let page: Page<T> = self.get(&format!("{path}{joined}"))?;
-            if page.next.as_ref().is_some_and(|next| *next <= last) {
-                return Err(self.broken("its list does not go on".into()));
-            }
-            items.extend(page.items);
-            token = page.next;
+        let Page { mut items, next } = first;
+        for page in Pages::after(self, path, next) {
+            items.extend(page?);
         }
         Ok(List { items })
     }
@@ -145,7 +146,7 @@ impl Client {
         self.ask(Method::PUT, path, Some(body), Once::No)
     }
 
-    /// Puts an object in its place if what is there is still of this revision; else it is a conflict.
+    /// Puts an object in its place if what is there is still of this revision (`If-Match`); else nothing is done.
     pub fn put_if<B: Serialize, T: DeserializeOwned>(
         &self,
         path: &str,
@@ -253,6 +254,7 @@ impl Client {
             .method(method)
             .uri(path)
             .header(header::HOST, self.way.host())
+            .header(header::ACCEPT, format!("application/json, {PROBLEM_JSON}, */*;q=0.1"))
             .header(header::CONTENT_TYPE, "application/json");
         if let Some(revision) = revision {
             request = request.header(header::IF_MATCH, format!("\"{revision}\""));
@@ -274,12 +276,12 @@ impl Client {
     }
 
     fn refusal(&self, status: StatusCode, body: &[u8]) -> ClientError {
-        match serde_json::from_slice::<ErrorBody>(body) {
+        match serde_json::from_slice::<Problem>(body) {
             // A token was sent: that it says who it is, is not what is missing.
             Ok(error) if error.code == ErrorCode::Unauthenticated => {
                 let message =
                     format!("{}: the token is not known there: is it in its file of tokens?", self.way);
-                ClientError::Refused(ErrorBody::new(error.code, message))
+                ClientError::Refused(Problem::new(error.code, message))
             }
             Ok(error) => ClientError::Refused(error),
             Err(_) => self.broken(format!("it answers {status}")),

@@ -7,7 +7,7 @@ use crate::error::Failure;
 use crate::host::Daemon;
 use rustix::process::{Resource, getrlimit};
 use spillway_api::client::{Client, ClientError};
-use spillway_api::{Figures, HostDetails, Hypervisor, List, StoreDetails};
+use spillway_api::{Figures, HostDetails, Hypervisor, StoreDetails};
 use spillway_control::kvm::{self, Accelerator};
 use spillway_control::program::{self, Probe};
 use spillway_control::{SupervisorError, bytes};
@@ -57,7 +57,7 @@ pub fn all(daemon: &Daemon) -> Result<Vec<Finding>, Failure> {
     found.push(cgroup(root));
     let (socket, client) = socket(daemon)?;
     found.push(socket);
-    let stores = client.as_ref().and_then(|client| client.get::<List<StoreDetails>>("/v1/stores").ok());
+    let stores = client.as_ref().and_then(|client| client.list::<StoreDetails>("/v1/stores").ok());
     let folders: Vec<PathBuf> = match stores {
         Some(stores) => stores.items.into_iter().map(|store| store.path).collect(),
         None => ["/var/lib/spillway", "/var/tmp"]
@@ -291,7 +291,7 @@ fn socket(daemon: &Daemon) -> Result<(Finding, Option<Client>), Failure> {
     let rights = fs::metadata(&path).ok().filter(|found| found.file_type().is_socket());
     let rights = rights.map(|found| found.permissions().mode() & 0o777);
     let path = path.display();
-    let finding = match client.get::<List<StoreDetails>>("/v1/stores") {
+    let finding = match client.list::<StoreDetails>("/v1/stores") {
         Ok(_) if rights.is_some_and(|rights| rights & 0o002 != 0) => Finding::problem(
             "spillwayd",
             format!("{path} can be used by everybody on this host, and who can use it is root here"),

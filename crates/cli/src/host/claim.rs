@@ -81,7 +81,7 @@ impl Claim {
         }
         let cannot = |e| Failure::new(Exit::Internal, format!("signals cannot be waited for: {e}"));
         client.interruptible().map_err(cannot)?;
-        let waits = query([("wait_seconds", self.timeout.min(HELD).to_string())]);
+        let waits = query([("wait", self.timeout.min(HELD).to_string())]);
         match client.post_once(&format!("{path}{waits}"), key, &asked) {
             // With the connection spillwayd gives the claim up, but for one with a key, which may be asked for again.
             Err(interrupted @ ClientError::Interrupted { .. }) => {

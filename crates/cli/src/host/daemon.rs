@@ -3,12 +3,14 @@
 //! Invariant: a token is never an argument, which every user of this host could read; and an option that would have no
 //! effect is an error.
 
+use super::table;
 use crate::error::{Exit, Failure};
 use crate::output;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::Serialize;
-use spillway_api::client::{Address, AddressError, Client, HostPort, Token};
+use serde::de::DeserializeOwned;
+use spillway_api::client::{Address, AddressError, Client, HostPort, Pages, Token};
 use spillway_api::{CA_VARIABLE, DEFAULT_SOCKET, SOCKET_VARIABLE, TOKEN_VARIABLE};
 use std::env;
 use std::ffi::OsString;
@@ -136,6 +138,38 @@ impl Daemon {
                 "{remote} wants to know who asks: give a token in {TOKEN_VARIABLE} or by --token-file FILE"
             ))),
         }
+    }
+
+    /// Shows a list that comes in pages: as JSON, or as a table with these columns and rows. Of a page that was shown only its
+    /// rows are held, for the columns' widths; as JSON nothing.
+    pub fn show_pages<T: Serialize + DeserializeOwned, const N: usize>(
+        &self,
+        pages: Pages<'_, T>,
+        columns: [&str; N],
+        rows: impl Fn(&T) -> Vec<[String; N]>,
+    ) -> Result<(), Failure> {
+        if !self.json {
+            let mut all = Vec::new();
+            for page in pages {
+                all.extend(page?.iter().flat_map(&rows));
+            }
+            return output::print(&table(columns, all)).map(drop);
+        }
+        let mut count = 0_u64;
+        for page in pages {
+            let page = page?;
+            let mut text = if count == 0 { "{\n  \"items\": [".to_owned() } else { String::new() };
+            for item in &page {
+                text += if count == 0 { "\n" } else { ",\n" };
+                let item = serde_json::to_string_pretty(item).expect("an answer is plain data");
+                text += &item.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n");
+                count += 1;
+            }
+            if !output::print(&text)? {
+                return Ok(());
+            }
+        }
+        output::print(if count == 0 { "]\n}\n" } else { "\n  ]\n}\n" }).map(drop)
     }
 
     /// Shows an answer: as JSON, or in words.

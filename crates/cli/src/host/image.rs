@@ -1,6 +1,6 @@
 //! `spillway image`.
 
-use super::{Daemon, progress, table};
+use super::{Daemon, Limit, progress, table};
 use crate::error::{Exit, Failure};
 use crate::output;
 use clap::Subcommand;
@@ -8,7 +8,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use spillway_api::client::Client;
 use spillway_api::{
     BootFacts, Catalog, Empty, Finding, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, ImageRef,
-    ImageVersion, List, MachineDetails, Name, Operation, Origin, PartitionTable, SourceFormat, VersionChoice,
+    ImageVersion, MachineDetails, Name, Operation, Origin, PartitionTable, SourceFormat, VersionChoice,
     VersionState,
 };
 use spillway_control::bytes;
@@ -34,6 +34,9 @@ pub enum ImageCommand {
         /// The store that is to hold it [default: the first of class shared, then local]
         #[arg(long)]
         store: Option<Name>,
+        /// A name for this import: asked again with it within a day, nothing more is imported
+        #[arg(long, value_name = "KEY")]
+        key: Option<String>,
         /// Do not wait for the end
         #[arg(long)]
         no_wait: bool,
@@ -49,12 +52,19 @@ pub enum ImageCommand {
         /// Publish the version when it is ready
         #[arg(long)]
         publish: bool,
+        /// A name for this commit: asked again with it within a day, nothing more is committed
+        #[arg(long, value_name = "KEY")]
+        key: Option<String>,
         /// Do not wait for the end
         #[arg(long)]
         no_wait: bool,
     },
     /// List images
-    List,
+    List {
+        /// How many.
+        #[command(flatten)]
+        limit: Limit,
+    },
     /// Show an image and its versions
     #[command(alias = "versions")]
     Show {
@@ -105,7 +115,7 @@ fn format() -> impl TypedValueParser<Value = SourceFormat> {
 pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
     let client = daemon.client()?;
     match command {
-        ImageCommand::Import { name, file, format, store, no_wait } => {
+        ImageCommand::Import { name, file, format, store, key, no_wait } => {
             if file.is_relative() {
                 let elsewhere = "over TCP it is a file of spillwayd's host: give its whole path";
                 daemon.local("").map_err(|_| Failure::usage(format!("{}: {elsewhere}", file.display())))?;
@@ -115,29 +125,24 @@ pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
             let path = path.into_os_string().into_string();
             let path = path.map_err(|path| Failure::usage(format!("{path:?}: the path is not UTF-8")))?;
             let import = ImageImport { path, format, store };
-            let begun: Operation = client.post(&format!("/v1/images/{name}/versions"), &import)?;
+            let at = format!("/v1/images/{name}/versions");
+            let begun: Operation = client.post_once(&at, key.as_deref(), &import)?;
             attend(daemon, &client, &name, &begun, no_wait)
         }
-        ImageCommand::Commit { machine, name, publish, no_wait } => {
+        ImageCommand::Commit { machine, name, publish, key, no_wait } => {
             let name = name.map_or_else(|| image_of(&client, &machine), Ok)?;
             let commit = ImageCommit { machine, publish };
-            let begun: Operation = client.post(&format!("/v1/images/{name}/commits"), &commit)?;
+            let at = format!("/v1/images/{name}/commits");
+            let begun: Operation = client.post_once(&at, key.as_deref(), &commit)?;
             attend(daemon, &client, &name, &begun, no_wait)
         }
-        ImageCommand::List => {
-            let images: List<Image> = client.get("/v1/images")?;
-            daemon.show(&images, |images| {
-                let rows = images.items.iter().map(|image| {
-                    let tags = image.tags.iter().map(|(tag, version)| format!("{tag}={version}"));
-                    let published = image.published.map_or("-".into(), |version| version.to_string());
-                    [
-                        image.name.to_string(),
-                        published,
-                        image.newest.to_string(),
-                        tags.collect::<Vec<_>>().join(" "),
-                    ]
-                });
-                table(["NAME", "PUBLISHED", "NEWEST", "TAGS"], rows)
+        ImageCommand::List { limit } => {
+            let images = client.pages("/v1/images", limit.limit);
+            daemon.show_pages(images, ["NAME", "PUBLISHED", "NEWEST", "TAGS"], |image: &Image| {
+                let tags = image.tags.iter().map(|(tag, version)| format!("{tag}={version}"));
+                let published = image.published.map_or("-".into(), |version| version.to_string());
+                let (newest, tags) = (image.newest.to_string(), tags.collect::<Vec<_>>().join(" "));
+                vec![[image.name.to_string(), published, newest, tags]]
             })
         }
         ImageCommand::Show { name } => show(daemon, &client, &name),

@@ -1,11 +1,11 @@
 //! `spillway leftover`.
 
-use super::{Daemon, table};
+use super::{Daemon, Limit};
 use crate::error::Failure;
 use crate::output;
 use clap::Subcommand;
 use spillway_api::client::Client;
-use spillway_api::{Empty, Leftover, List};
+use spillway_api::{Empty, Leftover};
 use spillway_control::bytes;
 
 const DELETE_EXAMPLE: &str = "\
@@ -17,7 +17,11 @@ Example:
 #[derive(Debug, Subcommand)]
 pub enum LeftoverCommand {
     /// List the files that deleted machines kept
-    List,
+    List {
+        /// How many.
+        #[command(flatten)]
+        limit: Limit,
+    },
     /// Remove such files; no other machine has them
     #[command(after_help = DELETE_EXAMPLE)]
     Delete {
@@ -31,10 +35,11 @@ pub enum LeftoverCommand {
 pub fn leftover(daemon: &Daemon, command: LeftoverCommand) -> Result<(), Failure> {
     let client = daemon.client()?;
     match command {
-        LeftoverCommand::List => daemon.show(&all(&client)?, |leftovers| {
-            let rows = leftovers.items.iter().flat_map(rows);
-            table(["MACHINE", "UUID", "DELETED", "OF", "SIZE", "FILE"], rows)
-        }),
+        LeftoverCommand::List { limit } => daemon.show_pages(
+            client.pages("/v1/leftovers", limit.limit),
+            ["MACHINE", "UUID", "DELETED", "OF", "SIZE", "FILE"],
+            rows,
+        ),
         LeftoverCommand::Delete { uuids } => uuids.iter().try_for_each(|uuid| {
             let uuid = uuid.to_lowercase();
             client.delete::<Empty>(&format!("/v1/leftovers/{uuid}"))?;
@@ -46,16 +51,15 @@ pub fn leftover(daemon: &Daemon, command: LeftoverCommand) -> Result<(), Failure
 
 /// Tells of what is left that these machines had.
 pub fn tell(client: &Client, is_of: impl Fn(&Leftover) -> bool) -> Result<(), Failure> {
-    let count = all(client)?.items.iter().filter(|left| is_of(left)).count();
+    let mut count = 0;
+    for page in client.pages::<Leftover>("/v1/leftovers", None) {
+        count += page?.iter().filter(|left| is_of(left)).count();
+    }
     if count > 0 {
         let text = format!("what {count} deleted machines kept is still there: 'spillway leftover list'");
         output::complain("note", &text);
     }
     Ok(())
-}
-
-fn all(client: &Client) -> Result<List<Leftover>, Failure> {
-    Ok(client.list("/v1/leftovers")?)
 }
 
 /// A line for each file.

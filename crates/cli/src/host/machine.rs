@@ -4,7 +4,7 @@ use super::catalog::compare::change_text;
 use super::claim::{self, CLAIM_EXAMPLES, Claim, Renew, release};
 use super::console::console;
 use super::words::{label, number, word};
-use super::{Daemon, Labels, exit, leftover, table};
+use super::{Daemon, Labels, Limit, exit, leftover, table};
 use crate::args::supervisor_rate;
 use crate::error::{Exit, Failure};
 use crate::{attach, output};
@@ -12,12 +12,15 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use spillway_api::client::{Client, ClientError, query};
 use spillway_api::{
-    Action, Empty, ErrorBody, ErrorCode, List, MOST_NAMES, MachineAction, MachineDetails, MachineRun, Name,
-    Page, Phase, Power, Rate, Selector, bounds, size_text,
+    Action, Empty, ErrorCode, List, MOST_NAMES, MachineAction, MachineDetails, MachineRun, Name, Page, Phase,
+    Power, Problem, Rate, Selector, bounds, size_text,
 };
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+/// The columns of a list of machines.
+const COLUMNS: [&str; 4] = ["NAME", "CATALOG", "STATE", "IMAGE"];
 
 const START_EXAMPLES: &str = "\
 Examples:
@@ -44,6 +47,9 @@ pub enum MachineCommand {
         /// With which labels.
         #[command(flatten)]
         labels: Labels,
+        /// How many.
+        #[command(flatten)]
+        limit: Limit,
     },
     /// Show a machine
     Show {
@@ -188,11 +194,11 @@ pub struct How {
 pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> {
     let mut client = daemon.client()?;
     match command {
-        MachineCommand::List { catalog, owner, labels } => {
+        MachineCommand::List { catalog, owner, labels, limit } => {
             let catalog = catalog.map(|catalog| ("catalog", catalog.to_string()));
             let which = labels.query(catalog.into_iter().chain(owner.map(|owner| ("owner", owner))));
-            let machines: List<MachineDetails> = client.list(&format!("/v1/machines{which}"))?;
-            daemon.show(&machines, |machines| rows(&machines.items))
+            let machines = client.pages(&format!("/v1/machines{which}"), limit.limit);
+            daemon.show_pages(machines, COLUMNS, |machine| vec![row(machine)])
         }
         MachineCommand::Show { name } => daemon.show(&get(&client, &name)?, page),
         MachineCommand::Start(which) => act(daemon, &client, Action::Start, which, How::default()),
@@ -287,7 +293,7 @@ fn runs_again(machine: &MachineDetails) -> Result<(), Failure> {
 struct Deleted {
     name: Name,
     /// Why it is still there.
-    error: Option<ErrorBody>,
+    error: Option<Problem>,
 }
 
 /// One that is refused does not stop the others.
@@ -315,8 +321,8 @@ fn delete(daemon: &Daemon, client: &Client, selected: Selected, with_data: bool)
     let mut stay = deleted.items.iter().filter_map(|deleted| deleted.error.as_ref());
     let Some(first) = stay.next() else { return Ok(()) };
     let message = match stay.count() {
-        0 => first.message.clone(),
-        more => format!("{}; and {more} more of {} machines stay", first.message, deleted.items.len()),
+        0 => first.detail.clone(),
+        more => format!("{}; and {more} more of {} machines stay", first.detail, deleted.items.len()),
     };
     Err(Failure::new(exit(first.code), message))
 }
@@ -386,35 +392,37 @@ pub fn wait(client: &Client, machine: &mut MachineDetails, until: Instant) -> Re
             };
             return Err(Failure::new(Exit::Refused, why));
         }
-        let path = format!("/v1/machines/{}?wait_seconds={}", machine.machine.name, left.min(10));
+        let path = format!("/v1/machines/{}?wait={}", machine.machine.name, left.min(10));
         *machine = client.get(&path)?;
     }
     Ok(())
 }
 
 fn rows(machines: &[MachineDetails]) -> String {
-    let rows = machines.iter().map(|machine| {
-        let run = machine.status.run.as_ref();
-        let image = run.map_or("-".into(), |run| {
-            let next = if run.outdated { " (next start: another)" } else { "" };
-            format!("{}:{}{next}", run.image, run.version)
-        });
-        let mut state = match (&machine.status.message, machine.status.phase) {
-            (Some(message), _) => format!("{}: {message}", word(&machine.status.phase)),
-            (None, Phase::Stopped) if machine.power == Power::On => word(&Phase::Starting),
-            (None, Phase::Running) if machine.status.ready => "ready".into(),
-            (None, phase) => word(&phase),
-        };
-        if let Some(claim) = &machine.claim {
-            state.push_str(", claimed by ");
-            state.push_str(&claim.owner);
-        }
-        if machine.drained {
-            state.push_str(", drained");
-        }
-        [machine.machine.name.to_string(), machine.machine.catalog.to_string(), state, image]
+    table(COLUMNS, machines.iter().map(row))
+}
+
+/// What a list says of a machine.
+fn row(machine: &MachineDetails) -> [String; COLUMNS.len()] {
+    let run = machine.status.run.as_ref();
+    let image = run.map_or("-".into(), |run| {
+        let next = if run.outdated { " (next start: another)" } else { "" };
+        format!("{}:{}{next}", run.image, run.version)
     });
-    table(["NAME", "CATALOG", "STATE", "IMAGE"], rows)
+    let mut state = match (&machine.status.message, machine.status.phase) {
+        (Some(message), _) => format!("{}: {message}", word(&machine.status.phase)),
+        (None, Phase::Stopped) if machine.power == Power::On => word(&Phase::Starting),
+        (None, Phase::Running) if machine.status.ready => "ready".into(),
+        (None, phase) => word(&phase),
+    };
+    if let Some(claim) = &machine.claim {
+        state.push_str(", claimed by ");
+        state.push_str(&claim.owner);
+    }
+    if machine.drained {
+        state.push_str(", drained");
+    }
+    [machine.machine.name.to_string(), machine.machine.catalog.to_string(), state, image]
 }
 
 /// Everything about one.

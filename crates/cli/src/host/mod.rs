@@ -43,6 +43,14 @@ pub struct Labels {
     labels: Vec<(Name, String)>,
 }
 
+/// How much of a list.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Limit {
+    /// Show the first N at most [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    limit: Option<u32>,
+}
+
 impl Labels {
     /// As the interface is asked, with what else is asked.
     fn query<'a>(&self, more: impl IntoIterator<Item = (&'a str, String)>) -> String {
@@ -71,12 +79,18 @@ impl From<ClientError> for Failure {
 
 fn exit(code: ErrorCode) -> Exit {
     match code {
-        ErrorCode::Invalid | ErrorCode::TooLarge => Exit::Usage,
+        ErrorCode::Invalid
+        | ErrorCode::MethodNotAllowed
+        | ErrorCode::UnsupportedMediaType
+        | ErrorCode::TooLarge => Exit::Usage,
         ErrorCode::Unauthenticated | ErrorCode::Forbidden => Exit::Permission,
         ErrorCode::NotFound => Exit::Image,
         ErrorCode::Exists
         | ErrorCode::InUse
         | ErrorCode::Conflict
+        | ErrorCode::PreconditionFailed
+        | ErrorCode::KeyReused
+        | ErrorCode::Timeout
         | ErrorCode::Cancelled
         | ErrorCode::Busy => Exit::Refused,
         ErrorCode::Exhausted => Exit::Create,

@@ -1,16 +1,20 @@
 //! `spillway operation`.
 
-use super::{Daemon, progress, table};
+use super::{Daemon, Limit, progress};
 use crate::error::Failure;
 use crate::output;
 use clap::Subcommand;
-use spillway_api::{Empty, List, Operation, OperationState};
+use spillway_api::{Empty, Operation, OperationState};
 
 /// What to do with operations.
 #[derive(Debug, Subcommand)]
 pub enum OperationCommand {
     /// List what goes on, and what has ended lately
-    List,
+    List {
+        /// How many.
+        #[command(flatten)]
+        limit: Limit,
+    },
     /// Wait for an operation's end
     Wait {
         /// Its number
@@ -27,21 +31,18 @@ pub enum OperationCommand {
 pub fn operation(daemon: &Daemon, command: OperationCommand) -> Result<(), Failure> {
     let client = daemon.client()?;
     match command {
-        OperationCommand::List => {
-            let operations: List<Operation> = client.get("/v1/operations")?;
-            daemon.show(&operations, |operations| {
-                let rows = operations.items.iter().map(|operation| {
-                    let state = match &operation.state {
-                        OperationState::Running if operation.total_bytes > 0 => {
-                            format!("{}%", operation.done_bytes * 100 / operation.total_bytes)
-                        }
-                        OperationState::Running => "running".into(),
-                        OperationState::Done => "done".into(),
-                        OperationState::Failed { error } => format!("failed: {error}"),
-                    };
-                    [operation.id.to_string(), operation.what.clone(), state]
-                });
-                table(["NUMBER", "WHAT", "STATE"], rows)
+        OperationCommand::List { limit } => {
+            let operations = client.pages("/v1/operations", limit.limit);
+            daemon.show_pages(operations, ["NUMBER", "WHAT", "STATE"], |operation: &Operation| {
+                let state = match &operation.state {
+                    OperationState::Running if operation.total_bytes > 0 => {
+                        format!("{}%", operation.done_bytes * 100 / operation.total_bytes)
+                    }
+                    OperationState::Running => "running".into(),
+                    OperationState::Done => "done".into(),
+                    OperationState::Failed { error } => format!("failed: {error}"),
+                };
+                vec![[operation.id.to_string(), operation.what.clone(), state]]
             })
         }
         OperationCommand::Wait { id } => {

@@ -13,7 +13,7 @@ pub fn wait(client: &Client, begun: &Operation) -> Result<(), Failure> {
     bar.set_style(style.expect("the template is right"));
     bar.set_message(begun.what.clone());
     loop {
-        let path = format!("/v1/operations/{}?wait_seconds=1", begun.id);
+        let path = format!("/v1/operations/{}?wait=1", begun.id);
         let now: Operation = client.get(&path)?;
         bar.set_length(now.total_bytes);
         bar.set_position(now.done_bytes);
@@ -25,7 +25,7 @@ pub fn wait(client: &Client, begun: &Operation) -> Result<(), Failure> {
             }
             OperationState::Failed { error } => {
                 bar.finish_and_clear();
-                return Err(Failure::new(exit(error.code), error.message));
+                return Err(Failure::new(exit(error.code), error.detail));
             }
         }
     }

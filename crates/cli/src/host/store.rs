@@ -41,7 +41,7 @@ fn class() -> impl TypedValueParser<Value = StoreClass> {
 pub fn store(daemon: &Daemon, command: StoreCommand) -> Result<(), Failure> {
     let client = daemon.client()?;
     let stores = match command {
-        StoreCommand::List => client.get::<List<StoreDetails>>("/v1/stores")?,
+        StoreCommand::List => client.list::<StoreDetails>("/v1/stores")?,
         StoreCommand::Add { name, path, class } => {
             let folder = client.post("/v1/stores", &StoreFolder { name, path, class })?;
             List { items: vec![StoreDetails::new(folder, None)] }

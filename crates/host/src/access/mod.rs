@@ -24,7 +24,7 @@ use axum::response::{IntoResponse, Response};
 use caller::{Caller, Role, Source};
 use connections::{Busy, Place};
 use note::Note;
-use spillway_api::ErrorCode;
+use spillway_api::{ErrorCode, Problem};
 use std::sync::Arc;
 use tokens::Tokens;
 use tokio::sync::watch;
@@ -58,17 +58,13 @@ pub trait Undo: Send + Sync {
     fn keep(&self);
 }
 
-/// Why a request was refused: a part of the response, for the audit log.
-#[derive(Clone, Copy, Debug)]
-pub struct Refused(pub ErrorCode);
-
 /// Lets a request through if its role is enough, and writes changes down: also those of clients that do not wait for the
 /// answer.
 pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next) -> Response {
     let act = Act::of(request.method(), request.uri().path());
     let outcome = |response: &Response, let_in| Outcome {
         status: response.status().as_u16(),
-        code: response.extensions().get::<Refused>().map(|refused| refused.0),
+        code: response.extensions().get::<Problem>().map(|problem| problem.code),
         let_in,
     };
     let (caller, busy) = match identify(&request) {

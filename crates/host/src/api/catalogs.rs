@@ -1,12 +1,14 @@
 //! Routes of catalogs.
 
-use super::extract::{Body, IdempotencyKey, IfMatch, PartOfList, Path, Query, part, select};
-use super::{App, Failure, ask};
+use super::conditions::{IfMatch, Tagged};
+use super::extract::{Body, DryRun, IdempotencyKey, PartOfList, Path, Query, part, select};
+use super::{App, Failure, ask, ask_for};
 use crate::access::caller::{Caller, Role};
 use crate::access::note::Note;
 use crate::catalogs::Terms;
 use crate::error::HostError;
-use crate::machines::Gathered;
+use crate::paging::PageBuilder;
+use crate::store::Revision;
 use axum::extract::State;
 use axum::{Extension, Json};
 use serde::Deserialize;
@@ -19,14 +21,15 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 type Answer<T> = Result<Json<T>, HostError>;
+type TaggedCatalog = Result<Tagged<Catalog>, HostError>;
 
 pub fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(list_catalogs, create_catalog))
-        .routes(routes!(show_catalog, change_catalog, delete_catalog))
+        .routes(routes!(get_catalog, replace_catalog, delete_catalog))
         .routes(routes!(update_catalog))
-        .routes(routes!(change_rollout))
-        .routes(routes!(roll_catalog_back))
+        .routes(routes!(change_catalog_rollout))
+        .routes(routes!(roll_back_catalog))
 }
 
 /// Which of them.
@@ -49,7 +52,7 @@ async fn list_catalogs(
     let part = part(&mut pairs)?;
     let selector = select(pairs, &["label"])?;
     ask(move || {
-        let mut page = Gathered::new(&part);
+        let mut page = PageBuilder::new(&part);
         for catalog in app.catalogs.list_after(&part.after) {
             let catalog = catalog?;
             let is_chosen = selector.chooses(&catalog);
@@ -82,30 +85,25 @@ fn note_change(note: &Note, before: &Catalog, after: &Catalog) {
     note.changed(changed);
 }
 
-/// Whether the request only asks what would happen.
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct DryRun {
-    /// With `true` the request is checked in full and nothing is changed; the answer is what the change would make.
-    #[serde(default)]
-    dry_run: bool,
+/// A catalog with its tag, which is its revision.
+fn tagged(catalog: Catalog) -> Tagged<Catalog> {
+    Tagged(Revision(catalog.revision), catalog)
 }
 
 /// A new catalog. Its machines are recorded when this is answered.
-#[utoipa::path(post, path = "", params(DryRun, IdempotencyKey), request_body = NewCatalog, responses((status = 200, body = Catalog), Failure))]
+#[utoipa::path(post, path = "", params(DryRun, IdempotencyKey), request_body = NewCatalog, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
 async fn create_catalog(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     note: Note,
     key: IdempotencyKey,
-    Query(dry_run): Query<DryRun>,
+    Query(DryRun { dry_run }): Query<DryRun>,
     Body(new): Body<NewCatalog>,
-) -> Answer<Catalog> {
+) -> TaggedCatalog {
     let key = key.of(&caller.name, "catalogs", &new);
-    ask(move || {
+    let made = ask_for(move || {
         note.name(new.name.as_str());
-        if dry_run.dry_run {
+        if dry_run {
             return app.catalogs.create(&new.name, &new.spec, true);
         }
         let create = || app.catalogs.create(&new.name, &new.spec, false).map(|catalog| catalog.name);
@@ -115,18 +113,20 @@ async fn create_catalog(
             false => note.made(&new.spec),
         }
         app.catalogs.get(&name)
-    })
-    .await
+    });
+    made.await.map(tagged)
 }
 
 /// A catalog.
-#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = Catalog), Failure))]
-async fn show_catalog(
+#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+async fn get_catalog(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Path(name): Path<Name>,
-) -> Answer<Catalog> {
-    ask(move || Ok(seen_by(caller.role, app.machines.rollouts.with_progress(app.catalogs.get(&name)?)))).await
+) -> TaggedCatalog {
+    let seen =
+        move || Ok(seen_by(caller.role, app.machines.rollouts.with_progress(app.catalogs.get(&name)?)));
+    ask_for(seen).await.map(tagged)
 }
 
 /// On which terms.
@@ -149,25 +149,25 @@ struct ChangeTerms {
 }
 
 /// Other settings of a catalog, all of them: what is left out has its usual value.
-#[utoipa::path(put, path = "/{name}", params(("name" = Name, Path), IfMatch, ChangeTerms), request_body = CatalogSpec, responses((status = 200, body = Catalog), Failure))]
-async fn change_catalog(
+#[utoipa::path(put, path = "/{name}", params(("name" = Name, Path), IfMatch, ChangeTerms), request_body = CatalogSpec, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+async fn replace_catalog(
     State(app): State<App>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
     note: Note,
     Query(terms): Query<ChangeTerms>,
     Body(spec): Body<CatalogSpec>,
-) -> Answer<Catalog> {
+) -> TaggedCatalog {
     let ChangeTerms { discard_data, with_data, force, dry_run } = terms;
     let terms = Terms { expected, discard_data, with_data, force, dry_run };
-    ask(move || {
+    let changed = ask_for(move || {
         let (catalog, before) = app.catalogs.change(&name, &spec, terms)?;
         if !dry_run {
             note_change(&note, &before, &catalog);
         }
         Ok(catalog)
-    })
-    .await
+    });
+    changed.await.map(tagged)
 }
 
 /// What goes with a catalog.
@@ -196,39 +196,43 @@ async fn delete_catalog(
 }
 
 /// Another version for a catalog's machines, or another way that they come to it. A rollout that goes on is replaced.
-#[utoipa::path(post, path = "/{name}/update", params(("name" = Name, Path), IfMatch), request_body = CatalogUpdate, responses((status = 200, body = Catalog), Failure))]
+#[utoipa::path(post, path = "/{name}/update", params(("name" = Name, Path), IfMatch, DryRun), request_body = CatalogUpdate, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
 async fn update_catalog(
     State(app): State<App>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
     note: Note,
+    Query(DryRun { dry_run }): Query<DryRun>,
     Body(update): Body<CatalogUpdate>,
-) -> Answer<Catalog> {
-    ask(move || {
-        let (catalog, before) = app.catalogs.update(&name, &update, expected)?;
-        note_change(&note, &before, &catalog);
+) -> TaggedCatalog {
+    let terms = Terms { expected, dry_run, ..Terms::default() };
+    let updated = ask_for(move || {
+        let (catalog, before) = app.catalogs.update(&name, &update, terms)?;
+        if !dry_run {
+            note_change(&note, &before, &catalog);
+        }
         Ok(catalog)
-    })
-    .await
+    });
+    updated.await.map(tagged)
 }
 
 /// Pauses a catalog's rollout, lets it go on, or ends it. Machines that have the version keep it in any case. `conflict`:
 /// no rollout goes on.
-#[utoipa::path(post, path = "/{name}/rollout", params(("name" = Name, Path), IfMatch), request_body = RolloutChange, responses((status = 200, body = Catalog), Failure))]
-async fn change_rollout(
+#[utoipa::path(post, path = "/{name}/rollout", params(("name" = Name, Path), IfMatch), request_body = RolloutChange, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+async fn change_catalog_rollout(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
     note: Note,
     Body(RolloutChange { action }): Body<RolloutChange>,
-) -> Answer<Catalog> {
+) -> TaggedCatalog {
     note.verb(match action {
         RolloutAction::Pause => "pause rollout",
         RolloutAction::Resume => "resume rollout",
         RolloutAction::Abort => "abort rollout",
     });
-    ask(move || {
+    let changed = ask_for(move || {
         let (catalog, is_changed) = app.catalogs.change_rollout(&name, action, expected)?;
         let what = match action {
             RolloutAction::Pause => "is paused",
@@ -242,23 +246,27 @@ async fn change_rollout(
             app.events.raise(EventKind::Rollout, &format!("catalog/{name}"), text);
         }
         Ok(app.machines.rollouts.with_progress(catalog))
-    })
-    .await
+    });
+    changed.await.map(tagged)
 }
 
 /// A version of a catalog's history. It stays with that one until the next update.
-#[utoipa::path(post, path = "/{name}/rollback", params(("name" = Name, Path), IfMatch), request_body = CatalogRollback, responses((status = 200, body = Catalog), Failure))]
-async fn roll_catalog_back(
+#[utoipa::path(post, path = "/{name}/rollback", params(("name" = Name, Path), IfMatch, DryRun), request_body = CatalogRollback, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+async fn roll_back_catalog(
     State(app): State<App>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
     note: Note,
+    Query(DryRun { dry_run }): Query<DryRun>,
     Body(rollback): Body<CatalogRollback>,
-) -> Answer<Catalog> {
-    ask(move || {
-        let (catalog, before) = app.catalogs.rollback(&name, &rollback, expected)?;
-        note_change(&note, &before, &catalog);
+) -> TaggedCatalog {
+    let terms = Terms { expected, dry_run, ..Terms::default() };
+    let moved = ask_for(move || {
+        let (catalog, before) = app.catalogs.rollback(&name, &rollback, terms)?;
+        if !dry_run {
+            note_change(&note, &before, &catalog);
+        }
         Ok(catalog)
-    })
-    .await
+    });
+    moved.await.map(tagged)
 }

@@ -2,13 +2,14 @@
 //!
 //! Invariant: a claim of which nobody could be told is given up, unless its key says that the client asks again.
 
-use super::extract::{Body, IdempotencyKey, Path, Query, wait as held};
+use super::conditions::IfMatch;
+use super::extract::{Body, IdempotencyKey, Path, Query, Wait};
 use super::{App, Failure, ask, ask_for};
 use crate::access::caller::Caller;
 use crate::access::note::Note;
 use crate::access::{Gone, Undo};
 use crate::error::HostError;
-use crate::machines::{Claimant, Machines};
+use crate::machines::{Claimant, Machines, WhichClaim};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -30,16 +31,6 @@ pub fn machine_routes() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(renew_claim, release_machine))
 }
 
-/// How long to wait for the machine.
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct Wait {
-    /// Answer when the machine is what is wanted of it, or after so many seconds.
-    #[serde(default)]
-    wait_seconds: u32,
-}
-
 /// Takes a machine of a catalog: one that is ready, if there is one. `exhausted`: there is none. If the connection goes
 /// before this is answered the claim is given up, unless it has an `Idempotency-Key`.
 #[utoipa::path(post, path = "/{name}/claims", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = NewClaim, responses((status = 200, body = MachineDetails), Failure))]
@@ -54,7 +45,7 @@ async fn claim_machine(
     Query(wait): Query<Wait>,
     Body(claim): Body<NewClaim>,
 ) -> Result<Response, HostError> {
-    let held = held(wait.wait_seconds)?;
+    let held = wait.at_most()?;
     let key = key.of(&caller.name, &format!("claims/{catalog}"), &claim);
     let by = Claimant { who: caller.to_string(), owner: caller.name.to_string(), key };
     let machines = app.machines.clone();
@@ -121,7 +112,7 @@ impl Drop for GivenUp {
         runtime.spawn_blocking(move || {
             let text = "it is released: who claimed it went before the answer".to_owned();
             // An error: the claim is over already.
-            let _ = machines.claims.release(&machine, Some(&claim), text);
+            let _ = machines.claims.release(&machine, WhichClaim { id: Some(&claim), expected: None }, text);
         });
     }
 }
@@ -137,25 +128,35 @@ struct Which {
 
 /// Lets a claim last longer: from now on. With the id of a claim only if the machine is still claimed by that one, else this is
 /// a `conflict`.
-#[utoipa::path(put, path = "/{name}/claim", params(("name" = Name, Path), Which), request_body = ClaimRenewal, responses((status = 200, body = MachineDetails), Failure))]
+#[utoipa::path(put, path = "/{name}/claim", params(("name" = Name, Path), IfMatch, Which), request_body = ClaimRenewal, responses((status = 200, body = MachineDetails), Failure))]
 async fn renew_claim(
     State(app): State<App>,
     Path(name): Path<Name>,
+    IfMatch(expected): IfMatch,
     Query(which): Query<Which>,
     Body(renewal): Body<ClaimRenewal>,
 ) -> Answer<MachineDetails> {
-    ask(move || app.machines.claims.renew(&name, which.claim.as_deref(), renewal.ttl_seconds)).await
+    ask(move || {
+        let which = WhichClaim { id: which.claim.as_deref(), expected };
+        app.machines.claims.renew(&name, which, renewal.ttl_seconds)
+    })
+    .await
 }
 
 /// Gives a machine back: it forgets. With the id of a claim only if it is still claimed by that one, else this is a
 /// `conflict`.
-#[utoipa::path(delete, path = "/{name}/claim", params(("name" = Name, Path), Which), responses((status = 200, body = MachineDetails), Failure))]
+#[utoipa::path(delete, path = "/{name}/claim", params(("name" = Name, Path), IfMatch, Which), responses((status = 200, body = MachineDetails), Failure))]
 async fn release_machine(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Path(name): Path<Name>,
+    IfMatch(expected): IfMatch,
     Query(which): Query<Which>,
 ) -> Answer<MachineDetails> {
     let text = format!("it is released by {caller}");
-    ask(move || app.machines.claims.release(&name, which.claim.as_deref(), text)).await
+    ask(move || {
+        let which = WhichClaim { id: which.claim.as_deref(), expected };
+        app.machines.claims.release(&name, which, text)
+    })
+    .await
 }

@@ -1,20 +1,35 @@
-//! The OpenAPI document: what the routes say of themselves, with the bounds of every integer and what each response is. Owns no
-//! route.
+//! The OpenAPI document: what the routes say of themselves, with the bounds of every integer, what each response is, the names
+//! and groups of operations, and how callers show who they are. Owns no route.
 //!
 //! Invariant: an integer of a request has the bounds by which it is checked; one that only answers carry has those of its
 //! type.
 
 use spillway_api::bounds::{self, Bounds};
 use std::collections::{BTreeSet, VecDeque};
-use utoipa::Number;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::schema::{
     AdditionalProperties, ArrayItems, KnownFormat, SchemaFormat, SchemaType, Type,
 };
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{Object, OpenApi, RefOr, Schema};
+use utoipa::{Modify, Number};
 
-/// Adds the bounds, and what responses are.
-pub fn bound(api: &mut OpenApi) {
+/// Adds how callers show who they are.
+pub struct Security;
+
+impl Modify for Security {
+    fn modify(&self, api: &mut OpenApi) {
+        let words = "Over TCP, which is TLS always, each request carries a token: `Authorization: Bearer TOKEN`. Its role is \
+                     `read`, `operate` or `admin`. On the unix socket no token is needed: the kernel says which user connects \
+                     (SO_PEERCRED), the rights of the socket decide who may, and all of them have the role `admin`.";
+        let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(words)).build();
+        let components = api.components.get_or_insert_default();
+        components.add_security_scheme("bearerToken", SecurityScheme::Http(scheme));
+    }
+}
+
+/// Adds the bounds, what responses are, and what operations are called.
+pub fn complete(api: &mut OpenApi) {
     let asked = asked(api);
     if let Some(components) = &mut api.components {
         for (name, schema) in &mut components.schemas {
@@ -28,7 +43,7 @@ pub fn bound(api: &mut OpenApi) {
             });
         }
     }
-    for item in api.paths.paths.values_mut() {
+    for (path, item) in &mut api.paths.paths {
         let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete];
         for operation in operations.into_iter().flatten() {
             for parameter in operation.parameters.iter_mut().flatten() {
@@ -38,8 +53,29 @@ pub fn bound(api: &mut OpenApi) {
                 }
             }
             describe(operation);
+            operation.tags = Some(vec![tag(path).into()]);
+            operation.operation_id = operation.operation_id.as_deref().map(camel_case);
         }
     }
+}
+
+/// The group that a path belongs to.
+fn tag(path: &str) -> &str {
+    let collection = path.split('/').nth(2).unwrap_or(path);
+    match collection {
+        _ if path.ends_with("/claims") || path.ends_with("/claim") => "claims",
+        "event-stream" => "events",
+        "machine-actions" => "machines",
+        "metrics" => "figures",
+        named => named,
+    }
+}
+
+/// `createCatalog` of `create_catalog`.
+fn camel_case(function: &str) -> String {
+    let capital = |word: &str| word[..1].to_ascii_uppercase() + &word[1..];
+    let words = function.split('_').enumerate();
+    words.map(|(n, word)| if n == 0 { word.to_owned() } else { capital(word) }).collect()
 }
 
 /// Says of each response that says nothing itself what its body is.
@@ -177,6 +213,34 @@ mod tests {
             }
             _ => {}
         }
+    }
+
+    #[test]
+    fn an_operation_is_a_verb_and_a_noun_and_has_a_tag_that_is_described() {
+        let document: Value = serde_json::from_str(&super::super::document()).unwrap();
+        let tags: Vec<&Value> = document["tags"].as_array().unwrap().iter().map(|tag| &tag["name"]).collect();
+        let verbs = [
+            "cancel", "change", "check", "claim", "commit", "create", "delete", "get", "import", "list",
+            "publish", "release", "renew", "replace", "roll", "run", "stream", "tag", "untag", "update",
+            "verify",
+        ];
+        let operations =
+            document["paths"].as_object().unwrap().values().flat_map(|path| path.as_object().unwrap());
+        let mut ids = Vec::new();
+        for (_, operation) in operations {
+            let id = operation["operationId"].as_str().unwrap();
+            let verb = id.split(char::is_uppercase).next().unwrap();
+            assert!(verbs.contains(&verb) && verb.len() < id.len() && !id.contains('_'), "{id}");
+            assert!(tags.contains(&&operation["tags"][0]), "{id}: {}", operation["tags"]);
+            ids.push(id);
+        }
+        assert!(["createCatalog", "listMachines"].iter().all(|id| ids.contains(id)), "{ids:?}");
+        let count = ids.len();
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), count, "no two operations have one id");
+        assert_eq!(document["security"], serde_json::json!([{}, { "bearerToken": [] }]));
+        assert_eq!(document["components"]["securitySchemes"]["bearerToken"]["scheme"], "bearer");
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub fn routes() -> OpenApiRouter<App> {
 }
 
 pub fn stream_routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(follow_events))
+    OpenApiRouter::new().routes(routes!(stream_events))
 }
 
 /// Which events.
@@ -50,7 +50,7 @@ async fn list_events(
 /// which one was the last (`Last-Event-ID`, or `after`), and gets all that came after it, also from before a restart of the
 /// daemon. If some of that is not known any more, the first event is of kind `lost`, and says so.
 #[utoipa::path(get, path = "", params(Since), responses((status = 200, content_type = "text/event-stream", body = String), super::Failure))]
-async fn follow_events(
+async fn stream_events(
     State(app): State<App>,
     Query(since): Query<Since>,
     headers: HeaderMap,

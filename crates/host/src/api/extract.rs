@@ -1,45 +1,44 @@
 //! What a request carries, checked. Owns the words of a refusal.
 
+use super::conditions::header_parameter;
 use crate::access::note::Note;
 use crate::error::HostError;
 use crate::idempotency::Key;
-use crate::machines::Part;
-use crate::store::Revision;
+use crate::paging::{Part, name_of};
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
-use serde::Serialize;
+use axum::http::{HeaderMap, StatusCode, header};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use spillway_api::bounds::{self, Bounded};
 use spillway_api::client::IDEMPOTENCY_KEY;
 use spillway_api::{ErrorCode, Name, Selector};
 use std::time::Duration;
-use utoipa::openapi::Required;
-use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
-use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::path::{Parameter, ParameterIn};
 
 /// Longest `Idempotency-Key`.
 const MOST_KEY_CHARACTERS: usize = 128;
 /// Objects on a page if nothing is said.
 const PAGE: usize = 500;
-/// The longest token that continues a list.
-const MOST_TOKEN_BYTES: usize = 256;
 /// How long a body may take to come.
 const BODY: Duration = Duration::from_secs(30);
 
-/// A body: JSON, whatever its content type says, with each number within its bounds. The audit log is told what it asks.
+/// A body: JSON, with each number within its bounds. The audit log is told what it asks.
 pub struct Body<T>(pub T);
 
 impl<T: DeserializeOwned + Serialize + Bounded, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = HostError;
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, HostError> {
+        is_json(request.headers())?;
         let note = request.extensions().get::<Note>().cloned();
         let bytes = tokio::time::timeout(BODY, Bytes::from_request(request, state)).await;
-        let late =
-            |_| HostError::invalid(format!("the request's body did not come within {} s", BODY.as_secs()));
+        let late = |_| {
+            let message = format!("the request's body did not come within {} s", BODY.as_secs());
+            HostError::new(ErrorCode::Timeout, message)
+        };
         let bytes = bytes.map_err(late)?.map_err(|e: BytesRejection| {
             let too_large = e.status() == StatusCode::PAYLOAD_TOO_LARGE;
             let code = if too_large { ErrorCode::TooLarge } else { ErrorCode::Invalid };
@@ -50,6 +49,23 @@ impl<T: DeserializeOwned + Serialize + Bounded, S: Send + Sync> FromRequest<S> f
         note.into_iter().for_each(|note| note.asked(&value));
         value.check_bounds().map_err(|e| HostError::invalid(e.to_string()))?;
         Ok(Body(value))
+    }
+}
+
+/// Refuses a body that is said to be something else than JSON.
+fn is_json(headers: &HeaderMap) -> Result<(), HostError> {
+    let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
+    let text = value.to_str().unwrap_or_default();
+    let essence = text.split(';').next().unwrap_or_default().trim_ascii().to_ascii_lowercase();
+    match essence.strip_prefix("application/") {
+        Some(kind) if kind == "json" || kind.ends_with("+json") => Ok(()),
+        _ => {
+            let text = text.escape_debug();
+            let message = format!(
+                "the request's body is said to be '{text}': send JSON with 'Content-Type: application/json'"
+            );
+            Err(HostError::new(ErrorCode::UnsupportedMediaType, message))
+        }
     }
 }
 
@@ -89,42 +105,9 @@ pub struct PartOfList {
     /// How many objects a page has at most. By default 500.
     #[param(required = false)]
     limit: u32,
-    /// The `continue` of the page before this one; the first page if it is absent.
-    #[param(required = false)]
+    /// The `next` of the page before this one; the first page if it is absent.
+    #[param(required = false, pattern = "^[A-Za-z0-9_-]{0,256}$")]
     r#continue: String,
-}
-
-/// The revision that a change was decided on, if the client says it: `If-Match: "12"`.
-pub struct IfMatch(pub Option<Revision>);
-
-impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
-    type Rejection = HostError;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<IfMatch, HostError> {
-        let mut values = parts.headers.get_all(header::IF_MATCH).iter();
-        let Some(value) = values.next() else { return Ok(IfMatch(None)) };
-        let text = value.to_str().unwrap_or_default();
-        let quoted = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
-        let digits = quoted.unwrap_or(text);
-        let plain = digits.bytes().all(|b| b.is_ascii_digit()) && values.next().is_none();
-        match digits.parse() {
-            Ok(revision) if plain => Ok(IfMatch(Some(Revision(revision)))),
-            _ => Err(HostError::invalid("If-Match: one revision can be, such as \"12\"")),
-        }
-    }
-}
-
-impl utoipa::IntoParams for IfMatch {
-    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
-        let words = "The revision that this was decided on, such as \"12\": if it is another by now, this is a `conflict`.";
-        let parameter = ParameterBuilder::new()
-            .name("If-Match")
-            .parameter_in(ParameterIn::Header)
-            .required(Required::False)
-            .description(Some(words))
-            .schema(Some(ObjectBuilder::new().schema_type(Type::String)));
-        vec![parameter.build()]
-    }
 }
 
 /// The key of a request that is to be done once, if the client gives one: `Idempotency-Key: 8e03978e`.
@@ -159,21 +142,38 @@ impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
 impl utoipa::IntoParams for IdempotencyKey {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         let words = "A name of the client's for this request: a request that repeats it within a day gets what the first one made, and makes nothing.";
-        let parameter = ParameterBuilder::new()
-            .name(IDEMPOTENCY_KEY)
-            .parameter_in(ParameterIn::Header)
-            .required(Required::False)
-            .description(Some(words))
-            .schema(Some(ObjectBuilder::new().schema_type(Type::String)));
-        vec![parameter.build()]
+        header_parameter("Idempotency-Key", words, r"^[!#-\[\]-~]{1,128}$")
     }
 }
 
-/// How long an answer may be held back, if that is within its bounds.
-pub fn wait(seconds: u32) -> Result<Duration, HostError> {
-    let checked = bounds::WAIT_SECONDS.check("wait_seconds", seconds.into());
-    checked.map_err(|e| HostError::invalid(e.to_string()))?;
-    Ok(Duration::from_secs(seconds.into()))
+/// How long the answer may be held back, of a request whose work takes time.
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Wait {
+    /// How many seconds the answer is held back until the work has ended. Without it, or with 0, the answer comes at once. The
+    /// work goes on either way.
+    #[serde(default)]
+    wait: u32,
+}
+
+impl Wait {
+    /// As long as it may be.
+    pub fn at_most(self) -> Result<Duration, HostError> {
+        let checked = bounds::WAIT_SECONDS.check("wait", self.wait.into());
+        checked.map_err(|e| HostError::invalid(e.to_string()))?;
+        Ok(Duration::from_secs(self.wait.into()))
+    }
+}
+
+/// Whether the request only asks what would happen.
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DryRun {
+    /// With `true` the request is checked in full and nothing is changed; the answer is what the change would make.
+    #[serde(default)]
+    pub dry_run: bool,
 }
 
 /// Takes which part of a list is asked for out of what follows the question mark.
@@ -184,10 +184,9 @@ pub fn part(pairs: &mut Vec<(String, String)>) -> Result<Part, HostError> {
             let most = value.parse().map_err(|_| HostError::invalid("limit: it is a number"))?;
             bounds::LIMIT.check("limit", most).map_err(|e| HostError::invalid(e.to_string()))?;
             part.most = most as usize;
-        } else if value.len() > MOST_TOKEN_BYTES || value.contains(|c: char| !c.is_ascii_graphic()) {
-            return Err(HostError::invalid("continue: this is none that a list has given"));
         } else {
-            part.after = value;
+            let unknown = || HostError::invalid("continue: take the `next` of the page before, as it is");
+            part.after = name_of(&value).ok_or_else(unknown)?;
         }
     }
     Ok(part)

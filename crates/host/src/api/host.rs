@@ -1,11 +1,11 @@
 //! Routes of the host itself.
 
+use super::conditions::{IfMatch, Tagged};
 use super::extract::Body;
-use super::{App, Failure, ask};
+use super::{App, Failure, ask_for};
 use crate::access::note::Note;
 use crate::backup::STATE_HEADER;
 use crate::error::HostError;
-use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -17,13 +17,17 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(show_host, act_on_host)).routes(routes!(back_up))
+    OpenApiRouter::new().routes(routes!(get_host, change_host)).routes(routes!(create_backup))
 }
 
 /// The host.
-#[utoipa::path(get, path = "", responses((status = 200, body = HostDetails), Failure))]
-async fn show_host(State(app): State<App>) -> Result<Json<HostDetails>, HostError> {
-    ask(move || app.machines.gate.details()).await
+#[utoipa::path(get, path = "", responses((status = 200, body = HostDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+async fn get_host(State(app): State<App>) -> Result<Tagged<HostDetails>, HostError> {
+    ask_for(move || {
+        let tag = app.machines.gate.tag()?;
+        Ok(Tagged(tag, app.machines.gate.details()?))
+    })
+    .await
 }
 
 /// The bytes of a SQLite database, for the document.
@@ -43,7 +47,7 @@ impl ToSchema for DatabaseFile {}
 #[utoipa::path(post, path = "/backup", responses(
     (status = 200, content_type = "application/vnd.sqlite3", body = inline(DatabaseFile)), Failure
 ))]
-async fn back_up(State(app): State<App>) -> Result<Response, HostError> {
+async fn create_backup(State(app): State<App>) -> Result<Response, HostError> {
     let state = app.state;
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/vnd.sqlite3")),
@@ -55,15 +59,20 @@ async fn back_up(State(app): State<App>) -> Result<Response, HostError> {
 }
 
 /// Closes the host, which stops its machines, or opens it. It is done after the answer.
-#[utoipa::path(post, path = "", request_body = NewHostAction, responses((status = 200, body = HostDetails), Failure))]
-async fn act_on_host(
+#[utoipa::path(post, path = "", params(IfMatch), request_body = NewHostAction, responses((status = 200, body = HostDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+async fn change_host(
     State(app): State<App>,
+    IfMatch(expected): IfMatch,
     note: Note,
     Body(asked): Body<NewHostAction>,
-) -> Result<Json<HostDetails>, HostError> {
+) -> Result<Tagged<HostDetails>, HostError> {
     note.verb(match asked.action {
         HostAction::Close => "close",
         HostAction::Open => "open",
     });
-    ask(move || app.machines.gate.act(asked.action)).await
+    ask_for(move || {
+        let host = app.machines.gate.act(asked.action, expected)?;
+        Ok(Tagged(app.machines.gate.tag()?, host))
+    })
+    .await
 }

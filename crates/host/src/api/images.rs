@@ -1,16 +1,21 @@
 //! Routes of images.
 
-use super::extract::{Body, IdempotencyKey, Path};
+use super::conditions::{IfMatch, IfNoneMatch, Tagged};
+use super::extract::{Body, DryRun, IdempotencyKey, PartOfList, Path, Query, Wait, part, select};
 use super::{App, Failure, ask, ask_for};
 use crate::access::caller::Caller;
 use crate::access::note::Note;
 use crate::error::HostError;
 use crate::idempotency::Key;
+use crate::images::Terms;
+use crate::paging::PageBuilder;
+use crate::store::Object;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use spillway_api::{
-    Empty, ErrorCode, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, List, Name, Operation,
+    Empty, ErrorCode, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, Name, Operation, Page,
     VersionChoice,
 };
 use std::time::Duration;
@@ -18,12 +23,13 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 type Answer<T> = Result<Json<T>, HostError>;
-type Begun = Result<(StatusCode, Json<Operation>), HostError>;
+type Begun = Result<Response, HostError>;
+type TaggedImage = Result<Tagged<Image>, HostError>;
 
 pub fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(list_images))
-        .routes(routes!(show_image, delete_image))
+        .routes(routes!(get_image, delete_image))
         .routes(routes!(import_image))
         .routes(routes!(commit_machine))
         .routes(routes!(delete_image_version))
@@ -33,100 +39,166 @@ pub fn routes() -> OpenApiRouter<App> {
         .routes(routes!(tag_image_version, untag_image_version))
 }
 
-/// All images.
-#[utoipa::path(get, path = "", responses((status = 200, body = List<Image>), Failure))]
-async fn list_images(State(app): State<App>) -> Answer<List<Image>> {
-    ask(move || Ok(List { items: app.images.list()? })).await
+/// All images, in the order of their names.
+#[utoipa::path(get, path = "", params(PartOfList), responses((status = 200, body = Page<Image>), Failure))]
+async fn list_images(
+    State(app): State<App>,
+    Query(mut pairs): Query<Vec<(String, String)>>,
+) -> Answer<Page<Image>> {
+    let part = part(&mut pairs)?;
+    select(pairs, &[])?;
+    ask(move || {
+        let mut page = PageBuilder::new(&part);
+        for image in app.images.list_after(&part.after) {
+            let image = image?;
+            if !page.add(image.name.clone().as_str(), image) {
+                break;
+            }
+        }
+        Ok(page.page())
+    })
+    .await
+}
+
+/// An image with its tag, after it was changed.
+fn tagged(image: Object<Image>) -> Tagged<Image> {
+    Tagged(image.revision, image.value)
 }
 
 /// An image with its versions.
-#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = ImageDetails), Failure))]
-async fn show_image(State(app): State<App>, Path(name): Path<Name>) -> Answer<ImageDetails> {
-    ask(move || app.images.details(&name)).await
+#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = ImageDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+async fn get_image(
+    State(app): State<App>,
+    Path(name): Path<Name>,
+) -> Result<Tagged<ImageDetails>, HostError> {
+    let (details, tag) = ask_for(move || app.images.details(&name)).await?;
+    Ok(Tagged(tag, details))
 }
 
 /// Removes an image with all versions, if nobody uses one.
-#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = Empty), Failure))]
-async fn delete_image(State(app): State<App>, Path(name): Path<Name>) -> Answer<Empty> {
+#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch), responses((status = 200, body = Empty), Failure))]
+async fn delete_image(
+    State(app): State<App>,
+    Path(name): Path<Name>,
+    IfMatch(expected): IfMatch,
+) -> Answer<Empty> {
     ask(move || {
         app.machines.reader.unused(&name, None)?;
-        app.images.delete(&name).map(|()| Empty {})
+        app.images.delete(&name, expected).map(|()| Empty {})
     })
     .await
 }
 
 /// Begins to make a new version from a file of the host; the first one makes the image, and is published.
-#[utoipa::path(post, path = "/{name}/versions", params(("name" = Name, Path), IdempotencyKey), request_body = ImageImport, responses((status = 202, body = Operation), Failure))]
+#[utoipa::path(post, path = "/{name}/versions", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = ImageImport, responses(
+    (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
+    (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), Failure
+))]
 async fn import_image(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     note: Note,
     Path(name): Path<Name>,
     key: IdempotencyKey,
+    Query(wait): Query<Wait>,
     Body(import): Body<ImageImport>,
 ) -> Begun {
     let key = key.of(&caller.name, &format!("imports/{name}"), &import);
-    let images = app.images.clone();
-    begin_once(app, note, key, move || images.import(&name, import)).await
+    let (images, once) = (app.images.clone(), Once { note, key, wait });
+    once.begin(app, move || images.import(&name, import)).await
 }
 
-/// Begins an operation, unless the key has begun it already: then it is that one, as it is now.
-async fn begin_once(
-    app: App,
+/// How an operation is begun.
+struct Once {
     note: Note,
+    /// It is begun once with this key.
     key: Option<Key>,
-    begin: impl FnOnce() -> Result<Operation, HostError> + Send + 'static,
-) -> Begun {
-    let keys = app.idempotency.clone();
-    let (begun, is_repeated) = ask_for(move || keys.once(key.as_ref(), begin)).await?;
-    if !is_repeated {
-        return Ok((StatusCode::ACCEPTED, Json(begun)));
+    wait: Wait,
+}
+
+impl Once {
+    /// Begins an operation, unless the key has begun it already: then it is that one, as it is now.
+    async fn begin(
+        self,
+        app: App,
+        begin: impl FnOnce() -> Result<Operation, HostError> + Send + 'static,
+    ) -> Begun {
+        let Once { note, key, wait } = self;
+        wait.at_most()?;
+        let keys = app.idempotency.clone();
+        let (begun, is_repeated) = ask_for(move || keys.once(key.as_ref(), begin)).await?;
+        if !is_repeated {
+            return attend(&app, begun, wait).await;
+        }
+        note.repeated();
+        match app.operations.wait(begun.id, Duration::ZERO).await.filter(|known| known.what == begun.what) {
+            Some(known) => attend(&app, known, wait).await,
+            None => Err(HostError::new(
+                ErrorCode::Conflict,
+                format!(
+                    "operation {} ({}), which this Idempotency-Key has begun, is forgotten: look whether the version is there, and take a new key to begin again",
+                    begun.id, begun.what
+                ),
+            )),
+        }
     }
-    note.repeated();
-    let known = app.operations.wait(begun.id, Duration::ZERO).await;
-    let forgotten = || {
-        let message = format!(
-            "operation {} ({}), which this Idempotency-Key has begun, is forgotten: look whether the version is there, and take a new key to begin again",
-            begun.id, begun.what
-        );
-        HostError::new(ErrorCode::Conflict, message)
-    };
-    Ok((StatusCode::ACCEPTED, Json(known.ok_or_else(forgotten)?)))
+}
+
+/// Answers with an operation that was begun: when it has ended, if it does so in time.
+async fn attend(app: &App, begun: Operation, wait: Wait) -> Begun {
+    let now = app.operations.wait(begun.id, wait.at_most()?).await.unwrap_or(begun);
+    let status = if now.state.has_ended() { StatusCode::OK } else { StatusCode::ACCEPTED };
+    Ok((status, [(header::LOCATION, format!("/v1/operations/{}", now.id))], Json(now)).into_response())
 }
 
 /// Begins to make a new version from the disk of a machine of mode `persistent` that is off. It cannot be started meanwhile.
-#[utoipa::path(post, path = "/{name}/commits", params(("name" = Name, Path), IdempotencyKey), request_body = ImageCommit, responses((status = 202, body = Operation), Failure))]
+#[utoipa::path(post, path = "/{name}/commits", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = ImageCommit, responses(
+    (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
+    (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), Failure
+))]
 async fn commit_machine(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     note: Note,
     Path(name): Path<Name>,
     key: IdempotencyKey,
+    Query(wait): Query<Wait>,
     Body(commit): Body<ImageCommit>,
 ) -> Begun {
     note.machines([commit.machine.as_str()]);
     let key = key.of(&caller.name, &format!("commits/{name}"), &commit);
-    let machines = app.machines.clone();
-    begin_once(app, note, key, move || machines.commits.begin(&name, &commit)).await
+    let (machines, once) = (app.machines.clone(), Once { note, key, wait });
+    once.begin(app, move || machines.commits.begin(&name, &commit)).await
 }
 
 /// Removes a version, if nobody uses it.
-#[utoipa::path(delete, path = "/{name}/versions/{version}", params(("name" = Name, Path), ("version" = u32, Path)), responses((status = 200, body = Empty), Failure))]
+#[utoipa::path(delete, path = "/{name}/versions/{version}", params(("name" = Name, Path), ("version" = u32, Path), IfMatch), responses((status = 200, body = Empty), Failure))]
 async fn delete_image_version(
     State(app): State<App>,
     Path((name, version)): Path<(Name, u32)>,
+    IfMatch(expected): IfMatch,
 ) -> Answer<Empty> {
     ask(move || {
         app.machines.reader.unused(&name, Some(version))?;
-        app.images.delete_version(&name, version).map(|()| Empty {})
+        app.images.delete_version(&name, version, expected).map(|()| Empty {})
     })
     .await
 }
 
 /// Begins to read a version again and compare it with its digests.
-#[utoipa::path(post, path = "/{name}/versions/{version}/verify", params(("name" = Name, Path), ("version" = u32, Path)), responses((status = 202, body = Operation), Failure))]
-async fn verify_image_version(State(app): State<App>, Path((name, version)): Path<(Name, u32)>) -> Begun {
-    Ok((StatusCode::ACCEPTED, ask(move || app.images.verify(&name, version)).await?))
+#[utoipa::path(post, path = "/{name}/versions/{version}/verify", params(("name" = Name, Path), ("version" = u32, Path), Wait), responses(
+    (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
+    (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), Failure
+))]
+async fn verify_image_version(
+    State(app): State<App>,
+    Path((name, version)): Path<(Name, u32)>,
+    Query(wait): Query<Wait>,
+) -> Begun {
+    wait.at_most()?;
+    let images = app.images.clone();
+    let begun = ask_for(move || images.verify(&name, version)).await?;
+    attend(&app, begun, wait).await
 }
 
 /// Looks into a version for what breaks its clones, and says what firmware finds on its disk. It takes some seconds, 40 at
@@ -141,27 +213,39 @@ async fn check_image_version(
 }
 
 /// Makes a version the one that those take who name none.
-#[utoipa::path(put, path = "/{name}/published", params(("name" = Name, Path)), request_body = VersionChoice, responses((status = 200, body = Image), Failure))]
+#[utoipa::path(put, path = "/{name}/published", params(("name" = Name, Path), IfMatch, DryRun), request_body = VersionChoice, responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
 async fn publish_image_version(
     State(app): State<App>,
     Path(name): Path<Name>,
+    IfMatch(expected): IfMatch,
+    Query(DryRun { dry_run }): Query<DryRun>,
     Body(choice): Body<VersionChoice>,
-) -> Answer<Image> {
-    ask(move || app.images.publish(&name, choice.version)).await
+) -> TaggedImage {
+    let terms = Terms { expected, dry_run, is_new: false };
+    ask_for(move || app.images.publish(&name, choice.version, terms)).await.map(tagged)
 }
 
 /// Names a version.
-#[utoipa::path(put, path = "/{name}/tags/{tag}", params(("name" = Name, Path), ("tag" = Name, Path)), request_body = VersionChoice, responses((status = 200, body = Image), Failure))]
+#[utoipa::path(put, path = "/{name}/tags/{tag}", params(("name" = Name, Path), ("tag" = Name, Path), IfMatch, IfNoneMatch, DryRun), request_body = VersionChoice, responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
 async fn tag_image_version(
     State(app): State<App>,
     Path((name, tag)): Path<(Name, Name)>,
+    IfMatch(expected): IfMatch,
+    IfNoneMatch(is_new): IfNoneMatch,
+    Query(DryRun { dry_run }): Query<DryRun>,
     Body(choice): Body<VersionChoice>,
-) -> Answer<Image> {
-    ask(move || app.images.tag(&name, &tag, choice.version)).await
+) -> TaggedImage {
+    let terms = Terms { expected, is_new, dry_run };
+    ask_for(move || app.images.tag(&name, &tag, choice.version, terms)).await.map(tagged)
 }
 
 /// Takes a name from a version.
-#[utoipa::path(delete, path = "/{name}/tags/{tag}", params(("name" = Name, Path), ("tag" = Name, Path)), responses((status = 200, body = Image), Failure))]
-async fn untag_image_version(State(app): State<App>, Path((name, tag)): Path<(Name, Name)>) -> Answer<Image> {
-    ask(move || app.images.untag(&name, &tag)).await
+#[utoipa::path(delete, path = "/{name}/tags/{tag}", params(("name" = Name, Path), ("tag" = Name, Path), IfMatch), responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+async fn untag_image_version(
+    State(app): State<App>,
+    Path((name, tag)): Path<(Name, Name)>,
+    IfMatch(expected): IfMatch,
+) -> TaggedImage {
+    let terms = Terms { expected, ..Terms::default() };
+    ask_for(move || app.images.untag(&name, &tag, terms)).await.map(tagged)
 }

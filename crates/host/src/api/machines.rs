@@ -1,7 +1,8 @@
 //! Routes of machines.
 
-use super::extract::{Body, PartOfList, Path, Query, part, select, wait as held};
-use super::{App, Failure, ask};
+use super::conditions::{IfMatch, Tagged};
+use super::extract::{Body, PartOfList, Path, Query, Wait, part, select};
+use super::{App, Failure, ask, ask_for};
 use crate::access::caller::{Caller, Role};
 use crate::access::note::Note;
 use crate::error::HostError;
@@ -18,12 +19,12 @@ type Answer<T> = Result<Json<T>, HostError>;
 pub fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(list_machines))
-        .routes(routes!(show_machine, delete_machine))
-        .routes(routes!(show_curve))
+        .routes(routes!(get_machine, delete_machine))
+        .routes(routes!(get_machine_curve))
 }
 
 pub fn action_routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(act_on_machines))
+    OpenApiRouter::new().routes(routes!(run_machine_action))
 }
 
 /// Which machines.
@@ -53,24 +54,17 @@ async fn list_machines(
     ask(move || app.machines.reader.page(&selector, &owners, &part)).await
 }
 
-/// How long to wait.
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct Wait {
-    /// Answer when it is what is wanted of it, or after so many seconds.
-    #[serde(default)]
-    wait_seconds: u32,
-}
-
-/// A machine.
-#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path), Wait), responses((status = 200, body = MachineDetails), Failure))]
-async fn show_machine(
+/// A machine. With `wait` it is answered when the machine is what is wanted of it.
+#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path), Wait), responses((status = 200, body = MachineDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+async fn get_machine(
     State(app): State<App>,
     Path(name): Path<Name>,
     Query(wait): Query<Wait>,
-) -> Answer<MachineDetails> {
-    app.machines.reader.wait(&name, held(wait.wait_seconds)?).await.map(Json)
+) -> Result<Tagged<MachineDetails>, HostError> {
+    let at_most = wait.at_most()?;
+    let (machines, asked) = (app.machines.clone(), name.clone());
+    let tag = ask_for(move || machines.reader.tag(&asked)).await?;
+    Ok(Tagged(tag, app.machines.reader.wait(&name, at_most).await?))
 }
 
 /// What its RAM tier should do.
@@ -84,7 +78,7 @@ struct Goal {
 
 /// What every size of a machine's RAM tier would have done since its disk's worker began. `conflict`: its disk is not served.
 #[utoipa::path(get, path = "/{name}/curve", params(("name" = Name, Path), Goal), responses((status = 200, body = DiskCurve), Failure))]
-async fn show_curve(
+async fn get_machine_curve(
     State(app): State<App>,
     Path(name): Path<Name>,
     Query(Goal { goal }): Query<Goal>,
@@ -103,13 +97,14 @@ struct DeleteTerms {
 }
 
 /// Removes a machine that is off and that nobody has claimed. Its catalog's count goes down by one.
-#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), DeleteTerms), responses((status = 200, body = Empty), Failure))]
+#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch, DeleteTerms), responses((status = 200, body = Empty), Failure))]
 async fn delete_machine(
     State(app): State<App>,
     Path(name): Path<Name>,
+    IfMatch(expected): IfMatch,
     Query(DeleteTerms { with_data }): Query<DeleteTerms>,
 ) -> Answer<Empty> {
-    ask(move || app.machines.actions.delete(&name, with_data).map(|()| Empty {})).await
+    ask(move || app.machines.actions.delete(&name, with_data, expected).map(|()| Empty {})).await
 }
 
 /// The verb of an action.
@@ -124,20 +119,36 @@ fn word(action: &Action) -> &'static str {
     }
 }
 
-/// Records what is wanted of machines: it is done after the answer. Answers the first 1,000 of these machines as they are;
-/// `continue` goes on with `GET /v1/machines` of the same catalog and labels. To throw away what machines keep takes the
+/// Records what is wanted of machines: it is done after the answer, or while that is held back by `wait`. Answers the first
+/// 1,000 of these machines as they are; `next` goes on with `GET /v1/machines` of the same catalog and labels. To throw away what machines keep takes the
 /// role `admin`.
-#[utoipa::path(post, path = "", request_body = MachineAction, responses((status = 200, body = Page<MachineDetails>), Failure))]
-async fn act_on_machines(
+#[utoipa::path(post, path = "", params(Wait), request_body = MachineAction, responses((status = 200, body = Page<MachineDetails>), Failure))]
+async fn run_machine_action(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     note: Note,
+    Query(wait): Query<Wait>,
     Body(action): Body<MachineAction>,
 ) -> Answer<Page<MachineDetails>> {
+    let until = tokio::time::Instant::now() + wait.at_most()?;
     note.verb(word(&action.action));
     if action.discard_data && caller.role < Role::Admin {
         let message = "this throws away what machines keep: it takes a token with the role 'admin'";
         return Err(HostError::new(ErrorCode::Forbidden, message));
     }
-    ask(move || app.machines.actions.act(&action, |name| note.machines([name.as_str()]))).await
+    let machines = app.machines.clone();
+    let mut page =
+        ask_for(move || machines.actions.act(&action, |name| note.machines([name.as_str()]))).await?;
+    for machine in page.items.iter_mut().filter(|machine| !machine.status.settled) {
+        // One after the other: all of them have the same time. One that is deleted meanwhile stays as it was seen.
+        let left = until.saturating_duration_since(tokio::time::Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        match app.machines.reader.wait(&machine.machine.name, left).await {
+            Err(gone) if gone.code == ErrorCode::NotFound => {}
+            waited => *machine = waited?,
+        }
+    }
+    Ok(Json(page))
 }

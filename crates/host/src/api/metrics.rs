@@ -26,11 +26,11 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub fn figure_routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(show_figures))
+    OpenApiRouter::new().routes(routes!(get_figures))
 }
 
 pub fn metric_routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(show_metrics))
+    OpenApiRouter::new().routes(routes!(get_metrics))
 }
 
 /// Requests that were answered, by status. A clone is the same.
@@ -52,7 +52,7 @@ pub async fn count(State(answered): State<Answered>, request: Request, next: Nex
 
 /// What machines' disks hold and have done, by machine and by catalog. Not older than half a second.
 #[utoipa::path(get, path = "", responses((status = 200, body = Figures), super::Failure))]
-async fn show_figures(State(app): State<App>) -> Result<Json<Figures>, HostError> {
+async fn get_figures(State(app): State<App>) -> Result<Json<Figures>, HostError> {
     Ok(Json(Figures::clone(&*app.machines.figures.all().await?)))
 }
 
@@ -68,7 +68,7 @@ struct Detail {
 
 /// The same for Prometheus, by catalog, and what the daemon has done.
 #[utoipa::path(get, path = "", params(Detail), responses((status = 200, body = String, content_type = "text/plain"), super::Failure))]
-async fn show_metrics(State(app): State<App>, Query(detail): Query<Detail>) -> Result<Response, HostError> {
+async fn get_metrics(State(app): State<App>, Query(detail): Query<Detail>) -> Result<Response, HostError> {
     let begun = Instant::now();
     // At once: both ask all disks.
     let (figures, curves) = tokio::try_join!(app.machines.figures.all(), app.machines.curves.all())?;

@@ -1,12 +1,13 @@
 //! The daemon's HTTP interface: routes, what they take, what they answer. Owns no state; everything is asked of the
 //! parts that have it, on threads that may wait for a disk.
 //!
-//! Invariant: every answer but 2xx carries an [`ErrorBody`]; what a client sends is bounded and checked before use.
+//! Invariant: every answer but 2xx carries a [`Problem`](spillway_api::Problem); what a client sends is bounded and checked before use.
 
 #![expect(unused_qualifications, reason = "the macro of routes writes paths in full")]
 
 mod catalogs;
 mod claims;
+mod conditions;
 mod document;
 mod events;
 mod extract;
@@ -16,12 +17,12 @@ mod leftovers;
 mod machines;
 mod metrics;
 mod operations;
+mod problem;
 mod stores;
 
 pub use metrics::Answered;
 
 use crate::access;
-use crate::access::Refused;
 use crate::access::audit::Audit;
 use crate::backup::StateStore;
 use crate::catalogs::Catalogs;
@@ -33,12 +34,12 @@ use crate::machines::Machines;
 use crate::operations::Operations;
 use crate::stores::Stores;
 use axum::extract::DefaultBodyLimit;
-use axum::http::{StatusCode, Uri};
+use axum::http::Uri;
 use axum::middleware;
-use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
+use document::Security;
 use serde::Serialize;
-use spillway_api::{ErrorBody, ErrorCode};
+use spillway_api::{ErrorCode, PROBLEM_TYPES, Problem};
 use utoipa::{IntoResponses, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 
@@ -71,14 +72,38 @@ pub struct App {
 }
 
 #[derive(OpenApi)]
-#[openapi(info(title = "spillwayd", description = "Images, catalogs and machines of a host."))]
+#[openapi(
+    info(
+        title = "spillwayd",
+        description = "Images, catalogs and machines of a host. `docs/api.md` has the rules that all requests share."
+    ),
+    tags(
+        (name = "catalogs", description = "Sets of machines made from one image version, and their rollouts."),
+        (name = "claims", description = "Machines that somebody has for a while."),
+        (name = "events", description = "What has happened on the host, and what happens."),
+        (name = "figures", description = "Counters and gauges of all disks, as JSON and for Prometheus."),
+        (name = "host", description = "The host itself: its budget, its state, and backups of its records."),
+        (name = "images", description = "Images, their versions, and what is made of them."),
+        (name = "leftovers", description = "Files that deleted machines have kept."),
+        (name = "machines", description = "Machines, and what is asked of them."),
+        (name = "operations", description = "Work that goes on after the request that began it."),
+        (name = "problem-types", description = "Kinds of problems that error responses can have."),
+        (name = "stores", description = "Folders that hold images and disks."),
+    ),
+    security((), ("bearerToken" = [])),
+    modifiers(&Security)
+)]
 struct Document;
 
 /// What every route may answer instead.
 #[derive(IntoResponses)]
-#[response(status = "default", description = "It was not done, and why")]
+#[response(
+    status = "default",
+    description = "The request was not carried out; the body says why.",
+    content_type = "application/problem+json"
+)]
 #[expect(dead_code, reason = "for the document")]
-struct Failure(ErrorBody);
+struct Failure(Problem);
 
 fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::with_openapi(Document::openapi())
@@ -93,13 +118,14 @@ fn routes() -> OpenApiRouter<App> {
         .nest("/v1/machines", machines::routes().merge(claims::machine_routes()))
         .nest("/v1/metrics", metrics::metric_routes())
         .nest("/v1/operations", operations::routes())
+        .nest(PROBLEM_TYPES, problem::routes())
         .nest("/v1/stores", stores::routes())
 }
 
 /// The interface's description (OpenAPI, JSON).
 pub fn document() -> String {
     let (_, mut api) = routes().split_for_parts();
-    document::bound(&mut api);
+    document::complete(&mut api);
     api.to_pretty_json().expect("the document is plain data")
 }
 
@@ -110,8 +136,7 @@ pub fn router(app: App) -> Router {
         HostError::new(ErrorCode::NotFound, format!("there is nothing at {}", uri.path()))
     };
     let not_so = |uri: Uri| async move {
-        let message = format!("{} does not take this method", uri.path());
-        (StatusCode::METHOD_NOT_ALLOWED, Json(ErrorBody::new(ErrorCode::Invalid, message)))
+        HostError::new(ErrorCode::MethodNotAllowed, format!("{} does not take this method", uri.path()))
     };
     router
         .fallback(nowhere)
@@ -119,6 +144,7 @@ pub fn router(app: App) -> Router {
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
         .layer(middleware::from_fn_with_state(app.audit.clone(), access::guard))
         .layer(middleware::from_fn_with_state(app.answered.clone(), metrics::count))
+        .layer(middleware::from_fn(problem::complete))
         .with_state(app)
 }
 
@@ -137,13 +163,4 @@ async fn ask_for<T: Send + 'static>(
     let broken =
         |e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon ({e}): please report this"));
     answer.map_err(broken)?
-}
-
-impl IntoResponse for HostError {
-    fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, Json(self.body())).into_response();
-        response.extensions_mut().insert(Refused(self.code));
-        response
-    }
 }

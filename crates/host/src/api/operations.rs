@@ -1,44 +1,42 @@
 //! Routes of operations.
 
-use super::extract::{Path, Query, wait as held};
+use super::extract::{PartOfList, Path, Query, Wait, part, select};
 use super::{App, Failure};
 use crate::error::HostError;
+use crate::paging::PageBuilder;
 use axum::Json;
 use axum::extract::State;
-use serde::Deserialize;
-use spillway_api::{Empty, ErrorCode, List, Operation};
-use utoipa::IntoParams;
+use spillway_api::{Empty, ErrorCode, Operation, Page};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(list_operations)).routes(routes!(show_operation, cancel_operation))
+    OpenApiRouter::new().routes(routes!(list_operations)).routes(routes!(get_operation, cancel_operation))
 }
 
-/// How long to wait.
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct Wait {
-    /// Answer when it has ended, or after so many seconds.
-    #[serde(default)]
-    wait_seconds: u32,
+/// What goes on, and what has ended lately, oldest first.
+#[utoipa::path(get, path = "", params(PartOfList), responses((status = 200, body = Page<Operation>), Failure))]
+async fn list_operations(
+    State(app): State<App>,
+    Query(mut pairs): Query<Vec<(String, String)>>,
+) -> Result<Json<Page<Operation>>, HostError> {
+    let part = part(&mut pairs)?;
+    select(pairs, &[])?;
+    let after = part.after.parse().unwrap_or(0);
+    let mut page = PageBuilder::new(&part);
+    let mut later = app.operations.list().into_iter().filter(|operation| operation.id > after);
+    later.all(|operation| page.add(&operation.id.to_string(), operation));
+    Ok(Json(page.page()))
 }
 
-/// What goes on, and what has ended lately.
-#[utoipa::path(get, path = "", responses((status = 200, body = List<Operation>), Failure))]
-async fn list_operations(State(app): State<App>) -> Json<List<Operation>> {
-    Json(List { items: app.operations.list() })
-}
-
-/// How far an operation is.
+/// How far an operation is. With `wait` it is answered when the operation has ended.
 #[utoipa::path(get, path = "/{id}", params(("id" = u64, Path), Wait), responses((status = 200, body = Operation), Failure))]
-async fn show_operation(
+async fn get_operation(
     State(app): State<App>,
     Path(id): Path<u64>,
     Query(wait): Query<Wait>,
 ) -> Result<Json<Operation>, HostError> {
-    let found = app.operations.wait(id, held(wait.wait_seconds)?).await;
+    let found = app.operations.wait(id, wait.at_most()?).await;
     found.map(Json).ok_or_else(|| none(id))
 }
 

@@ -1,32 +1,46 @@
 //! Routes of stores.
 
-use super::extract::Body;
+use super::extract::{Body, DryRun, PartOfList, Query, part, select};
 use super::{App, Failure, ask};
 use crate::access::note::Note;
 use crate::error::HostError;
+use crate::paging::PageBuilder;
 use axum::Json;
 use axum::extract::State;
-use spillway_api::{List, StoreDetails, StoreFolder};
+use spillway_api::{Page, StoreDetails, StoreFolder};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(list_stores, add_store))
+    OpenApiRouter::new().routes(routes!(list_stores, create_store))
 }
 
-/// All stores.
-#[utoipa::path(get, path = "", responses((status = 200, body = List<StoreDetails>), Failure))]
-async fn list_stores(State(app): State<App>) -> Result<Json<List<StoreDetails>>, HostError> {
-    ask(move || Ok(List { items: app.machines.space.details()? })).await
+/// All stores, in the order of their names.
+#[utoipa::path(get, path = "", params(PartOfList), responses((status = 200, body = Page<StoreDetails>), Failure))]
+async fn list_stores(
+    State(app): State<App>,
+    Query(mut pairs): Query<Vec<(String, String)>>,
+) -> Result<Json<Page<StoreDetails>>, HostError> {
+    let part = part(&mut pairs)?;
+    select(pairs, &[])?;
+    ask(move || {
+        let mut page = PageBuilder::new(&part);
+        let mut later =
+            app.machines.space.details()?.into_iter().filter(|store| store.name.as_str() > &*part.after);
+        later.all(|store| page.add(store.name.clone().as_str(), store));
+        Ok(page.page())
+    })
+    .await
 }
 
 /// A new store.
-#[utoipa::path(post, path = "", request_body = StoreFolder, responses((status = 200, body = StoreFolder), Failure))]
-async fn add_store(
+#[utoipa::path(post, path = "", params(DryRun), request_body = StoreFolder, responses((status = 200, body = StoreFolder), Failure))]
+async fn create_store(
     State(app): State<App>,
     note: Note,
+    Query(DryRun { dry_run }): Query<DryRun>,
     Body(store): Body<StoreFolder>,
 ) -> Result<Json<StoreFolder>, HostError> {
     note.name(store.name.as_str());
-    ask(move || app.stores.add(store)).await
+    ask(move || app.stores.add(store, dry_run)).await
 }

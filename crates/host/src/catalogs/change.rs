@@ -11,7 +11,7 @@ use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, Name};
 /// On which terms a change is asked for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
-    /// The revision that it was decided on: another one is a conflict.
+    /// The revision that it was decided on: nothing is done if the catalog has another one.
     pub expected: Option<Revision>,
     /// What machines keep may be thrown away.
     pub discard_data: bool,

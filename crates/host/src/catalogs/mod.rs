@@ -184,10 +184,7 @@ impl Catalogs {
         expected: Option<Revision>,
     ) -> Result<Catalog, HostError> {
         let Some(found) = changes.get::<Catalog>(name.as_str())? else { return Err(self.none(name)) };
-        if expected.is_some_and(|expected| expected != found.revision) {
-            let message = format!("catalog {name} was changed by somebody else meanwhile: look again");
-            return Err(HostError::new(ErrorCode::Conflict, message));
-        }
+        HostError::if_match(&format!("catalog {name}"), expected, found.revision)?;
         Ok(found.value)
     }
 
@@ -288,7 +285,7 @@ impl Catalogs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::Images;
+    use crate::images::{Images, Terms as ImageTerms, key};
     use crate::operations::Operations;
     use crate::store::SqliteStore;
     use serde_json::json;
@@ -349,7 +346,7 @@ mod tests {
                 changes.put("big", &image);
                 for (number, size_bytes) in [(1, 1 << 20), (2, 5 << 40)] {
                     let name = image.name.clone();
-                    changes.put(&crate::images::key(&name, number), &version(number, size_bytes));
+                    changes.put(&key(&name, number), &version(number, size_bytes));
                 }
                 Ok::<_, HostError>(())
             })
@@ -368,8 +365,8 @@ mod tests {
         too_large(catalogs.create(&large, &spec("big:2"), false).unwrap_err());
         too_large(catalogs.change(&small, &spec("big:2"), Terms::default()).unwrap_err());
         let update = serde_json::from_value(json!({ "image": "big:2" })).unwrap();
-        too_large(catalogs.update(&small, &update, None).unwrap_err());
-        too_large(images.publish(&name, 2).unwrap_err());
+        too_large(catalogs.update(&small, &update, Terms::default()).unwrap_err());
+        too_large(images.publish(&name, 2, ImageTerms::default()).unwrap_err());
         too_large(images.disk(&name, 2).unwrap_err());
         assert_eq!(catalogs.get(&small).unwrap().version, 1);
     }

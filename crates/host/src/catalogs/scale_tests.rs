@@ -86,7 +86,7 @@ fn many_machines_cost_others_nothing() {
             for version in [2, 1, 2, 1] {
                 let update = format!(r#"{{"image": "debian:{version}"}}"#);
                 let update: CatalogUpdate = serde_json::from_str(&update).unwrap();
-                host.catalogs.update(&few, &update, None).unwrap();
+                host.catalogs.update(&few, &update, Terms::default()).unwrap();
             }
         });
         let get = host.steps(|| drop(host.catalogs.get(&few).unwrap()));

@@ -4,7 +4,7 @@
 //! Invariant: the history's last entry is what machines take at their next start, and what a rollout brings.
 
 use super::Catalogs;
-use super::change::check;
+use super::change::{Terms, check};
 use crate::error::HostError;
 use crate::store::{Changes, Revision};
 use jiff::Timestamp;
@@ -24,9 +24,9 @@ impl Catalogs {
         &self,
         name: &Name,
         update: &CatalogUpdate,
-        expected: Option<Revision>,
+        terms: Terms,
     ) -> Result<(Catalog, Catalog), HostError> {
-        self.move_to(name, update, expected, |_| Ok(update.image.clone()))
+        self.move_to(name, update, terms, |_| Ok(update.image.clone()))
     }
 
     /// A version that the catalog has had. The catalog, and what it was before.
@@ -34,7 +34,7 @@ impl Catalogs {
         &self,
         name: &Name,
         rollback: &CatalogRollback,
-        expected: Option<Revision>,
+        terms: Terms,
     ) -> Result<(Catalog, Catalog), HostError> {
         // Which image it is, is seen when it is decided.
         let update = CatalogUpdate {
@@ -45,7 +45,7 @@ impl Catalogs {
             max_failed: rollback.max_failed,
             discard_data: rollback.discard_data,
         };
-        self.move_to(name, &update, expected, |catalog| earlier(catalog, rollback.to))
+        self.move_to(name, &update, terms, |catalog| earlier(catalog, rollback.to))
     }
 
     /// Pauses a rollout, lets it go on, or ends it. The catalog, and whether anything was changed: what is so already is not
@@ -87,16 +87,17 @@ impl Catalogs {
         })
     }
 
-    /// Updates a catalog to the image that is chosen for it; that of `update` is not looked at.
+    /// Updates a catalog to the image that is chosen for it; that of `update` is not looked at. Of the terms the revision and
+    /// the dry run count.
     fn move_to(
         &self,
         name: &Name,
         update: &CatalogUpdate,
-        expected: Option<Revision>,
+        terms: Terms,
         choose: impl Fn(&Catalog) -> Result<ImageRef, HostError>,
     ) -> Result<(Catalog, Catalog), HostError> {
         let ((mut catalog, before, notes), written) = self.objects.change_at(|changes| {
-            let mut catalog = self.found(changes, name, expected)?;
+            let mut catalog = self.found(changes, name, terms.expected)?;
             let before = catalog.clone();
             let mut spec = catalog.spec.clone();
             spec.image = choose(&catalog)?;
@@ -134,7 +135,10 @@ impl Catalogs {
                 let (image, version, strategy) = (old.image, old.version, old.strategy);
                 format!("this replaces the rollout of {image}:{version} ({strategy}) of {since}, which had not ended")
             }));
-            changes.put(name.as_str(), &catalog);
+            match terms.dry_run {
+                true => changes.forget(),
+                false => changes.put(name.as_str(), &catalog),
+            }
             Ok::<_, HostError>((catalog, before, notes))
         })?;
         // As it was written: a rollout with nothing to do has ended already.

@@ -21,7 +21,7 @@ use crate::catalogs;
 use crate::error::HostError;
 use crate::machines::leftovers;
 use crate::operations::Operations;
-use crate::store::{Changes, Kind, Object, Objects, RecordKind};
+use crate::store::{Changes, Kind, Object, Objects, RecordKind, Revision};
 use crate::stores::Stores;
 use digest::ChunkDigest;
 use making::LastVersion;
@@ -55,6 +55,17 @@ pub struct Images {
     operations: Operations,
     stores: Stores,
     checks: checks::Checks,
+}
+
+/// On which terms an image is changed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms {
+    /// The revision that the change was decided on: nothing is done if the image has another one.
+    pub expected: Option<Revision>,
+    /// What the change makes must not be there before.
+    pub is_new: bool,
+    /// All is looked at and nothing done.
+    pub dry_run: bool,
 }
 
 /// What a version is called in the store: sorted by number.
@@ -103,11 +114,17 @@ impl Images {
         Ok(self.objects.list()?.into_iter().map(|image| image.value).collect())
     }
 
-    /// One with its versions.
-    pub fn details(&self, name: &Name) -> Result<ImageDetails, HostError> {
+    /// Those whose names come after this one, in the order of their names; read some at a time.
+    pub fn list_after(&self, after: &str) -> impl Iterator<Item = Result<Image, HostError>> + use<'_> {
+        self.objects.each_after::<Image>(after).map(|image| Ok(image?.value))
+    }
+
+    /// One with its versions, and its revision.
+    pub fn details(&self, name: &Name) -> Result<(ImageDetails, Revision), HostError> {
         let Some(image) = self.objects.get::<Image>(name.as_str())? else { return Err(self.no_image(name)) };
         let versions = self.objects.list_below::<ImageVersion>(&format!("{name}/"))?;
-        Ok(ImageDetails { image: image.value, versions: versions.into_iter().map(|v| v.value).collect() })
+        let versions = versions.into_iter().map(|v| v.value).collect();
+        Ok((ImageDetails { image: image.value, versions }, image.revision))
     }
 
     /// The file of a version, which must be ready and there.
@@ -133,8 +150,8 @@ impl Images {
     }
 
     /// What those take who name no version; catalogs that follow the image go along.
-    pub fn publish(&self, name: &Name, version: u32) -> Result<Image, HostError> {
-        self.change_image(name, |image, changes| {
+    pub fn publish(&self, name: &Name, version: u32, terms: Terms) -> Result<Object<Image>, HostError> {
+        self.change_image(name, terms, |image, changes| {
             can_be_served(&self.ready(changes, name, version)?.value)?;
             image.published = Some(version);
             catalogs::follow(changes, name, version)
@@ -142,17 +159,27 @@ impl Images {
     }
 
     /// Names a version; an earlier one of that name loses it.
-    pub fn tag(&self, name: &Name, tag: &Name, version: u32) -> Result<Image, HostError> {
-        self.change_image(name, |image, changes| {
+    pub fn tag(
+        &self,
+        name: &Name,
+        tag: &Name,
+        version: u32,
+        terms: Terms,
+    ) -> Result<Object<Image>, HostError> {
+        self.change_image(name, terms, |image, changes| {
             self.ready(changes, name, version)?;
+            if let Some(tagged) = image.tags.get(tag).filter(|_| terms.is_new) {
+                let message = format!("the tag '{tag}' exists already: it names {name}:{tagged}");
+                return Err(HostError::new(ErrorCode::PreconditionFailed, message));
+            }
             image.tags.insert(tag.clone(), version);
             Ok(())
         })
     }
 
     /// Takes a name from a version.
-    pub fn untag(&self, name: &Name, tag: &Name) -> Result<Image, HostError> {
-        self.change_image(name, |image, _| match image.tags.remove(tag) {
+    pub fn untag(&self, name: &Name, tag: &Name, terms: Terms) -> Result<Object<Image>, HostError> {
+        self.change_image(name, terms, |image, _| match image.tags.remove(tag) {
             Some(_) => Ok(()),
             None => {
                 let tags = image.tags.keys().map(Name::as_str);
@@ -196,8 +223,14 @@ impl Images {
     }
 
     /// Removes a version that nobody uses, and the image with the last one. What was not finished is gone on with.
-    pub fn delete_version(&self, name: &Name, version: u32) -> Result<(), HostError> {
+    pub fn delete_version(
+        &self,
+        name: &Name,
+        version: u32,
+        expected: Option<Revision>,
+    ) -> Result<(), HostError> {
         let doomed = self.objects.change(|changes| {
+            is_as_expected(&self.image(changes, name)?, expected)?;
             let found = self.version(changes, name, version)?.value;
             if found.state == VersionState::Deleting {
                 return Ok(found);
@@ -224,9 +257,11 @@ impl Images {
     }
 
     /// Removes an image with all its versions. What was not finished is gone on with.
-    pub fn delete(&self, name: &Name) -> Result<(), HostError> {
+    pub fn delete(&self, name: &Name, expected: Option<Revision>) -> Result<(), HostError> {
         let doomed = self.objects.change(|changes| {
-            let image = self.image(changes, name)?.value;
+            let image = self.image(changes, name)?;
+            is_as_expected(&image, expected)?;
+            let image = image.value;
             self.unused(changes, name, None)?;
             let versions = changes.list_below::<ImageVersion>(&format!("{name}/"))?;
             if let Some(busy) = versions.iter().find(|v| v.value.state == VersionState::Importing) {
@@ -267,14 +302,20 @@ impl Images {
     fn change_image(
         &self,
         name: &Name,
+        terms: Terms,
         mut change: impl FnMut(&mut Image, &mut Changes) -> Result<(), HostError>,
-    ) -> Result<Image, HostError> {
-        self.objects.change(|changes| {
-            let mut image = self.image(changes, name)?.value;
-            change(&mut image, changes)?;
-            changes.put(name.as_str(), &image);
-            Ok(image)
-        })
+    ) -> Result<Object<Image>, HostError> {
+        let (image, written) = self.objects.change_at(|changes| {
+            let mut image = self.image(changes, name)?;
+            is_as_expected(&image, terms.expected)?;
+            change(&mut image.value, changes)?;
+            match terms.dry_run {
+                true => changes.forget(),
+                false => changes.put(name.as_str(), &image.value),
+            }
+            Ok::<_, HostError>(image)
+        })?;
+        Ok(Object { revision: written.unwrap_or(image.revision), ..image })
     }
 
     fn image(&self, changes: &mut Changes, name: &Name) -> Result<Object<Image>, HostError> {
@@ -346,4 +387,9 @@ impl Images {
         let images = self.list().unwrap_or_default();
         HostError::not_found("image", name.as_str(), images.iter().map(|image| image.name.as_str()))
     }
+}
+
+/// Refuses a change of an image that has another revision than the client has read.
+fn is_as_expected(image: &Object<Image>, expected: Option<Revision>) -> Result<(), HostError> {
+    HostError::if_match(&format!("image {}", image.name), expected, image.revision)
 }

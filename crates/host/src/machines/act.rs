@@ -4,12 +4,14 @@
 //! Invariant: what is refused of one machine is refused of all that are named with it, before anything is recorded.
 
 use super::closing::is_open;
-use super::views::{MachineReader, Part, View};
+use super::tag::if_match;
+use super::views::{MachineReader, View};
 use super::wanted::Wanted;
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::images::none_is_committed;
-use crate::store::Objects;
+use crate::paging::Part;
+use crate::store::{Objects, Revision};
 use spillway_api::{
     Action, Catalog, ErrorCode, MOST_NAMES, Machine, MachineAction, MachineDetails, Name, Page, Power,
 };
@@ -106,14 +108,18 @@ impl MachineActions {
 
     /// A machine that is off and nobody's is no more, and its catalog has one less. Its data disk and its kept one stay in
     /// their store unless it is said that they go.
-    pub fn delete(&self, name: &Name, with_data: bool) -> Result<(), HostError> {
+    pub fn delete(&self, name: &Name, with_data: bool, expected: Option<Revision>) -> Result<(), HostError> {
         let view = self.reader.view(name)?;
+        // Before what the other change may have made of it.
+        self.objects.change(|changes| if_match(changes, name, expected))?;
         view.is_off()?;
         if view.wanted.claim.is_some() {
             let message = format!("{name} is claimed: release it first ('spillway machine release {name}')");
             return Err(HostError::new(ErrorCode::Conflict, message));
         }
         self.catalogs.delete_machine(&view.machine, with_data, |changes| {
+            if_match(changes, name, expected)?;
+            if_match(changes, name, expected)?;
             view.is_as_seen(changes)?;
             none_is_committed(changes, [name])
         })

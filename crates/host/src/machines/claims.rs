@@ -4,6 +4,7 @@
 
 use super::closing::is_open;
 use super::host::SpaceWatch;
+use super::tag::if_match;
 use super::views::{MachineReader, View};
 use super::wanted::{Claimed, Wanted};
 use crate::catalogs::{Catalogs, whole};
@@ -11,7 +12,7 @@ use crate::error::HostError;
 use crate::events::Events;
 use crate::idempotency::Key;
 use crate::images::none_is_committed;
-use crate::store::{Changes, Objects};
+use crate::store::{Changes, Objects, Revision};
 use serde::{Deserialize, Serialize};
 use spillway_api::{
     CatalogSpec, ErrorCode, EventKind, Machine, MachineDetails, Name, NewClaim, Phase, Power, Selector,
@@ -32,6 +33,15 @@ pub struct Claimant {
     pub owner: String,
     /// It is made once with this key.
     pub key: Option<Key>,
+}
+
+/// Which claim of a machine is renewed or released: whichever there is, unless more is said.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WhichClaim<'a> {
+    /// The claim of this id alone.
+    pub id: Option<&'a str>,
+    /// Only if the machine still has this tag.
+    pub expected: Option<Revision>,
 }
 
 /// What a claim with a key has made.
@@ -189,13 +199,18 @@ impl Claims {
 
     /// A machine is nobody's any more: it forgets, and is ready for the next one. With a claim's id only if it still has
     /// that one. `text` is what the event says.
-    pub fn release(&self, name: &Name, id: Option<&str>, text: String) -> Result<MachineDetails, HostError> {
+    pub fn release(
+        &self,
+        name: &Name,
+        which: WhichClaim<'_>,
+        text: String,
+    ) -> Result<MachineDetails, HostError> {
         let catalog = self.catalogs.get(&self.catalogs.machine(name)?.catalog)?;
         let views =
             self.reader.views(&Selector { catalog: Some(catalog.name.clone()), ..Selector::default() })?;
         let free = free(&views, Some(name));
         self.objects.change(|changes| {
-            let (mut wanted, _) = has_claim(changes, name, id)?;
+            let (mut wanted, _) = has_claim(changes, name, which)?;
             wanted.release(&catalog.spec, free);
             changes.put(name.as_str(), &wanted);
             Ok::<_, HostError>(())
@@ -209,12 +224,12 @@ impl Claims {
     pub fn renew(
         &self,
         name: &Name,
-        id: Option<&str>,
+        which: WhichClaim<'_>,
         ttl_seconds: Option<u32>,
     ) -> Result<MachineDetails, HostError> {
         self.catalogs.machine(name)?;
         self.objects.change(|changes| {
-            let (mut wanted, mut claim) = has_claim(changes, name, id)?;
+            let (mut wanted, mut claim) = has_claim(changes, name, which)?;
             if claim.left().is_some_and(|left| left.is_zero()) {
                 let message = format!("the claim of {name} is over: claim a machine again");
                 return Err(HostError::new(ErrorCode::Conflict, message));
@@ -229,12 +244,17 @@ impl Claims {
 }
 
 /// What is wanted of a machine that is claimed, and its claim. With an id only if it is that one.
-fn has_claim(changes: &mut Changes, name: &Name, id: Option<&str>) -> Result<(Wanted, Claimed), HostError> {
+fn has_claim(
+    changes: &mut Changes,
+    name: &Name,
+    which: WhichClaim<'_>,
+) -> Result<(Wanted, Claimed), HostError> {
+    if_match(changes, name, which.expected)?;
     let wanted = changes.get::<Wanted>(name.as_str())?.map(|wanted| wanted.value);
     let claimed = wanted.and_then(|wanted| wanted.claim.clone().map(|claim| (wanted, claim)));
     let (wanted, claim) =
         claimed.ok_or_else(|| HostError::new(ErrorCode::Conflict, format!("nobody has claimed {name}")))?;
-    if id.is_some_and(|id| claim.id != id) {
+    if which.id.is_some_and(|id| claim.id != id) {
         let message = format!("that claim of {name} is over: it is somebody else's now");
         return Err(HostError::new(ErrorCode::Conflict, message));
     }

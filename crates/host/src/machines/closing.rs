@@ -36,6 +36,14 @@ fn is_of_this_start(closed: Result<Option<Object<HostStart>>, StoreError>) -> Re
     }
 }
 
+/// The revision of the mark. One that cannot be read, as one that is not there, has none.
+fn tag(closed: Result<Option<Object<HostStart>>, StoreError>) -> Result<Revision, HostError> {
+    match closed {
+        Err(StoreError::Unreadable { .. }) => Ok(Revision::default()),
+        closed => Ok(closed?.map(|closed| closed.revision).unwrap_or_default()),
+    }
+}
+
 /// Refuses while the host is closed.
 pub(super) fn is_open(changes: &mut Changes) -> Result<(), HostError> {
     match is_closed(changes)? {
@@ -100,9 +108,17 @@ impl HostGate {
         Ok(self.shared.registry.count(is_busy) as u32)
     }
 
+    /// The tag of the host: another one after it was closed or opened.
+    pub fn tag(&self) -> Result<Revision, HostError> {
+        tag(self.shared.objects.get::<HostStart>(NAME))
+    }
+
     /// Closes the host and stops all its machines, or opens it again.
-    pub fn act(&self, action: HostAction) -> Result<HostDetails, HostError> {
+    pub fn act(&self, action: HostAction, expected: Option<Revision>) -> Result<HostDetails, HostError> {
         self.shared.objects.change(|changes| {
+            if expected.is_some() {
+                HostError::if_match("the host", expected, tag(changes.get::<HostStart>(NAME))?)?;
+            }
             match action {
                 HostAction::Close => changes.put(NAME, &HostStart::this()),
                 HostAction::Open => changes.delete::<HostStart>(NAME),

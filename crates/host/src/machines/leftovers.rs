@@ -4,8 +4,8 @@
 //! nothing of its machine runs any more, which its machine's task knows.
 
 use super::belongings::{Belongings, KeptDisk, MachineFiles};
-use super::{Gathered, Part};
 use crate::error::HostError;
+use crate::paging::{PageBuilder, Part};
 use crate::store::{Changes, Kind, Object, Objects};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -143,7 +143,7 @@ impl Leftovers {
 
     /// A part of what deleted machines have left, in the order of their names.
     pub fn page(&self, part: &Part) -> Result<Page<Leftover>, HostError> {
-        let mut page = Gathered::new(part);
+        let mut page = PageBuilder::new(part);
         for left in self.objects.each_after::<LeftoverFiles>(&part.after) {
             let Object { name, value: left, .. } = left?;
             if !left.doomed && !left.is_nothing() && !page.add(&name, left.describe()) {

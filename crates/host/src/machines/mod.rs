@@ -29,6 +29,7 @@ mod run;
 mod shared;
 mod short_path;
 mod status;
+mod tag;
 mod tasks;
 #[cfg(test)]
 mod testing;
@@ -48,8 +49,8 @@ use crate::stores::Stores;
 use act::MachineActions;
 use belongings::Belongings;
 use blocking::{blocking, last_words, look};
-pub use claims::Claimant;
 use claims::Claims;
+pub use claims::{Claimant, WhichClaim};
 use closing::HostGate;
 use commit::DiskCommits;
 use desired::DesiredState;
@@ -70,7 +71,6 @@ use status::ObservedMachine;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tasks::TaskStarter;
-pub use views::{Gathered, Part};
 use views::{MachineReader, View};
 use wanted::Wanted;
 

@@ -7,9 +7,11 @@ use super::blocking::blocking;
 use super::registry::MachineRegistry;
 use super::run::DiskKind;
 use super::status::ObservedMachine;
+use super::tag;
 use super::wanted::{Claimed, Wanted};
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
+use crate::paging::{PageBuilder, Part};
 use crate::store::{Object, Objects, Revision};
 use spillway_api::{
     ErrorCode, MOST_NAMES, Machine, MachineDetails, MachineStatus, Name, Page, Phase, Selector,
@@ -20,45 +22,6 @@ use std::time::Duration;
 
 /// Machines that are looked at together.
 pub(super) const CHUNK: usize = 256;
-
-/// Which part of a list is asked for.
-#[derive(Clone, Debug)]
-pub struct Part {
-    /// What comes after this name; all if it is empty.
-    pub after: String,
-    /// So many at most, one at least.
-    pub most: usize,
-}
-
-/// Gathers a page.
-pub struct Gathered<T> {
-    items: Vec<T>,
-    most: usize,
-    last: String,
-    is_cut: bool,
-}
-
-impl<T> Gathered<T> {
-    /// With nothing on it.
-    pub fn new(part: &Part) -> Gathered<T> {
-        Gathered { items: Vec::new(), most: part.most, last: String::new(), is_cut: false }
-    }
-
-    /// Adds what has this name. `false`: there was no space left for it.
-    pub fn add(&mut self, name: &str, item: T) -> bool {
-        self.is_cut = self.items.len() == self.most;
-        if !self.is_cut {
-            self.items.push(item);
-            self.last = name.to_owned();
-        }
-        !self.is_cut
-    }
-
-    /// The page.
-    pub fn page(self) -> Page<T> {
-        Page { items: self.items, next: self.is_cut.then_some(self.last) }
-    }
-}
 
 /// A machine, what is wanted of it, and what it is.
 pub(super) struct View {
@@ -104,6 +67,12 @@ impl MachineReader {
         MachineReader { objects, catalogs, registry }
     }
 
+    /// The tag of a machine. Who tells it with the machine reads it first: so it is never newer than what it is told with.
+    pub fn tag(&self, name: &Name) -> Result<Revision, HostError> {
+        let machine = self.objects.get::<Machine>(name.as_str())?;
+        Ok(tag::of(machine, self.objects.get::<Wanted>(name.as_str())?))
+    }
+
     /// A part of those that are selected and that each of these owners has claimed, in the order of their names.
     pub fn page(
         &self,
@@ -111,7 +80,7 @@ impl MachineReader {
         owners: &[String],
         part: &Part,
     ) -> Result<Page<MachineDetails>, HostError> {
-        let mut page = Gathered::new(part);
+        let mut page = PageBuilder::new(part);
         let is_theirs = |view: &View| {
             let has = |owner: &String| view.wanted.claim.as_ref().is_some_and(|claim| claim.owner == *owner);
             owners.iter().all(has)

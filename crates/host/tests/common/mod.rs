@@ -4,7 +4,7 @@
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_api::client::{Client, ClientError};
 use spillway_api::{
-    Catalog, ErrorBody, ImageImport, Machine, NewCatalog, Operation, OperationState, SourceFormat,
+    Catalog, ImageImport, Machine, NewCatalog, Operation, OperationState, Problem, SourceFormat,
 };
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -133,10 +133,10 @@ impl Drop for World {
 }
 
 /// Waits for an operation's end.
-pub fn ends(client: &Client, operation: &Operation) -> Result<(), ErrorBody> {
+pub fn ends(client: &Client, operation: &Operation) -> Result<(), Problem> {
     let begun = Instant::now();
     loop {
-        let now: Operation = client.get(&format!("/v1/operations/{}?wait_seconds=10", operation.id)).unwrap();
+        let now: Operation = client.get(&format!("/v1/operations/{}?wait=10", operation.id)).unwrap();
         match now.state {
             OperationState::Done => return Ok(()),
             OperationState::Failed { error } => return Err(error),
@@ -184,7 +184,7 @@ pub fn until<T>(what: &str, mut question: impl FnMut() -> Option<T>) -> T {
 }
 
 /// What the daemon refused.
-pub fn refused<T>(answer: Result<T, ClientError>) -> ErrorBody {
+pub fn refused<T>(answer: Result<T, ClientError>) -> Problem {
     match answer {
         Err(ClientError::Refused(error)) => error,
         Err(other) => panic!("{other}"),

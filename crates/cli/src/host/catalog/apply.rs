@@ -13,7 +13,7 @@ use crate::output;
 use clap::Args;
 use serde::Serialize;
 use spillway_api::client::{Client, ClientError, query};
-use spillway_api::{Catalog, Difference, ErrorBody, Name, NewCatalog, differences};
+use spillway_api::{Catalog, Difference, Name, NewCatalog, Problem, differences};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -71,7 +71,7 @@ struct Report {
     outcome: Outcome,
     differences: Vec<Difference>,
     warnings: Vec<String>,
-    error: Option<ErrorBody>,
+    error: Option<Problem>,
 }
 
 #[derive(Debug, Serialize)]
@@ -137,8 +137,8 @@ impl Wanted {
         match failed.next() {
             Some(first) => {
                 let message = match failed.count() {
-                    0 => first.message.clone(),
-                    more => format!("{}; and {more} more of {} catalogs failed", first.message, items.len()),
+                    0 => first.detail.clone(),
+                    more => format!("{}; and {more} more of {} catalogs failed", first.detail, items.len()),
                 };
                 Err(Failure::new(exit(first.code), message))
             }
@@ -192,7 +192,7 @@ fn words(reports: &Reports) -> String {
             (Outcome::Changed, true) => "differs".to_owned(),
             (Outcome::Unchanged, _) => "is as it is to be".to_owned(),
             (Outcome::Failed, _) => {
-                let why = report.error.as_ref().map_or("", |error| error.message.as_str());
+                let why = report.error.as_ref().map_or("", |error| error.detail.as_str());
                 format!("stays as it is: {why}")
             }
         };

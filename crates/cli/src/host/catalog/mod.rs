@@ -9,7 +9,7 @@ pub(super) mod settings;
 mod update;
 
 use super::words::{number, word};
-use super::{Daemon, Labels, leftover, table};
+use super::{Daemon, Labels, Limit, leftover, table};
 use crate::error::Failure;
 use crate::output;
 use apply::{Apply, Diff, Export};
@@ -18,7 +18,7 @@ use compare::value_text;
 use rollout::RolloutCommand;
 use settings::Create;
 use spillway_api::client::{Client, query};
-use spillway_api::{Catalog, Empty, List, Name, RolloutStrategy, bounds, settings};
+use spillway_api::{Catalog, Empty, Name, RolloutStrategy, bounds, settings};
 use std::process::ExitCode;
 use update::{Rollback, Update};
 
@@ -43,6 +43,9 @@ pub enum CatalogCommand {
         /// Which.
         #[command(flatten)]
         labels: Labels,
+        /// How many.
+        #[command(flatten)]
+        limit: Limit,
     },
     /// Show a catalog and all its settings
     #[command(after_help = help::SHOW)]
@@ -64,6 +67,9 @@ pub enum CatalogCommand {
         /// Also if somebody has claimed one of them
         #[arg(long)]
         force: bool,
+        /// Check everything, change nothing
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Give machines another version of their image, or another image
     #[command(after_help = help::UPDATE)]
@@ -96,11 +102,12 @@ pub fn catalog(daemon: &Daemon, command: CatalogCommand) -> Result<ExitCode, Fai
         CatalogCommand::Apply(apply) => apply.run(daemon, &client)?,
         CatalogCommand::Diff(diff) => return diff.run(daemon, &client),
         CatalogCommand::Export(export) => export.run(&client)?,
-        CatalogCommand::List { labels } => list(daemon, &client, &labels)?,
+        CatalogCommand::List { labels, limit } => list(daemon, &client, &labels, limit)?,
         CatalogCommand::Show { name } => show(daemon, &client.get(&path(&name))?)?,
-        CatalogCommand::Scale { name, count, with_data, force } => {
-            let terms = [("with_data", with_data), ("force", force)].map(|(term, is)| (term, is.to_string()));
-            update::scale(daemon, &client, &name, count, &query(terms))?;
+        CatalogCommand::Scale { name, count, with_data, force, dry_run } => {
+            let terms = [("with_data", with_data), ("force", force), ("dry_run", dry_run)];
+            let terms = query(terms.map(|(term, is)| (term, is.to_string())));
+            update::scale(daemon, &client, &name, count, (&terms, dry_run))?;
         }
         CatalogCommand::Update(update) => update.run(daemon, &client)?,
         CatalogCommand::Rollback(rollback) => rollback.run(daemon, &client)?,
@@ -123,18 +130,19 @@ fn warn(catalog: &Catalog) {
     catalog.warnings.iter().for_each(|warning| output::complain("warning", warning));
 }
 
-fn list(daemon: &Daemon, client: &Client, labels: &Labels) -> Result<(), Failure> {
-    let catalogs: List<Catalog> = client.list(&format!("/v1/catalogs{}", labels.query([])))?;
-    daemon.show(&catalogs, |catalogs| {
-        let rows = catalogs.items.iter().map(|catalog| {
+fn list(daemon: &Daemon, client: &Client, labels: &Labels, limit: Limit) -> Result<(), Failure> {
+    let catalogs = client.pages(&format!("/v1/catalogs{}", labels.query([])), limit.limit);
+    daemon.show_pages(
+        catalogs,
+        ["NAME", "IMAGE", "MACHINES", "TYPE", "MODE", "ROLLOUT"],
+        |catalog: &Catalog| {
             let spec = &catalog.spec;
             let image = format!("{}:{}", spec.image.name, catalog.version);
             let rollout = catalog.rollout.as_ref().map_or("-".into(), rollout::short);
             let mode = spec.mode().as_str().to_owned();
-            [catalog.name.to_string(), image, spec.count.to_string(), word(&spec.kind), mode, rollout]
-        });
-        table(["NAME", "IMAGE", "MACHINES", "TYPE", "MODE", "ROLLOUT"], rows)
-    })
+            vec![[catalog.name.to_string(), image, spec.count.to_string(), word(&spec.kind), mode, rollout]]
+        },
+    )
 }
 
 /// All of it: the settings are the ones that a file for the interface has.

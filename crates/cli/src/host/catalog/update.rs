@@ -63,12 +63,15 @@ struct How {
     /// Throw away what machines keep, where it has to be
     #[arg(long)]
     discard_data: bool,
+    /// Check everything, change nothing
+    #[arg(long)]
+    dry_run: bool,
 }
 
 impl Update {
     /// Asks for it: what it is decided on, the daemon looks at itself.
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
-        let How { rollout, grace, deadline, max_failed, discard_data } = self.how;
+        let How { rollout, grace, deadline, max_failed, discard_data, dry_run } = self.how;
         let update = CatalogUpdate {
             image: self.image,
             rollout,
@@ -77,14 +80,15 @@ impl Update {
             max_failed,
             discard_data,
         };
-        report(daemon, &client.post(&format!("{}/update", path(&self.name)), &update)?)
+        let at = format!("{}/update?dry_run={dry_run}", path(&self.name));
+        report(daemon, &client.post(&at, &update)?, dry_run)
     }
 }
 
 impl Rollback {
     /// Asks for it.
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
-        let How { rollout, grace, deadline, max_failed, discard_data } = self.how;
+        let How { rollout, grace, deadline, max_failed, discard_data, dry_run } = self.how;
         let rollback = CatalogRollback {
             to: self.to,
             rollout,
@@ -93,12 +97,19 @@ impl Rollback {
             max_failed,
             discard_data,
         };
-        report(daemon, &client.post(&format!("{}/rollback", path(&self.name)), &rollback)?)
+        let at = format!("{}/rollback?dry_run={dry_run}", path(&self.name));
+        report(daemon, &client.post(&at, &rollback)?, dry_run)
     }
 }
 
-/// Changes how many machines there are, on these terms of the interface.
-pub fn scale(daemon: &Daemon, client: &Client, name: &Name, count: u32, terms: &str) -> Result<(), Failure> {
+/// Changes how many machines there are, on these terms of the interface; or asks whether that can be.
+pub fn scale(
+    daemon: &Daemon,
+    client: &Client,
+    name: &Name,
+    count: u32,
+    (terms, dry_run): (&str, bool),
+) -> Result<(), Failure> {
     let path = format!("{}{terms}", path(name));
     let mut shrinks = false;
     let changed = settle(client, name, |found| {
@@ -107,16 +118,22 @@ pub fn scale(daemon: &Daemon, client: &Client, name: &Name, count: u32, terms: &
         client.put_if(&path, found.revision, &CatalogSpec { count, ..found.spec.clone() })
     })?;
     warn(&changed);
-    daemon.show(&changed, |changed| format!("{} has {} machines\n", changed.name, changed.spec.count))?;
-    match shrinks {
+    daemon.show(&changed, |changed| {
+        let has = if dry_run { "can have" } else { "has" };
+        format!("{} {has} {} machines\n", changed.name, changed.spec.count)
+    })?;
+    match shrinks && !dry_run {
         true => leftover::tell(client, |left| left.catalog == *name),
         false => Ok(()),
     }
 }
 
-fn report(daemon: &Daemon, catalog: &Catalog) -> Result<(), Failure> {
+fn report(daemon: &Daemon, catalog: &Catalog, dry_run: bool) -> Result<(), Failure> {
     warn(catalog);
-    daemon.show(catalog, |catalog| format!("{}: {}\n", catalog.name, versions(catalog)))
+    daemon.show(catalog, |catalog| {
+        let would = if dry_run { "nothing is changed; it can be that " } else { "" };
+        format!("{}: {would}{}\n", catalog.name, versions(catalog))
+    })
 }
 
 /// Decides on a catalog as it is, and again as long as somebody else changes it meanwhile.
@@ -129,7 +146,8 @@ pub fn settle<T>(
     for _ in 1..TRIES {
         match decide(found.as_ref()) {
             Err(ClientError::Refused(error))
-                if [ErrorCode::Conflict, ErrorCode::Exists].contains(&error.code) =>
+                if [ErrorCode::Conflict, ErrorCode::PreconditionFailed, ErrorCode::Exists]
+                    .contains(&error.code) =>
             {
                 let revision = found.map(|catalog| catalog.revision);
                 found = look(client, name)?;

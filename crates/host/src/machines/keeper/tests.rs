@@ -158,7 +158,7 @@ async fn what_fails_for_good_gives_back_what_it_was_promised() {
 fn with_copies() -> TestHost {
     let host = TestHost::new(NO_LIMITS);
     let path = host.path("fast");
-    host.stores.add(StoreFolder { name: name("fast"), path, class: StoreClass::Cache }).unwrap();
+    host.stores.add(StoreFolder { name: name("fast"), path, class: StoreClass::Cache }, false).unwrap();
     host
 }
 
@@ -189,7 +189,7 @@ async fn a_copy_that_is_queued_is_of_the_version_that_its_catalog_has_when_it_is
     assert_eq!(keeper.phase(), Phase::Placing);
     host.version(2, MIB);
     let update = serde_json::from_value(json!({ "image": "debian:2" })).unwrap();
-    host.catalogs.update(&name("desk"), &update, None).unwrap();
+    host.catalogs.update(&name("desk"), &update, Terms::default()).unwrap();
     keeper.rest().await.unwrap();
     drop(turns);
     let made = place::placed(&mut keeper.placing).await;
@@ -200,12 +200,12 @@ async fn a_copy_that_is_queued_is_of_the_version_that_its_catalog_has_when_it_is
     // The same when the first copy is whole already, and nobody has looked at it yet.
     host.version(3, MIB);
     let update = serde_json::from_value(json!({ "image": "debian:3" })).unwrap();
-    host.catalogs.update(&name("desk"), &update, None).unwrap();
+    host.catalogs.update(&name("desk"), &update, Terms::default()).unwrap();
     keeper.rest().await.unwrap();
     let made = place::placed(&mut keeper.placing).await;
     host.version(4, MIB);
     let update = serde_json::from_value(json!({ "image": "debian:4" })).unwrap();
-    host.catalogs.update(&name("desk"), &update, None).unwrap();
+    host.catalogs.update(&name("desk"), &update, Terms::default()).unwrap();
     keeper.is_placed(made).await.unwrap();
     keeper.rest().await.unwrap();
     let made = place::placed(&mut keeper.placing).await;

@@ -1,0 +1,104 @@
+//! Conditional requests (RFC 9110, 13): the entity tag of an object, and what a request demands of it.
+//!
+//! Invariant: a tag is the revision of what is stored of an object, and another one after each change of that. What is
+//! observed of the object (status, progress) may change while its tag stays.
+
+use crate::error::HostError;
+use crate::store::Revision;
+use axum::Json;
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::openapi::Required;
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
+
+/// A response with an object and its tag.
+pub struct Tagged<T>(pub Revision, pub T);
+
+impl<T: Serialize> IntoResponse for Tagged<T> {
+    fn into_response(self) -> Response {
+        let Tagged(Revision(revision), object) = self;
+        let tag = HeaderValue::try_from(format!("\"{revision}\"")).expect("digits can be in a header");
+        ([(header::ETAG, tag)], Json(object)).into_response()
+    }
+}
+
+/// The tag that the object had when the client read it, if the client says it: `If-Match: "12"`.
+pub struct IfMatch(pub Option<Revision>);
+
+impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
+    type Rejection = HostError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<IfMatch, HostError> {
+        let refused = || HostError::invalid("If-Match: one tag can be, such as \"12\", or *");
+        let Some(text) = only(parts, header::IF_MATCH, refused)? else { return Ok(IfMatch(None)) };
+        let quoted = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+        let digits = quoted.unwrap_or(&text);
+        let plain = digits.bytes().all(|b| b.is_ascii_digit());
+        match digits.parse() {
+            // Any object that is there will do; one that is not there is not found anyway.
+            _ if text == "*" => Ok(IfMatch(None)),
+            Ok(revision) if plain => Ok(IfMatch(Some(Revision(revision)))),
+            _ => Err(refused()),
+        }
+    }
+}
+
+/// Whether the object must not be there yet: `If-None-Match: *`.
+pub struct IfNoneMatch(pub bool);
+
+impl<S: Send + Sync> FromRequestParts<S> for IfNoneMatch {
+    type Rejection = HostError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<IfNoneMatch, HostError> {
+        let refused = || HostError::invalid("If-None-Match: only * can be: the object must not exist yet");
+        match only(parts, header::IF_NONE_MATCH, refused)?.as_deref() {
+            None => Ok(IfNoneMatch(false)),
+            Some("*") => Ok(IfNoneMatch(true)),
+            Some(_) => Err(refused()),
+        }
+    }
+}
+
+/// The value of a header that may be there once.
+fn only(
+    parts: &Parts,
+    name: HeaderName,
+    refused: impl Fn() -> HostError,
+) -> Result<Option<String>, HostError> {
+    let mut values = parts.headers.get_all(name).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    match (value.to_str(), values.next()) {
+        (Ok(text), None) => Ok(Some(text.to_owned())),
+        _ => Err(refused()),
+    }
+}
+
+/// A header of a request, for the document.
+pub fn header_parameter(name: &str, description: &str, pattern: &str) -> Vec<Parameter> {
+    let parameter = ParameterBuilder::new()
+        .name(name)
+        .parameter_in(ParameterIn::Header)
+        .required(Required::False)
+        .description(Some(description))
+        .schema(Some(ObjectBuilder::new().schema_type(Type::String).pattern(Some(pattern))));
+    vec![parameter.build()]
+}
+
+impl utoipa::IntoParams for IfMatch {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let words = "The tag of the object that this request was decided on, such as \"12\", from the header `ETag`. If the \
+                     object has another tag by now nothing is done: `precondition_failed`.";
+        header_parameter("If-Match", words, r#"^("[0-9]{1,19}"|\*)$"#)
+    }
+}
+
+impl utoipa::IntoParams for IfNoneMatch {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let words = "With `*` the request only creates: if the object exists already nothing is done: `precondition_failed`.";
+        header_parameter("If-None-Match", words, r"^\*$")
+    }
+}
