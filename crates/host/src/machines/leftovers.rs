@@ -249,7 +249,11 @@ mod tests {
                 });
                 let had: Belongings = serde_json::from_value(had).unwrap();
                 let name = machine.name.as_str();
-                objects.change(|changes| Ok::<_, HostError>(changes.put(name, &had))).unwrap();
+                let record = |changes: &mut Changes| {
+                    changes.put(name, &had);
+                    Ok::<_, HostError>(())
+                };
+                objects.change(record).unwrap();
                 objects.change(|changes| leave(changes, &machine, false)).unwrap();
             }
         };
