@@ -7,6 +7,7 @@ mod licences;
 mod rooms;
 mod texts;
 mod walls;
+mod words;
 
 use anyhow::{Context, Result, bail};
 use std::process::{Command, ExitCode};
@@ -37,6 +38,8 @@ fn run(check: Option<&str>) -> Result<Vec<String>> {
             let files = output("git", &["ls-files", "--full-name", "*.rs"])?;
             let mut found = house::breaches(root.trim().as_ref(), files.lines())?;
             found.extend(rooms::breaches(root.trim().as_ref(), files.lines())?);
+            let all = output("git", &["ls-files", "--full-name"])?;
+            found.extend(words::breaches(root.trim().as_ref(), all.lines())?);
             let document = std::path::Path::new(root.trim()).join("docs/api/openapi.json");
             let text = std::fs::read_to_string(&document).context("docs/api/openapi.json")?;
             found.extend(texts::breaches(&serde_json::from_str(&text).context("docs/api/openapi.json")?));
