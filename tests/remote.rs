@@ -1,4 +1,4 @@
-//! `spillway` and a daemon that it asks over TCP: who is believed, who is let in, and what has to be done on the host itself.
+//! `spillway` and a daemon that it asks over TCP: whom it trusts, who is let in, and what has to be done on the host itself.
 #![allow(clippy::unwrap_used)]
 
 mod daemon_world;
@@ -103,7 +103,7 @@ fn another_hosts_daemon_is_asked_with_a_token() {
 }
 
 #[test]
-fn nothing_is_said_to_who_cannot_be_believed() {
+fn nothing_is_said_to_who_cannot_be_trusted() {
     let Some(world) = remote(false) else { return };
     let here = address(&world, "localhost");
     let list = ["machine", "list"];

@@ -116,7 +116,7 @@ pub fn meta_attach(data: &[u8]) {
             6 => {
                 let at = usize::from(input.u16()) * 8 % marks;
                 let mut word = input.u64();
-                // The generation and the one that was to end are believed only with their check.
+                // The generation and the one that was to end count only with their check.
                 if matches!(at, 48 | 56) && word & 4 == 0 {
                     word = u64::from(!(word as u16 & 3)) << 48 | word & 3;
                 }

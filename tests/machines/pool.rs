@@ -85,7 +85,7 @@ fn what_is_released_is_never_met_again() {
     let ready = ["--image", "golden", "--warm", "1", "--ready", "serial:^GUEST-UP", "--grace", "300"];
     world.catalog("runner", 2, &ready);
     until("one is ready", || count(&world, "runner", is_ready) == 1);
-    // So it is that a wish has a grace.
+    // A change of what is wanted has its grace so.
     world.ok(&["machine", "start", "runner-001", "--wait"]);
     let first = world.json(&["machine", "claim", "runner"])["name"].as_str().unwrap().to_owned();
     assert_eq!(first, "runner-001");

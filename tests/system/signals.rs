@@ -59,7 +59,7 @@ fn every_signal_there_is_leaves_a_disk_that_is_served() {
     let disk = world.serve(&image, &["--size", "12M", "--ram", "4M", "--overflow", "64M"]);
     let mut content = Content::filled(&disk, &image);
     let named = (1..=31).map(|n| Signal::from_named_raw(n).unwrap());
-    // SAFETY: the first and the last real-time signal that the C library leaves to programs; no handler is set here.
+    // SAFETY: the first and the last real-time signal that the C library leaves to programs; no signal handler is set here.
     let real_time = [34, 64].map(|n| unsafe { Signal::from_raw_unchecked(n) });
     let mut died = 0;
     for signal in named.chain(real_time) {

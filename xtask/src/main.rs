@@ -8,6 +8,7 @@ mod licences;
 mod rooms;
 mod texts;
 mod walls;
+mod words;
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -61,6 +62,7 @@ fn house(root: &Path, files: &str) -> Result<Vec<String>> {
     let text =
         std::fs::read_to_string(root.join("docs/api/openapi.json")).context("docs/api/openapi.json")?;
     found.extend(texts::breaches(&serde_json::from_str(&text).context("docs/api/openapi.json")?));
+    found.extend(words::breaches(root, files.lines())?);
     found.extend(book::breaches(root, &files.lines().collect::<Vec<_>>())?);
     Ok(found)
 }

@@ -27,8 +27,8 @@ pub struct Estimate {
 /// its fullest. Loads with hot and cold blocks do better, so it is an upper bound for most.
 pub fn collector_rewrites(point: &Point, overflow_limit_bytes: u64) -> Estimate {
     let segments = overflow_limit_bytes / SEGMENT_BYTES;
-    let living = segments.saturating_sub(MIN_RESERVE.max(segments / 20));
-    let capacity = (living * SEGMENT_BYTES) as f64 * DATA_SHARE;
+    let live = segments.saturating_sub(MIN_RESERVE.max(segments / 20));
+    let capacity = (live * SEGMENT_BYTES) as f64 * DATA_SHARE;
     let peak = point.peak_overflow_bytes as f64;
     if peak > capacity {
         return Estimate { estimated_bytes: None };

@@ -7,7 +7,7 @@ use spillway_control::{Client, LimitChange, Limits, Request, bytes};
 
 /// Asks for a change and shows the limits that hold then.
 pub fn set(args: &Set) -> Result<(), Failure> {
-    let wish = LimitChange {
+    let change = LimitChange {
         ram_bytes: args.ram,
         overflow_bytes: args.overflow,
         full: args.full,
@@ -18,8 +18,8 @@ pub fn set(args: &Set) -> Result<(), Failure> {
         bandwidth_bytes: args.rate.bandwidth,
         bandwidth_burst_bytes: args.rate.bandwidth_burst,
     };
-    let answer = Client::connect(&args.control)?.ask(&Request::Set(wish.clone()))?;
-    if !wish.rate_is_met(&answer) {
+    let answer = Client::connect(&args.control)?.ask(&Request::Set(change.clone()))?;
+    if !change.rate_is_met(&answer) {
         let why = "an earlier version serves this disk, which limits no rate: 'spillway upgrade' it first";
         return Err(Failure::new(Exit::Refused, format!("{}: {why}", args.control.display())));
     }

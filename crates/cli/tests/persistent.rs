@@ -154,7 +154,7 @@ fn what_is_no_disk_is_left_alone() {
     file.set_len(len - 8192).unwrap();
     refused(66, &["cut short"]);
     file.set_len(len).unwrap();
-    // The header that counts, so that the other is believed, which is there only from the second start on.
+    // The header that counts, so that the other counts, which is there only from the second start on.
     let spoil = |at: u64| {
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).unwrap();
@@ -338,7 +338,7 @@ fn a_worker_that_dies_is_followed_by_another() {
     stop(server);
 }
 
-/// As if another kernel had served it: its live map is not believed.
+/// As if another kernel had served it: its live map does not count.
 fn forget_boot(disk: &Path) {
     let file = std::fs::File::options().read(true).write(true).open(disk).unwrap();
     for at in [0, 4096] {

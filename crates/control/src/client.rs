@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Somebody who records what a disk is asked.
 pub struct Recorder {
-    /// What it is: `size_bytes`, `serial`, and `living_bytes`: what was written before, and is not known to the recording.
+    /// What it is: `size_bytes`, `serial`, and `live_bytes`: what was written before, and is not known to the recording.
     pub disk: Value,
     /// Its requests.
     pub ring: Reader,

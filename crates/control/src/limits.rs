@@ -82,11 +82,11 @@ pub struct LimitChange {
 }
 
 impl LimitChange {
-    /// Whether the limits that were answered have the rates that were wished for: an earlier version knows none, and leaves
+    /// Whether the limits that were answered have the rates that were asked for: an earlier version knows none, and leaves
     /// out what it does not know.
     pub fn rate_is_met(&self, limits: &serde_json::Value) -> bool {
         let has = |name: &str| limits["rate"][name].as_u64().unwrap_or(0);
-        let is_met = |name: &str, wished: Option<u64>| wished.is_none_or(|wished| has(name) == wished);
+        let is_met = |name: &str, asked: Option<u64>| asked.is_none_or(|asked| has(name) == asked);
         is_met("iops", self.iops) && is_met("bandwidth_bytes", self.bandwidth_bytes)
     }
 }
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_rate_is_met_by_who_says_that_it_has_it() {
-        let wish = |iops, bandwidth_bytes| LimitChange {
+        let change_of = |iops, bandwidth_bytes| LimitChange {
             iops,
             bandwidth_bytes,
             ram_bytes: Some(1),
@@ -114,8 +114,8 @@ mod tests {
             (Some(0), Some(0), false, true),
             (None, None, true, true),
         ] {
-            let wish = wish(iops, bandwidth);
-            let found = [&has, &earlier].map(|limits| wish.rate_is_met(limits));
+            let change = change_of(iops, bandwidth);
+            let found = [&has, &earlier].map(|limits| change.rate_is_met(limits));
             assert_eq!(found, [met, met_by_earlier], "{iops:?} {bandwidth:?}");
         }
     }

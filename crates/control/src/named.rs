@@ -115,7 +115,7 @@ fn holder_in_words(file: impl AsFd) -> Result<(String, bool), Errno> {
     let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
     let dev = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
     Ok(match holder(&locks, dev, stat.st_ino) {
-        Some(pid) => match living(pid) {
+        Some(pid) => match live(pid) {
             Some(name) => (format!("by process {pid} ({name})"), false),
             None => {
                 let serves = "it serves until its last client has left";
@@ -128,7 +128,7 @@ fn holder_in_words(file: impl AsFd) -> Result<(String, bool), Errno> {
 }
 
 /// The name of a process that has not ended. One that nobody has waited for yet has a name still, and has ended.
-fn living(pid: u32) -> Option<String> {
+fn live(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (before, after) = stat.rsplit_once(')')?;
     let has_ended = after.trim_start().starts_with(['Z', 'X']);
@@ -151,16 +151,16 @@ mod tests {
 
     #[test]
     fn a_process_that_has_ended_lives_no_more_though_nobody_has_waited_for_it() {
-        assert!(living(std::process::id()).is_some_and(|name| !name.is_empty()));
+        assert!(live(std::process::id()).is_some_and(|name| !name.is_empty()));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let until = Instant::now() + Duration::from_secs(10);
-        while living(child.id()).is_some() {
+        while live(child.id()).is_some() {
             assert!(Instant::now() < until, "it is not seen that it has ended");
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(Path::new(&format!("/proc/{}/comm", child.id())).exists());
         child.wait().unwrap();
-        assert_eq!(living(child.id()), None);
+        assert_eq!(live(child.id()), None);
     }
 
     #[test]

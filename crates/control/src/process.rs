@@ -13,7 +13,7 @@ pub fn end_with_parent(command: &mut Command) {
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The parent may have died before the wish was made: then nobody would end this child.
+            // The parent may have died before this was asked: then nobody would end this child.
             match rustix::process::getppid() {
                 Some(pid) if pid == parent => Ok(()),
                 _ => Err(Errno::SRCH.into()),

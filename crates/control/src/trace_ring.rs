@@ -163,7 +163,7 @@ impl Reader {
                 len_bytes: entry.len_bytes.load(Ordering::Relaxed),
             });
         }
-        // What was written over while it was read is not to be believed.
+        // What was written over while it was read does not count.
         fence(Ordering::Acquire);
         let whole = oldest(self.memory.published().load(Ordering::Relaxed)).clamp(first, published);
         events.drain(before..before + (whole - first) as usize);

@@ -612,7 +612,7 @@ fn pages_of_the_live_map_that_were_lost_take_nothing_that_was_flushed() {
 /// The kernel says once that a page was lost, and here it says so to a FUA write while an fdatasync is under way that has left
 /// the page out: that one's end is no promise.
 #[test]
-fn an_fdatasync_beside_a_write_that_was_told_of_a_lost_page_is_not_believed() {
+fn an_fdatasync_beside_a_write_that_was_told_of_a_lost_page_does_not_count() {
     let mut machine = Machine::new(Rng(1));
     let finish = |machine: &mut Machine, token: u64| {
         while machine.sent.contains_key(&token) {

@@ -25,7 +25,7 @@ use crate::resources::memory::has_swap;
 use crate::scopes::Scopes;
 use crate::store::{Objects, Reserve, SqliteStore, Store};
 use crate::stores::Stores;
-use crate::systemd::Manager;
+use crate::systemd::ServiceManager;
 use anyhow::{Context, Result, bail};
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -264,7 +264,7 @@ fn parts(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> R
 /// Serves until it is told to end. What goes on then is broken off, which the next one undoes.
 pub async fn run(
     settings: Settings,
-    mut manager: Manager,
+    mut service_manager: ServiceManager,
     ready: impl FnOnce(Option<SocketAddr>),
 ) -> Result<()> {
     // Before anything that takes time: unheard it would end the daemon, and the service manager takes that for an end in order.
@@ -279,7 +279,7 @@ pub async fn run(
     let records = Records::open(&settings, &state.path, &mut complain)?;
     let parts = parts(&settings, &state.path, &mut complain)?;
     // Before there are others who make files: it changes what all of them get.
-    let listener = match manager.listener(&settings.socket, &mut complain) {
+    let listener = match service_manager.listener(&settings.socket, &mut complain) {
         Some(listener) => listener,
         None => listen(&settings)?,
     };
@@ -292,16 +292,16 @@ pub async fn run(
         Some(remote) => Some(Arc::new(Door::open(remote).await?)),
         None => None,
     };
-    let is_kept = manager.keep(&listener);
+    let is_kept = service_manager.keep(&listener);
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     ready(door.as_ref().and_then(|door| door.address()));
-    manager.say("READY=1");
+    service_manager.say("READY=1");
     let router = api::router(app);
     tokio::select! {
-        () = manager.attend(async || machines.reader.summary().await) => {}
+        () = service_manager.attend(async || machines.reader.summary().await) => {}
         () = accept(listener, router.clone()) => {}
         () = accept_remote(door.clone(), router) => {}
         () = reload(hangup, door, events.clone()) => {}
@@ -309,7 +309,7 @@ pub async fn run(
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    manager.say("STOPPING=1");
+    service_manager.say("STOPPING=1");
     events.close();
     audit.end();
     if !is_kept {

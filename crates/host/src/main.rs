@@ -9,7 +9,7 @@ use spillway_host::access::tls::Remote;
 use spillway_host::backup;
 use spillway_host::daemon::{self, AuditTo, LIBVIRT_URI_DEFAULT, Settings};
 use spillway_host::guest_users::Choice;
-use spillway_host::systemd::Manager;
+use spillway_host::systemd::ServiceManager;
 use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
@@ -203,7 +203,7 @@ fn said(place: &str) {
 #[expect(unsafe_code, reason = "before there are threads")]
 fn main() -> Result<()> {
     // SAFETY: nothing has been opened or begun yet.
-    let manager = unsafe { Manager::take() };
+    let service_manager = unsafe { ServiceManager::take() };
     let arguments = Arguments::parse();
     if arguments.print_openapi {
         println!("{}", spillway_host::api::document());
@@ -255,7 +255,7 @@ fn main() -> Result<()> {
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let socket = settings.socket.display().to_string();
-    let done = runtime.block_on(daemon::run(settings, manager, move |remote| match remote {
+    let done = runtime.block_on(daemon::run(settings, service_manager, move |remote| match remote {
         Some(address) => said(&format!("{socket} and https://{address}")),
         None => said(&socket),
     }));

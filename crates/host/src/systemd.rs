@@ -2,7 +2,7 @@
 //! handed over at the start, and the words that are sent back; knows nothing of what the daemon does.
 //!
 //! Invariant: without a service manager every call does nothing. What was handed over and is not of use is closed, and
-//! taken out of the manager's store.
+//! taken out of the service manager's store.
 
 #![expect(unsafe_code, reason = "for the process's variables, and descriptors that come with it")]
 
@@ -24,30 +24,30 @@ use std::time::Duration;
 const FIRST: RawFd = 3;
 /// More are not looked at.
 const MOST: RawFd = 64;
-/// What our own listener is called in the manager's store.
+/// What our own listener is called in the service manager's store.
 const LISTENER: &str = "listener";
-/// How long the manager may leave a word unread.
+/// How long the service manager may leave a word unread.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How often it is told how things are, if nothing asks for more.
 const USUAL: Duration = Duration::from_secs(10);
 
 /// The service manager, if one started this process.
 #[derive(Default)]
-pub struct Manager {
+pub struct ServiceManager {
     socket: Option<UnixDatagram>,
     given: Vec<(String, OwnedFd)>,
-    /// The listener is the manager's own.
+    /// The listener is the service manager's own.
     of_unit: bool,
     /// How long this process may be silent.
     watchdog: Option<Duration>,
 }
 
-impl Manager {
+impl ServiceManager {
     /// The one that started this process. The variables by which it says so are removed: they are for nobody else.
     ///
     /// # Safety
     /// No other thread runs, and nobody else has taken the descriptors that were handed over.
-    pub unsafe fn take() -> Manager {
+    pub unsafe fn take() -> ServiceManager {
         let take = |name: &str| {
             let value = env::var_os(name);
             // SAFETY: no other thread runs.
@@ -76,10 +76,10 @@ impl Manager {
         let for_us = pid.is_none() || ours(pid);
         let watchdog = usec.filter(|_| for_us).and_then(|usec| usec.parse().ok()).filter(|usec| *usec > 0);
         let socket = take("NOTIFY_SOCKET").and_then(|address| connect(address.as_bytes()).ok());
-        Manager { socket, given, of_unit: false, watchdog: watchdog.map(Duration::from_micros) }
+        ServiceManager { socket, given, of_unit: false, watchdog: watchdog.map(Duration::from_micros) }
     }
 
-    /// The listener that an earlier life of the daemon, or the manager itself, has had at this path. Whoever has
+    /// The listener that an earlier life of the daemon, or the service manager itself, has had at this path. Whoever has
     /// connected meanwhile waits there.
     pub fn listener(&mut self, path: &Path, complain: &mut dyn FnMut(&str)) -> Option<UnixListener> {
         let (mut of_unit, mut kept) = (None, None);
@@ -105,13 +105,13 @@ impl Manager {
         of_unit.or(kept)
     }
 
-    /// Lets the listener outlive this process, if there is a manager; whether there is one.
+    /// Lets the listener outlive this process, if there is a service manager; whether there is one.
     pub fn keep(&self, listener: &impl AsFd) -> bool {
         self.of_unit
             || self.send(&format!("FDSTORE=1\nFDNAME={LISTENER}"), &[listener.as_fd()]).is_ok_and(|sent| sent)
     }
 
-    /// Says one or more assignments of sd_notify(3). A manager that does not listen is none.
+    /// Says one or more assignments of sd_notify(3). A service manager that does not listen is none.
     pub fn say(&self, words: &str) {
         let _ = self.send(words, &[]);
     }
@@ -127,7 +127,7 @@ impl Manager {
         Ok(true)
     }
 
-    /// Tells the manager how things are, for as long as it is asked, and that we live: each time that `state` gives an
+    /// Tells the service manager how things are, for as long as it is asked, and that we live: each time that `state` gives an
     /// answer in time. It asks whatever must not stand still.
     pub async fn attend(&self, state: impl AsyncFn() -> String) {
         let pause = self.watchdog.map_or(USUAL, |watchdog| (watchdog / 3).min(USUAL));
@@ -193,19 +193,20 @@ mod tests {
     use std::io::{IoSliceMut, Read, Write};
     use std::os::unix::net::UnixStream;
 
-    /// A manager that started us, and what it hears.
-    fn started_by(given: Vec<(&str, OwnedFd)>) -> (Manager, UnixDatagram) {
+    /// A service manager that started us, and what it hears.
+    fn started_by(given: Vec<(&str, OwnedFd)>) -> (ServiceManager, UnixDatagram) {
         let (ours, theirs) = UnixDatagram::pair().unwrap();
         theirs.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let given = given.into_iter().map(|(name, fd)| (name.to_owned(), fd)).collect();
-        (Manager { socket: Some(ours), given, ..Manager::default() }, theirs)
+        (ServiceManager { socket: Some(ours), given, ..ServiceManager::default() }, theirs)
     }
 
-    fn heard(manager: &UnixDatagram) -> (String, Vec<OwnedFd>) {
+    fn heard(service_manager: &UnixDatagram) -> (String, Vec<OwnedFd>) {
         let mut text = [0; 1000];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = recvmsg(manager, &mut [IoSliceMut::new(&mut text)], &mut control, RecvFlags::empty());
+        let got =
+            recvmsg(service_manager, &mut [IoSliceMut::new(&mut text)], &mut control, RecvFlags::empty());
         let n = got.unwrap().bytes;
         let fds = control.drain().flat_map(|message| match message {
             RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
@@ -223,7 +224,7 @@ mod tests {
         assert!(first.keep(&UnixListener::bind(&path).unwrap()));
         let (words, mut fds) = heard(&kept_by);
         assert_eq!(words, "FDSTORE=1\nFDNAME=listener");
-        // Nobody has it but the manager.
+        // Nobody has it but the service manager.
         let mut client = UnixStream::connect(&path).unwrap();
         client.write_all(b"?").unwrap();
         let (mut second, _) = started_by(vec![("listener", fds.remove(0))]);
@@ -244,20 +245,20 @@ mod tests {
         // Its name is gone; somebody else has it by now; it is that of another path; it is no listener.
         let nameless = bind(&path);
         std::fs::remove_file(&path).unwrap();
-        let (mut manager, words) = started_by(vec![("listener", nameless)]);
-        assert!(manager.listener(&path, &mut |_| ()).is_none());
+        let (mut service_manager, words) = started_by(vec![("listener", nameless)]);
+        assert!(service_manager.listener(&path, &mut |_| ()).is_none());
         assert_eq!(heard(&words).0, removed);
         let replaced = bind(&path);
         std::fs::remove_file(&path).unwrap();
         let _other = bind(&path);
-        let (mut manager, words) = started_by(vec![("listener", replaced)]);
-        assert!(manager.listener(&path, &mut |_| ()).is_none());
+        let (mut service_manager, words) = started_by(vec![("listener", replaced)]);
+        assert!(service_manager.listener(&path, &mut |_| ()).is_none());
         assert_eq!(heard(&words).0, removed);
         for (name, fd) in
             [("listener", bind(&elsewhere)), ("stored", std::fs::File::open("/dev/null").unwrap().into())]
         {
-            let (mut manager, words) = started_by(vec![(name, fd)]);
-            assert!(manager.listener(&path, &mut |_| ()).is_none());
+            let (mut service_manager, words) = started_by(vec![(name, fd)]);
+            assert!(service_manager.listener(&path, &mut |_| ()).is_none());
             assert_eq!(heard(&words).0, format!("FDSTOREREMOVE=1\nFDNAME={name}"));
         }
     }
@@ -269,23 +270,23 @@ mod tests {
         let kept = UnixListener::bind(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let of_unit = UnixListener::bind(&path).unwrap();
-        let (mut manager, words) =
+        let (mut service_manager, words) =
             started_by(vec![("listener", kept.into()), ("spillwayd.socket", of_unit.into())]);
-        let listener = manager.listener(&path, &mut |_| ()).unwrap();
+        let listener = service_manager.listener(&path, &mut |_| ()).unwrap();
         assert_eq!(heard(&words).0, "FDSTOREREMOVE=1\nFDNAME=listener");
         let _client = UnixStream::connect(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
         listener.accept().expect("it is the path's own");
-        // Nothing that the manager has already.
-        assert!(manager.keep(&listener));
-        manager.say("READY=1");
+        // Nothing that the service manager has already.
+        assert!(service_manager.keep(&listener));
+        service_manager.say("READY=1");
         assert_eq!(heard(&words).0, "READY=1");
     }
 
     #[tokio::test]
     async fn it_is_alive_only_while_its_parts_answer() {
-        let (mut manager, words) = started_by(vec![]);
-        manager.watchdog = Some(Duration::from_millis(30));
+        let (mut service_manager, words) = started_by(vec![]);
+        service_manager.watchdog = Some(Duration::from_millis(30));
         let stands_still = std::cell::Cell::new(false);
         let state = async || {
             if stands_still.get() {
@@ -293,7 +294,7 @@ mod tests {
             }
             "two\nlines".to_owned()
         };
-        let attend = manager.attend(state);
+        let attend = service_manager.attend(state);
         let mut attend = std::pin::pin!(attend);
         let listen = move || {
             let first = [(); 4].map(|()| heard(&words).0);
@@ -313,9 +314,9 @@ mod tests {
     }
 
     #[test]
-    fn without_a_manager_nothing_happens() {
-        let manager = Manager::default();
-        manager.say("READY=1");
-        assert!(!manager.keep(&io::stdin()));
+    fn without_a_service_manager_nothing_happens() {
+        let service_manager = ServiceManager::default();
+        service_manager.say("READY=1");
+        assert!(!service_manager.keep(&io::stdin()));
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that reads an image of which not every byte lies plain in its file, or may not be believed yet. Owns the
+//! The thread that reads an image of which not every byte lies plain in its file, or has not been checked yet. Owns the
 //! image and the two queues; never opens a file, never writes, and never makes the reactor wait: jobs go in and come back,
 //! an eventfd says when.
 //!

@@ -154,7 +154,7 @@ pub struct Counters {
     pub ram_peak_bytes: AtomicU64,
     /// Gauge: live bytes in the overflow (difference) file.
     pub overflow_used_bytes: AtomicU64,
-    /// Gauge: bytes of segments that the file holds, living or not.
+    /// Gauge: bytes of segments that the file holds, live or not.
     pub overflow_file_bytes: AtomicU64,
     /// Gauge: limit of the overflow file; 0 means none of its own.
     pub overflow_limit_bytes: AtomicU64,
@@ -173,7 +173,7 @@ pub struct Counters {
     pub evictions_blocks: AtomicU64,
     /// Blocks that came back from the overflow to the RAM tier because they were read again and again.
     pub promoted_blocks: AtomicU64,
-    /// Living blocks that the collector moved.
+    /// Live blocks that the collector moved.
     pub collector_moved_blocks: AtomicU64,
     /// Bytes that it read for that.
     pub collector_read_bytes: AtomicU64,

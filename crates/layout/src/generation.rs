@@ -1,7 +1,7 @@
 //! The disk's generation as it is stored: 48 bits, and above them a check, the complement of their three words' sum without
 //! carry. One word, so that a reset is one store.
 //!
-//! Invariant: as the generation says which directory counts, one that a fault has changed is never believed.
+//! Invariant: as the generation says which directory counts, one that a fault has changed never counts.
 
 const BITS: u32 = 48;
 const MASK: u64 = (1 << BITS) - 1;

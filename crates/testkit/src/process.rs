@@ -313,7 +313,7 @@ mod tests {
         let mut server = std::thread::scope(|s| {
             s.spawn(|| {
                 let server = start();
-                // Its wish to end with its parent is made before it becomes what it is to be.
+                // It asks to end with its parent before it becomes what it is to be.
                 let name = format!("/proc/{}/comm", server.pid());
                 let begun = wait_until(Duration::from_secs(20), || {
                     std::fs::read_to_string(&name).is_ok_and(|n| n.trim() == "sleep").then_some(())

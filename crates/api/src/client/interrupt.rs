@@ -1,4 +1,4 @@
-//! Signals that end the waiting of a client, so that who asked can still clean up. Owns no state: tokio has the handlers.
+//! Signals that end the waiting of a client, so that who asked can still clean up. Owns no state: tokio has the signal handlers.
 //!
 //! Invariant: a signal that this process was started to ignore (nohup, a shell's background job) stays ignored.
 

@@ -246,12 +246,12 @@ fn one(args: &Advise, path: &Path) -> Result<Advice, Failure> {
         last_us = event.time_us;
     }
     source.tell_end();
-    let living = source.head().notes.get("living_bytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
-    if living > 0 {
+    let live = source.head().notes.get("live_bytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+    if live > 0 {
         let message = format!(
             "{}: when it began, {} were written already that it does not know: the disk needs up to that much more",
             path.display(),
-            bytes(living)
+            bytes(live)
         );
         output::complain("warning", &message);
     }
@@ -336,7 +336,7 @@ fn table(args: &Advise, advice: &Advice) -> String {
     let written = advice.written_bytes;
     let _ = writeln!(
         out,
-        "{}: {} written in {} requests over {:.0} s, at most {} of it living at a time",
+        "{}: {} written in {} requests over {:.0} s, at most {} of it live at a time",
         advice.trace,
         bytes(written),
         advice.requests,

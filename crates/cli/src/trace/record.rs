@@ -43,8 +43,8 @@ pub fn record(args: &Record) -> Result<(), Failure> {
     head.begin_unix_us = unix.as_micros() as u64;
     let serial = recorder.disk["serial"].as_str().unwrap_or_default();
     head.notes.insert("serial".into(), serial.into());
-    let living = recorder.disk["living_bytes"].as_u64().unwrap_or(0);
-    head.notes.insert("living_bytes".into(), living.to_string());
+    let live = recorder.disk["live_bytes"].as_u64().unwrap_or(0);
+    head.notes.insert("live_bytes".into(), live.to_string());
     head.notes.insert("by".into(), concat!("spillway ", env!("CARGO_PKG_VERSION")).into());
     let failed = |e: &_| args.out.failed(e);
     let mut writer = TraceWriter::new(args.out.create()?, &head).map_err(|e| failed(&e))?;

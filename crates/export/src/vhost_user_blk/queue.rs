@@ -405,7 +405,7 @@ impl Queue {
         self.batch.clear();
         self.refused = 0;
         let old = std::mem::replace(&mut self.indices.published_used, self.indices.next_used);
-        // The used index must be visible before the driver's wish for interrupts is read: it does both the other way round.
+        // The used index must be visible before whether the driver asks for interrupts is read: it does both the other way round.
         fence(Ordering::SeqCst);
         let wanted = if self.features.event_idx {
             let event = ring.used_event();
@@ -451,7 +451,7 @@ impl Queue {
         } else {
             ring.set_notify(true);
         }
-        // The wish for kicks must be visible before the index is read: the driver does both the other way round.
+        // That it asks for kicks must be visible before the index is read: the driver does both the other way round.
         fence(Ordering::SeqCst);
     }
 

@@ -1,13 +1,13 @@
 //! Survives guest memory that shrinks under our feet. Owns the process's SIGBUS action and a static table of
-//! the address ranges that a front end lent us; never allocates, locks or formats inside the handler.
+//! the address ranges that a front end lent us; never allocates, locks or formats inside the signal handler.
 //!
 //! A front end can truncate the file behind its memory at any time. The next access beyond the new end raises
-//! SIGBUS. If the address lies in a range of the table, the handler puts anonymous zero pages in place of that
+//! SIGBUS. If the address lies in a range of the table, the signal handler puts anonymous zero pages in place of that
 //! whole range, marks its [`Guard`] as poisoned, and lets the instruction run again. The access then reads
 //! zeroes or writes to nowhere, and whoever made it looks at the guard before believing the result.
 //! Any other SIGBUS gets the default action.
 //!
-//! Invariant: a range is in the table exactly as long as its mapping exists, so the handler never maps over
+//! Invariant: a range is in the table exactly as long as its mapping exists, so the signal handler never maps over
 //! memory that is not a front end's.
 
 use super::error::{Error, ErrorKind, last_errno};
@@ -50,11 +50,11 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Takes a flag, and installs the handler when it is the first.
+    /// Takes a flag, and installs the signal handler when it is the first.
     pub(super) fn new() -> Result<Guard, Error> {
         let mut installed = Ok(());
         INSTALL.call_once(|| installed = install());
-        installed.map_err(|errno| Error::io("the handler of SIGBUS cannot be installed", errno))?;
+        installed.map_err(|errno| Error::io("the signal handler of SIGBUS cannot be installed", errno))?;
         for (index, flag) in FLAGS.iter().enumerate() {
             if !flag.taken.swap(true, Ordering::AcqRel) {
                 flag.poisoned.store(0, Ordering::Relaxed);
@@ -123,7 +123,7 @@ fn install() -> Result<(), Errno> {
 }
 
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel hands a valid siginfo to an SA_SIGINFO handler; errno is this thread's own.
+    // SAFETY: the kernel hands a valid siginfo to an SA_SIGINFO signal handler; errno is this thread's own.
     let (address, code, errno_at) =
         unsafe { ((*info).si_addr() as usize, (*info).si_code, libc::__errno_location()) };
     // SAFETY: as above.

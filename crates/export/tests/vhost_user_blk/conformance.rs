@@ -206,7 +206,7 @@ fn descriptors_and_readable_buffers_2_7_5_1_are_never_written() {
 }
 
 #[test]
-fn interrupts_2_7_7_2_follow_the_wish_of_the_mode_that_was_negotiated() {
+fn interrupts_2_7_7_2_follow_the_mode_that_was_negotiated() {
     for (features, event_idx) in [(ALL_FEATURES, true), (ALL_FEATURES & !EVENT_IDX, false)] {
         let mut rig = Rig::new(8, features);
         let (flags, used_event) = (rig.driver.available, rig.driver.available + 4 + 8 * 2);

@@ -23,7 +23,7 @@ fn event_idx_2_7_7_interrupts_only_when_asked() {
         assert_eq!(rig.simple(4, 0, None), Some((0, 1)));
         assert_eq!(drain(&rig.driver.call), 1);
         if features & EVENT_IDX != 0 {
-            // The wish has been passed: no more until it is renewed, across the wrap of the index as well.
+            // What was asked for is done: no more until it is asked again, across the wrap of the index as well.
             for _ in 0..100 {
                 assert_eq!(rig.simple(4, 0, None), Some((0, 1)));
             }

@@ -1,4 +1,4 @@
-//! Taps in bridges of this host, for QEMUs that may not make one. QEMU's own helper makes them, which asks the host's list of
+//! Taps in bridges of this host, for QEMUs that may not make one. QEMU's own bridge helper makes them, which asks the host's list of
 //! bridges that machines may be in (`/etc/qemu/bridge.conf`). Owns nothing.
 //!
 //! Invariant: a tap is gone with the last process that has it.
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Where distributions have it.
-const HELPERS: [&str; 3] = [
+const BRIDGE_HELPERS: [&str; 3] = [
     "/usr/lib/qemu/qemu-bridge-helper",
     "/usr/libexec/qemu-bridge-helper",
     "/usr/local/libexec/qemu-bridge-helper",
@@ -23,16 +23,17 @@ const HELPERS: [&str; 3] = [
 /// A new tap in a bridge.
 pub fn tap(bridge: &str) -> Result<OwnedFd, HostError> {
     let failed = |code, why: &str| HostError::new(code, format!("no tap in the bridge '{bridge}': {why}"));
-    let helper = HELPERS.iter().find(|helper| Path::new(helper).exists()).ok_or_else(|| {
-        failed(
-            ErrorCode::Unavailable,
-            "qemu-bridge-helper is not installed (Debian: qemu-system-common, which comes with QEMU)",
-        )
-    })?;
-    let internal = |e: std::io::Error| failed(ErrorCode::Internal, &format!("{helper}: {e}"));
+    let bridge_helper =
+        BRIDGE_HELPERS.iter().find(|bridge_helper| Path::new(bridge_helper).exists()).ok_or_else(|| {
+            failed(
+                ErrorCode::Unavailable,
+                "qemu-bridge-helper is not installed (Debian: qemu-system-common, which comes with QEMU)",
+            )
+        })?;
+    let internal = |e: std::io::Error| failed(ErrorCode::Internal, &format!("{bridge_helper}: {e}"));
     let (ours, theirs) = UnixStream::pair().map_err(internal)?;
     // Its standard input is the socket that it sends the tap to.
-    let mut command = Command::new(helper);
+    let mut command = Command::new(bridge_helper);
     command.args(["--use-vnet", "--fd=0", &format!("--br={bridge}")]);
     command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::piped());
     let done = command.output().map_err(internal)?;
@@ -40,7 +41,7 @@ pub fn tap(bridge: &str) -> Result<OwnedFd, HostError> {
         let said = String::from_utf8_lossy(&done.stderr);
         let said = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it says nothing").trim();
         let allow = format!("is 'allow {bridge}' in /etc/qemu/bridge.conf?");
-        return Err(failed(ErrorCode::Unavailable, &format!("{helper}: {said}: {allow}")));
+        return Err(failed(ErrorCode::Unavailable, &format!("{bridge_helper}: {said}: {allow}")));
     }
     received(&ours).map_err(|e| internal(e.into()))?.ok_or_else(|| failed(ErrorCode::Internal, "none came"))
 }
@@ -65,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_bridge_that_is_not_allowed_is_refused_in_words() {
-        if !HELPERS.iter().any(|helper| Path::new(helper).exists()) {
+        if !BRIDGE_HELPERS.iter().any(|bridge_helper| Path::new(bridge_helper).exists()) {
             return spillway_testkit::skip("qemu-bridge-helper is not installed");
         }
         let error = tap("no-such-bridge0").unwrap_err();

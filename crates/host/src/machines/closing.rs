@@ -1,7 +1,7 @@
 //! The host goes down, or is to be left alone: its machines are stopped, and none is started or given away until its next
 //! start, or until somebody opens it again. Owns that record.
 //!
-//! Invariant: it is recorded before the first machine is stopped, and every wish that starts one has looked at it.
+//! Invariant: it is recorded before the first machine is stopped, and every change that starts one has looked at it.
 
 use super::act::BATCH;
 use super::desired::DesiredState;

@@ -36,7 +36,7 @@ impl DesiredState {
     ) -> Result<bool, HostError> {
         let name = seen.machine.name.as_str();
         let is = changes.get::<Wanted>(name)?;
-        // One that is gone is not to leave a wish behind for the next one of its name.
+        // One that is gone is not to leave a desired state behind for the next one of its name.
         let machine = changes.get::<Machine>(name)?.map(|machine| machine.value.identity);
         if is.as_ref().map(|wanted| wanted.revision).unwrap_or_default() != seen.revision
             || machine.as_ref() != Some(&seen.machine.identity)

@@ -1,7 +1,7 @@
 //! When a machine counts as ready: its guest agent answers, a service speaks, its console shows a line. Owns how that is
 //! found out; what it is, its catalog says.
 //!
-//! Invariant: a guest can keep itself from being ready, and nothing else: what it says is bounded and not believed. Nobody is
+//! Invariant: a guest can keep itself from being ready, and nothing else: what it says is bounded and not trusted. Nobody is
 //! connected to because a guest names them.
 
 use super::neighbours::{is_for_one, is_machines};

@@ -165,7 +165,7 @@ impl Run {
     }
 
     /// What its disk is to be asked, now that the catalog wants this and the host's memory allows so much of it.
-    pub fn wish(&self, spec: &CatalogSpec, squeeze: Squeeze) -> Option<LimitChange> {
+    pub fn change_to(&self, spec: &CatalogSpec, squeeze: Squeeze) -> Option<LimitChange> {
         if spec.mode() != self.spec.mode() {
             return None;
         }
@@ -189,13 +189,13 @@ impl Run {
     }
 
     /// Its disk has these limits now.
-    pub fn has_limits(&mut self, wish: &LimitChange) {
-        (self.ram_bytes, self.overflow_bytes) = (wish.ram_bytes, wish.overflow_bytes);
+    pub fn has_limits(&mut self, change: &LimitChange) {
+        (self.ram_bytes, self.overflow_bytes) = (change.ram_bytes, change.overflow_bytes);
         self.rate = Rate {
-            iops: wish.iops.unwrap_or(0),
-            iops_burst: wish.iops_burst.unwrap_or(0),
-            bandwidth_bytes: wish.bandwidth_bytes.unwrap_or(0),
-            bandwidth_burst_bytes: wish.bandwidth_burst_bytes.unwrap_or(0),
+            iops: change.iops.unwrap_or(0),
+            iops_burst: change.iops_burst.unwrap_or(0),
+            bandwidth_bytes: change.bandwidth_bytes.unwrap_or(0),
+            bandwidth_burst_bytes: change.bandwidth_burst_bytes.unwrap_or(0),
         };
     }
 

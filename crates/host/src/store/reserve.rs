@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Free pages of the database are at least these: 1,024. A record that grows can split its page, so that the pages of all
-/// records may double; those of machines' wishes, which every stop changes, are a small part of all.
+/// records may double; those of what is wanted of machines, which every stop changes, are a small part of all.
 const LEAST_FREE_BYTES: u64 = 4 << 20;
 /// Of what is used, so much is kept free.
 const FREE_PART: u64 = 4;

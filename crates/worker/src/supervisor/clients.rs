@@ -261,7 +261,7 @@ impl Supervisor {
                         "a reset, an upgrade or a change of limits is under way: wait for it",
                     )
                 }
-                Request::Set(wish) => match self.begin_change(id, &wish) {
+                Request::Set(change) => match self.begin_change(id, &change) {
                     Some(answer) => answer,
                     None => return,
                 },

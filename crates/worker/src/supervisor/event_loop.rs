@@ -359,11 +359,11 @@ impl Supervisor {
     }
 
     /// Begins a change of limits. `Some`: it cannot be, and nothing has changed.
-    pub(super) fn begin_change(&mut self, by: u64, wish: &LimitChange) -> Option<Answer> {
+    pub(super) fn begin_change(&mut self, by: u64, change: &LimitChange) -> Option<Answer> {
         if self.change.is_some() || self.reset.is_some() || self.upgrade.is_some() || !self.life.serving {
             return Some(Answer::error("busy", "another change or a restart is under way: try again"));
         }
-        let limits = match changed(wish, &self.disk) {
+        let limits = match changed(change, &self.disk) {
             Ok(limits) => limits,
             Err(answer) => return Some(answer),
         };

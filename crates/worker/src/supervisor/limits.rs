@@ -28,7 +28,7 @@ pub(super) fn changed(change: &LimitChange, disk: &Disk) -> Result<Limits, Answe
     limits.warn_at = change.warn_at.unwrap_or(limits.warn_at);
     limits.critical_at = change.critical_at.unwrap_or(limits.critical_at);
     let rate = &mut limits.rate;
-    for (is, wished, burst, wished_burst) in [
+    for (is, asked, burst, asked_burst) in [
         (&mut rate.iops, change.iops, &mut rate.iops_burst, change.iops_burst),
         (
             &mut rate.bandwidth_bytes,
@@ -38,8 +38,8 @@ pub(super) fn changed(change: &LimitChange, disk: &Disk) -> Result<Limits, Answe
         ),
     ] {
         // A burst is of its rate: another rate of which no more is said has the usual one.
-        *burst = wished_burst.unwrap_or(if wished.is_some() { 0 } else { *burst });
-        *is = wished.unwrap_or(*is);
+        *burst = asked_burst.unwrap_or(if asked.is_some() { 0 } else { *burst });
+        *is = asked.unwrap_or(*is);
     }
     Ok(limits)
 }

@@ -64,16 +64,16 @@ impl Direct {
 }
 
 /// Makes an unlinked file in `dir`, `file_bytes` long and empty. `limit_bytes` is what it may come to hold;
-/// `wish` says what to do where there is no O_DIRECT.
+/// `setting` says what to do where there is no O_DIRECT.
 pub(super) fn create(
     dir: &Path,
     file_bytes: u64,
     limit_bytes: u64,
-    wish: Direct,
+    setting: Direct,
     log: &mut Log,
 ) -> Result<OverflowFile, SupervisorError> {
     check_dir(dir, limit_bytes, log)?;
-    let (fd, direct) = open_unlinked(dir, wish, log)?;
+    let (fd, direct) = open_unlinked(dir, setting, log)?;
     let cannot = |what: &str, error: Errno| {
         let advice = "choose another directory with --overflow-dir or a smaller --overflow";
         SupervisorError::on_path(ErrorKind::Create, what, dir, error, advice)
@@ -85,7 +85,7 @@ pub(super) fn create(
     let mut block = Block::zeroed();
     let (fd, direct) = match write_block(&fd, &mut block) {
         Err(Errno::INVAL) if direct => {
-            wish.is_missing(dir, "takes no O_DIRECT writes of 4 KiB", log)?;
+            setting.is_missing(dir, "takes no O_DIRECT writes of 4 KiB", log)?;
             let flags = rustix::fs::fcntl_getfl(&fd).map_err(|e| cannot("cannot use a file in", e))?;
             rustix::fs::fcntl_setfl(&fd, flags - OFlags::DIRECT)
                 .map_err(|e| cannot("cannot use a file in", e))?;
@@ -159,7 +159,7 @@ fn check_dir(dir: &Path, limit_bytes: u64, log: &mut Log) -> Result<(), Supervis
 }
 
 /// O_TMPFILE and O_DIRECT where they are to be had. Says what is missing.
-fn open_unlinked(dir: &Path, wish: Direct, log: &mut Log) -> Result<(OwnedFd, bool), SupervisorError> {
+fn open_unlinked(dir: &Path, setting: Direct, log: &mut Log) -> Result<(OwnedFd, bool), SupervisorError> {
     let mode = Mode::RUSR | Mode::WUSR;
     let base = OFlags::RDWR | OFlags::CLOEXEC;
     let cannot = |error: Errno| {
@@ -181,7 +181,7 @@ fn open_unlinked(dir: &Path, wish: Direct, log: &mut Log) -> Result<(OwnedFd, bo
     }
     match rustix::fs::open(dir, nameless, mode) {
         Ok(fd) => {
-            wish.is_missing(dir, "has no O_DIRECT", log)?;
+            setting.is_missing(dir, "has no O_DIRECT", log)?;
             return Ok((fd, false));
         }
         Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {}
@@ -201,7 +201,7 @@ fn open_unlinked(dir: &Path, wish: Direct, log: &mut Log) -> Result<(OwnedFd, bo
         let flags = rustix::fs::fcntl_getfl(&opened).map_err(cannot)?;
         let direct = rustix::fs::fcntl_setfl(&opened, flags | OFlags::DIRECT).is_ok();
         if !direct {
-            wish.is_missing(dir, "has no O_DIRECT", log)?;
+            setting.is_missing(dir, "has no O_DIRECT", log)?;
         }
         return Ok((opened, direct));
     }

@@ -39,7 +39,7 @@ impl Supervisor {
                 let before = self.window.read();
                 let answer = serde_json::json!({
                     "size_bytes": self.disk.spec.size_bytes, "serial": self.disk.serial(),
-                    "living_bytes": before.ram.used_bytes + before.overflow.used_bytes,
+                    "live_bytes": before.ram.used_bytes + before.overflow.used_bytes,
                 });
                 peer.record(ring, &Answer::Ok(answer));
             }

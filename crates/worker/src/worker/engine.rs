@@ -114,7 +114,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its word, in the wish and in the figures.
+    /// Its word, in the setting and in the figures.
     pub fn name(self) -> &'static str {
         match self {
             Kind::IoUring => "io_uring",
@@ -124,18 +124,18 @@ impl Kind {
 }
 
 /// Which engine is wanted: a word in the environment, for tests and to compare the two.
-const WISH: &str = "SPILLWAY_ENGINE";
+const SETTING: &str = "SPILLWAY_ENGINE";
 
 impl Engine {
     /// Makes what takes the rights of whoever started the worker. Threads come with [`Engine::start`]. What is worth
     /// telling goes into `notices`.
     pub fn new(notices: &mut Vec<String>) -> Result<Engine, String> {
-        let wish = std::env::var_os(WISH);
-        match wish.as_ref().map(|w| w.to_string_lossy()).as_deref() {
+        let setting = std::env::var_os(SETTING);
+        match setting.as_ref().map(|w| w.to_string_lossy()).as_deref() {
             None | Some("") => {}
             Some("io_uring") => return Uring::new().map(Engine::Uring).map_err(|e| no_uring(&e)),
             Some("threads") => return Threads::new().map(Engine::Threads),
-            Some(other) => return Err(format!("{WISH}={other}: it is `io_uring` or `threads`")),
+            Some(other) => return Err(format!("{SETTING}={other}: it is `io_uring` or `threads`")),
         }
         match Uring::new() {
             Ok(ring) => Ok(Engine::Uring(ring)),

@@ -1,6 +1,6 @@
 //! Does what the core asks: copies between guests and slots, reads of the base image, I/O on the overflow file.
 //!
-//! Owns the slots and the connections' buffers, and hands each wish to who does it. Invariant: each operation of
+//! Owns the slots and the connections' buffers, and hands each request to who does it. Invariant: each operation of
 //! the core is answered exactly once, and never from inside the call that starts it.
 
 use super::barrier::{Barrier, punched};
@@ -29,7 +29,7 @@ pub enum Answer {
     Plain(OpId, Result<(), Errno>),
 }
 
-/// Everything that the core's wishes are done with, each by its owner.
+/// Everything that the core's requests are done with, each by its owner.
 pub struct DiskIo {
     /// First, as its engine's I/O must end before what it uses goes.
     pub transfers: Transfers,

@@ -17,7 +17,7 @@ use seccompiler::{
 use std::collections::BTreeMap;
 use std::ffi::c_long;
 
-/// Gives up capabilities, whatever an `execve` could give back, memory dumps, the runtime's handlers of faults and every
+/// Gives up capabilities, whatever an `execve` could give back, memory dumps, the runtime's signal handlers of faults and every
 /// path. To be called while there is one thread. What the host cannot do goes into `notices`. Returns the version of the
 /// Landlock that holds from here on; 0 for none.
 pub fn drop_rights(notices: &mut Vec<String>) -> u32 {
@@ -79,7 +79,7 @@ fn no_paths() -> Result<RulesetStatus, landlock::RulesetError> {
     Ok(status.ruleset)
 }
 
-/// Memory faults end the process. The runtime's handlers take each for one that comes again when they return, so that one
+/// Memory faults end the process. The runtime's signal handlers take each for one that comes again when they return, so that one
 /// that was sent would be lost; what they tell of a stack that overflowed, the supervisor tells by the signal.
 fn die_of_faults() {
     for fault in [libc::SIGSEGV, libc::SIGBUS] {

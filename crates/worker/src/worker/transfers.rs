@@ -1,4 +1,4 @@
-//! Reads and writes of files by the engine, from the core's wish to its answer: buffers, short transfers, another try.
+//! Reads and writes of files by the engine, from the core's request to its answer: buffers, short transfers, another try.
 //! Owns the engine, the staging buffers and what is remembered of each transfer under way; decides nothing.
 //!
 //! Invariant: a buffer or a part is the kernel's from the submission until the completion, and nobody else's.

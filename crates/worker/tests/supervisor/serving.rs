@@ -104,7 +104,7 @@ fn recorders_come_and_go_and_the_worker_is_told_of_the_first_and_the_last() {
     meanwhile(&mut supervisor, || {
         let record = || Client::connect(&control).unwrap().trace().unwrap();
         let first = record();
-        assert_eq!((&first.disk["size_bytes"], &first.disk["living_bytes"]), (&(8 << 20).into(), &0.into()));
+        assert_eq!((&first.disk["size_bytes"], &first.disk["live_bytes"]), (&(8 << 20).into(), &0.into()));
         told("recorded: true");
         let second = record();
         drop(first);

@@ -93,7 +93,7 @@ impl Collector {
         tiers.log.pin(segment);
         let victim = self.victim.insert(Victim { segment, ..Victim::default() });
         if let Some(owners) = tiers.log.kept_owners.get(&segment) {
-            victim.blocks = living(tiers, shared, segment, owners);
+            victim.blocks = live(tiers, shared, segment, owners);
         } else {
             victim.reading_summary = true;
             count_read(shared.counters(), BLOCK_BYTES);
@@ -115,7 +115,7 @@ impl Collector {
         let victim = self.victim();
         victim.reading_summary = false;
         match owners {
-            Some(owners) => victim.blocks = living(tiers, shared, segment, &owners),
+            Some(owners) => victim.blocks = live(tiers, shared, segment, &owners),
             None => io.event(Event::SummaryUnusable),
         }
         self.move_blocks(tiers, shared, io);
@@ -150,7 +150,7 @@ impl Collector {
             }
             let Some(part) = tiers.parts.take(Stream::Collect) else { return };
             victim.part = Some(part);
-            victim.read_living(shared, io, part, room);
+            victim.read_live(shared, io, part, room);
         } else if victim.writes == 0 {
             if tiers.log.live_in(victim.segment) > 0 {
                 tiers.log.set_stuck(victim.segment);
@@ -205,7 +205,7 @@ impl Collector {
 
 impl Victim {
     /// Reads the next `room` blocks that still live here.
-    fn read_living<I: Io>(&mut self, shared: &mut Shared, io: &mut I, part: PartId, room: usize) {
+    fn read_live<I: Io>(&mut self, shared: &mut Shared, io: &mut I, part: PartId, room: usize) {
         let end = self.blocks.len().min(self.next + room);
         while self.next < end {
             let first = self.next;
@@ -232,7 +232,7 @@ fn count_read(c: &Counters, bytes: usize) {
 }
 
 /// Those of a segment's owners that live in it.
-fn living(tiers: &Tiers, shared: &Shared, segment: u32, owners: &[u32]) -> Vec<(Block, Location)> {
+fn live(tiers: &Tiers, shared: &Shared, segment: u32, owners: &[u32]) -> Vec<(Block, Location)> {
     let first = tiers.log.first_location(segment).0;
     let all = (first..).zip(owners).map(|(location, &owner)| (Block(owner), Location(location)));
     all.filter(|&at| at.0.0 < shared.spec.blocks() && lives_at(&shared.map, at)).collect()

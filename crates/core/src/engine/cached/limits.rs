@@ -54,13 +54,13 @@ impl Cached {
             (bytes_in_words(spec.ram_limit_bytes), bytes_in_words(spec.overflow_limit_bytes));
         let words = |blocks: u64| bytes_in_words(blocks * BLOCK_BYTES as u64);
         let leaving = self.tiers.beyond_ram(spec.slots());
-        let living = self.tiers.log.live() + self.tiers.log.arriving;
+        let live = self.tiers.log.live() + self.tiers.log.arriving;
         let capacity = if spec.mode.has_log() { self.tiers.log.capacity_of(spec.segments()) } else { 0 };
-        if living + leaving <= capacity {
+        if live + leaving <= capacity {
             return Ok(());
         }
         if spec.overflow_limit_bytes < before.overflow_limit_bytes {
-            let segments = (living + leaving).div_ceil(self.tiers.log.data_blocks().into());
+            let segments = (live + leaving).div_ceil(self.tiers.log.data_blocks().into());
             return refused(format!(
                 "overflow limit {overflow} is too small: {} live there or leave the RAM tier, and a twentieth, or \
                  {MIN_RESERVE} segments, must stay free; discard, or reset, to make room",
@@ -71,7 +71,7 @@ impl Cached {
             return refused(format!(
                 "RAM limit {ram} is too small: {} are in use, and the overflow has room for {}",
                 words(self.tiers.ram.used().into()),
-                words(capacity.saturating_sub(living))
+                words(capacity.saturating_sub(live))
             ));
         }
         Ok(())

@@ -45,7 +45,7 @@ impl Log {
         self.segments.len() - self.punched.len() as u32
     }
 
-    /// Blocks of the file that segments take up, living or not.
+    /// Blocks of the file that segments take up, live or not.
     pub fn file_blocks(&self) -> u64 {
         u64::from(self.in_file()) * u64::from(self.shape.segment_blocks)
     }

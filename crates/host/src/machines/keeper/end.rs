@@ -222,7 +222,7 @@ impl Keeper {
             run = self.renew(machine, catalog, wanted, run).await?;
         }
         (run.restarts, run.resets, run.ready) = (wanted.restarts, wanted.resets, false);
-        // Should this be broken off before the VMM is forgotten, its end was no crash, and not its guest's wish.
+        // Should this be broken off before the VMM is forgotten, its end was no crash, and not asked for by its guest.
         (run.ending, run.asked) = (None, true);
         let folder = self.folder.clone();
         blocking(move || {

@@ -1,4 +1,4 @@
-//! What can change while a machine runs: the limits of its cache and its rate, by the catalog's wish and the host's memory. Owns
+//! What can change while a machine runs: the limits of its cache and its rate, by the catalog's settings and the host's memory. Owns
 //! why they are not those that are wanted.
 //!
 //! Invariant: who refuses limits is told of once, until they are taken.
@@ -74,16 +74,16 @@ impl Keeper {
             }
         };
         let squeeze = self.shared.memory.squeeze();
-        let Some(wish) = spec.and_then(|spec| run.wish(&spec, squeeze)) else {
+        let Some(change) = spec.and_then(|spec| run.change_to(&spec, squeeze)) else {
             self.limits.disk_refuses(None);
             return Ok(());
         };
         // It would tell of it each time that it is asked.
-        if self.limits.refused == Some(Refused::Rate(wish.clone())) {
+        if self.limits.refused == Some(Refused::Rate(change.clone())) {
             return Ok(());
         }
         let folder = self.folder.clone();
-        let asked = wish.clone();
+        let asked = change.clone();
         let limits = match blocking(move || disk::ask(folder.path(), &Request::Set(asked))).await {
             // It serves on, and is asked again at the next step.
             Err(refused) if refused.code == ErrorCode::Conflict => {
@@ -94,16 +94,16 @@ impl Keeper {
             }
             set => set?,
         };
-        if wish.rate_is_met(&limits) {
+        if change.rate_is_met(&limits) {
             self.limits.disk_refuses(None);
-            run.has_limits(&wish);
+            run.has_limits(&change);
         } else {
             run.has_limits(&LimitChange {
-                ram_bytes: wish.ram_bytes,
-                overflow_bytes: wish.overflow_bytes,
+                ram_bytes: change.ram_bytes,
+                overflow_bytes: change.overflow_bytes,
                 ..LimitChange::default()
             });
-            if self.limits.disk_refuses(Some(Refused::Rate(wish))) {
+            if self.limits.disk_refuses(Some(Refused::Rate(change))) {
                 let why = "its disk is served by an earlier version, which knows none: restart the machine";
                 self.raise(EventKind::Disk, &format!("its rate has no limit: {why}"));
             }
