@@ -1,20 +1,11 @@
-//! Tags of machines and of the host: what a client names that must not overwrite somebody else's change. Owns no state.
+//! Tags of machines: what a client names that must not overwrite somebody else's change. Owns no state.
 //!
 //! Invariant: a machine's tag is another one after each change of its record or of what is wanted of it.
 
-use super::Machines;
 use super::wanted::Wanted;
 use crate::error::HostError;
 use crate::store::{Changes, Object, Revision};
 use spillway_api::{Machine, Name};
-
-impl Machines {
-    /// The tag of a machine. Who tells it with the machine reads it first: so it is never newer than what it is told with.
-    pub fn tag(&self, name: &Name) -> Result<Revision, HostError> {
-        let machine = self.shared.objects.get::<Machine>(name.as_str())?;
-        Ok(newer(machine, self.shared.objects.get::<Wanted>(name.as_str())?))
-    }
-}
 
 /// Refuses a change of a machine that has another tag than the client has read. That the tag stays becomes a condition.
 pub(super) fn if_match(
@@ -30,7 +21,8 @@ pub(super) fn if_match(
     HostError::if_match(&format!("machine {name}"), expected, found)
 }
 
-fn newer(machine: Option<Object<Machine>>, wanted: Option<Object<Wanted>>) -> Revision {
+/// The tag of a machine with these records.
+pub(super) fn newer(machine: Option<Object<Machine>>, wanted: Option<Object<Wanted>>) -> Revision {
     let machine = machine.map(|machine| machine.revision).unwrap_or_default();
     machine.max(wanted.map(|wanted| wanted.revision).unwrap_or_default())
 }

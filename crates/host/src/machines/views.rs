@@ -4,6 +4,7 @@
 //! some at a time: what that takes of memory, and how long it keeps others from the records, does not grow with their number.
 
 use super::run::DiskKind;
+use super::tag::newer;
 use super::tasks::TrackedMachine;
 use super::wanted::{Claimed, Wanted};
 use super::{Machines, Shared};
@@ -83,6 +84,12 @@ impl Machines {
     /// One of them.
     pub fn get(&self, name: &Name) -> Result<MachineDetails, HostError> {
         Ok(self.view(name)?.details())
+    }
+
+    /// The tag of a machine. Who tells it with the machine reads it first: so it is never newer than what it is told with.
+    pub fn tag(&self, name: &Name) -> Result<Revision, HostError> {
+        let machine = self.shared.objects.get::<Machine>(name.as_str())?;
+        Ok(newer(machine, self.shared.objects.get::<Wanted>(name.as_str())?))
     }
 
     pub(super) fn view(&self, name: &Name) -> Result<View, HostError> {
