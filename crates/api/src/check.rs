@@ -11,7 +11,7 @@ pub struct ImageCheck {
     pub image: Name,
     /// Version of the image that was checked, counted from 1.
     pub version: u32,
-    /// What is on the disk, and what of it was looked into.
+    /// Volumes of the disk: partitions and logical volumes, with what was found on each.
     pub volumes: Vec<Volume>,
     /// What firmware finds on the disk to start a machine with.
     pub boot: BootFacts,
@@ -78,9 +78,9 @@ pub struct Volume {
     pub size_bytes: u64,
     /// File system or other content that was recognised on the volume.
     pub content: VolumeContent,
-    /// What it is for the system that was looked into.
+    /// Role of the volume in the system that was examined.
     pub role: Option<VolumeRole>,
-    /// Why it was not looked into. None: it was.
+    /// Reason why the volume was not examined; none if it was.
     pub unread: Option<String>,
 }
 

@@ -213,9 +213,9 @@ pub struct CatalogFigures {
 pub struct MachineFigures {
     /// Name of the machine that the figures are about.
     pub name: Name,
-    /// The catalog that it is of.
+    /// Name of the catalog that owns the machine.
     pub catalog: Name,
-    /// Where it is on its way.
+    /// Phase of the machine on its way from off to ready and back.
     pub phase: Phase,
     /// Whether it runs and is ready.
     pub ready: bool,

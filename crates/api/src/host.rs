@@ -33,7 +33,7 @@ pub struct UnreadableRecord {
     pub version: u32,
     /// Why it cannot be read.
     pub why: String,
-    /// What to do about it.
+    /// Advice for the administrator: how to repair or remove the record.
     pub advice: String,
 }
 
@@ -71,11 +71,11 @@ pub struct HostBudget {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewHostAction {
-    /// What the host is to do.
+    /// Action that the host takes.
     pub action: HostAction,
 }
 
-/// What a host can be asked.
+/// An action that a host can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HostAction {

@@ -83,7 +83,7 @@ pub enum Origin {
     Import {
         /// Its path on the host.
         path: String,
-        /// What it was said to be.
+        /// Format that the request named.
         format: SourceFormat,
     },
     /// The version was committed from the disk of a machine.

@@ -11,9 +11,9 @@ use utoipa::ToSchema;
 pub struct Leftover {
     /// The machine's UUID, by which it is deleted.
     pub uuid: String,
-    /// What the machine was called. Another one may be by now.
+    /// Name that the machine had. A new machine may have this name by now.
     pub machine: Name,
-    /// The catalog that it was of.
+    /// Name of the catalog that owned the machine.
     pub catalog: Name,
     /// Time at which the machine was deleted.
     #[schema(value_type = String, format = DateTime)]

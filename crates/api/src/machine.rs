@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 pub struct Machine {
     /// Its name, and its guest's host name.
     pub name: Name,
-    /// The catalog that it is of.
+    /// Name of the catalog that owns the machine.
     pub catalog: Name,
     /// Its number there, counted from 1.
     pub number: u32,
@@ -40,7 +40,7 @@ pub struct MachineDetails {
     pub machine: Machine,
     /// Whether it is to run.
     pub power: Power,
-    /// Who has it for now.
+    /// The claim by which somebody has the machine; none if it is free.
     pub claim: Option<Claim>,
     /// Whether it is kept from being started and claimed.
     pub drained: bool,
@@ -104,10 +104,10 @@ pub enum Power {
     On,
 }
 
-/// What a machine is now.
+/// Observed state of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MachineStatus {
-    /// Where it is on its way.
+    /// Phase of the machine on its way from off to ready and back.
     pub phase: Phase,
     /// Whether it is what was wanted when this was asked, or cannot become so.
     pub settled: bool,
@@ -129,7 +129,7 @@ pub struct MachineStatus {
     pub run: Option<MachineRun>,
 }
 
-/// Where a machine is on its way.
+/// Phase of a machine on its way from off to ready and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -220,7 +220,7 @@ pub struct MachineAction {
     pub grace_seconds: Option<u32>,
 }
 
-/// What a machine can be asked.
+/// An action that a machine can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {

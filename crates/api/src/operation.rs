@@ -1,6 +1,6 @@
 //! What takes long.
 
-use crate::Problem;
+use crate::{ImageRef, Problem};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -11,6 +11,8 @@ pub struct Operation {
     pub id: u64,
     /// What the operation does, in words for people.
     pub what: String,
+    /// The image version that the operation makes or reads, such as `debian:3`.
+    pub image: ImageRef,
     /// State of the operation: running, done or failed.
     pub state: OperationState,
     /// Bytes of the operation's work that are done.
@@ -25,7 +27,7 @@ pub struct Operation {
 pub enum OperationState {
     /// The operation is still running.
     Running,
-    /// It has done what was asked.
+    /// The operation has ended and succeeded.
     Done,
     /// The operation has failed, for the given reason.
     Failed {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use utoipa::ToSchema;
 
-/// A folder and what it is good for.
+/// A folder of the host that is used as a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StoreFolder {
@@ -14,11 +14,11 @@ pub struct StoreFolder {
     /// An absolute path on the host.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// What it is good for.
+    /// Class of files that the store is for.
     pub class: StoreClass,
 }
 
-/// What a store is good for.
+/// Class of a store: which files it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StoreClass {
@@ -32,7 +32,7 @@ pub enum StoreClass {
     Temp,
 }
 
-/// A store as it is.
+/// A store and the space in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoreDetails {
     /// Name of the store, unique on its host.
@@ -40,9 +40,9 @@ pub struct StoreDetails {
     /// An absolute path on the host.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// What it is good for.
+    /// Class of files that the store is for.
     pub class: StoreClass,
-    /// How full it is, once that was looked at.
+    /// Space in the store; none until it was measured for the first time.
     pub space: Option<Space>,
 }
 
@@ -57,7 +57,7 @@ impl StoreDetails {
 /// How full a store's file system is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Space {
-    /// What it has in all.
+    /// Size of the file system, in bytes.
     pub total_bytes: u64,
     /// Free bytes of the file system that the store is on.
     pub free_bytes: u64,

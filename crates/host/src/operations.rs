@@ -4,7 +4,7 @@
 //! Invariant: an operation ends once, and is known for a while after it has.
 
 use crate::error::HostError;
-use spillway_api::{ErrorCode, Operation, OperationState};
+use spillway_api::{ErrorCode, ImageRef, Operation, OperationState};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -35,6 +35,7 @@ struct Table {
 struct Known {
     id: u64,
     what: String,
+    image: ImageRef,
     progress: Arc<Progress>,
     state: watch::Sender<OperationState>,
 }
@@ -77,6 +78,7 @@ impl Operations {
     pub fn begin(
         &self,
         what: String,
+        image: ImageRef,
         work: impl FnOnce(&Progress) -> Result<(), HostError> + Send + 'static,
     ) -> Result<Operation, HostError> {
         let known = {
@@ -89,7 +91,7 @@ impl Operations {
             table.last += 1;
             let progress = Arc::new(Progress::default());
             let state = watch::Sender::new(OperationState::Running);
-            let known = Arc::new(Known { id: table.last, what, progress, state });
+            let known = Arc::new(Known { id: table.last, what, image, progress, state });
             table.known.insert(known.id, Arc::clone(&known));
             table.forget();
             known
@@ -165,6 +167,7 @@ impl Known {
         Operation {
             id: self.id,
             what: self.what.clone(),
+            image: self.image.clone(),
             state: self.state.borrow().clone(),
             done_bytes: self.progress.done_bytes.load(Ordering::Relaxed),
             total_bytes: self.progress.total_bytes.load(Ordering::Relaxed),

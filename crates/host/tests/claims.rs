@@ -8,8 +8,8 @@ use rustix::process::Signal;
 use serde_json::json;
 use spillway_api::client::Client;
 use spillway_api::{
-    Catalog, ClaimRenewal, ErrorCode, Event, EventKind, ImageDetails, ImageImport, List, MachineDetails,
-    NewClaim, Operation, SourceFormat,
+    Catalog, ClaimRenewal, Empty, ErrorCode, Event, EventKind, ImageDetails, ImageImport, List,
+    MachineDetails, NewClaim, Operation, OperationState, SourceFormat,
 };
 use spillway_testkit::process::wait_until;
 use std::io::Write;
@@ -182,24 +182,36 @@ fn the_same_key_gives_the_same_machine() {
 
 #[test]
 fn the_same_key_imports_once() {
-    let world = world(0, &[]);
+    let mut world = world(0, &[]);
     let client = world.client();
     let path = world.path("disk").display().to_string();
     let import = ImageImport { path, format: SourceFormat::Raw, store: None };
-    let ask =
-        |key| client.post_once::<_, Operation>("/v1/images/debian/versions", Some(key), &import).unwrap();
-    let (first, again, other) = (ask("a"), ask("a"), ask("b"));
+    let ask = |client: &Client, key| {
+        client.post_once::<_, Operation>("/v1/images/debian/versions", Some(key), &import)
+    };
+    let (first, again, other) =
+        (ask(&client, "a").unwrap(), ask(&client, "a").unwrap(), ask(&client, "b").unwrap());
     assert_eq!(first.id, again.id);
     assert_ne!(first.id, other.id);
     for operation in [first, other] {
         common::ends(&client, &operation).unwrap();
     }
-    assert_eq!(ask("a").state, spillway_api::OperationState::Done, "as it is now");
+    assert_eq!(ask(&client, "a").unwrap().state, OperationState::Done, "as it is now");
     assert_eq!(client.get::<ImageDetails>("/v1/images/debian").unwrap().image.newest, 3);
     let new = common::new("more", r#"{"image": "debian"}"#);
     let make = |key| client.post_once::<_, Catalog>("/v1/catalogs", key, &new);
     assert_eq!(make(Some("c")).unwrap(), make(Some("c")).unwrap());
     assert_eq!(refused(make(None)).code, ErrorCode::Exists);
+    // Another daemon knows of no operation, but of what has come of it.
+    world.end(Signal::KILL);
+    world.start();
+    let client = world.client();
+    let made = ask(&client, "a").unwrap();
+    assert_eq!((made.state, made.image.to_string().as_str()), (OperationState::Done, "debian:2"));
+    client.delete::<Empty>("/v1/images/debian/versions/2").unwrap();
+    let gone = refused(ask(&client, "a"));
+    assert!(gone.code == ErrorCode::Conflict && gone.detail.contains("debian:2 is not there"), "{gone}");
+    assert_eq!(client.get::<ImageDetails>("/v1/images/debian").unwrap().image.newest, 3);
 }
 
 /// A request whose connection is left open.

@@ -9,14 +9,14 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use utoipa::ToSchema;
 
-/// A setting that is to be another.
+/// A setting whose value a change replaces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Difference {
     /// Its name; what is below it after a dot.
     pub setting: String,
     /// What it is; null for nothing.
     pub now: Value,
-    /// What it is to be.
+    /// Value of the setting after the change.
     pub then: Value,
     /// Whether machines that run take it, or only those that start.
     pub live: bool,

@@ -21,7 +21,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A catalog as it is.
+/// A stored catalog: its settings, and the progress of its rollout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Catalog {
     /// Name of the catalog, unique on its host.
@@ -42,7 +42,7 @@ pub struct Catalog {
     /// Time at which the catalog was created.
     #[schema(value_type = String, format = DateTime)]
     pub created: Timestamp,
-    /// What may not be meant so.
+    /// Settings that are allowed and may be a mistake, a sentence each.
     pub warnings: Vec<String>,
 }
 

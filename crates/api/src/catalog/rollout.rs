@@ -17,7 +17,7 @@ pub enum RolloutStrategy {
     /// When they are started next, by whomever.
     #[default]
     NextStart,
-    /// Now: all of them are restarted.
+    /// Immediately: all machines are restarted at once.
     Now,
     /// Now: so many at a time are restarted.
     Batch(u32),
@@ -62,10 +62,10 @@ pub struct Rollout {
     pub max_failed: u32,
     /// No further machine is restarted until the rollout is resumed.
     pub paused: bool,
-    /// When it was asked for.
+    /// Time at which the rollout was requested.
     #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,
-    /// The image that they are to have.
+    /// Name of the image whose version the machines get.
     pub image: Name,
     /// Version of the image that the rollout brings, counted from 1.
     pub version: u32,
@@ -127,11 +127,11 @@ pub struct InTheWay {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RolloutChange {
-    /// What it is to do.
+    /// Action that the rollout takes.
     pub action: RolloutAction,
 }
 
-/// What a rollout can be asked.
+/// An action that a rollout can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RolloutAction {

@@ -15,9 +15,10 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use spillway_api::{
-    Empty, ErrorCode, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, Name, Operation, Page,
-    VersionChoice,
+    Empty, ErrorCode, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, Name, Operation,
+    OperationState, Page, VersionChoice,
 };
+use std::num::NonZeroU32;
 use std::time::Duration;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -131,17 +132,28 @@ impl Once {
             return attend(&app, begun, wait).await;
         }
         note.repeated();
-        match app.operations.wait(begun.id, Duration::ZERO).await.filter(|known| known.what == begun.what) {
-            Some(known) => attend(&app, known, wait).await,
-            None => Err(HostError::new(
-                ErrorCode::Conflict,
-                format!(
-                    "operation {} ({}), which this Idempotency-Key has begun, is forgotten: look whether the version is there, and take a new key to begin again",
-                    begun.id, begun.what
-                ),
-            )),
+        if let Some(known) = app.operations.wait(begun.id, Duration::ZERO).await {
+            return attend(&app, known, wait).await;
         }
+        // What it was to make is there if it had ended well before it was forgotten.
+        let (images, image) = (app.images.clone(), begun.image.clone());
+        let version = image.version.map_or(0, NonZeroU32::get);
+        let made = ask_for(move || images.size(&image.name, version)).await.map_err(|e| match e.code {
+            ErrorCode::NotFound | ErrorCode::Conflict => forgotten(&begun),
+            _ => e,
+        });
+        made?;
+        let ended = Operation { state: OperationState::Done, done_bytes: begun.total_bytes, ..begun };
+        Ok(Json(ended).into_response())
     }
+}
+
+fn forgotten(begun: &Operation) -> HostError {
+    let Operation { id, image, what, .. } = begun;
+    let message = format!(
+        "operation {id} ({what}), which this Idempotency-Key has begun, is forgotten, and {image} is not there: take a new key to begin again"
+    );
+    HostError::new(ErrorCode::Conflict, message)
 }
 
 /// Answers with an operation that was begun: when it has ended, if it does so in time.

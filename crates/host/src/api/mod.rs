@@ -85,7 +85,7 @@ pub struct App {
         (name = "host", description = "The host itself: its budget, its state, and backups of its records."),
         (name = "images", description = "Images, their versions, and what is made of them."),
         (name = "leftovers", description = "Files that deleted machines have kept."),
-        (name = "machines", description = "Machines, and what is asked of them."),
+        (name = "machines", description = "Machines of the catalogs: their state, actions and claims."),
         (name = "operations", description = "Work that goes on after the request that began it."),
         (name = "problem-types", description = "Kinds of problems that error responses can have."),
         (name = "stores", description = "Folders that hold images and disks."),

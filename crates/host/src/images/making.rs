@@ -8,7 +8,7 @@ use super::convert::Source;
 use super::digest::{self, ChunkDigest};
 use super::files::{VersionFiles, highest};
 use super::merged::Merged;
-use super::{Images, key};
+use super::{Images, key, reference};
 use crate::error::HostError;
 use crate::operations::Progress;
 use crate::store::{Changes, Kind};
@@ -70,7 +70,7 @@ impl Images {
         // Beside the version that it is of, so that they can share room.
         let store = self.stores.get(&base.store)?;
         self.stores.check(&store)?;
-        let from = ImageRef { name: image.clone(), version: NonZeroU32::new(number) };
+        let from = reference(image, number);
         let base = VersionFiles::of(&store.path, image, number).disk();
         let merged = Merged::open(&base, disk, &from.to_string())
             .map_err(|e| HostError::new(e.code, format!("{machine} cannot be committed: {e}")))?;
@@ -97,13 +97,14 @@ impl Images {
         fill: impl FnOnce(&VersionFiles, &File, &Progress) -> Result<(), HostError> + Send + 'static,
     ) -> Result<Operation, HostError> {
         let (images, record) = (self.clone(), version.clone());
-        let begun = self.operations.begin(what, move |progress| {
-            let made = images.make(&version, publish, fill, progress);
-            made.map_err(|why| match images.remove(&version) {
-                Ok(()) => why,
-                Err(left) => HostError::new(why.code, format!("{why}; until the next start {left}")),
-            })
-        });
+        let begun =
+            self.operations.begin(what, reference(&version.image, version.version), move |progress| {
+                let made = images.make(&version, publish, fill, progress);
+                made.map_err(|why| match images.remove(&version) {
+                    Ok(()) => why,
+                    Err(left) => HostError::new(why.code, format!("{why}; until the next start {left}")),
+                })
+            });
         if begun.is_err() {
             self.remove(&record)?;
         }

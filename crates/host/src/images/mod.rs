@@ -26,12 +26,13 @@ use crate::stores::Stores;
 use digest::ChunkDigest;
 use making::LastVersion;
 use spillway_api::{
-    Catalog, ErrorCode, HistoryEntry, Image, ImageDetails, ImageVersion, Name, Operation, Origin,
+    Catalog, ErrorCode, HistoryEntry, Image, ImageDetails, ImageRef, ImageVersion, Name, Operation, Origin,
     VersionState,
 };
 use spillway_image::size_fault;
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 impl Kind for Image {
@@ -66,6 +67,11 @@ pub struct Terms {
     pub is_new: bool,
     /// All is looked at and nothing done.
     pub dry_run: bool,
+}
+
+/// What a version is called: `debian:3`.
+fn reference(image: &Name, version: u32) -> ImageRef {
+    ImageRef { name: image.clone(), version: NonZeroU32::new(version) }
 }
 
 /// What a version is called in the store: sorted by number.
@@ -194,7 +200,7 @@ impl Images {
         let store = self.stores.get(&version.store)?;
         let files = VersionFiles::of(&store.path, name, version.version);
         let what = format!("verify {name}:{}", version.version);
-        self.operations.begin(what, move |progress| {
+        self.operations.begin(what, reference(name, version.version), move |progress| {
             progress.set_total(version.size_bytes);
             let (disk, mut list) = files.open()?;
             let (mut at, mut differing, mut first) = (0, 0, None);
