@@ -32,29 +32,29 @@ const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 /// Version of this layout; a worker refuses memory of another.
 pub const LAYOUT_VERSION: u64 = 7;
 
-/// What the directory says of a region.
+/// The state of a region in the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RegionState {
     /// Every block is the base image's.
     Untouched = 0,
-    /// The map entries tell.
+    /// Its map entries say where each block is.
     Mapped = 1,
     /// Every block is zero.
     Zero = 2,
 }
 
-/// What the segment table says of a segment.
+/// The state of a segment in the segment table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SegmentMark {
     /// The file does not hold it: it was never written, or has been punched out.
     Free = 0,
-    /// A write or a punch of it may be under way, or it has no summary.
+    /// A write or a punch of it may be in flight, or it has no summary.
     Busy = 1,
     /// Every part of it is written, the summary included.
     Sealed = 2,
-    /// Nothing lives in it and nothing is under way, but the file holds it.
+    /// It has no live block and no I/O in flight, but the file holds it.
     Empty = 3,
 }
 
@@ -68,23 +68,24 @@ struct Header {
     segment_blocks: AtomicU64,
     /// In one word with its check: see [`crate::generation`].
     generation: AtomicU64,
-    /// The same of the generation that a reset under way is to end: an attach that finds it alive finishes that first.
+    /// The generation that a reset in progress ends, in the same form: if it is still the disk's generation, an attach finishes
+    /// the reset first.
     ending: AtomicU64,
     /// Segments that were ever opened: no mark beyond them was ever set.
     segments_used: AtomicU64,
     /// Segments that the file may hold while it shrinks to a lower limit.
     ceiling: AtomicU64,
-    /// Slots from here on were never used: their memory is not there.
+    /// Slots from here on were never used and have no memory.
     slots_used: AtomicU64,
     /// Which disk this is the memory of.
     disk_id: AtomicU64,
     /// In mode `persistent`: not 0 while the mark of a reset may be on the medium.
     marked: AtomicU64,
-    /// In mode `persistent`: not 0 once the map has all that the file's live map said when the disk was started.
+    /// In mode `persistent`: not 0 once the map was filled from the file's live map.
     has_states: AtomicU64,
 }
 
-/// A store to a word of the header.
+/// Stores a word of the header.
 #[inline]
 #[cfg_attr(feature = "crash-points", track_caller)]
 fn put(word: &AtomicU64, value: u64, order: Ordering) {
@@ -280,13 +281,13 @@ impl Meta {
         u32::try_from(self.header().slots_used.load(Ordering::Relaxed)).unwrap_or(u32::MAX)
     }
 
-    /// Said before the first of them is used.
+    /// Sets that number. To be called before the first of these slots is used.
     #[inline]
     pub(crate) fn set_slots_used(&self, slots: u32) {
         put(&self.header().slots_used, u64::from(slots), Ordering::Release);
     }
 
-    /// From here on whoever attaches finds every block forgotten.
+    /// Records that a reset has begun: from here on a process that attaches finishes it.
     pub(crate) fn begin_reset(&self) {
         put(&self.header().ending, generation::seal(self.generation()), Ordering::SeqCst);
     }
@@ -299,7 +300,7 @@ impl Meta {
         put(&self.header().generation, generation::seal(generation), Ordering::SeqCst);
     }
 
-    /// The end of the generation had begun when its process died.
+    /// Whether a reset of this generation had begun when its process died.
     pub(crate) fn is_ending(&self) -> bool {
         self.header().ending.load(Ordering::Acquire) == generation::seal(self.generation())
     }
@@ -309,7 +310,7 @@ impl Meta {
         self.header().marked.load(Ordering::Acquire) != 0
     }
 
-    /// Said before it is written, and after it has gone.
+    /// Sets this flag before the mark is written, and clears it after the mark was removed.
     pub(crate) fn set_marked(&self, marked: bool) {
         put(&self.header().marked, marked.into(), Ordering::SeqCst);
     }
@@ -319,12 +320,12 @@ impl Meta {
         self.header().has_states.load(Ordering::Acquire) != 0
     }
 
-    /// Said once it is.
+    /// Records that the map was filled.
     pub(crate) fn set_has_states(&self) {
         put(&self.header().has_states, 1, Ordering::Release);
     }
 
-    /// Ends such a generation.
+    /// Finishes such a reset.
     pub(crate) fn finish_reset(&mut self) {
         if self.is_ending() {
             for region in 0..self.layout.regions {
@@ -337,19 +338,19 @@ impl Meta {
         }
     }
 
-    /// The directory that does not count: clean, or the earlier generation's on its way to be.
+    /// The directory that does not count: clean, or the earlier generation's that is being cleared.
     pub(crate) fn other_directory(&self) -> Range<u64> {
         self.layout.directory(self.generation() + 1)
     }
 
-    /// Whether an earlier generation had written the region's map page; `None`: it left nothing.
+    /// Whether an earlier generation had written the region's map page; `None`: the region is clear.
     pub(crate) fn leftover(&self, region: usize) -> Option<bool> {
         assert!(region < self.layout.regions);
         let byte = self.byte(self.other_directory().start, region).load(Ordering::Acquire);
         (byte != RegionState::Untouched as u8).then_some(byte == RegionState::Mapped as u8)
     }
 
-    /// What the other directory says of the region counts no more.
+    /// Clears the region in the other directory.
     pub(crate) fn forget(&self, region: usize) {
         if self.leftover(region).is_some() {
             crash_points::store();
@@ -369,7 +370,7 @@ impl Meta {
         unsafe { &*self.base.add(at as usize + index).cast::<AtomicU8>() }
     }
 
-    /// What the directory says of a region. An unknown byte reads as `Untouched`; `attach` refuses it before.
+    /// The state of a region in the directory. An unknown byte reads as `Untouched`; `attach` refuses it before.
     #[inline]
     pub fn region(&self, region: usize) -> RegionState {
         match self.region_byte(region) {
@@ -394,7 +395,7 @@ impl Meta {
         self.byte(self.directory_at, region).store(state as u8, Ordering::Release);
     }
 
-    /// What the segment table says.
+    /// The state of a segment in the segment table.
     pub(crate) fn segment(&self, segment: u32) -> SegmentMark {
         assert!((segment as usize) < self.layout.segments);
         match self.byte(self.layout.segments_at, segment as usize).load(Ordering::Acquire) {
@@ -418,7 +419,7 @@ impl Meta {
         self.header().segments_used.load(Ordering::Acquire).min(self.layout.segments as u64) as u32
     }
 
-    /// The segments below this one have marks.
+    /// Sets that number: the segments below it have marks.
     pub(crate) fn set_segments_used(&self, segments: u32) {
         put(&self.header().segments_used, segments.into(), Ordering::Release);
     }

@@ -26,9 +26,9 @@ fn counts(real: &Real) -> (u64, u64) {
 }
 
 /// The true log's.
-fn amplification(mode: Mode, living: u64, seed: u64) -> f64 {
+fn amplification(mode: Mode, live: u64, seed: u64) -> f64 {
     let slots = if mode.has_ram() { SLOTS } else { 0 };
-    let blocks = living + slots;
+    let blocks = live + slots;
     let mut real = Real::new(mode, blocks, slots, SEGMENTS);
     let mut rng = Rng(seed);
     let write = |block| (Operation::Write { fua: false }, block);
@@ -40,9 +40,9 @@ fn amplification(mode: Mode, living: u64, seed: u64) -> f64 {
             real.turn((0..TURN).map(|_| write(rng.below(blocks))));
         }
     };
-    overwrite(&mut real, WARM_UP * living);
+    overwrite(&mut real, WARM_UP * live);
     let before = counts(&real);
-    overwrite(&mut real, COUNTED * living);
+    overwrite(&mut real, COUNTED * live);
     let after = counts(&real);
     real.disk.check();
     let (asked, moved) = (after.0 - before.0, after.1 - before.1);
@@ -99,10 +99,10 @@ impl Greedy {
         }
     }
 
-    fn amplification(living: u64, seed: u64) -> f64 {
+    fn amplification(live: u64, seed: u64) -> f64 {
         let segments = SEGMENTS as usize;
         let mut greedy = Greedy {
-            at: vec![u32::MAX; living as usize],
+            at: vec![u32::MAX; live as usize],
             appended: vec![Vec::new(); segments],
             live: vec![0; segments],
             open: [0, 1],
@@ -111,10 +111,10 @@ impl Greedy {
             moved: 0,
         };
         let mut rng = Rng(seed);
-        (0..living).for_each(|block| greedy.write(block as u32));
-        (0..WARM_UP * living).for_each(|_| greedy.write(rng.below(living) as u32));
+        (0..live).for_each(|block| greedy.write(block as u32));
+        (0..WARM_UP * live).for_each(|_| greedy.write(rng.below(live) as u32));
         (greedy.asked, greedy.moved) = (0, 0);
-        (0..COUNTED * living).for_each(|_| greedy.write(rng.below(living) as u32));
+        (0..COUNTED * live).for_each(|_| greedy.write(rng.below(live) as u32));
         (greedy.asked + greedy.moved) as f64 / greedy.asked as f64
     }
 }
@@ -122,14 +122,14 @@ impl Greedy {
 #[test]
 fn writes_are_not_multiplied() {
     let seed = seed();
-    println!("living  greedy  overflow  ram+overflow");
+    println!("live  greedy  overflow  ram+overflow");
     let rows: Vec<_> = [50u64, 60, 70, 75, 80, 85, 90]
         .into_iter()
         .map(|percent| {
-            let living = SEGMENTS * u64::from(SHAPE.segment_blocks) * percent / 100;
-            let greedy = Greedy::amplification(living, seed);
+            let live = SEGMENTS * u64::from(SHAPE.segment_blocks) * percent / 100;
+            let greedy = Greedy::amplification(live, seed);
             let [straight, evicted] =
-                [Mode::Overflow, Mode::RamOverflow].map(|mode| amplification(mode, living, seed));
+                [Mode::Overflow, Mode::RamOverflow].map(|mode| amplification(mode, live, seed));
             println!("{percent:>5}%  {greedy:>6.3}  {straight:>8.3}  {evicted:>12.3}");
             (percent, greedy, straight.max(evicted))
         })
