@@ -1,7 +1,7 @@
-//! Which request may go on: the unfinished ones, what each waits for, and how much all of them may do in a turn.
+//! Admission of requests: the unfinished ones, what each waits for, and how much all of them may do in a turn.
 //!
-//! Owns the order of requests, the lists of those that wait, the budget of a turn, the clock of stalls, and whether the disk is
-//! full. Knows no blocks: what a request does to them is for the engine. Invariants: a waiting request is on exactly one list,
+//! Owns the order of requests, the lists of those that wait, the budget of a turn, the stall times, and whether the disk is full.
+//! Knows no blocks: the engine carries requests out. Invariants: a waiting request is on exactly one list,
 //! and the lists are served in order of arrival; a request whose last operation has ended is finished before the next one is
 //! looked at.
 
@@ -14,16 +14,16 @@ use std::collections::{HashMap, VecDeque};
 /// Blocks that all requests together may touch before a turn's end, and again at its end: well below a
 /// millisecond of copying.
 pub(crate) const TURN_BLOCKS: u32 = 256;
-/// Requests that waited behind another and are looked at again in one turn.
+/// The most requests that waited behind another and are checked again in one turn.
 const RETESTS: u32 = 64;
-/// Operations that one request may have under way.
+/// The most operations that one request may have in flight.
 pub(crate) const MAX_PENDING: u32 = 64;
 
 pub(crate) struct Admission {
     table: Table,
     /// Requests that wait behind another, by that other's row; with their sequence, as rows are reused.
-    behind: HashMap<Id, Vec<(Id, u64)>>,
-    room_waiters: VecDeque<Id>,
+    overlap_waiters: HashMap<Id, Vec<(Id, u64)>>,
+    space_waiters: VecDeque<Id>,
     part_waiters: VecDeque<Id>,
     turn_waiters: VecDeque<Id>,
     drain_waiters: Vec<Id>,
@@ -37,22 +37,22 @@ pub(crate) struct Admission {
     /// Blocks that may still be touched in this half of the turn.
     budget: u32,
     retests: u32,
-    /// Writes that waited for room when the last turn ended.
+    /// Writes that waited for space when the last turn ended.
     waiting: u64,
-    /// Until when the stalls are accounted for.
+    /// The time up to which stalls have been counted.
     stalls_until_ns: u64,
     full: bool,
-    /// It was told that the disk is full, and not yet that it has room again.
+    /// The event that the disk is full was sent, and the event that it has space again was not.
     full_event_sent: bool,
 }
 
 impl Admission {
-    /// No request. With `full_event_sent` an earlier process has told that the disk is full.
+    /// Without any request. `full_event_sent`: an earlier process has sent the event that the disk is full.
     pub fn new(full_event_sent: bool) -> Admission {
         Admission {
             table: Table::new(),
-            behind: HashMap::new(),
-            room_waiters: VecDeque::new(),
+            overlap_waiters: HashMap::new(),
+            space_waiters: VecDeque::new(),
             part_waiters: VecDeque::new(),
             turn_waiters: VecDeque::new(),
             drain_waiters: Vec::new(),
@@ -90,12 +90,12 @@ impl Admission {
         self.budget = TURN_BLOCKS;
     }
 
-    /// Nothing has been asked of blocks in this half of the turn.
+    /// Whether no block was touched in this half of the turn.
     pub fn is_budget_whole(&self) -> bool {
         self.budget == TURN_BLOCKS
     }
 
-    /// Long requests go on after all others had their turn.
+    /// Ends the turn: starts the budget for long requests, which go on after all others.
     pub fn end_turn(&mut self, now_ns: u64, c: &Counters) {
         self.now_ns = now_ns;
         self.count_stalls(c);
@@ -133,7 +133,7 @@ impl Admission {
         Active::new(request, self.now_ns, self.sequence)
     }
 
-    /// Whether the request may begin; else it waits behind an earlier one that it overlaps.
+    /// Whether the request may begin. If not, it waits behind an earlier one that it overlaps.
     #[inline]
     pub fn admits(&mut self, a: &mut Active) -> bool {
         if a.request.sectors == 0 && !a.is_flush() {
@@ -159,18 +159,18 @@ impl Admission {
         self.row(a)
     }
 
-    /// The request cannot go on: it waits for what it says.
+    /// Puts a request that cannot go on onto the list of what it waits for.
     pub fn park(&mut self, a: &mut Active, c: &Counters) {
         if a.errno.is_some() {
             a.wait = Wait::Operations;
         }
-        if a.wait == Wait::Room && !a.stalled {
+        if a.wait == Wait::Space && !a.stalled {
             a.stalled = true;
             add(&c.stalls, 1);
         }
         let id = self.keep(a);
         match a.wait {
-            Wait::Room => self.room_waiters.push_back(id),
+            Wait::Space => self.space_waiters.push_back(id),
             Wait::Part => self.part_waiters.push_back(id),
             Wait::Turn => self.turn_waiters.push_back(id),
             Wait::Drain => self.drain_waiters.push(id),
@@ -179,7 +179,7 @@ impl Admission {
         }
     }
 
-    /// The request's state goes to its row.
+    /// Stores the request's state in its row.
     fn keep(&mut self, a: &mut Active) -> Id {
         match a.id {
             Some(id) => {
@@ -190,23 +190,23 @@ impl Admission {
         }
     }
 
-    /// The request waits until that row is finished, and is looked at again then.
+    /// Lets the request wait until that row is finished; it is checked again then.
     fn wait_behind(&mut self, mut a: Active, blocker: Id) {
         a.wait = Wait::Overlap;
         let id = self.keep(&mut a);
-        self.behind.entry(blocker).or_default().push((id, a.sequence));
+        self.overlap_waiters.entry(blocker).or_default().push((id, a.sequence));
     }
 
-    /// One of a request's operations has ended.
+    /// Records the end of one of a request's operations.
     pub fn operation_done(&mut self, id: Id, result: Result<(), Errno>) {
         let a = self.table.get_mut(id);
         a.pending -= 1;
         if let Err(errno) = result {
             a.errno.get_or_insert(errno);
-            if matches!(a.wait, Wait::Room | Wait::Part | Wait::Turn) {
-                // It waits no longer to begin more of them.
+            if matches!(a.wait, Wait::Space | Wait::Part | Wait::Turn) {
+                // It starts no more operations, so it waits for nothing else.
                 a.wait = Wait::Operations;
-                self.forget_parked();
+                self.prune_lists();
             }
         }
         let a = self.table.get_mut(id);
@@ -220,7 +220,7 @@ impl Admission {
         }
     }
 
-    /// Bytes that an operation has moved for a request.
+    /// Counts bytes that an operation has moved for a request.
     pub fn moved(&mut self, id: Id, bytes: u32) {
         self.table.get_mut(id).moved_bytes += u64::from(bytes);
     }
@@ -241,7 +241,7 @@ impl Admission {
         std::mem::take(&mut self.finished)
     }
 
-    pub fn give_back_finished(&mut self, mut list: Vec<Id>) {
+    pub fn return_finished(&mut self, mut list: Vec<Id>) {
         debug_assert!(self.finished.is_empty(), "an answer ends no operation");
         list.clear();
         self.finished = list;
@@ -252,15 +252,15 @@ impl Admission {
         !self.finished.is_empty()
     }
 
-    /// This request is finished: those behind it may go on, if nothing else stands in their way.
+    /// Removes a finished request. Those behind it may go on, if they overlap no other.
     pub fn remove(&mut self, id: Id) {
         self.table.remove(id);
-        if !self.behind.is_empty() {
-            self.runnable.extend(self.behind.remove(&id).into_iter().flatten());
+        if !self.overlap_waiters.is_empty() {
+            self.runnable.extend(self.overlap_waiters.remove(&id).into_iter().flatten());
         }
     }
 
-    /// Ends a request that is on no list any more, at once or with its last operation.
+    /// Fails a request that is on no list, at once or with its last operation.
     pub fn fail(&mut self, id: Id, errno: Errno) {
         let a = self.table.get_mut(id);
         a.errno.get_or_insert(errno);
@@ -270,9 +270,9 @@ impl Admission {
         }
     }
 
-    // Who is next.
+    // The next request.
 
-    /// Some request may go on, or is a FLUSH that waits for writes.
+    /// Whether some request may go on, or is a FLUSH that waits for writes.
     #[inline]
     pub fn may_run_some(&self) -> bool {
         !self.runnable.is_empty() || !self.flush_waiters.is_empty()
@@ -281,14 +281,14 @@ impl Admission {
     /// The next request that may go on, in this turn.
     pub fn next_runnable(&mut self) -> Option<Active> {
         while let Some(&(id, sequence)) = self.runnable.front() {
-            // It may have been withdrawn meanwhile.
+            // It may have been canceled meanwhile.
             let a = self.table.find(id, sequence).copied();
             match a.map(|a| a.wait) {
                 Some(Wait::Overlap) if self.retests == 0 => return None,
                 Some(Wait::Overlap) => {
                     self.retests -= 1;
                     self.runnable.pop_front();
-                    let a = a.expect("its wait was seen");
+                    let a = a.expect("it has a wait");
                     match self.table.blocker_among_all(&a) {
                         Some(blocker) => self.wait_behind(a, blocker),
                         None => return Some(a),
@@ -304,7 +304,7 @@ impl Admission {
         None
     }
 
-    /// FLUSH requests before which no write is left to wait for.
+    /// FLUSH requests that have no earlier unfinished write.
     pub fn take_flushes(&mut self) -> Vec<Active> {
         if self.flush_waiters.is_empty() {
             return Vec::new();
@@ -321,79 +321,79 @@ impl Admission {
         due
     }
 
-    /// How many wait for their next step.
+    /// The number of requests that wait for their next step.
     pub fn turn_waiters(&self) -> usize {
         self.turn_waiters.len()
     }
 
-    /// The next of those, while blocks may be touched.
-    pub fn next_in_turn(&mut self) -> Option<Active> {
+    /// The next of those, while there is budget.
+    pub fn next_turn_waiter(&mut self) -> Option<Active> {
         let id = if self.budget > 0 { self.turn_waiters.pop_front() } else { None };
         id.map(|id| *self.table.get(id))
     }
 
-    /// How many wait for a staging buffer.
+    /// The number of requests that wait for a staging buffer.
     pub fn part_waiters(&self) -> usize {
         self.part_waiters.len()
     }
 
     /// The first of those.
-    pub fn next_for_part(&mut self) -> Option<Active> {
+    pub fn next_part_waiter(&mut self) -> Option<Active> {
         self.part_waiters.pop_front().map(|id| *self.table.get(id))
     }
 
-    /// The one that waits again was the first and stays so.
-    pub fn stays_first_for_part(&mut self) {
+    /// Keeps the request that waits again, and was the first, in the first place.
+    pub fn keep_part_waiter_first(&mut self) {
         self.part_waiters.rotate_right(1);
     }
 
-    /// How many wait for a slot, or room in the log.
+    /// The number of requests that wait for a slot, or for space in the log.
     #[inline]
-    pub fn room_waiters(&self) -> usize {
-        self.room_waiters.len()
+    pub fn space_waiters(&self) -> usize {
+        self.space_waiters.len()
     }
 
-    /// Whether the request passes nobody who waits for room.
+    /// Whether the request overtakes no other that waits for space.
     #[inline]
-    pub fn may_take_room(&self, a: &Active) -> bool {
-        a.stalled || self.room_waiters.is_empty()
+    pub fn may_take_space(&self, a: &Active) -> bool {
+        a.stalled || self.space_waiters.is_empty()
     }
 
-    /// The number of the first that waits for room and of which this is true.
-    pub fn position_for_room(&self, which: impl Fn(&Active) -> bool) -> Option<usize> {
-        self.room_waiters.iter().position(|&id| which(self.table.get(id)))
+    /// The position of the first request that waits for space and for which `which` is true.
+    pub fn position_of_space_waiter(&self, which: impl Fn(&Active) -> bool) -> Option<usize> {
+        self.space_waiters.iter().position(|&id| which(self.table.get(id)))
     }
 
-    /// Whether this row waits for room; for the self-check.
-    pub fn waits_for_room(&self, id: Id) -> bool {
-        self.room_waiters.contains(&id)
+    /// Whether this row waits for space; for the self-check.
+    pub fn waits_for_space(&self, id: Id) -> bool {
+        self.space_waiters.contains(&id)
     }
 
-    /// Takes the one of this number off the list.
-    pub fn take_for_room(&mut self, i: usize) -> Active {
-        let id = self.room_waiters.remove(i).expect("it is one of them");
+    /// Takes the request at this position off that list.
+    pub fn take_space_waiter(&mut self, i: usize) -> Active {
+        let id = self.space_waiters.remove(i).expect("it is one of them");
         *self.table.get(id)
     }
 
-    /// The one that has joined the list last keeps this number, which it had.
-    pub fn keeps_place_for_room(&mut self, i: usize) {
-        let id = self.room_waiters.pop_back().expect("it is back");
-        self.room_waiters.insert(i, id);
+    /// Moves the request that has joined that list last back to this position, which it had before.
+    pub fn keep_space_waiter_at(&mut self, i: usize) {
+        let id = self.space_waiters.pop_back().expect("it is back");
+        self.space_waiters.insert(i, id);
     }
 
-    /// Nobody waits for room any more: all fail.
-    pub fn fail_room_waiters(&mut self, errno: Errno) {
-        while let Some(id) = self.room_waiters.pop_front() {
+    /// Fails all requests that wait for space.
+    pub fn fail_space_waiters(&mut self, errno: Errno) {
+        while let Some(id) = self.space_waiters.pop_front() {
             self.fail(id, errno);
         }
     }
 
-    /// Some wait for the end of what a dead process had begun.
+    /// Whether some requests wait for the drain.
     pub fn has_drain_waiters(&self) -> bool {
         !self.drain_waiters.is_empty()
     }
 
-    /// It has ended.
+    /// Lets them go on: the drain has ended.
     pub fn wake_drain_waiters(&mut self) {
         for id in std::mem::take(&mut self.drain_waiters) {
             self.table.get_mut(id).wait = Wait::Turn;
@@ -401,22 +401,22 @@ impl Admission {
         }
     }
 
-    /// No request can go on by itself.
+    /// Whether no request can go on by itself.
     pub fn has_nothing_to_run(&self) -> bool {
         self.runnable.is_empty() && self.turn_waiters.is_empty()
     }
 
-    // Withdrawal.
+    // Cancellation.
 
-    /// Withdraws those requests that `which` names. Returns those that had waited, and are on no list any more: they are to
-    /// be failed.
-    pub fn withdraw(&mut self, errno: Errno, which: impl Fn(Token) -> bool) -> Vec<Id> {
+    /// Cancels the requests for which `which` is true. Returns those that had waited and are on no list any more: the caller
+    /// fails them.
+    pub fn cancel(&mut self, errno: Errno, which: impl Fn(Token) -> bool) -> Vec<Id> {
         let mut parked = Vec::new();
         for (id, a) in self.table.iter_mut() {
             if !which(a.request.token) {
                 continue;
             }
-            a.withdrawn = Some(errno);
+            a.canceled = Some(errno);
             if !(a.walked && a.wait == Wait::Operations) {
                 a.errno.get_or_insert(errno);
                 if a.wait != Wait::Operations {
@@ -426,16 +426,16 @@ impl Admission {
             }
         }
         if !parked.is_empty() {
-            self.forget_parked();
+            self.prune_lists();
         }
         parked
     }
 
-    /// Takes requests that have stopped waiting off the lists: none holds one that waits for its operations.
-    fn forget_parked(&mut self) {
+    /// Takes requests that no longer wait for what a list is for off that list.
+    fn prune_lists(&mut self) {
         let table = &self.table;
         let still = |wait: Wait| move |id: &Id| table.get(*id).wait == wait;
-        self.room_waiters.retain(still(Wait::Room));
+        self.space_waiters.retain(still(Wait::Space));
         self.part_waiters.retain(still(Wait::Part));
         self.turn_waiters.retain(still(Wait::Turn));
         self.drain_waiters.retain(still(Wait::Drain));
@@ -444,7 +444,7 @@ impl Admission {
 
     // Stalls, and the full state.
 
-    /// Those that were said to wait have waited until now.
+    /// Adds the time since the last call to the stall time of the requests that waited then.
     pub fn count_stalls(&mut self, c: &Counters) {
         let ns = self.now_ns.saturating_sub(self.stalls_until_ns);
         if self.waiting > 0 {
@@ -453,24 +453,24 @@ impl Admission {
         self.stalls_until_ns = self.now_ns;
     }
 
-    /// Notes how many wait for room, with those whose blocks found no segment; these count as stalled from here on.
+    /// Counts the requests that wait for space, and those whose blocks wait for a segment, which count as stalled from here on.
     pub fn count_waiting(&mut self, without_segment: &[Id], c: &Counters) {
-        self.waiting = self.room_waiters.len() as u64;
+        self.waiting = self.space_waiters.len() as u64;
         for &id in without_segment {
             let a = self.table.get_mut(id);
-            self.waiting += u64::from(a.wait != Wait::Room);
+            self.waiting += u64::from(a.wait != Wait::Space);
             if !std::mem::replace(&mut a.stalled, true) {
                 add(&c.stalls, 1);
             }
         }
     }
 
-    /// As counted last.
+    /// The number that [`Admission::count_waiting`] has counted last.
     pub fn waiting(&self) -> u64 {
         self.waiting
     }
 
-    /// Writes that need room wait or fail.
+    /// Whether the disk is full: writes that need space wait or fail.
     pub fn is_full(&self) -> bool {
         self.full
     }

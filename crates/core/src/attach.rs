@@ -1,7 +1,7 @@
 //! Attaching: a disk from the memory that outlives the process, and in mode `persistent` from the map in its file.
 //!
-//! Owns the order in which what an earlier process left is looked at. Invariant: what cannot be is an error, and then nothing
-//! was begun.
+//! Owns the order in which the state of an earlier process is checked and adopted. Invariant: invalid state is an error, and
+//! then no I/O was started.
 
 use crate::admission::Admission;
 use crate::disk::Disk;
@@ -30,7 +30,7 @@ impl Disk {
         Disk::attach_with(meta, existing, spec, data, None)
     }
 
-    /// The same in mode `persistent`: new `meta` becomes what the live map says, which outlives it.
+    /// The same in mode `persistent`: new `meta` is filled from the live map, which outlives it.
     ///
     /// # Errors
     /// The memory is another disk's, or it or the map is damaged.
@@ -67,7 +67,7 @@ impl Disk {
         };
         // A new disk too: memory whose header alone is zero must not pass for one that is zero everywhere.
         map.adopt(|meta, block, place| engine.adopt(meta, block, place))?;
-        // What an earlier worker has told of is not told again, but that it is over.
+        // Events that an earlier worker has sent are not sent again; the event that ends such a state is.
         let full_event_sent = get(&map.counters().is_full) != 0;
         let (needs_drain, on_trial) = engine.finish_adopting(&map, existing, live);
         let shared = Shared {

@@ -20,7 +20,7 @@ impl std::fmt::Debug for Disk {
 }
 
 impl Disk {
-    /// The part of [`Disk::check`] that costs next to nothing: the limits, and what is known of one block.
+    /// The part of [`Disk::check`] that costs next to nothing: the limits, and the state of one block.
     pub fn check_step(&self, block: u32) {
         assert!(!self.shared.admission.has_finished(), "a request that has ended was not answered");
         if let Engine::Cached(e) = &self.engine {
@@ -28,7 +28,7 @@ impl Disk {
         }
     }
 
-    /// Panics with what is wrong, if anything is.
+    /// Panics if an invariant is broken, and names it.
     pub fn check(&self) {
         let blocks = (0..self.shared.spec.blocks()).map(Block);
         let placed = blocks.map(|block| (block, self.shared.map.place(block)));
@@ -43,24 +43,24 @@ impl Disk {
         }
     }
 
-    /// Slots that the blocks of a new write can take at once: the free ones, but for that which a full log keeps for
-    /// writes that replace. None while others wait for them.
+    /// Slots that the blocks of a new write can take at once: the free ones, without the one that a full log keeps for writes
+    /// that replace a block of it. None while other requests wait for slots.
     pub fn slots_to_take(&self) -> u32 {
         match &self.engine {
-            Engine::Cached(e) if self.shared.admission.room_waiters() == 0 => e.slots_to_take(),
+            Engine::Cached(e) if self.shared.admission.space_waiters() == 0 => e.slots_to_take(),
             _ => 0,
         }
     }
 
-    /// Panics unless every unfinished request has something to wait for, of a disk that would sleep. On a
-    /// `healthy` one without I/O errors, those that wait for room must find none.
+    /// Panics unless every unfinished request of a disk that is about to sleep has something to wait for. On a `healthy` disk
+    /// without I/O errors there must be no space for those that wait for space.
     pub fn check_rest(&self, healthy: bool) {
         let admission = &self.shared.admission;
         for (id, a) in admission.table().iter() {
             let staged = if let Engine::Cached(e) = &self.engine { e.blocks_without_segment(id) } else { 0 };
             assert_eq!(a.pending as usize, staged, "operations of {a:?}");
             let waits = match a.wait {
-                Wait::Room => admission.waits_for_room(id),
+                Wait::Space => admission.waits_for_space(id),
                 Wait::Overlap => admission.table().blocker_among_all(a).is_some(),
                 Wait::Part => !self.engine.can_take_part(),
                 Wait::Writes => admission.table().earliest_writer().is_some_and(|writer| writer < a.sequence),

@@ -1,4 +1,4 @@
-//! Copies of a block's size: zeroes found on the way, and caches left alone.
+//! Copies of block size that detect zeroes and bypass the processor's caches.
 
 /// Whether all bytes are zero. Ends at the first that is not: on ordinary data within a cache line.
 #[inline]
@@ -16,9 +16,9 @@ pub unsafe fn is_zero_now(at: *const u8, len: usize) -> bool {
     let (words, rest) = (len / 8, len % 8);
     let mut seen = 0;
     for i in 0..words {
-        // SAFETY: inside `at..at + len`, by the caller's word.
+        // SAFETY: inside `at..at + len`, as the caller promises.
         seen |= unsafe { at.cast::<u64>().add(i).read_unaligned() };
-        // A cache line at a time: on ordinary data the first one ends it.
+        // A cache line at a time: on ordinary data the first one decides.
         if i % 8 == 7 && seen != 0 {
             return false;
         }

@@ -25,7 +25,7 @@ pub fn passed() -> Vec<&'static Location<'static>> {
     PASSED.with_borrow(Vec::clone)
 }
 
-/// A store to shared memory is about to be done.
+/// To be called before a store to shared memory.
 ///
 /// # Panics
 /// With [`Stopped`], and without a message, when it is the one to stop before.

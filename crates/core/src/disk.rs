@@ -1,8 +1,7 @@
 //! The disk as a state machine: requests and finished operations go in, calls of [`Io`] come out.
 //!
-//! Owns the life of a request and of a turn, and hands each step to whom it belongs: which request goes on is for `admission`,
-//! what it does to blocks for the engine. Invariant: a request is in the table exactly while it is unfinished and could not be
-//! finished at once.
+//! Owns the life of a request and of a turn, and delegates each step: `admission` decides which request goes on, the engine carries
+//! it out on blocks. Invariant: a request that does not complete at once is in the table exactly while it is unfinished.
 
 use crate::engine::Engine;
 use crate::entry::Place;
@@ -33,12 +32,12 @@ impl Disk {
         self.shared.counters()
     }
 
-    /// What the disk was asked to be.
+    /// The specification of the disk.
     pub fn spec(&self) -> &DiskSpec {
         &self.shared.spec
     }
 
-    /// 1 at birth, one more after each reset.
+    /// The disk's generation: 1 at birth, one more after each reset.
     pub fn generation(&self) -> u64 {
         self.shared.map.meta().generation()
     }
@@ -48,7 +47,7 @@ impl Disk {
         self.shared.admission.table().len()
     }
 
-    /// Writes that need room wait or fail.
+    /// Whether the disk is full: writes that need space wait or fail.
     pub fn is_full(&self) -> bool {
         self.shared.admission.is_full()
     }
@@ -64,7 +63,7 @@ impl Disk {
         self.shared.map.extent(offset, end)
     }
 
-    /// Asks the processor to fetch what a request will need first.
+    /// Asks the processor to fetch the map entry that a request needs first.
     #[inline]
     pub fn prefetch(&self, request: &Request) {
         self.shared.map.prefetch(Block((request.sector * SECTOR_BYTES / BLOCK_BYTES as u64) as u32));
@@ -106,7 +105,7 @@ impl Disk {
         }
     }
 
-    /// Carries a request on as far as it goes.
+    /// Continues a request as far as possible without waiting.
     #[inline]
     pub(crate) fn run<I: Io>(&mut self, io: &mut I, a: &mut Active) {
         let Disk { shared, engine, .. } = self;
@@ -177,14 +176,14 @@ impl Disk {
         }
     }
 
-    /// A read has ended: `bytes` is what was asked for, or why it failed.
+    /// To be called when a read has ended: `bytes` is its data, or why it failed.
     pub fn read_done<I: Io>(&mut self, io: &mut I, op: OpId, bytes: Result<&[u8], Errno>) {
         let op = self.shared.ops.end(op);
         self.engine.read_done(&mut self.shared, io, op, bytes);
         self.finish_all(io);
     }
 
-    /// An operation other than a read has ended.
+    /// To be called when an operation other than a read has ended.
     pub fn op_done<I: Io>(&mut self, io: &mut I, op: OpId, result: Result<(), Errno>) {
         let op = self.shared.ops.end(op);
         self.engine.op_done(&mut self.shared, io, op, result);
@@ -201,11 +200,11 @@ impl Disk {
             let a = *self.shared.admission.table().get(id);
             self.finish(io, &a);
         }
-        self.shared.admission.give_back_finished(finished);
+        self.shared.admission.return_finished(finished);
     }
 
-    /// The turn ends: whoever can go on does, cold blocks leave, gauges are published. Returns whether there
-    /// is more to do at once; else the owner may sleep until something arrives or [`Disk::deadline_ns`].
+    /// Ends the turn: continues requests that can go on, evicts cold blocks, publishes gauges. Returns whether there is more to
+    /// do at once. If not, the owner may sleep until something arrives or [`Disk::deadline_ns`].
     pub fn end_turn<I: Io>(&mut self, io: &mut I, now_ns: u64) -> bool {
         let admission = &mut self.shared.admission;
         let c = self.shared.map.counters();
@@ -221,14 +220,14 @@ impl Disk {
         if !admission.table().is_empty() {
             self.run_runnable(io);
             for _ in 0..self.shared.admission.turn_waiters() {
-                let Some(mut a) = self.shared.admission.next_in_turn() else { break };
+                let Some(mut a) = self.shared.admission.next_turn_waiter() else { break };
                 self.run(io, &mut a);
             }
         }
         self.shared.drain.begin(io, &mut self.shared.ops, now_ns);
         self.engine.work(&mut self.shared, io);
         if self.shared.spec.mode.has_log() {
-            // What has just been written may have been waited for.
+            // Requests may have waited for what has just been written.
             self.run_runnable(io);
         }
         self.serve_waiters(io);
@@ -239,10 +238,10 @@ impl Disk {
         self.level.watch(io, self.shared.map.counters(), used, total);
         self.count_waiting();
         self.publish_gauges();
-        more || self.engine.goes_on() || self.can_go_on()
+        more || self.engine.has_more_work() || self.can_go_on()
     }
 
-    /// Some request could go on now: what it waited for is there.
+    /// Whether some request could go on now.
     fn can_go_on(&self) -> bool {
         let admission = &self.shared.admission;
         !admission.has_nothing_to_run()
@@ -256,32 +255,32 @@ impl Disk {
         if self.can_go_on() {
             return Some(now_ns);
         }
-        // While something waits for room the clock of the stalls goes on, and a full file system may have room.
-        let waiting = if self.engine.wants_room(&self.shared) { now_ns + RETRY_NS } else { 0 };
-        let own = [self.shared.health.rest_until_ns(), self.shared.drain.deadline_ns(), waiting];
+        // While a request waits for space its stall time is counted on, and a full file system may get space.
+        let waiting = if self.engine.wants_space(&self.shared) { now_ns + RETRY_NS } else { 0 };
+        let own = [self.shared.health.retry_at_ns(), self.shared.drain.deadline_ns(), waiting];
         own.into_iter().chain(self.engine.deadlines_ns()).filter(|&ns| ns > now_ns).min()
     }
 
-    /// No more requests come: from here on blocks leave the RAM tier, and segments are collected, only while something waits
-    /// for room.
+    /// To be called when no more requests come. From here on blocks are evicted, and segments collected, only while a request
+    /// waits for space.
     pub fn wind_down(&mut self) {
         self.shared.winding_down = true;
     }
 
-    /// Brings everything to the medium, for whoever stops: no request may be unfinished or arrive meanwhile. `None`: it is
-    /// on its way; call again after each [`Disk::end_turn`].
+    /// Brings everything to the medium before the process ends. No request may be unfinished or arrive meanwhile. `None`: it is in
+    /// progress; call again after each [`Disk::end_turn`].
     pub fn make_durable<I: Io>(&mut self, io: &mut I) -> Option<Result<(), Errno>> {
         self.engine.make_durable(&mut self.shared, io)
     }
 
-    /// Throws away everything written since the image, by one store; the memory goes back to the host in the
-    /// turns that follow. Returns false while operations are under way, or an earlier reset's memory is not back:
-    /// call again after each [`Disk::end_turn`] until it is true. No request may be unfinished or arrive meanwhile.
+    /// Resets the disk to its image, by one store; the memory is released to the host in the turns that follow. Returns false
+    /// while operations are in flight, or while memory of an earlier reset is still being released: call again after each
+    /// [`Disk::end_turn`] until it is true. No request may be unfinished or arrive meanwhile.
     ///
-    /// Whoever attaches after a death in the middle finds the old generation whole, or the new one. Why:
+    /// If the process dies in the middle, the next one to attach finds either the whole old generation or the new one. Why:
     /// `docs/design/008-reset-by-generation.md`.
     pub fn reset<I: Io>(&mut self, io: &mut I) -> bool {
-        assert!(self.shared.admission.table().is_empty(), "a reset needs a quiet disk");
+        assert!(self.shared.admission.table().is_empty(), "a reset needs an idle disk");
         assert!(self.shared.spec.mode != Mode::Ephemeral, "there is nothing that it could be reset to");
         self.shared.resetting = true;
         if self.shared.map.is_forgetting() || !self.engine.is_ready_for_reset(&mut self.shared, io) {
@@ -298,9 +297,9 @@ impl Disk {
 
     /// Changes the limits of the RAM tier and of the overflow while the disk serves: both, or neither.
     ///
-    /// What is in use beyond a lower RAM limit is evicted in the turns that follow, and goes back to the host with all other
-    /// memory beyond it. A lower overflow limit counts at once for what may live there, and the file shrinks to it in the
-    /// background; for a higher one the file ([`DiskSpec::file_bytes`]) must be long enough before.
+    /// Blocks beyond a lower RAM limit are evicted in the turns that follow, and the memory beyond it is released to the host. A
+    /// lower overflow limit counts at once for new blocks, and the file shrinks to it in the background. For a higher one the
+    /// file ([`DiskSpec::file_bytes`]) must be long enough before.
     ///
     /// # Errors
     /// Each error leaves both limits as they are. The mode has no such tier; the limit is out of range, or larger than the memory
@@ -318,12 +317,12 @@ impl Disk {
         self.engine.set_limits(&mut self.shared, spec)
     }
 
-    /// Changes what happens to writes that find no room, those that wait now included.
+    /// Changes what happens to writes for which there is no space, including those that wait now.
     pub fn set_full_policy(&mut self, full: FullPolicy) {
         self.shared.spec.full = full;
     }
 
-    /// Says from what on the level is told of.
+    /// Sets the fill levels at which events are sent.
     ///
     /// # Errors
     /// As [`Thresholds::check`].
@@ -331,8 +330,8 @@ impl Disk {
         self.level.set_thresholds(thresholds)
     }
 
-    /// Tells what it holds and what is unfinished. To be called before a client is told of what is done: who has an
-    /// answer finds it in the figures.
+    /// Publishes the gauges of used space and of unfinished requests. To be called before clients get answers, so that a client
+    /// that has an answer finds it in the gauges.
     pub fn publish_gauges(&self) {
         let (c, holdings) = (self.counters(), self.engine.holdings());
         const BLOCK: u64 = BLOCK_BYTES as u64;

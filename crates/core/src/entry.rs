@@ -6,7 +6,7 @@
 //! | 61..32 | 0 | 0 | 0 | location in the file, in blocks |
 //! | 31..0 | 0 | 0 | slot | CRC-32C of the block (0 in mode `direct`) |
 //!
-//! The checksum rides in the entry: location and checksum change together, and no table of them is needed.
+//! The entry holds the checksum, so location and checksum change together, and no table of checksums is needed.
 
 use spillway_layout::{Location, Slot};
 
@@ -15,11 +15,11 @@ use spillway_layout::{Location, Slot};
 pub enum Place {
     /// In the base image.
     Base,
-    /// Nowhere: it is all zeroes.
+    /// All zeroes: it takes no space.
     Zero,
     /// In this slot of the RAM tier.
     Ram(Slot),
-    /// Here in the overflow (difference) file, with this checksum.
+    /// At this location of the overflow (difference) file, with this checksum.
     Overflow(Location, u32),
 }
 
@@ -59,7 +59,7 @@ impl Entry {
         Entry(3 << 62 | (u64::from(location.0) & LOCATION_MASK) << 32 | u64::from(checksum))
     }
 
-    /// Unpacked.
+    /// Unpacks the entry.
     #[inline]
     pub fn place(self) -> Place {
         match self.0 >> 62 {

@@ -1,7 +1,7 @@
-//! Whether the overflow takes writes: errors in a row, the rest between tries, and what is told of it.
+//! The health of the overflow: write errors in a row, the backoff between tries, and the events about them.
 //!
-//! Owns what is known from writes that ended; never begins one. Invariant: after [`WRITE_TRIES`] failures in a row, or one for
-//! want of room, nothing is written for [`RETRY_NS`].
+//! Learns from writes that ended; never starts one. Invariant: after [`WRITE_TRIES`] failures in a row, or one because the file
+//! system is full, nothing is written for [`RETRY_NS`].
 
 use crate::error::Errno;
 use crate::io::{Event, Io};
@@ -9,47 +9,47 @@ use spillway_layout::{Counters, add, get, set};
 
 /// Tries in a row, each in another segment, after which the overflow counts as degraded.
 pub(crate) const WRITE_TRIES: u32 = 3;
-/// How long eviction and collection rest after errors.
+/// How long eviction and collection back off after errors.
 pub(crate) const RETRY_NS: u64 = 1_000_000_000;
-/// Overflow writes that fail within this time fail for one reason.
-const SAME_HICCUP_NS: u64 = 10_000_000;
+/// Overflow writes that fail within this time of each other count as one failure.
+const SAME_FAILURE_NS: u64 = 10_000_000;
 
 pub(crate) struct OverflowHealth {
-    /// Writes that failed in a row, not counting those that were under way together; and when the last did.
+    /// Failures in a row, where writes that failed together count once; and the time of the last one.
     errors: u32,
     error_ns: u64,
     errno: Errno,
-    /// They go on failing.
+    /// Set after [`WRITE_TRIES`] failures, until a write succeeds.
     degraded: bool,
-    rest_until_ns: u64,
+    retry_at_ns: u64,
 }
 
 impl OverflowHealth {
-    /// As an earlier process has told: what it said is not said again, but that it is over. With `on_trial` it is not known
-    /// whether writes succeed until one has.
+    /// Takes over the state of an earlier process: its events are not sent again, but the event that ends the state is. With
+    /// `on_trial` the overflow counts as failing until a write has succeeded.
     pub fn adopt(c: &Counters, on_trial: bool) -> OverflowHealth {
         OverflowHealth {
             errors: 0,
             error_ns: 0,
             errno: Errno::IO,
             degraded: get(&c.degraded) != 0,
-            rest_until_ns: on_trial.into(),
+            retry_at_ns: on_trial.into(),
         }
     }
 
-    /// A write failed. Writing rests after some failures in a row, and at once when the file system is full.
+    /// Records a write that failed. Backs off after some failures in a row, and at once when the file system is full.
     pub fn write_failed<I: Io>(&mut self, io: &mut I, c: &Counters, now_ns: u64, errno: Errno) {
         add(&c.overflow_write_errors, 1);
         if self.errors == 0 {
             io.event(Event::OverflowWriteFailed(errno));
         }
-        if self.errors == 0 || now_ns >= self.error_ns + SAME_HICCUP_NS {
+        if self.errors == 0 || now_ns >= self.error_ns + SAME_FAILURE_NS {
             self.errors += 1;
             self.error_ns = now_ns;
         }
         self.errno = errno;
         if self.errors >= WRITE_TRIES || errno == Errno::NO_SPACE {
-            self.rest_until_ns = now_ns + RETRY_NS;
+            self.retry_at_ns = now_ns + RETRY_NS;
         }
         if self.errors >= WRITE_TRIES && !self.degraded {
             self.set_degraded(c, true);
@@ -57,9 +57,9 @@ impl OverflowHealth {
         }
     }
 
-    /// A write succeeded.
+    /// Records a write that succeeded.
     pub fn write_succeeded<I: Io>(&mut self, io: &mut I, c: &Counters) {
-        (self.errors, self.rest_until_ns) = (0, 0);
+        (self.errors, self.retry_at_ns) = (0, 0);
         if self.degraded {
             self.set_degraded(c, false);
             io.event(Event::Recovered);
@@ -71,29 +71,29 @@ impl OverflowHealth {
         set(&c.degraded, degraded.into());
     }
 
-    /// Nothing is to be written yet.
+    /// Whether nothing may be written yet.
     #[inline]
-    pub fn rests(&self, now_ns: u64) -> bool {
-        now_ns < self.rest_until_ns
+    pub fn is_backing_off(&self, now_ns: u64) -> bool {
+        now_ns < self.retry_at_ns
     }
 
-    /// No write has succeeded since writing rested.
+    /// Whether no write has succeeded since the last backoff.
     pub fn is_on_trial(&self) -> bool {
-        self.rest_until_ns != 0
+        self.retry_at_ns != 0
     }
 
-    /// When writing may be tried again; may be over.
-    pub fn rest_until_ns(&self) -> u64 {
-        self.rest_until_ns
+    /// When a write may be tried again; may have passed. 0 if the last write succeeded.
+    pub fn retry_at_ns(&self) -> u64 {
+        self.retry_at_ns
     }
 
-    /// Why the last write that failed did.
+    /// The errno of the last write that failed.
     pub fn errno(&self) -> Errno {
         self.errno
     }
 }
 
-/// A read of the overflow failed: that is an error for who asked, and for nobody else.
+/// Records a read of the overflow that failed. It fails the request that needed it, and nothing else.
 pub(crate) fn read_failed<I: Io>(io: &mut I, c: &Counters, errno: Errno) {
     add(&c.overflow_read_errors, 1);
     io.event(Event::OverflowReadFailed(errno));

@@ -1,4 +1,4 @@
-//! The wall between deciding and doing: what the core asks of whoever serves the disk.
+//! The interface between the core, which decides, and its owner, which does the I/O.
 //!
 //! The core calls these in the order in which they must happen. The calls of the first two groups act at
 //! once; the asynchronous ones return at once and are answered later, never from inside the call, by
@@ -11,7 +11,7 @@ use crate::request::Token;
 use spillway_layout::{BLOCK_BYTES, Slot};
 use std::ops::Range;
 
-/// Names an asynchronous operation under way.
+/// Names an asynchronous operation in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OpId(pub u32);
 
@@ -29,7 +29,7 @@ pub const PARTS: usize = 8;
 pub trait GuestBuffers {
     /// Copies from the guest into `to`. What the guest changes meanwhile is read once.
     fn copy_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<(), Errno>;
-    /// The same into memory that is not read soon. Returns whether all of it was zero.
+    /// The same into memory that will not be read soon. Returns whether all of it was zero.
     #[inline]
     fn store_from_guest(&mut self, token: Token, at: u32, to: &mut [u8]) -> Result<bool, Errno> {
         self.copy_from_guest(token, at, to)?;
@@ -51,30 +51,30 @@ pub trait GuestBuffers {
     fn copy_to_guest(&mut self, token: Token, at: u32, from: &[u8]) -> Result<(), Errno>;
     /// Fills guest memory with zeroes.
     fn zero_guest(&mut self, token: Token, at: u32, len: u32) -> Result<(), Errno>;
-    /// The request is finished: answer it. `Err(Errno::CANCELED)` means to forget it without an answer.
+    /// Answers a finished request. `Err(Errno::CANCELED)`: drop it without an answer.
     fn complete(&mut self, token: Token, result: Result<(), Errno>);
 }
 
-/// What happened that a person or a program outside wants to know.
+/// An event that people and programs outside want to know of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The first block went to the overflow in this generation.
+    /// The first block of this generation was written to the overflow.
     FirstOverflow,
     /// Writes wait or fail: the write cache is full.
     Full,
-    /// There is room again.
-    Room,
+    /// Writes no longer wait: there is space again.
+    SpaceAvailable,
     /// A block read back from the overflow did not match its checksum.
     ChecksumMismatch,
     /// An overflow write failed with this errno, the first in a row.
     OverflowWriteFailed(Errno),
     /// An overflow read failed with this errno.
     OverflowReadFailed(Errno),
-    /// Overflow writes fail again and again: writing rests between tries, and what is not written stays in RAM.
+    /// Overflow writes fail again and again. The disk backs off between tries, and blocks that are not written stay in RAM.
     Degraded(Errno),
     /// An overflow write has succeeded again.
     Recovered,
-    /// The write cache is at another level, and this per cent of it is used.
+    /// The write cache has reached another level; this per cent of it is used.
     Level(Level, u8),
     /// A segment's summary could not be used: the segment is not collected until it is empty.
     SummaryUnusable,
@@ -135,10 +135,10 @@ pub trait Io: GuestBuffers {
     fn part(&mut self, part: PartId) -> &mut [u8];
     /// Gives `n` free slots from this one on memory ahead of their use. A hint; their content is undefined.
     fn populate_slots(&mut self, _first: Slot, _n: u32) {}
-    /// Gives the memory of these free slots back to the host. Sorted ascending; content is undefined after.
+    /// Releases the memory of these free slots to the host. Sorted ascending; content is undefined after.
     fn release_slots(&mut self, slots: &[Slot]);
-    /// Gives whole pages of the `meta` memory back to the host. Of its map the content is undefined after; all else,
-    /// which was cleared before, is zero or as it was.
+    /// Releases whole pages of the `meta` memory to the host. The content of its map is undefined after; all else, which was
+    /// cleared before, is zero or as it was.
     fn release_meta(&mut self, pages: Range<u64>);
 
     /// Serves a guest read from the base image at once if that cannot block (resident pages). `None`: it
@@ -151,9 +151,9 @@ pub trait Io: GuestBuffers {
     fn read_overflow(&mut self, op: OpId, offset: u64, len: u32);
     /// Writes whole blocks from a staging buffer. With `sync`, stable before it is done. Answered by `op_done`.
     fn write_overflow(&mut self, op: OpId, part: PartId, part_at: usize, offset: u64, len: u32, sync: bool);
-    /// Gives a range of the overflow (difference) file back to the file system. Answered by `op_done`.
+    /// Punches a range out of the overflow (difference) file. Answered by `op_done`.
     fn punch_overflow(&mut self, op: OpId, offset: u64, len: u64);
-    /// Ends when no I/O on the file that a dead process had begun can land any more. Answered by `op_done`.
+    /// A barrier: ends when no I/O of a dead process on the file can land any more. Answered by `op_done`.
     fn drain_overflow(&mut self, op: OpId);
     /// Writes pages from a staging buffer to the durable map of mode `persistent`, whose page 0 is for the mark of a reset.
     /// With `sync`, stable before it is done. Answered by `op_done`.
@@ -163,6 +163,6 @@ pub trait Io: GuestBuffers {
     /// fdatasync of the file that is written in place. Answered by `op_done`.
     fn sync_overflow(&mut self, op: OpId);
 
-    /// Something worth telling.
+    /// Reports an event.
     fn event(&mut self, event: Event);
 }

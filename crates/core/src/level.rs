@@ -1,14 +1,13 @@
-//! How full the write cache is, as a person wants to be told: normal, warning, critical. Owns the thresholds; never what
-//! happens to a write.
+//! The fill level of the write cache for people: normal, warning, critical. Owns the thresholds; never affects a write.
 //!
-//! Invariant: a level is left again only some per cent below where it began.
+//! Invariant: a level ends only some per cent below its threshold (hysteresis).
 
 use crate::error::DiskError;
 
-/// How far below its threshold a level ends, so that a cache that goes up and down there is told of once.
+/// Per cent below its threshold at which a level ends, so that a cache around the threshold causes one event.
 const HYSTERESIS_PERCENT: u8 = 5;
 
-/// What is used of the write cache, both tiers together.
+/// A level of the write cache, of both tiers together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Level {
@@ -36,7 +35,7 @@ impl Default for Thresholds {
 }
 
 impl Thresholds {
-    /// Refuses what cannot be.
+    /// Refuses invalid thresholds.
     ///
     /// # Errors
     /// They are not in order, or not within 1 and 100.
@@ -64,7 +63,7 @@ impl Thresholds {
 }
 
 impl Level {
-    /// As it was counted; what cannot be is normal.
+    /// From its gauge; an unknown number is normal.
     pub(crate) fn of(gauge: u64) -> Level {
         match gauge {
             1 => Level::Warning,

@@ -1,4 +1,4 @@
-//! The level of the write cache that was told last.
+//! Watches the level of the write cache, and sends an event when it changes.
 //!
 //! Invariant: one event for each crossing of a threshold.
 
@@ -7,14 +7,14 @@ use crate::io::{Event, Io};
 use crate::level::{Level, Thresholds};
 use spillway_layout::{Counters, get, set};
 
-/// Tells of levels.
+/// The level of the last event.
 pub(crate) struct LevelWatch {
     thresholds: Thresholds,
     level: Level,
 }
 
 impl LevelWatch {
-    /// What an earlier process has told of is not told again.
+    /// Takes over the level of the last event of an earlier process, which is not sent again.
     pub fn adopt(c: &Counters) -> LevelWatch {
         LevelWatch { thresholds: Thresholds::default(), level: Level::of(get(&c.level)) }
     }
@@ -25,7 +25,7 @@ impl LevelWatch {
         Ok(())
     }
 
-    /// Tells of another level, now that this much is used.
+    /// Sends an event if the level has changed, now that this much is used.
     pub fn watch<I: Io>(&mut self, io: &mut I, c: &Counters, used: u64, total: u64) {
         let level = self.thresholds.level(used, total, self.level);
         if level != self.level {

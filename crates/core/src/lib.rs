@@ -1,9 +1,8 @@
-//! What a disposable disk is: a shared read-only base image, a block map, a bounded RAM tier and an overflow
-//! log, as one guest sees it.
+//! A disposable disk as one guest sees it: a shared read-only base image, a block map, a bounded RAM tier and an overflow log.
 //!
-//! The core decides and does nothing itself: requests and finished I/O go in, calls of the [`Io`] trait come
-//! out. It reads no clock, holds no thread and takes no lock, so that a model test, a simulator and a fuzzer
-//! can run the very code that serves guests.
+//! The core decides and does no I/O itself: requests and finished I/O go in, calls of the [`Io`] trait come out. It reads no
+//! clock, has no thread and takes no lock, so that a model test, a simulator and a fuzzer run the very code that serves
+//! guests.
 
 mod admission;
 mod attach;

@@ -1,7 +1,6 @@
-//! The block map as the disk uses it: where a block is, the commit of where it is from now on, and what was written
-//! since the reset.
+//! The block map as the disk uses it: where each block is, the commit of a new place, and the count of writes since the reset.
 //!
-//! Owns the `meta` memory. What a block took where it was before is for the engine to free. Invariant: of a region that is not
+//! Owns the `meta` memory. The engine frees the space of a block's old place. Invariant: of a region that is not
 //! mapped, no entry is read; its entries are all written before it is.
 
 use crate::entry::{Entry, Place};
@@ -15,20 +14,20 @@ use spillway_layout::{
 };
 use std::ops::{Range, RangeInclusive};
 
-/// Where the content of a stretch of a disk comes from.
+/// Where the content of a range of a disk comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentSource {
     /// The base image.
     Base,
-    /// Nowhere: it reads as zeroes.
+    /// It reads as zeroes.
     Zero,
     /// The RAM tier, or a file of the disk's own.
     Written,
 }
 
-/// What one step of [`BlockMap::forget`] may cost, in regions looked at: well below a millisecond.
+/// The most that one step of [`BlockMap::forget`] may cost, in regions looked at: well below a millisecond.
 const FORGET_COST: u32 = 8 * 1024;
-/// What a page given back costs, and a call that gives some.
+/// The cost of releasing a page, and of a call that releases some.
 const PAGE_COST: u32 = 32;
 const CALL_COST: u32 = 128;
 
@@ -36,18 +35,17 @@ pub(crate) struct BlockMap {
     meta: Meta,
     size_bytes: u64,
     base_bytes: u64,
-    /// Each block has its place in the file from the start (mode `ephemeral`): what nothing has touched and no image reaches is
-    /// there.
+    /// Each block has its place in the file from the start (mode `ephemeral`): untouched blocks beyond the image are there.
     file_from_start: bool,
     word_pages: WordPages,
-    /// From which region on what an earlier generation left is still to be forgotten.
+    /// The first region whose state of an earlier generation is still to be cleared.
     forget_from: Option<usize>,
-    /// Of the page of words that the walk is in, some are an earlier generation's.
+    /// Some words in the page where the walk is are of an earlier generation.
     forget_words: bool,
 }
 
 impl BlockMap {
-    /// The map in `meta`, which is formatted for this spec. Nothing of it has been looked at: see [`BlockMap::adopt`].
+    /// The map in `meta`, which is formatted for this spec. It is not checked yet: see [`BlockMap::adopt`].
     pub fn new(meta: Meta, spec: &DiskSpec) -> BlockMap {
         BlockMap {
             word_pages: WordPages::none(meta.regions()),
@@ -55,13 +53,13 @@ impl BlockMap {
             size_bytes: spec.size_bytes,
             base_bytes: spec.base_bytes,
             file_from_start: spec.mode == Mode::Ephemeral,
-            // Whether it is clean is not known: to look is cheaper than to keep account.
+            // It is not known whether it is clean: looking is cheaper than keeping account of it.
             forget_from: Some(0),
             forget_words: false,
         }
     }
 
-    /// The memory: what else lies there, the marks of segments and of slots, is for their owners.
+    /// The memory. Other parts of it, the marks of segments and of slots, belong to their owners.
     #[inline]
     pub fn meta(&self) -> &Meta {
         &self.meta
@@ -88,8 +86,8 @@ impl BlockMap {
         region as u64 * REGION_BYTES >= self.base_bytes
     }
 
-    /// Ends a reset that a death has cut off, and visits what is mapped: `takes` is asked of each block that is somewhere, and
-    /// says whether it can be there.
+    /// Ends a reset during which a process died, and calls `takes` for each block that is not in the base image. It returns
+    /// whether the block can be where the map says.
     pub fn adopt(&mut self, mut takes: impl FnMut(&Meta, Block, Place) -> bool) -> Result<(), DiskError> {
         self.meta.finish_reset();
         let damaged = |what: String| Err(DiskError::Damaged(what));
@@ -98,7 +96,7 @@ impl BlockMap {
             if self.meta.region_byte(region) > RegionState::Zero as u8 {
                 return damaged(format!("directory byte of region {region}"));
             }
-            // Whether its page of words is there cannot be seen without making it.
+            // Its page of words counts as having memory: to find out would allocate it.
             match self.meta.region(region) {
                 RegionState::Untouched => continue,
                 RegionState::Zero => {
@@ -128,14 +126,14 @@ impl BlockMap {
         Ok(())
     }
 
-    /// Blocks that have had their places in the file from the start, of regions that nothing has touched.
+    /// Blocks of untouched regions that have had their places in the file from the start.
     pub fn untouched_in_file(&self) -> u64 {
         let untouched =
             |&region: &usize| self.file_from_start && self.meta.region(region) == RegionState::Untouched;
         (0..self.meta.regions()).filter(untouched).map(|region| self.blocks_of(region).len() as u64).sum()
     }
 
-    /// Asks the processor to fetch what says where a block is.
+    /// Asks the processor to fetch a block's entry.
     #[inline]
     pub fn prefetch(&self, block: Block) {
         self.meta.prefetch(block);
@@ -161,7 +159,7 @@ impl BlockMap {
         place
     }
 
-    /// Where a block is that nothing has touched and no image reaches.
+    /// Where an untouched block beyond the image is.
     #[inline]
     fn beyond_base(&self, block: Block) -> Place {
         if self.file_from_start { Place::Overflow(Location(block.0), 0) } else { Place::Zero }
@@ -180,7 +178,7 @@ impl BlockMap {
         let mut at = offset;
         for _ in 0..REGION_BLOCKS {
             let region = (at / REGION_BYTES) as usize;
-            // A region that is not mapped is all one thing, but for the one in which the image ends.
+            // All blocks of a region that is not mapped are alike, except in the region in which the image ends.
             let uniform = match self.meta.region(region) {
                 RegionState::Mapped => false,
                 RegionState::Zero => true,
@@ -198,7 +196,7 @@ impl BlockMap {
         (at.min(end) - offset, first)
     }
 
-    /// The commit: the block's newest content is `entry`'s from here on. Returns where it was before, which is given up.
+    /// The commit: the block's newest content is `entry`'s from here on. Returns its old place, to be freed.
     #[inline]
     #[must_use]
     pub fn commit(&mut self, block: Block, entry: Entry) -> Place {
@@ -227,7 +225,7 @@ impl BlockMap {
         self.meta.region(region)
     }
 
-    /// The directory says that the region is zero: what its entries say no longer counts.
+    /// Makes the region zero in the directory: its entries no longer count.
     pub fn set_region_zero(&mut self, region: usize) {
         self.meta.set_region(region, RegionState::Zero);
     }
@@ -263,14 +261,14 @@ impl BlockMap {
         self.meta.count_written(blocks);
     }
 
-    /// The first write since the reset to some of these regions is about to be counted.
+    /// Prepares the count of the first write since the reset to some of these regions.
     #[cold]
     fn written_first(&mut self, regions: RangeInclusive<usize>) {
         for region in regions {
             if self.word_pages.insert(region) {
                 add(&self.counters().map_bytes, BLOCK_BYTES as u64);
             }
-            // Zeroes were written where there were zeroes: it looks as before, and is known to have been written.
+            // Zeroes were written where there were zeroes: the content is the same, and the region counts as written.
             if self.meta.region(region) == RegionState::Untouched {
                 let first = Block((region * REGION_BLOCKS) as u32);
                 match first.offset_bytes() >= self.base_bytes && self.beyond_base(first) == Place::Zero {
@@ -287,15 +285,15 @@ impl BlockMap {
         (self.size_bytes - block.offset_bytes()).min(BLOCK_BYTES as u64) as u32
     }
 
-    /// The map page of a region that is not mapped any more goes back to the host.
+    /// Releases the map page of a region that is no longer mapped to the host.
     pub fn unmap<I: Io>(&mut self, io: &mut I, region: usize) {
         io.release_meta(self.meta.layout().map_pages(region..region + 1));
         let c = self.meta.counters();
         add(&c.map_bytes, (BLOCK_BYTES as u64).wrapping_neg());
     }
 
-    /// After a reset or an attach, a step: what an earlier generation has left in the other directory is
-    /// forgotten, and the map pages that it used and this one does not go back to the host. True: there is more.
+    /// One step after a reset or an attach: clears the other directory of an earlier generation, and releases the map pages
+    /// that only that generation used to the host. True: there is more to do.
     #[inline]
     pub fn forget<I: Io>(&mut self, io: &mut I) -> bool {
         self.forget_from.is_some_and(|from| self.forget_more(io, from))
@@ -338,8 +336,7 @@ impl BlockMap {
         self.forget_from.is_some()
     }
 
-    /// The regions up to `end` are forgotten: so are, by whole pages, the words that say what was written to them.
-    /// Returns what it cost.
+    /// Clears the words that count writes to the regions before `end`, if a page of them ends there. Returns the cost.
     fn end_of_words<I: Io>(&mut self, io: &mut I, end: usize) -> u32 {
         let page_ends = end.is_multiple_of(WORDS_PER_PAGE) || end == self.meta.regions();
         if !page_ends || !std::mem::take(&mut self.forget_words) {
@@ -354,17 +351,17 @@ impl BlockMap {
         }
         WORDS_PER_PAGE as u32 + CALL_COST
     }
-    /// What an earlier generation left is still being given back.
+    /// Whether the state of an earlier generation is still being cleared.
     pub fn is_forgetting(&self) -> bool {
         self.forget_from.is_some()
     }
 
-    /// From here on whoever attaches finds every block forgotten.
+    /// Records that a reset has begun: from here on a process that attaches finishes it.
     pub fn begin_reset(&self) {
         self.meta.begin_reset();
     }
 
-    /// Forgets every block, by one store. What that leaves is given back by [`BlockMap::forget`].
+    /// Forgets every block, by one store. [`BlockMap::forget`] clears the old state and releases its memory.
     pub fn reset(&mut self) {
         self.meta.reset();
         self.forget_from = Some(0);

@@ -14,7 +14,7 @@ use spillway_layout::{
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// A store to a word of the header.
+/// Stores a word of the header.
 #[inline]
 #[cfg_attr(feature = "crash-points", track_caller)]
 fn put(word: &AtomicU64, value: u64, order: Ordering) {
@@ -136,13 +136,13 @@ impl Meta {
         u32::try_from(self.header().slots_used.load(Ordering::Relaxed)).unwrap_or(u32::MAX)
     }
 
-    /// Said before the first of them is used.
+    /// Sets that number. To be called before the first of these slots is used.
     #[inline]
     pub(crate) fn set_slots_used(&self, slots: u32) {
         put(&self.header().slots_used, u64::from(slots), Ordering::Release);
     }
 
-    /// From here on whoever attaches finds every block forgotten.
+    /// Records that a reset has begun: from here on a process that attaches finishes it.
     pub(crate) fn begin_reset(&self) {
         put(&self.header().ending, seal(self.generation()), Ordering::SeqCst);
     }
@@ -155,7 +155,7 @@ impl Meta {
         put(&self.header().generation, seal(generation), Ordering::SeqCst);
     }
 
-    /// The end of the generation had begun when its process died.
+    /// Whether a reset of this generation had begun when its process died.
     pub(crate) fn is_ending(&self) -> bool {
         self.header().ending.load(Ordering::Acquire) == seal(self.generation())
     }
@@ -165,7 +165,7 @@ impl Meta {
         self.header().marked.load(Ordering::Acquire) != 0
     }
 
-    /// Said before it is written, and after it has gone.
+    /// Sets this flag before the mark is written, and clears it after the mark was removed.
     pub(crate) fn set_marked(&self, marked: bool) {
         put(&self.header().marked, marked.into(), Ordering::SeqCst);
     }
@@ -175,12 +175,12 @@ impl Meta {
         self.header().has_states.load(Ordering::Acquire) != 0
     }
 
-    /// Said once it is.
+    /// Records that the map was filled.
     pub(crate) fn set_has_states(&self) {
         put(&self.header().has_states, 1, Ordering::Release);
     }
 
-    /// Ends such a generation.
+    /// Finishes such a reset.
     pub(crate) fn finish_reset(&mut self) {
         if self.is_ending() {
             for region in 0..self.layout.regions {
@@ -193,19 +193,19 @@ impl Meta {
         }
     }
 
-    /// The directory that does not count: clean, or the earlier generation's on its way to be.
+    /// The directory that does not count: clean, or the earlier generation's that is being cleared.
     pub(crate) fn other_directory(&self) -> Range<u64> {
         self.layout.directory(self.generation() + 1)
     }
 
-    /// Whether an earlier generation had written the region's map page; `None`: it left nothing.
+    /// Whether an earlier generation had written the region's map page; `None`: the region is clear.
     pub(crate) fn leftover(&self, region: usize) -> Option<bool> {
         assert!(region < self.layout.regions);
         let byte = self.byte(self.other_directory().start, region).load(Ordering::Acquire);
         (byte != RegionState::Untouched as u8).then_some(byte == RegionState::Mapped as u8)
     }
 
-    /// What the other directory says of the region counts no more.
+    /// Clears the region in the other directory.
     pub(crate) fn forget(&self, region: usize) {
         if self.leftover(region).is_some() {
             crash_points::store();
@@ -225,7 +225,7 @@ impl Meta {
         unsafe { &*self.base.add(at as usize + index).cast::<AtomicU8>() }
     }
 
-    /// What the directory says of a region. An unknown byte reads as `Untouched`; `attach` refuses it before.
+    /// The state of a region in the directory. An unknown byte reads as `Untouched`; `attach` refuses it before.
     #[inline]
     pub fn region(&self, region: usize) -> RegionState {
         match self.region_byte(region) {
@@ -250,7 +250,7 @@ impl Meta {
         self.byte(self.directory_at, region).store(state as u8, Ordering::Release);
     }
 
-    /// What the segment table says.
+    /// The state of a segment in the segment table.
     pub(crate) fn segment(&self, segment: u32) -> SegmentMark {
         assert!((segment as usize) < self.layout.segments);
         match self.byte(self.layout.segments_at, segment as usize).load(Ordering::Acquire) {
@@ -274,7 +274,7 @@ impl Meta {
         self.header().segments_used.load(Ordering::Acquire).min(self.layout.segments as u64) as u32
     }
 
-    /// The segments below this one have marks.
+    /// Sets that number: the segments below it have marks.
     pub(crate) fn set_segments_used(&self, segments: u32) {
         put(&self.header().segments_used, segments.into(), Ordering::Release);
     }

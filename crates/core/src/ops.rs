@@ -1,4 +1,4 @@
-//! Asynchronous operations: what each was for.
+//! The asynchronous operations in flight, with what each is for.
 //!
 //! Invariant: every operation that was started ends exactly once; a second end is a bug and panics.
 
@@ -6,7 +6,7 @@ use crate::io::{OpId, PartId};
 use crate::table::Id;
 use spillway_layout::{Block, Location, Slot};
 
-/// What an operation was for.
+/// The purpose of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
     Free,
@@ -25,7 +25,7 @@ pub(crate) enum Op {
     },
     /// A write in place.
     DirectWrite(DirectWrite),
-    /// Discarded blocks leave the difference file.
+    /// A punch of discarded blocks out of the difference file.
     DirectPunch {
         id: Id,
         sync: bool,
@@ -37,16 +37,16 @@ pub(crate) enum Op {
     /// An fdatasync of a round of FLUSH, and a write of pages of the durable map (mode `persistent`).
     RoundSync,
     RoundWrite,
-    /// The mark of a reset is set on the medium, or taken off.
+    /// A write that sets the mark of a reset on the medium, or removes it.
     Mark {
         part: PartId,
         set: bool,
     },
-    /// All of the difference file is given back: a reset or the drain waits for it.
+    /// The difference file is emptied: a reset or the drain waits for it.
     EmptyFile,
-    /// The barrier behind what a dead process had begun.
+    /// The barrier for I/O of a dead process.
     Drain,
-    /// An empty segment leaves the file.
+    /// A punch of an empty segment out of the file.
     Punch {
         segment: u32,
     },
@@ -87,7 +87,7 @@ pub(crate) struct CollectRead {
     pub n: usize,
 }
 
-/// A block that is written in part, while its old content is on its way.
+/// A block that is written in part, while its old content is being read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Merge {
     pub id: Id,
@@ -95,7 +95,7 @@ pub(crate) struct Merge {
     /// The written bytes within the block.
     pub from: u32,
     pub len: u32,
-    /// They are `len` bytes of the request's data from here on, or zeroes.
+    /// Where these bytes begin in the request's data; `None`: they are zeroes.
     pub at: Option<u32>,
     /// Where the old content is read from, if not the base image.
     pub location: Option<Location>,
@@ -116,7 +116,7 @@ pub(crate) enum MergeTo {
     Page(PartId, usize),
 }
 
-/// The operations under way. Owns their numbers: each names one operation until it has ended.
+/// The operations in flight. Owns their numbers: each names one operation until it has ended.
 pub(crate) struct Operations {
     all: Vec<Op>,
     free: Vec<u32>,
@@ -127,7 +127,7 @@ impl Operations {
         Operations { all: Vec::new(), free: Vec::new() }
     }
 
-    /// The number by which this operation is answered.
+    /// Registers an operation. Returns the number by which it is answered.
     pub fn begin(&mut self, op: Op) -> OpId {
         if let Some(i) = self.free.pop() {
             self.all[i as usize] = op;
@@ -137,7 +137,7 @@ impl Operations {
         OpId(self.all.len() as u32 - 1)
     }
 
-    /// What it was for. Panics when it has ended before.
+    /// Ends an operation and returns what it was for. Panics if it has ended before.
     pub fn end(&mut self, op: OpId) -> Op {
         let taken = std::mem::replace(&mut self.all[op.0 as usize], Op::Free);
         assert!(!matches!(taken, Op::Free), "operation {} was done twice", op.0);
@@ -146,7 +146,7 @@ impl Operations {
     }
 
     #[inline]
-    pub fn under_way(&self) -> usize {
+    pub fn in_flight(&self) -> usize {
         self.all.len() - self.free.len()
     }
 

@@ -1,4 +1,4 @@
-//! What an export asks of a disk. Knows no transport: an export's own state rides in the opaque [`Token`].
+//! A request of an export to a disk. Knows no transport: an export's own state is in the opaque [`Token`].
 //!
 //! Invariant: each accepted [`Request`] is completed exactly once, with its errno.
 
@@ -6,7 +6,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
-/// What is asked.
+/// What a request is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Fill the request's buffers with the newest content.
@@ -19,7 +19,7 @@ pub enum Operation {
     },
     /// Everything completed before is stable (where the mode honours FLUSH).
     Flush,
-    /// Whole blocks in the range read as zeroes afterwards and give their room back; partial edges stay.
+    /// Whole blocks in the range read as zeroes afterwards and their space is freed; partial edges stay.
     Discard,
     /// Exactly this range reads as zeroes afterwards.
     WriteZeroes {
@@ -33,7 +33,7 @@ pub enum Operation {
 pub struct Request {
     /// The export's name for it.
     pub token: Token,
-    /// What is asked.
+    /// What a request is to do.
     pub operation: Operation,
     /// First sector.
     pub sector: u64,

@@ -1,7 +1,7 @@
-//! Requests that wait: who of them goes on at the end of a turn, what becomes of them when the disk is full, and their
-//! withdrawal.
+//! Requests that wait: which of them go on at the end of a turn, what happens to them when the disk is full, and their
+//! cancellation.
 //!
-//! Invariant: while the disk waits for room that nobody can make it says so, once.
+//! Invariant: while requests wait for space and nothing can free any, the event for that was sent once.
 
 use crate::disk::Disk;
 use crate::error::Errno;
@@ -10,7 +10,7 @@ use crate::request::Token;
 use spillway_layout::FullPolicy;
 
 impl Disk {
-    /// Those for which what they waited for is there go on, in their order.
+    /// Continues the requests that wait for nothing any more, in their order.
     #[inline]
     pub(crate) fn run_runnable<I: Io>(&mut self, io: &mut I) {
         if self.shared.admission.may_run_some() {
@@ -27,30 +27,30 @@ impl Disk {
         }
     }
 
-    /// Requests that wait for a staging buffer, a slot or room try again, in their order.
+    /// Lets requests that wait for a staging buffer, a slot or space try again, in their order.
     pub(crate) fn serve_waiters<I: Io>(&mut self, io: &mut I) {
-        while let Some(mut a) = self.shared.admission.next_for_part() {
+        while let Some(mut a) = self.shared.admission.next_part_waiter() {
             let waiting = self.shared.admission.part_waiters();
             self.run(io, &mut a);
             if self.shared.admission.part_waiters() > waiting {
-                self.shared.admission.stays_first_for_part();
+                self.shared.admission.keep_part_waiter_first();
                 break;
             }
         }
         let mut moved = false;
         while let Some(i) = self.engine.next_to_serve(&self.shared) {
-            let mut a = self.shared.admission.take_for_room(i);
+            let mut a = self.shared.admission.take_space_waiter(i);
             let before = a.at;
-            let waiting = self.shared.admission.room_waiters();
-            let full = !self.engine.has_room();
+            let waiting = self.shared.admission.space_waiters();
+            let full = !self.engine.has_space();
             self.run(io, &mut a);
-            let waits_again = self.shared.admission.room_waiters() > waiting;
-            let went_on = !waits_again || a.at != before;
-            moved |= !full && went_on;
+            let waits_again = self.shared.admission.space_waiters() > waiting;
+            let progressed = !waits_again || a.at != before;
+            moved |= !full && progressed;
             if waits_again {
-                self.shared.admission.keeps_place_for_room(i);
+                self.shared.admission.keep_space_waiter_at(i);
             }
-            if !went_on {
+            if !progressed {
                 break;
             }
         }
@@ -60,22 +60,22 @@ impl Disk {
         self.engine.flush_parts(&mut self.shared, io);
     }
 
-    /// Whether the disk is full, now that those who could go on have (`moved`: some found room).
+    /// Decides whether the disk is full, after the requests that could go on did (`moved`: some got space).
     fn watch_full<I: Io>(&mut self, io: &mut I, moved: bool) {
         let Disk { shared, engine, .. } = self;
-        let waiting = engine.wants_room(shared);
-        if shared.admission.is_full() && (moved || !waiting && engine.has_room()) {
+        let waiting = engine.wants_space(shared);
+        if shared.admission.is_full() && (moved || !waiting && engine.has_space()) {
             shared.admission.set_full(false);
         }
-        // Without a RAM tier a write that only tries the overflow again has found no room yet.
+        // Without a RAM tier a write that tries the overflow again does not show that there is space before it has succeeded.
         let on_trial = !shared.spec.mode.has_ram() && shared.health.is_on_trial();
         if !shared.admission.is_full()
             && !on_trial
             && shared.admission.set_full_event_sent(false, shared.map.counters())
         {
-            io.event(Event::Room);
+            io.event(Event::SpaceAvailable);
         }
-        if !waiting || moved || !engine.has_no_room_in_sight(shared) {
+        if !waiting || moved || !engine.cannot_gain_space(shared) {
             return;
         }
         shared.admission.set_full(true);
@@ -83,43 +83,41 @@ impl Disk {
             io.event(Event::Full);
         }
         if shared.spec.full == FullPolicy::Fail {
-            let errno = engine.why_no_room(shared);
+            let errno = engine.no_space_errno(shared);
             engine.drop_without_segment(shared, io, |_| Some(errno));
-            shared.admission.fail_room_waiters(errno);
+            shared.admission.fail_space_waiters(errno);
         }
     }
 
-    /// Notes how many wait for room.
+    /// Counts the requests that wait for space.
     pub(crate) fn count_waiting(&mut self) {
         let without_segment = self.engine.without_segment();
         self.shared.admission.count_waiting(&without_segment, self.shared.map.counters());
     }
 
-    /// Nothing is being carried out, and nothing that is under way makes room: what is unfinished waits for room
-    /// that somebody else must make, or behind something that does.
-    pub fn only_waits_for_room(&self) -> bool {
-        self.unfinished() == 0 || self.moves_only(0) && self.engine.has_no_room_in_sight(&self.shared)
+    /// Whether all unfinished requests wait for space that only somebody outside can free, or behind such a request.
+    pub fn only_waits_for_space(&self) -> bool {
+        self.unfinished() == 0 || self.has_in_flight_only(0) && self.engine.cannot_gain_space(&self.shared)
     }
 
-    /// The same, or room that a drain may make: for a reset, which does not wait for one.
-    pub fn only_waits_for_room_or_drain(&self) -> bool {
+    /// The same, where space that a drain may free does not count: a reset does not wait for a drain.
+    pub fn only_waits_for_space_or_drain(&self) -> bool {
         let drains =
-            usize::from(self.shared.drain.is_under_way() && !self.engine.holds_requests(&self.shared));
+            usize::from(self.shared.drain.is_in_flight() && !self.engine.holds_requests(&self.shared));
         self.unfinished() == 0
-            || self.moves_only(drains) && self.engine.has_no_room_without_drain(&self.shared)
+            || self.has_in_flight_only(drains) && self.engine.cannot_gain_space_without_drain(&self.shared)
     }
 
-    /// No request can go on, and no more than so many operations are under way.
-    fn moves_only(&self, operations: usize) -> bool {
-        self.shared.ops.under_way() <= operations && self.shared.admission.has_nothing_to_run()
+    /// Whether no request can go on, and at most so many operations are in flight.
+    fn has_in_flight_only(&self, operations: usize) -> bool {
+        self.shared.ops.in_flight() <= operations && self.shared.admission.has_nothing_to_run()
     }
 
-    /// Withdraws those requests that `which` names: parked ones complete with `errno`, which for a client that
-    /// has gone is `CANCELED`; those with operations under way complete when these have ended, soon, and begin
-    /// no more of them.
+    /// Cancels the requests for which `which` is true. Those that wait complete with `errno`, which is `CANCELED` if their client
+    /// has gone. Those with operations in flight start no more of them, and complete when these have ended.
     pub fn cancel<I: Io>(&mut self, io: &mut I, errno: Errno, which: impl Fn(Token) -> bool) {
-        let parked = self.shared.admission.withdraw(errno, which);
-        self.engine.drop_without_segment(&mut self.shared, io, |a| a.withdrawn);
+        let parked = self.shared.admission.cancel(errno, which);
+        self.engine.drop_without_segment(&mut self.shared, io, |a| a.canceled);
         self.finish_all(io);
         for id in parked {
             // Its last operation may have ended with the parts that were just dropped.

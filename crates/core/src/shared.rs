@@ -1,6 +1,6 @@
-//! What both engines work with: the block map, the requests, the operations under way, and the health of the overflow.
+//! The state that both engines work with: the block map, the requests, the operations in flight, and the health of the overflow.
 //!
-//! Owns nothing but the steps that both take in the same way. Invariant: no engine and no other part is called from here.
+//! Owns the steps that both engines have in common. Invariant: nothing here calls an engine or another part.
 
 use crate::admission::{Admission, MAX_PENDING};
 use crate::drain::Drain;
@@ -16,9 +16,8 @@ use spillway_layout::{BLOCK_BYTES, Block, Counters, DiskSpec, SECTOR_BYTES, add,
 const BLOCK: u32 = BLOCK_BYTES as u32;
 /// Bytes of one asynchronous read at most.
 pub(crate) const RUN_BYTES: u32 = 256 * 1024;
-/// With so many operations under way for all requests together each may have one that reads: an owner that has buffers for
-/// fewer at a time is no slower for it, and they take no more memory than the requests themselves. Writes have parts, of which
-/// there are few.
+/// The number of operations in flight from which on each request may have only one that reads. An owner has buffers for fewer
+/// at a time, so this costs no speed, and the operations take no more memory than the requests. Writes are limited by parts.
 const CROWD: usize = 1024;
 
 /// The piece of a request that lies in one block.
@@ -39,7 +38,7 @@ pub(crate) struct Shared {
     pub ops: Operations,
     pub health: OverflowHealth,
     pub drain: Drain,
-    /// A reset waits for what is under way.
+    /// A reset waits for the operations in flight.
     pub resetting: bool,
     /// No more requests come.
     pub winding_down: bool,
@@ -65,7 +64,7 @@ impl Shared {
         Piece { block, from, len, whole: from == 0 && (len == BLOCK || len == self.map.block_len(block)) }
     }
 
-    /// Tells the limits.
+    /// Publishes the limits as gauges.
     pub fn publish_limits(&self) {
         let (spec, c) = (&self.spec, self.counters());
         set(&c.ram_limit_bytes, u64::from(spec.slots()) * BLOCK_BYTES as u64);
@@ -75,13 +74,13 @@ impl Shared {
     /// Whether a request waits for the operations that it has begun before it begins one more that reads.
     #[inline]
     pub fn has_begun_enough(&self, a: &Active) -> bool {
-        a.pending > 0 && (a.pending >= MAX_PENDING || self.ops.under_way() >= CROWD)
+        a.pending > 0 && (a.pending >= MAX_PENDING || self.ops.in_flight() >= CROWD)
     }
 
-    /// Nothing is to be written to the overflow yet, because of errors.
+    /// Whether nothing may be written to the overflow yet, because of errors.
     #[inline]
-    pub fn overflow_rests(&self) -> bool {
-        self.health.rests(self.now_ns())
+    pub fn overflow_is_backing_off(&self) -> bool {
+        self.health.is_backing_off(self.now_ns())
     }
 
     pub fn write_failed<I: Io>(&mut self, io: &mut I, errno: Errno) {
@@ -163,8 +162,8 @@ impl Shared {
         }
     }
 
-    /// The old content of a block that is written in part is here: it goes where the new one will be, and the new bytes over
-    /// it.
+    /// Puts the old content of a partly written block, which has been read, where the new content will be, and the new bytes
+    /// over it.
     pub fn merge_content<I: Io>(&self, io: &mut I, merge: &Merge, bytes: &[u8]) -> Result<(), Errno> {
         let (from, len) = (merge.from as usize, merge.len as usize);
         let content = match merge.to {

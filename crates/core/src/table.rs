@@ -17,13 +17,13 @@ pub(crate) enum Wait {
     Operations,
     /// An earlier request that it overlaps.
     Overlap,
-    /// A slot, or room in the overflow.
-    Room,
+    /// A slot, or space in the overflow.
+    Space,
     /// A staging buffer.
     Part,
-    /// Its next step: it is long and others come in between.
+    /// Its next step: it is long, and other requests get their turn in between.
     Turn,
-    /// The end of what a dead process had begun (mode `direct`).
+    /// The end of I/O of a dead process (mode `direct`).
     Drain,
     /// Earlier writes (a flush).
     Writes,
@@ -31,25 +31,25 @@ pub(crate) enum Wait {
     Nothing,
 }
 
-/// A request under way.
+/// An unfinished request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Active {
     pub request: Request,
     /// First and last block touched; meaningless for a flush.
     pub first: u32,
     pub last: u32,
-    /// Bytes of the request's data that are dealt with or handed to an operation.
+    /// Bytes of the request's data that are done or handed to an operation.
     pub at: u32,
-    /// Asynchronous operations under way for it.
+    /// Its asynchronous operations in flight.
     pub pending: u32,
-    /// All of its data is dealt with or handed out.
+    /// All of its data is done or handed to operations.
     pub walked: bool,
     pub wait: Wait,
     pub errno: Option<Errno>,
-    /// Its client has gone, or does not wait for it: it begins nothing more, and waits for no room.
-    pub withdrawn: Option<Errno>,
+    /// It was canceled with this errno: it starts no more operations, and waits for no space.
+    pub canceled: Option<Errno>,
     pub start_ns: u64,
-    /// It has waited for room: a stall is counted once.
+    /// It has waited for space: a stall is counted once.
     pub stalled: bool,
     /// Bytes that the planes have moved for it.
     pub moved_bytes: u64,
@@ -73,7 +73,7 @@ impl Active {
             walked: false,
             wait: Wait::Operations,
             errno: None,
-            withdrawn: None,
+            canceled: None,
             start_ns,
             stalled: false,
             moved_bytes: 0,
@@ -111,8 +111,8 @@ const BUCKET_SHIFT: u32 = 5;
 /// A request over more buckets than this counts as wide.
 const WIDE: u32 = 8;
 
-/// The exports bound how many requests are unfinished, and count its rows. Behind the last that is in use there are none,
-/// so that after a crowd nobody looks at its empty ones.
+/// The unfinished requests, by row. The exports limit their number. There are no rows behind the last one in use, so that
+/// after many requests at once nobody looks at empty rows.
 pub(crate) struct Table {
     rows: Vec<Option<Active>>,
     free: Vec<Id>,
@@ -146,7 +146,7 @@ impl Table {
     /// Gives the request a row. Its id stays the same until it is removed.
     pub fn insert(&mut self, a: &mut Active) -> Id {
         let rows = self.rows.len() as Id;
-        // Those of rows that are gone are gone too.
+        // Entries of rows that were removed are removed too.
         let free = std::iter::from_fn(|| self.free.pop()).find(|&id| id < rows);
         let id = free.unwrap_or_else(|| {
             self.rows.push(None);
@@ -198,7 +198,7 @@ impl Table {
         self.rows.iter_mut().enumerate().filter_map(|(i, a)| Some((i as Id, a.as_mut()?)))
     }
 
-    /// The latest of the earlier unfinished requests that stand in the way of a new one.
+    /// The latest of the earlier unfinished requests that a new one must wait for.
     #[inline]
     pub fn blocker(&self, a: &Active) -> Option<Id> {
         if self.len == 0
@@ -216,12 +216,12 @@ impl Table {
     }
 
     /// The number of the earliest write, discard or write-zeroes that is being carried out: later flushes wait.
-    /// One that waits for room, or behind another, does not count: a flush must not wait for what may never
+    /// One that waits for space, or behind another, does not count: a flush must not wait for what may never
     /// come.
     pub fn earliest_writer(&self) -> Option<u64> {
         let writers = self
             .iter()
-            .filter(|(_, a)| !a.is_read() && !a.is_flush() && !matches!(a.wait, Wait::Room | Wait::Overlap));
+            .filter(|(_, a)| !a.is_read() && !a.is_flush() && !matches!(a.wait, Wait::Space | Wait::Overlap));
         writers.map(|(_, a)| a.sequence).min()
     }
 

@@ -1,7 +1,7 @@
-//! The words that say where the guest wrote ([`Written`]), in `meta` memory: their counting, their clearing, and which pages of
-//! them hold memory.
+//! The words that count writes to each region ([`Written`]), in `meta` memory: counting, clearing, and which pages of them have
+//! memory.
 //!
-//! Invariant: a region whose word counts is not untouched: that is how the forgetting finds it.
+//! Invariant: a region whose word counts is not untouched in the directory: that is how it is found when it is to be cleared.
 
 use crate::crash_points;
 use crate::meta::Meta;
@@ -21,7 +21,7 @@ impl WordPages {
         WordPages(vec![0; regions.div_ceil(WORDS_PER_PAGE * 64)])
     }
 
-    /// The page with this region's word is there. True: it is new.
+    /// Records that the page with this region's word has memory. True: it had none before.
     pub fn insert(&mut self, region: usize) -> bool {
         let page = region / WORDS_PER_PAGE;
         let (word, bit) = (&mut self.0[page / 64], 1 << (page % 64));
@@ -30,7 +30,7 @@ impl WordPages {
         new
     }
 
-    /// It was given back. True: it was there.
+    /// Records that its memory was released. True: it had some.
     pub fn remove(&mut self, region: usize) -> bool {
         let there = !self.insert(region);
         let page = region / WORDS_PER_PAGE;
@@ -38,12 +38,12 @@ impl WordPages {
         there
     }
 
-    /// All that there are belong to another generation.
+    /// To be called at a reset: all words belong to another generation.
     pub fn clear(&mut self) {
         self.0.fill(0);
     }
 
-    /// How many there are.
+    /// The number of pages with memory.
     pub fn count(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use spillway_layout::{DiskSpec, FullPolicy, Layout, LogShape, Mode, RegionState};
 
-    /// Or it would count again 65,536 resets later.
+    /// Clears a word, as it would count again 65,536 resets later.
     #[test]
     fn a_word_is_cleared_when_its_generation_is_forgotten() {
         let spec = DiskSpec {

@@ -16,7 +16,7 @@ use spillway_core::{BLOCK_BYTES, Mode, Operation, get};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 const SLOTS: u64 = 8192;
-/// Blocks that stay when eviction rests: all but a tenth.
+/// Blocks that stay when eviction is_backing_off: all but a tenth.
 const STAYING: usize = (SLOTS - SLOTS / 10) as usize;
 /// The hot set: half of the tier.
 const HOT: u64 = SLOTS / 2;

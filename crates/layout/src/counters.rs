@@ -1,4 +1,4 @@
-//! Counters and gauges: where every I/O went. They live in the disk's `meta` memory, so that they outlive the
+//! Counters and gauges of all I/O. They live in the disk's `meta` memory, so that they outlive the
 //! process that counts, and can be read by another process at any time.
 //!
 //! One writer, the thread that owns the disk: adding is a plain load and store. The identities that hold
@@ -98,7 +98,7 @@ impl Counters {
         }
     }
 
-    /// At attach: what a dead process had moved for requests that it did not complete counts as failed.
+    /// At attach: bytes that a dead process has moved for requests that it did not complete count as failed.
     pub fn write_off(&self) {
         let b = self.balance();
         add(&self.failed_read_bytes, b.read.1.wrapping_sub(b.read.0));
@@ -113,7 +113,7 @@ impl Counters {
 /// All counters, gauges and histograms of a disk. All zero at birth.
 #[repr(C)]
 pub struct Counters {
-    /// What the guest asked for and got: completed requests.
+    /// Completed requests of the guest.
     pub guest: Plane,
     /// Guest bytes served from or taken by the RAM tier.
     pub ram: Plane,
@@ -133,15 +133,15 @@ pub struct Counters {
     pub overflow_guest_blocks: AtomicU64,
     /// Summary blocks written.
     pub summaries: AtomicU64,
-    /// Blocks written to the overflow in vain: changed meanwhile, or the write failed.
+    /// Blocks written to the overflow for nothing: changed meanwhile, or the write failed.
     pub lost_blocks: AtomicU64,
     /// Bytes read from the base image to complete a partly written block.
     pub merges_base_bytes: AtomicU64,
     /// The same from the overflow, and what reads of part of a block fetched beyond it.
     pub merges_overflow_bytes: AtomicU64,
-    /// Bytes that failed or withdrawn reads had moved.
+    /// Bytes that failed or canceled reads had moved.
     pub failed_read_bytes: AtomicU64,
-    /// Bytes that failed or withdrawn writes had moved.
+    /// Bytes that failed or canceled writes had moved.
     pub failed_written_bytes: AtomicU64,
     /// Requests that completed with an error.
     pub failed: AtomicU64,
@@ -162,7 +162,7 @@ pub struct Counters {
     pub map_bytes: AtomicU64,
     /// Gauge: unfinished requests.
     pub inflight: AtomicU64,
-    /// Gauge: of those, how many wait for room.
+    /// Gauge: of those, how many wait for space.
     pub waiting: AtomicU64,
 
     /// Eviction writes started while no write waited.
@@ -177,7 +177,7 @@ pub struct Counters {
     pub collector_moved_blocks: AtomicU64,
     /// Bytes that it read for that.
     pub collector_read_bytes: AtomicU64,
-    /// Segments given back to the file system.
+    /// Segments punched out of the file.
     pub segments_punched: AtomicU64,
     /// Discard requests completed.
     pub discards: AtomicU64,
@@ -187,7 +187,7 @@ pub struct Counters {
     pub write_zeroes: AtomicU64,
     /// Flushes completed.
     pub flushes: AtomicU64,
-    /// Writes that had to wait for room.
+    /// Writes that had to wait for space.
     pub stalls: AtomicU64,
     /// How long they waited, in all.
     pub stalls_ns: AtomicU64,
@@ -207,7 +207,7 @@ pub struct Counters {
     pub degraded: AtomicU64,
     /// Gauge: how full the write cache is, as the core's `Level`.
     pub level: AtomicU64,
-    /// Gauge: 1 from the core's `Event::Full` to its `Event::Room`, else 0.
+    /// Gauge: 1 from the core's `Event::Full` to its `Event::SpaceAvailable`, else 0.
     pub is_full: AtomicU64,
     /// Workers attached to this memory after the first.
     pub restarts: AtomicU64,

@@ -1,7 +1,7 @@
-//! Which of the two maps in the file of a persistent disk a start goes by.
+//! Chooses which of the two maps in the file of a persistent disk is used at a start.
 //!
-//! Owns that rule, and how a page cache is named; who finds out its name is the supervisor. Invariant: the live map counts only
-//! in the very page cache in which it was written. Anywhere else it may be newer than the content that it tells of: the kernel
+//! Owns that rule, and the name of a page cache, which the supervisor finds out. Invariant: the live map is used only in the very
+//! page cache in which it was written. Anywhere else it may be newer than the content that it names: the kernel
 //! writes it to the file at any time, while the file system's journal keeps the extents of new blocks back. Why:
 //! `docs/design/031-persistent.md`.
 
@@ -13,15 +13,15 @@ pub struct CacheId(pub [u8; 16]);
 /// One of the two maps in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileMap {
-    /// All that was completed.
+    /// The live map: all completed writes.
     Live,
-    /// What was flushed.
+    /// The durable map: all flushed writes.
     Durable,
 }
 
 impl FileMap {
-    /// The map that tells where each block is, of a file that says in which page cache it was last served, and that now is in
-    /// this one. `None`: it is not known.
+    /// The map to use, for a file that names the page cache in which it was last served and is now in this one. `None`: the page
+    /// cache is not known.
     pub fn to_start_from(recorded: Option<CacheId>, now: Option<CacheId>) -> FileMap {
         match (recorded, now) {
             (Some(recorded), Some(now)) if recorded == now => FileMap::Live,

@@ -1,4 +1,4 @@
-//! What a disk is asked to be. Pure data; checked once, by [`DiskSpec::check`].
+//! The specification of a disk. Pure data; checked once, by [`DiskSpec::check`].
 
 use crate::units::{BLOCK_BYTES, MAX_DISK_BYTES, SECTOR_BYTES, bytes_in_words};
 use serde::{Deserialize, Serialize};
@@ -19,9 +19,9 @@ pub enum Mode {
     Overflow = 2,
     /// In place in a difference file; FLUSH is honoured.
     Direct = 3,
-    /// The same in a file that has a name and outlives everything: up to the last FLUSH power loss too.
+    /// In place in a file that has a name and outlives all processes, and up to the last FLUSH a loss of power.
     Persistent = 4,
-    /// In place in a full private copy of the image, which goes with its last holder; FLUSH is honoured.
+    /// In place in a full private copy of the image, which is deleted when its last process closes it; FLUSH is honoured.
     Ephemeral = 5,
 }
 
@@ -54,13 +54,14 @@ impl Mode {
         matches!(self, Mode::Direct | Mode::Persistent | Mode::Ephemeral)
     }
 
-    /// The file is named by who starts the disk; else it is made without a name in the overflow directory.
+    /// Whether the file has a name, which is given when the disk is started. If not, it has none and is made in the overflow
+    /// directory.
     #[inline]
     pub fn has_named_file(self) -> bool {
         matches!(self, Mode::Persistent | Mode::Ephemeral)
     }
 
-    /// The word for it in the CLI and in documents.
+    /// Its name in the CLI and in documents.
     pub fn name(self) -> &'static str {
         match self {
             Mode::RamOverflow => "ram+overflow",
@@ -88,19 +89,19 @@ impl FromStr for Mode {
     }
 }
 
-/// What happens to a write that finds no room.
+/// What happens to a write that finds no space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum FullPolicy {
-    /// The request waits until there is room.
+    /// The request waits until there is space.
     Pause = 0,
     /// The request fails with ENOSPC.
     Fail = 1,
 }
 
 impl FullPolicy {
-    /// The word for it.
+    /// Its name in the CLI and in documents.
     pub fn name(self) -> &'static str {
         match self {
             FullPolicy::Pause => "pause",
@@ -135,7 +136,7 @@ impl Default for LogShape {
     }
 }
 
-/// What a disk is asked to be.
+/// The specification of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskSpec {
     /// Size that the guest sees: a multiple of 512, at most 4 TiB.
@@ -144,7 +145,7 @@ pub struct DiskSpec {
     pub base_bytes: u64,
     /// Where writes go.
     pub mode: Mode,
-    /// What happens when there is no room.
+    /// What happens when there is no space.
     pub full: FullPolicy,
     /// Limit of the RAM tier (modes with one; else 0).
     pub ram_limit_bytes: u64,
@@ -208,7 +209,7 @@ impl DiskSpec {
         self.size_bytes.div_ceil(BLOCK_BYTES as u64) as u32
     }
 
-    /// Refuses what cannot be, and says why.
+    /// Refuses an invalid specification.
     pub fn check(&self) -> Result<(), String> {
         let spec = |s: String| Err(s);
         if self.size_bytes == 0 || !self.size_bytes.is_multiple_of(SECTOR_BYTES) {

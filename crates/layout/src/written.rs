@@ -1,7 +1,7 @@
-//! Where the guest wrote since the last reset: for each 2 MiB region the number of blocks written. Counts what was
-//! written, again and again for the same block; never says what is still there (the block map does).
+//! Counts writes since the last reset: for each 2 MiB region the number of blocks written. A block that is written twice counts
+//! twice; whether it is still there is in the block map.
 //!
-//! Invariant: a word counts for the generation that it names; in any other it is nothing. So a reset touches none.
+//! Invariant: a word counts only in the generation that it names, so a reset touches none.
 //! A word is cleared while its generation is forgotten, long before the 16 bits of generation in it come round.
 
 const COUNT_BITS: u32 = 48;

@@ -1,22 +1,22 @@
-//! Which block leaves the RAM tier, which comes back, and when.
+//! The policy of the RAM tier: which block is evicted, which is promoted, and when.
 //!
-//! Pure arithmetic, run by the disk on all its blocks and by the advisor on a sample of them: what counts slots or blocks can be
-//! scaled. Owns the constants; holds no block. Invariant: a sample of all blocks decides as the disk does.
+//! Pure arithmetic, run by the disk on all its blocks and by the advisor on a sample of them: counts of slots and blocks can be
+//! scaled. Owns the constants; holds no block. Invariant: decisions on a sample of all blocks are those of the disk, scaled.
 //! Why these rules: `docs/design/003-eviction.md`.
 
-/// Most slots that stay free at rest: 64 MiB.
+/// The most slots that eviction keeps free: 64 MiB.
 pub const MOST_KEPT_FREE: u64 = 16 * 1024;
 
-/// Slots that stay free at rest in a tier of so many: a tenth.
+/// Slots that eviction keeps free in a tier of `limit` slots: a tenth, at least 1.
 pub fn kept_free(limit: u64) -> u64 {
     (limit / 10).clamp(1, MOST_KEPT_FREE)
 }
 
-/// Parts of eviction under way at a time, one being written and one being filled, while enough of the reserve is free: with
-/// more, beside 16 requests, nothing is faster and reads wait longer.
+/// Parts of eviction in flight while enough of the reserve is free: one that is written and one that is filled. More of them,
+/// with 16 requests in flight, make nothing faster and let reads wait longer.
 const WRITE_DEPTH: usize = 2;
 
-/// When blocks leave a RAM tier, and how many at a time.
+/// The free slots that eviction keeps in a RAM tier, and how many blocks it evicts at a time.
 #[derive(Clone, Copy, Debug)]
 pub struct Reserve {
     limit: u32,
@@ -25,80 +25,81 @@ pub struct Reserve {
 }
 
 impl Reserve {
-    /// Of a tier of so many slots, from which blocks leave in parts of at most so many.
+    /// For a tier of `limit` slots, from which blocks are evicted in parts of at most `part_blocks`.
     pub fn of(limit: u32, part_blocks: u32) -> Reserve {
         let kept_free = kept_free(limit.into()) as u32;
         Reserve { limit, kept_free, batch: (kept_free / 4).clamp(1, part_blocks) }
     }
 
-    /// The same for a sample of this share of the blocks; each number is at least 1.
+    /// The reserve for a sample of this share of the blocks; each number is at least 1.
     #[must_use]
     pub fn scaled(self, share: f64) -> Reserve {
         let scaled = |n: u32| ((f64::from(n) * share).round() as u32).max(1);
         Reserve { limit: scaled(self.limit), kept_free: scaled(self.kept_free), batch: scaled(self.batch) }
     }
 
-    /// Slots that there are.
+    /// Slots of the tier.
     pub fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Slots that stay free at rest.
+    /// Slots that eviction keeps free.
     pub fn kept_free(&self) -> u32 {
         self.kept_free
     }
 
-    /// Blocks that leave at a time.
+    /// Blocks that are evicted at a time.
     pub fn batch(&self) -> u32 {
         self.batch
     }
 
-    /// Whether a batch is to leave when so many blocks stay: with it gone as many slots are free as are to be.
-    pub fn must_leave(&self, staying: u32) -> bool {
+    /// Whether a batch is to be evicted when so many blocks are not being evicted yet: without the batch as many slots are free
+    /// as are kept free.
+    pub fn must_evict(&self, staying: u32) -> bool {
         staying >= self.limit.saturating_sub(self.kept_free) + self.batch
     }
 
-    /// Whether a block that was read may come back when so many slots are free: more than half of those that eviction keeps
-    /// free. The rest is for writes.
-    pub fn may_come_back(&self, free: u32) -> bool {
+    /// Whether a block that was read may be promoted when so many slots are free: more than half of those that eviction keeps
+    /// free. The others are for writes.
+    pub fn may_promote(&self, free: u32) -> bool {
         free > self.kept_free.div_ceil(2)
     }
 
-    /// Parts that may be under way when so many slots are in use. One more when a quarter of the reserve is left, and another
-    /// when an eighth is: writers are faster than one write at a time then.
+    /// Parts that may be in flight when so many slots are in use: one more below a quarter of the reserve, and another below an
+    /// eighth, as writers are faster than one eviction write at a time then.
     pub fn write_depth(&self, used: u32) -> usize {
         let free = self.limit.saturating_sub(used);
         WRITE_DEPTH + usize::from(free < self.kept_free / 4) + usize::from(free < self.kept_free / 8)
     }
 }
 
-/// Uses of a block that are counted.
+/// The most uses of a block that are counted.
 pub const MAX_FREQUENCY: u8 = 3;
-/// Slots that the hand passes in one call at most: well below a millisecond.
+/// The most slots that the hand visits in one call: well below a millisecond.
 pub const HAND_STEPS: u32 = 16 * 1024;
 
-/// The hand of the clock. A block enters with a frequency of 0 and gains one by each later use; the hand takes one away as it
-/// passes and picks what it finds at 0. A block that is touched once, as a scan does, is gone after one turn; a block that is
-/// used again stays.
+/// The hand of the CLOCK algorithm. A block enters with a frequency of 0 and gains one by each later use. The hand takes one away
+/// at each visit, and picks blocks at 0. A block that is used once, as by a scan, is evicted after one turn of the hand; a block
+/// that is used again stays.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Hand(u32);
+pub struct ClockHand(u32);
 
-/// What the hand finds at a slot.
+/// The outcome of the hand's visit to a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pass {
-    /// Nothing that could leave.
-    Nothing,
-    /// A block that has been used: it is a use colder now.
+pub enum Visit {
+    /// The slot has no block that can be evicted.
+    Skipped,
+    /// The block had been used: its frequency is one less now.
     Cooled,
-    /// A cold block, which leaves.
+    /// The block is cold and was picked for eviction.
     Picked,
 }
 
-impl Hand {
-    /// Goes on over the first `slots` slots until `most` are picked, or so many `steps` are gone: then fewer are, or none.
-    /// `pass` looks at a slot.
+impl ClockHand {
+    /// Moves on over the first `slots` slots until `most` blocks are picked or `steps` slots were visited; then fewer are picked,
+    /// or none. Calls `visit` for each slot.
     #[inline]
-    pub fn go(&mut self, slots: u32, most: usize, steps: u32, mut pass: impl FnMut(u32) -> Pass) {
+    pub fn advance(&mut self, slots: u32, most: usize, steps: u32, mut visit: impl FnMut(u32) -> Visit) {
         let mut left = steps.min(slots.saturating_mul(u32::from(MAX_FREQUENCY) + 1));
         let mut picked = 0;
         while picked < most && left > 0 {
@@ -108,40 +109,41 @@ impl Hand {
             }
             let slot = self.0;
             self.0 += 1;
-            picked += usize::from(pass(slot) == Pass::Picked);
+            picked += usize::from(visit(slot) == Visit::Picked);
         }
     }
 }
 
-/// Reads after which a block comes back, if no other block has taken its cell between them.
+/// Reads after which a block is promoted, if no other block has taken its cell between them.
 const READS: u32 = 3;
-/// Slots of the tier to a cell. Fewer would promote blocks of a uniform load, for nothing.
+/// Slots of the tier for each cell. More cells would promote blocks of a uniform load, for nothing.
 const SLOTS_PER_CELL: u64 = 8;
 const MIN_CELLS: u64 = 64;
-/// Bits of a cell that count.
+/// The bits of a cell that hold the count of reads.
 const COUNT: u32 = 0b11;
 
-/// Which blocks were read from the overflow lately: in each cell the last one that fell there, and how often.
+/// The blocks that were read from the overflow recently: each cell has the last block that was mapped to it, and how often that
+/// was read.
 #[derive(Clone, Debug)]
 pub struct RecentReads {
-    /// What the cell's index does not say of the block's hash, and the count. 0: none.
+    /// The bits of the block's hash that do not follow from the cell's index, and the count. 0: no block.
     cells: Vec<u32>,
 }
 
 impl RecentReads {
-    /// For a tier of so many slots, and a sample of this share of the blocks.
+    /// For a tier of `slots` slots, and a sample of this share of the blocks.
     pub fn new(slots: u64, share: f64) -> RecentReads {
         let cells = 1_u64 << (slots / SLOTS_PER_CELL).max(MIN_CELLS).ilog2();
         RecentReads { cells: vec![0; ((cells as f64 * share).round() as usize).max(1)] }
     }
 
-    /// A block was read. True: often enough; it is forgotten.
+    /// Counts a read of a block. True: it was read often enough to be promoted, and its count starts anew.
     #[inline]
     pub fn count(&mut self, block: u32) -> bool {
         // Odd, so that no two blocks have the same hash.
         let hash = block.wrapping_mul(0x9E37_79B1);
-        // The upper half of the product says which cell, the lower one which block: with a power of two of cells they are the
-        // hash's own bits.
+        // The upper half of the product is the cell, the lower one identifies the block: with a power of two of cells they are
+        // the hash's own bits.
         let product = u64::from(hash) * self.cells.len() as u64;
         let (cell, tag) = ((product >> 32) as usize, product as u32 & !COUNT);
         let cell = &mut self.cells[cell];
@@ -150,12 +152,12 @@ impl RecentReads {
         reads == READS
     }
 
-    /// Bytes that it takes.
+    /// Its memory in bytes.
     pub fn bytes(&self) -> usize {
         self.cells.capacity() * size_of::<u32>()
     }
 
-    /// Forgets all.
+    /// Forgets all reads.
     pub fn clear(&mut self) {
         self.cells.fill(0);
     }
@@ -176,33 +178,33 @@ mod tests {
     }
 
     #[test]
-    fn the_hand_picks_what_is_cold_and_ends() {
+    fn the_hand_picks_cold_blocks_and_ends() {
         let mut frequency = [0_u8, 2, 0, 1];
-        let mut hand = Hand::default();
+        let mut hand = ClockHand::default();
         let mut order = Vec::new();
-        hand.go(4, 4, 100, |slot| match &mut frequency[slot as usize] {
+        hand.advance(4, 4, 100, |slot| match &mut frequency[slot as usize] {
             0 => {
                 order.push(slot);
-                Pass::Picked
+                Visit::Picked
             }
             n => {
                 *n -= 1;
-                Pass::Cooled
+                Visit::Cooled
             }
         });
         assert_eq!(order, [0, 2, 0, 2]);
         let mut passed = 0;
-        hand.go(4, 1, 100, |_| {
+        hand.advance(4, 1, 100, |_| {
             passed += 1;
-            Pass::Nothing
+            Visit::Skipped
         });
         assert_eq!(passed, 16, "each slot as often as a block can be warm, and once more");
     }
 
     #[test]
-    fn a_tier_of_one_slot_lets_blocks_leave() {
+    fn a_tier_of_one_slot_evicts_its_block() {
         let reserve = Reserve::of(1, 48);
         assert_eq!((reserve.kept_free(), reserve.batch()), (1, 1));
-        assert!(reserve.must_leave(1) && !reserve.must_leave(0));
+        assert!(reserve.must_evict(1) && !reserve.must_evict(0));
     }
 }

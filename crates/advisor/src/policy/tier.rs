@@ -5,7 +5,7 @@
 
 use crate::event::BLOCK_BYTES;
 use crate::stack::Ranks;
-use spillway_policy::{HAND_STEPS, Hand, MAX_FREQUENCY, Pass, RecentReads, Reserve};
+use spillway_policy::{ClockHand, HAND_STEPS, MAX_FREQUENCY, RecentReads, Reserve, Visit};
 
 /// Blocks of a part at most.
 const PART_BLOCKS: u32 = 48;
@@ -30,7 +30,7 @@ pub(super) struct Tier {
     /// Free ones among them.
     free: Ranks,
     used: u32,
-    hand: Hand,
+    hand: ClockHand,
     /// Spare memory of the list of what leaves.
     picked: Vec<(u32, u32)>,
     hand_steps: u32,
@@ -57,7 +57,7 @@ impl Tier {
             slots: Vec::new(),
             free: Ranks::new(0),
             used: 0,
-            hand: Hand::default(),
+            hand: ClockHand::default(),
             picked: Vec::new(),
             hand_steps: scaled(HAND_STEPS),
             segment: scaled(SEGMENT_BLOCKS),
@@ -86,7 +86,7 @@ impl Tier {
             return self.touch(slot);
         }
         self.overflow_read += 1;
-        if self.reserve.may_come_back(self.reserve.limit() - self.used) && self.recent_reads.count(block) {
+        if self.reserve.may_promote(self.reserve.limit() - self.used) && self.recent_reads.count(block) {
             self.promoted += 1;
             self.overflow -= 1;
             self.take_slot(index);
@@ -127,7 +127,7 @@ impl Tier {
         (self.used, self.overflow) = (0, 0);
         self.places.clear();
         self.recent_reads.clear();
-        self.hand = Hand::default();
+        self.hand = ClockHand::default();
     }
 
     fn touch(&mut self, slot: u32) {
@@ -162,7 +162,7 @@ impl Tier {
 
     /// Parts leave until the reserve is free.
     fn evict(&mut self) {
-        while self.reserve.must_leave(self.used) {
+        while self.reserve.must_evict(self.used) {
             self.evict_part();
         }
     }
@@ -182,19 +182,19 @@ impl Tier {
         let most = self.reserve.batch().min(self.segment_left);
         let mut picked = std::mem::take(&mut self.picked);
         let slots = &mut self.slots;
-        self.hand.go(slots.len() as u32, most as usize, self.hand_steps, |i| {
+        self.hand.advance(slots.len() as u32, most as usize, self.hand_steps, |i| {
             let slot = &mut slots[i as usize];
             match (slot.owner, slot.frequency) {
-                (OVERFLOW, _) => Pass::Nothing,
+                (OVERFLOW, _) => Visit::Skipped,
                 (owner, 0) => {
                     picked.push((i, owner));
                     // Its owner goes below; the hand must not come by again before.
                     slot.owner = OVERFLOW;
-                    Pass::Picked
+                    Visit::Picked
                 }
                 _ => {
                     slot.frequency -= 1;
-                    Pass::Cooled
+                    Visit::Cooled
                 }
             }
         });

@@ -1,4 +1,4 @@
-//! Discard and write-zeroes: room goes back, the range reads as zeroes.
+//! Discard and write-zeroes: the range reads as zeroes, and its space is freed.
 //!
 //! Invariant: discard leaves partial blocks as they are; write-zeroes zeroes exactly its range.
 
@@ -10,11 +10,11 @@ use crate::shared::{Piece, Shared};
 use crate::table::{Active, Wait};
 use spillway_layout::{BLOCK_BYTES, Block, REGION_BLOCKS, REGION_BYTES, RegionState, SECTOR_BYTES, add};
 
-/// Map entries that cost as much as a block of copying.
+/// Map entries that cost as much time as copying a block.
 const ENTRIES_PER_BLOCK: u32 = 16;
 
 impl Engine {
-    /// Carries a discard or write-zeroes on as far as it goes.
+    /// Continues a discard or write-zeroes as far as possible without waiting.
     pub fn zero<I: Io>(&mut self, shared: &mut Shared, io: &mut I, a: &mut Active) {
         // In units of a map entry looked at.
         let mut budget = shared.admission.budget() * ENTRIES_PER_BLOCK;
@@ -85,7 +85,7 @@ impl Engine {
         match map.region(region) {
             RegionState::Zero => return 8,
             RegionState::Untouched if whole_region => {
-                // Where all blocks have their places in the file from the start, those are given up.
+                // In a mode in which all blocks have their places in the file from the start, those are freed.
                 let old = map.place(first);
                 map.set_region_zero(region);
                 if let Place::Overflow(..) = old {
@@ -118,7 +118,7 @@ impl Engine {
         n as u32 + 64
     }
 
-    /// Frees what a block's earlier content took. Returns the bytes given back.
+    /// Frees the space of a block's old content. Returns the bytes freed.
     fn give_up(&mut self, shared: &Shared, old: Place, to_host: bool) -> u64 {
         match self {
             Engine::Cached(e) => e.give_up(&shared.map, old, to_host),

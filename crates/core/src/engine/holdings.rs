@@ -1,6 +1,6 @@
-//! What a disk holds, as its figures say it. Figures only.
+//! The space that a disk uses, for its gauges. Data only.
 
-/// What a disk holds, in blocks, for whoever looks at its figures.
+/// The space that a disk uses, in blocks.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Holdings {
     pub ram: u64,

@@ -1,7 +1,7 @@
-//! What requests do to blocks. There are two ways: through the write cache (RAM tier, overflow log, or both), and in place
-//! in a file.
+//! The engine that carries requests out on blocks. There are two: through the write cache (RAM tier, overflow log, or both), and
+//! in place in a file.
 //!
-//! Owns the choice between them, made once when the disk is attached to. Invariant: an engine touches blocks, and says of
+//! Owns the choice between them, made once when the disk is attached to. Invariant: an engine touches blocks, and records for
 //! requests only what they wait for and which of their operations have ended; it never calls the disk.
 
 pub(crate) mod cached;
@@ -32,7 +32,7 @@ pub(crate) enum Engine {
 }
 
 impl Engine {
-    /// Takes what the map says of a block that is somewhere. False: it cannot be there.
+    /// Adopts a block where the map says it is. False: it cannot be there.
     pub fn adopt(&mut self, meta: &Meta, block: Block, place: Place) -> bool {
         match self {
             Engine::Cached(e) => e.adopt(meta, block, place),
@@ -40,8 +40,8 @@ impl Engine {
         }
     }
 
-    /// After the last of them. Whether something must wait for what a dead process had begun, and whether it is only known when
-    /// a write has succeeded that a full overflow has room.
+    /// To be called after the last `adopt`. Returns whether a drain is needed, and whether only a write can show that a full
+    /// overflow has space.
     pub fn finish_adopting(
         &mut self,
         map: &BlockMap,
@@ -57,13 +57,13 @@ impl Engine {
         }
     }
 
-    /// Whether requests, and a reset, must wait for what a dead process had begun.
+    /// Whether requests, and a reset, must wait for the drain.
     #[inline]
     pub fn holds_requests(&self, shared: &Shared) -> bool {
         matches!(self, Engine::InPlace(_)) && shared.drain.is_needed()
     }
 
-    /// Carries a write on as far as it goes.
+    /// Continues a write as far as possible without waiting.
     #[inline]
     pub fn write<I: Io>(&mut self, shared: &mut Shared, io: &mut I, a: &mut Active) {
         match self {
@@ -72,7 +72,7 @@ impl Engine {
         }
     }
 
-    /// FLUSH: of what is in a write cache nothing is promised, of what is in place that it is on the medium.
+    /// FLUSH: promises nothing for a write cache; writes in place are on the medium when it completes.
     pub fn flush<I: Io>(&mut self, shared: &mut Shared, io: &mut I, a: &mut Active) {
         if shared.admission.table().earliest_writer().is_some_and(|sequence| sequence < a.sequence) {
             a.wait = Wait::Writes;
@@ -85,7 +85,7 @@ impl Engine {
         }
     }
 
-    /// A read has ended.
+    /// Handles the end of a read.
     pub fn read_done<I: Io>(&mut self, shared: &mut Shared, io: &mut I, op: Op, bytes: Result<&[u8], Errno>) {
         let of_base = matches!(op, Op::BaseRead { .. } | Op::Merge(Merge { location: None, .. }));
         if let (Err(errno), false) = (bytes, of_base) {
@@ -102,7 +102,7 @@ impl Engine {
         }
     }
 
-    /// An operation other than a read has ended.
+    /// Handles the end of an operation other than a read.
     pub fn op_done<I: Io>(&mut self, shared: &mut Shared, io: &mut I, op: Op, result: Result<(), Errno>) {
         match self {
             Engine::Cached(e) => e.op_done(shared, io, op, result),
@@ -110,21 +110,21 @@ impl Engine {
         }
     }
 
-    /// Before the requests of the turn that wait for room are looked at: the write cache works on what makes room.
+    /// The work before the requests that wait for space are served: the write cache frees space.
     pub fn work<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
         if let Engine::Cached(e) = self {
             e.work(shared, io);
         }
     }
 
-    /// The same, after it.
+    /// The work after the requests that wait for space were served.
     pub fn work_again<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
         if let Engine::Cached(e) = self {
-            e.make_more_room(shared, io);
+            e.make_more_space(shared, io);
         }
     }
 
-    /// At the end of a turn: memory comes and goes in steps. True: there is more to do at once.
+    /// The work at the end of a turn: provides and releases memory in steps. True: there is more to do at once.
     pub fn tidy<I: Io>(&mut self, shared: &mut Shared, io: &mut I, idle: bool) -> bool {
         match self {
             Engine::Cached(e) => e.tidy(shared, io, idle),
@@ -132,12 +132,12 @@ impl Engine {
         }
     }
 
-    /// Eviction goes on in the next turn.
-    pub fn goes_on(&self) -> bool {
-        matches!(self, Engine::Cached(e) if e.goes_on())
+    /// Whether eviction has more to do in the next turn.
+    pub fn has_more_work(&self) -> bool {
+        matches!(self, Engine::Cached(e) if e.has_more_work())
     }
 
-    /// When it must be asked again even if nothing happens; what is over says nothing.
+    /// When it must be called again even if nothing happens. Times that have passed do not count.
     pub fn deadlines_ns(&self) -> [u64; 3] {
         match self {
             Engine::Cached(e) => e.deadlines_ns(),
@@ -145,22 +145,22 @@ impl Engine {
         }
     }
 
-    /// Somebody waits for a slot, or for a segment.
-    pub fn wants_room(&self, shared: &Shared) -> bool {
-        matches!(self, Engine::Cached(e) if e.wants_room(shared))
+    /// Whether a request waits for a slot or for a segment.
+    pub fn wants_space(&self, shared: &Shared) -> bool {
+        matches!(self, Engine::Cached(e) if e.wants_space(shared))
     }
 
-    /// A write that needs room would find some.
-    pub fn has_room(&self) -> bool {
-        matches!(self, Engine::Cached(e) if e.has_room())
+    /// Whether there is space for a write that needs some.
+    pub fn has_space(&self) -> bool {
+        matches!(self, Engine::Cached(e) if e.has_space())
     }
 
-    /// Who of those that wait for room would get on now.
+    /// Which of the requests that wait for space could go on now.
     pub fn next_to_serve(&self, shared: &Shared) -> Option<usize> {
         if let Engine::Cached(e) = self { e.next_to_serve(shared) } else { None }
     }
 
-    /// A write that needs a staging buffer would find one.
+    /// Whether there is a staging buffer for a write.
     pub fn can_take_part(&self) -> bool {
         match self {
             Engine::Cached(e) => e.can_take_part(),
@@ -168,27 +168,29 @@ impl Engine {
         }
     }
 
-    /// Nothing that is under way, or can be, will make room for a write.
-    pub fn has_no_room_in_sight(&self, shared: &Shared) -> bool {
-        let drain_rests = shared.drain.rests(shared.now_ns());
-        (!shared.drain.is_needed() || drain_rests) && self.has_no_room_without_drain(shared)
+    /// Whether nothing in flight, and nothing that could be started, frees space for a write.
+    pub fn cannot_gain_space(&self, shared: &Shared) -> bool {
+        let drain_is_backing_off = shared.drain.is_backing_off(shared.now_ns());
+        (!shared.drain.is_needed() || drain_is_backing_off) && self.cannot_gain_space_without_drain(shared)
     }
 
-    /// The same, but that a drain under way may yet.
-    pub fn has_no_room_without_drain(&self, shared: &Shared) -> bool {
+    /// The same, where a drain in progress does not count.
+    pub fn cannot_gain_space_without_drain(&self, shared: &Shared) -> bool {
         match self {
-            Engine::Cached(e) => e.has_no_room(shared),
-            // A barrier that fails may do so for ever.
-            Engine::InPlace(_) => shared.admission.has_drain_waiters() && shared.drain.rests(shared.now_ns()),
+            Engine::Cached(e) => e.has_no_space(shared),
+            // A barrier may fail for ever.
+            Engine::InPlace(_) => {
+                shared.admission.has_drain_waiters() && shared.drain.is_backing_off(shared.now_ns())
+            }
         }
     }
 
-    /// Requests whose blocks found no segment to go to.
+    /// Requests whose blocks wait for a segment.
     pub fn without_segment(&self) -> Vec<Id> {
         if let Engine::Cached(e) = self { e.without_segment() } else { Vec::new() }
     }
 
-    /// Gives up blocks of such requests.
+    /// Drops such blocks of requests.
     pub fn drop_without_segment<I: Io>(
         &mut self,
         shared: &mut Shared,
@@ -200,17 +202,19 @@ impl Engine {
         }
     }
 
-    /// Writes what gathered meanwhile.
+    /// Writes parts that were filled meanwhile.
     pub fn flush_parts<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
         if let Engine::Cached(e) = self {
             e.flush_parts(shared, io);
         }
     }
 
-    /// Why writes that find no room fail: room that cannot be used for errors is no lack of room.
-    pub fn why_no_room(&self, shared: &Shared) -> Errno {
+    /// The errno of writes that fail because there is no space. Space that cannot be used because of errors is not missing space.
+    pub fn no_space_errno(&self, shared: &Shared) -> Errno {
         match self {
-            Engine::Cached(e) if shared.overflow_rests() && e.has_room_in_log() => shared.health.errno(),
+            Engine::Cached(e) if shared.overflow_is_backing_off() && e.has_space_in_log() => {
+                shared.health.errno()
+            }
             _ => Errno::NO_SPACE,
         }
     }
@@ -223,7 +227,7 @@ impl Engine {
         }
     }
 
-    /// What it holds.
+    /// The space that it uses.
     pub fn holdings(&self) -> Holdings {
         match self {
             Engine::Cached(e) => e.holdings(),
@@ -244,7 +248,7 @@ impl Engine {
         }
     }
 
-    /// Whether a reset may happen now. It is to be asked again after each turn.
+    /// Whether a reset may happen now. To be called again after each turn until it is true.
     pub fn is_ready_for_reset<I: Io>(&mut self, shared: &mut Shared, io: &mut I) -> bool {
         match self {
             Engine::Cached(e) => e.is_quiet(),
@@ -252,7 +256,7 @@ impl Engine {
         }
     }
 
-    /// The map has forgotten every block.
+    /// To be called when the map has forgotten every block.
     pub fn reset(&mut self, shared: &Shared) {
         match self {
             Engine::Cached(e) => e.reset(shared),
@@ -260,7 +264,7 @@ impl Engine {
         }
     }
 
-    /// Brings everything to the medium, for whoever stops. `None`: it is on its way.
+    /// Brings everything to the medium before the process ends. `None`: it is in progress.
     pub fn make_durable<I: Io>(&mut self, shared: &mut Shared, io: &mut I) -> Option<Result<(), Errno>> {
         if let Engine::InPlace(e) = self { e.make_durable(shared, io) } else { Some(Ok(())) }
     }

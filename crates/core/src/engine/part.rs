@@ -1,5 +1,5 @@
-//! The staging buffers: what is being written to the overflow (difference) file, from which block, and what a
-//! finished write commits. Owns the book-keeping; the bytes are the worker's.
+//! The staging buffers: which blocks are being written to the overflow (difference) file, and what a finished write commits. Owns
+//! the bookkeeping; the worker owns the bytes.
 //!
 //! In the log modes a part is one write of adjacent blocks. In mode `direct` it is a page pool: several
 //! writes, each to its own place, start from one part.
@@ -9,8 +9,8 @@ use crate::io::{PARTS, PartId};
 use crate::table::Id;
 use spillway_layout::{Block, Location, Slot};
 
-/// Who appends: each stream has an open segment of its own, so that cold survivors do not mix with newcomers
-/// and the collector never waits for room that eviction has taken.
+/// A source of appends. Each stream has an open segment of its own, so that old live blocks do not mix with new ones, and the
+/// collector never waits for space that eviction has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
     /// Eviction, and the writes of mode `overflow`.
@@ -19,7 +19,7 @@ pub(crate) enum Stream {
     Collect = 1,
 }
 
-/// Room for `n` blocks in a row.
+/// Space for `n` blocks in a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub segment: u32,
@@ -28,14 +28,14 @@ pub(crate) struct Extent {
     pub seals: bool,
 }
 
-/// Where a block in a part came from: what must still be true for its write to be committed.
+/// Where a block in a part comes from, and so what must still be true when its write is committed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source {
     /// From the RAM tier: the slot must still be marked as evicting into this part.
     Evict(Slot),
     /// From another segment: the map entry must still be this one.
     Collect(Entry),
-    /// From a request, which holds the block against everyone else.
+    /// From a request, which keeps all others that overlap it waiting.
     Write(Id),
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum PartState {
     Free,
     /// Taking blocks.
     Filling,
-    /// Its writes are under way.
+    /// Its writes are in flight.
     Writing,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Part {
     pub failures: u32,
     /// Where it goes (log modes).
     pub extent: Option<Extent>,
-    /// Writes under way that start from it (mode `direct`).
+    /// Writes in flight that start from it (mode `direct`).
     pub writes: u32,
 }
 
@@ -125,7 +125,7 @@ impl Parts {
         self.iter().find(|(_, p)| p.state == PartState::Filling && p.stream == stream).map(|(id, _)| id)
     }
 
-    /// The part is free again.
+    /// Frees the part.
     pub fn release(&mut self, id: PartId) {
         let part = self.get(id);
         part.state = PartState::Free;

@@ -1,6 +1,6 @@
 //! Guest reads: from RAM at once, zeroes at once, the base image at once if its pages are there, else later.
 //!
-//! Invariant: content from the overflow log reaches the guest only after its checksum was found right.
+//! Invariant: content from the overflow log reaches the guest only after its checksum was verified.
 
 use crate::engine::Engine;
 use crate::engine::cached::Cached;
@@ -15,7 +15,7 @@ use spillway_layout::{BLOCK_BYTES, Block, Location, SECTOR_BYTES, Slot, add};
 const BLOCK: u32 = BLOCK_BYTES as u32;
 
 impl Engine {
-    /// Carries a read on as far as it goes.
+    /// Continues a read as far as possible without waiting.
     #[inline]
     pub fn read<I: Io>(&mut self, shared: &mut Shared, io: &mut I, a: &mut Active) {
         let mut budget = shared.admission.budget();

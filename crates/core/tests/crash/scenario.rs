@@ -17,7 +17,7 @@ pub fn spec(mode: Mode) -> DiskSpec {
     DiskSpec {
         size_bytes: (3 * REGION + 5) * BLOCK_BYTES as u64 - 512,
         base_bytes: if mode == Mode::Ephemeral { 0 } else { 100 * BLOCK_BYTES as u64 + 1536 },
-        // Then the mode without an overflow has room for the working set too.
+        // Then the mode without an overflow has space for the working set too.
         ram_limit_bytes: match mode {
             Mode::RamOverflow => 32 * BLOCK_BYTES as u64,
             Mode::Ram => 200 * BLOCK_BYTES as u64,
@@ -165,7 +165,7 @@ fn higher_limits(run: &mut Run) {
     run.settle();
 }
 
-/// Until writes wait; some of what is there is written again; room is made; the rest is withdrawn.
+/// Until writes wait; some of what is there is written again; space is made; the rest is canceled.
 fn full(run: &mut Run) {
     for block in 100..300 {
         run.write_block(block);
@@ -181,7 +181,7 @@ fn full(run: &mut Run) {
     run.rest();
     blocks(run, Operation::Discard, 40, 16);
     run.rest();
-    run.withdraw();
+    run.cancel();
 }
 
 fn reset(run: &mut Run) {

@@ -37,7 +37,7 @@ fn episode(seed: u64, tally: &mut BTreeMap<&'static str, u64>) -> u64 {
     run.next
 }
 
-/// A tier larger than what the eviction hand passes in one turn, all of it hot: a burst that needs room gets it
+/// A tier larger than what the eviction hand passes in one turn, all of it hot: a burst that needs space gets it
 /// without anything else happening.
 #[test]
 fn a_hot_tier_makes_room_for_a_burst() {
@@ -66,7 +66,7 @@ fn a_full_disk_takes_overwrites() {
             }
             there += 1;
         }
-        run.withdraw();
+        run.cancel();
         assert!((112..=144).contains(&there), "{there} of 16 segments' worth and 32 slots");
         for block in (0..there).chain((0..there).rev()).chain((0..there).step_by(7)) {
             run.write_block(block);
@@ -78,8 +78,8 @@ fn a_full_disk_takes_overwrites() {
     }
 }
 
-/// A write that is withdrawn while it has all the operations under way that it may have ends with them, though
-/// there is no room for the rest of it.
+/// A write that is canceled while it has all the operations under way that it may have ends with them, though
+/// there is no space for the rest of it.
 #[test]
 fn a_withdrawn_write_begins_nothing_more() {
     let shape = LogShape { segment_blocks: 64, part_blocks: 32 };
@@ -96,7 +96,7 @@ fn a_withdrawn_write_begins_nothing_more() {
     assert_eq!(run.unfinished(), 0);
     run.write_blocks(1100, 200);
     run.withdraw_at_once();
-    assert_eq!(run.unfinished(), 0, "it waits for room that nobody will make");
+    assert_eq!(run.unfinished(), 0, "it waits for space that nobody will make");
     run.check();
 }
 
@@ -159,26 +159,26 @@ fn states_are_told_once_whatever_dies() {
     assert_eq!(run.levels(), [Level::Warning], "47% is within the hysteresis of 50%");
     (18..40).for_each(|block| run.write_block(block));
     run.settle();
-    assert_eq!((run.levels().len(), run.seen(Event::Full), run.seen(Event::Room)), (2, 1, 0));
+    assert_eq!((run.levels().len(), run.seen(Event::Full), run.seen(Event::SpaceAvailable)), (2, 1, 0));
     again(&mut run);
-    assert_eq!((run.levels().len(), run.seen(Event::Full), run.seen(Event::Room)), (2, 1, 0));
+    assert_eq!((run.levels().len(), run.seen(Event::Full), run.seen(Event::SpaceAvailable)), (2, 1, 0));
     run.discard(0, 40);
     run.settle();
     assert_eq!(run.levels(), [Level::Warning, Level::Critical, Level::Normal]);
-    assert_eq!((run.seen(Event::Full), run.seen(Event::Room)), (1, 1));
+    assert_eq!((run.seen(Event::Full), run.seen(Event::SpaceAvailable)), (1, 1));
     run.check();
 
-    // Full without anybody who waits: that there is room needs no write to show.
+    // Full without anybody who waits: that there is space needs no write to show.
     let mut run = Run::with(run::full_spec(Mode::Overflow), 3);
     (0..160).for_each(|block| run.write_block(block));
     run.settle();
-    assert_eq!((run.seen(Event::Full), run.seen(Event::Room)), (1, 0));
+    assert_eq!((run.seen(Event::Full), run.seen(Event::SpaceAvailable)), (1, 0));
     run.withdraw_at_once();
     run.attach_again();
     run.settle();
     run.discard(0, 100);
     run.settle();
-    assert_eq!((run.unfinished(), run.seen(Event::Full), run.seen(Event::Room)), (0, 1, 1));
+    assert_eq!((run.unfinished(), run.seen(Event::Full), run.seen(Event::SpaceAvailable)), (0, 1, 1));
     run.check();
 
     let mut run = Run::with(run::full_spec(Mode::RamOverflow), 3);
@@ -200,14 +200,14 @@ fn states_are_told_once_whatever_dies() {
     for round in 0..3 {
         (0..20).for_each(|block| run.write_block(block));
         run.settle();
-        assert_eq!((run.seen(Event::Full), run.seen(Event::Room)), (1, 0), "{round}");
+        assert_eq!((run.seen(Event::Full), run.seen(Event::SpaceAvailable)), (1, 0), "{round}");
         run.attach_again();
         run.settle();
     }
     run.sim().no_space = false;
     run.write_block(0);
     run.settle();
-    assert_eq!((run.seen(Event::Full), run.seen(Event::Room)), (1, 1));
+    assert_eq!((run.seen(Event::Full), run.seen(Event::SpaceAvailable)), (1, 1));
     run.check();
 }
 
@@ -290,10 +290,10 @@ fn writes_that_are_tried_again_and_again_are_told_of_once() {
         "of each block one write, the others wait behind it"
     );
     assert!(stalls == waiting && ns > 0, "{stalls} stalls, {ns} ns");
-    assert_eq!((run.seen(Event::Full), run.seen(Event::Room)), (1, 0));
+    assert_eq!((run.seen(Event::Full), run.seen(Event::SpaceAvailable)), (1, 0));
     run.sim().no_space = false;
     run.settle();
-    assert_eq!((run.unfinished(), run.seen(Event::Full), run.seen(Event::Room)), (0, 1, 1));
+    assert_eq!((run.unfinished(), run.seen(Event::Full), run.seen(Event::SpaceAvailable)), (0, 1, 1));
     run.check();
 }
 
@@ -437,7 +437,7 @@ fn a_reset_after_a_death_does_not_wait_for_the_barrier() {
     assert!(haunted > 100, "{haunted}");
 }
 
-/// The same while writes wait for room, which is why a disk is reset most often; they fail.
+/// The same while writes wait for space, which is why a disk is reset most often; they fail.
 #[test]
 fn nor_does_one_by_force_of_a_full_disk() {
     let mut before = 0;
@@ -500,7 +500,7 @@ fn eviction_sleeps_while_the_whole_tier_waits_for_old_content() {
     run.read_all();
 }
 
-/// In mode `direct` a reset gives the file's room back, also when a death cuts it off, and when the file system could not the
+/// In mode `direct` a reset gives the file's space back, also when a death cuts it off, and when the file system could not the
 /// last time.
 #[test]
 fn a_reset_leaves_nothing_in_the_difference_file() {
@@ -705,7 +705,7 @@ fn the_ram_limit_changes_while_the_disk_serves() {
     assert!(run.sim.held_slots <= 16, "{} slots hold memory", run.sim.held_slots);
     run.read_all();
 
-    // With the overflow's limit lowered at once to what this takes, none of them takes the room that it needs.
+    // With the overflow's limit lowered at once to what this takes, none of them takes the space that it needs.
     let mut run = Run::with(DiskSpec { ram_limit_bytes: 2_048 * 4096, ..spec }, 3);
     (0..1_900).for_each(|block| run.write_block(block));
     run.settle();
@@ -714,9 +714,9 @@ fn the_ram_limit_changes_while_the_disk_serves() {
     assert!(least.is_some_and(|segments| segments > 900 / 7), "{least:?} segments");
     (1_900..2_048).for_each(|block| run.write_block(block));
     run.settle();
-    assert!(run.unfinished() > 0, "there is room for all");
+    assert!(run.unfinished() > 0, "there is space for all");
     assert!(run.sim.held_slots <= 1_000, "{} slots hold memory", run.sim.held_slots);
-    run.withdraw();
+    run.cancel();
     run.check();
     run.read_all();
 
@@ -725,13 +725,13 @@ fn the_ram_limit_changes_while_the_disk_serves() {
     assert!(!run.set_ram_slots(39) && run.set_ram_slots(40));
     run.write_block(41);
     run.rest();
-    assert_eq!(run.unfinished(), 1, "it waits for room");
+    assert_eq!(run.unfinished(), 1, "it waits for space");
     assert!(run.set_ram_slots(41));
     run.rest();
-    assert_eq!(run.unfinished(), 0, "there is room");
+    assert_eq!(run.unfinished(), 0, "there is space");
     run.read_all();
 
-    // The log has room for 112 blocks.
+    // The log has space for 112 blocks.
     let mut run = Run::with(DiskSpec { ram_limit_bytes: 128 * 4096, ..run::full_spec(Mode::RamOverflow) }, 3);
     (0..110).for_each(|block| run.write_block(block));
     run.rest();
@@ -740,7 +740,7 @@ fn the_ram_limit_changes_while_the_disk_serves() {
     assert!(run.set_ram_slots(128));
     (110..200).for_each(|block| run.write_block(block));
     run.rest();
-    assert!(!run.set_ram_slots(16), "the overflow has no room for all of it");
+    assert!(!run.set_ram_slots(16), "the overflow has no space for all of it");
     assert_eq!(run.unfinished(), 0);
     run.read_all();
 }

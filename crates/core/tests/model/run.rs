@@ -205,7 +205,7 @@ impl Run {
         let faulty = rng.chance(2);
         // Of some disks only the file system is full at times.
         let faults = if faulty && !rng.chance(4) { rng.below(2_000) as u32 } else { 0 };
-        // Room for the limit to grow, with huge pages or without.
+        // Space for the limit to grow, with huge pages or without.
         let huge_pages = rng.chance(3);
         let unit = if huge_pages { 2 << 20 } else { BLOCK_BYTES as u64 };
         let data = DataMemory { bytes: (2 * spec.ram_limit_bytes).next_multiple_of(unit), huge_pages };
@@ -216,7 +216,7 @@ impl Run {
         run
     }
 
-    /// With room for the limit to grow to twice what it is.
+    /// With space for the limit to grow to twice what it is.
     pub fn with(spec: DiskSpec, seed: u64) -> Run {
         Run::on(spec, DataMemory { bytes: 2 * spec.ram_limit_bytes, huge_pages: false }, Rng(seed))
     }
@@ -433,7 +433,7 @@ impl Run {
                         || self.faulty && self.spec.mode.writes_in_place();
                     // A request that came before a change may have failed before it.
                     let may_be_full = may_be_full || id < self.changed;
-                    assert!(errno != Errno::NO_SPACE || may_be_full, "ENOSPC with room: {:?}", self.disk);
+                    assert!(errno != Errno::NO_SPACE || may_be_full, "ENOSPC with space: {:?}", self.disk);
                     self.oracle.ended(sent.changes, id, State::Failed);
                 }
             }
@@ -580,7 +580,7 @@ impl Run {
     }
 
     /// Gives up what waits.
-    pub fn withdraw(&mut self) {
+    pub fn cancel(&mut self) {
         self.cancel_all();
         self.rest();
     }
@@ -640,7 +640,7 @@ impl Run {
             } else {
                 self.turn();
                 turns += 1;
-                assert!(turns < 10_000, "withdrawn requests do not end: {:?}", self.disk);
+                assert!(turns < 10_000, "canceled requests do not end: {:?}", self.disk);
             }
         }
     }
@@ -902,12 +902,12 @@ impl Run {
         panic!("the reset waits for what is under way: {:?}", self.disk);
     }
 
-    /// What a reset by force does of a disk whose requests wait for room. Whether it was done before a barrier's end.
+    /// What a reset by force does of a disk whose requests wait for space. Whether it was done before a barrier's end.
     pub fn reset_by_force(&mut self) -> bool {
         self.turn();
         for _ in 0..1_000 {
             let (disk, sim) = self.disk();
-            if disk.only_waits_for_room_or_drain() {
+            if disk.only_waits_for_space_or_drain() {
                 disk.cancel(sim, Errno::CANCELED, |_| true);
                 self.reap();
                 assert!(self.sent.is_empty(), "requests outlive it");
@@ -1046,13 +1046,13 @@ impl Run {
         self.check_memory();
         self.stuck += 1;
         if self.stuck > 500 {
-            // Writes wait for room that nobody frees; or somebody has been forgotten.
+            // Writes wait for space that nobody frees; or somebody has been forgotten.
             self.rest();
             let healthy = !self.faulty;
             self.disk().0.check_rest(healthy);
             let all_done = self.sent.is_empty() || self.faulty || !is_roomy(&self.spec);
             assert!(all_done, "requests are left behind: {:?}", self.disk);
-            let parked = self.disk().0.only_waits_for_room();
+            let parked = self.disk().0.only_waits_for_space();
             assert!(parked, "at rest, but a stop or a reset would wait: {:?}", self.disk);
             self.sim.no_space = false;
             self.settle();

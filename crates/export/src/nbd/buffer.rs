@@ -269,7 +269,7 @@ mod tests {
         assert!(pools[1].has_space(LARGEST, true));
         let first = pools[1].take(LARGEST);
         assert!(!pools[1].has_space(512, true));
-        // What is gathered has room of its own.
+        // What is gathered has space of its own.
         let mut gathered = Vec::new();
         let most = SHARED_BYTES_GATHERED / 2 + UNSENT_BYTES;
         for (n, finds) in [(2, most), (3, SHARED_BYTES_GATHERED - most), (4, 0)] {

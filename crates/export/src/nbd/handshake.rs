@@ -75,6 +75,7 @@ impl<'a> Fields<'a> {
 type Refusal = (u32, &'static str);
 
 const MALFORMED: Refusal = (REP_ERR_INVALID, "the option's data is malformed");
+const TOO_LONG: Refusal = (REP_ERR_TOO_BIG, "the option's data is too long");
 const NO_DATA: Refusal = (REP_ERR_INVALID, "this option takes no data");
 const UNKNOWN_EXPORT: Refusal = (REP_ERR_UNKNOWN, "there is no export of this name");
 const STRUCTURED_FIRST: Refusal = (REP_ERR_INVALID, "structured replies have to be negotiated first");
@@ -118,28 +119,10 @@ impl Handshake {
         self.waits_for_output = false;
         while output.bytes() < UNSENT_HANDSHAKE_BYTES {
             if let Some((option, remaining)) = self.skipping {
-                let n = input.len().min(remaining as usize);
-                input.consume(n);
-                if n < remaining as usize {
-                    self.skipping = Some((option, remaining - n as u32));
-                    return Ok(Progress::NeedsInput);
+                match self.skip(option, remaining, input, output) {
+                    Some(progress) => return Ok(progress),
+                    None => continue,
                 }
-                self.skipping = None;
-                match option {
-                    OPT_ABORT => {
-                        reply::option(output, option, REP_ACK, &[]);
-                        return Ok(Progress::Aborted);
-                    }
-                    OPT_LIST | OPT_INFO | OPT_GO | OPT_STRUCTURED_REPLY | OPT_LIST_META_CONTEXT => {
-                        refuse(output, option, (REP_ERR_TOO_BIG, "the option's data is too long"));
-                    }
-                    OPT_SET_META_CONTEXT => {
-                        self.allocation = false;
-                        refuse(output, option, (REP_ERR_TOO_BIG, "the option's data is too long"));
-                    }
-                    _ => unsupported(output, option),
-                }
-                continue;
             }
             let Some(header) = input.peek::<OPTION_BYTES>() else { return Ok(Progress::NeedsInput) };
             let mut fields = Fields(header);
@@ -181,6 +164,39 @@ impl Handshake {
         }
         self.waits_for_output = true;
         Ok(Progress::NeedsInput)
+    }
+
+    /// Drops data of an option that is too long, and replies to the option when all of it was dropped. `None`: the next
+    /// option can follow.
+    fn skip(
+        &mut self,
+        option: u32,
+        remaining: u32,
+        input: &mut Input,
+        output: &mut Output,
+    ) -> Option<Progress> {
+        let n = input.len().min(remaining as usize);
+        input.consume(n);
+        if n < remaining as usize {
+            self.skipping = Some((option, remaining - n as u32));
+            return Some(Progress::NeedsInput);
+        }
+        self.skipping = None;
+        match option {
+            OPT_ABORT => {
+                reply::option(output, option, REP_ACK, &[]);
+                return Some(Progress::Aborted);
+            }
+            OPT_LIST | OPT_INFO | OPT_GO | OPT_STRUCTURED_REPLY | OPT_LIST_META_CONTEXT => {
+                refuse(output, option, TOO_LONG);
+            }
+            OPT_SET_META_CONTEXT => {
+                self.allocation = false;
+                refuse(output, option, TOO_LONG);
+            }
+            _ => unsupported(output, option),
+        }
+        None
     }
 
     fn option(

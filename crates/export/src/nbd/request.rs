@@ -46,7 +46,7 @@ pub struct Negotiated {
 /// What is to be done with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Hand it to the disk.
+    /// Submit it to the disk.
     Accept(Kind),
     /// Nothing to do: reply with success.
     Nothing,

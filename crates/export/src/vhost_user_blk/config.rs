@@ -44,7 +44,7 @@ pub(super) const PROTOCOL_FEATURES: u64 = protocol::MQ
     | protocol::CONFIGURE_MEM_SLOTS;
 
 /// Data segments that a driver may put into a request: with header and status they fit a queue of 128 descriptors, the
-/// smallest that a VMM makes unless it is told to. More of them are served as well.
+/// smallest that a VMM makes by default. More of them are served as well.
 const SEG_MAX: u32 = 126;
 /// Most data in one request, in whole sectors: a chain has at most 2^32 bytes (virtio 2.7.5.2). No smaller limit may be
 /// enforced, as a driver that has not negotiated `SIZE_MAX` and `SEG_MAX` knows of none.

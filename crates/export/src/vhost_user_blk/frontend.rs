@@ -61,7 +61,7 @@ pub struct Frontend {
     pub(super) pending: Option<PendingReply>,
     /// Set when the connection has ended.
     ended: Option<Disconnect>,
-    /// The first error of a message, or of memory that is not shared, that nobody has been told of yet.
+    /// The first error of a message, or of memory that is not shared, that `take_notice` has not returned yet.
     pub(super) notice: Option<Error>,
     /// A message has come.
     received: bool,

@@ -12,7 +12,7 @@ use super::error::{Error, ErrorKind};
 
 /// Bytes of a message header.
 pub(super) const HEADER_BYTES: usize = 12;
-/// Largest payload of any message that is known here: room for 8 regions, or 256 bytes of configuration.
+/// Largest payload of any message that is known here: 8 regions, or 256 bytes of configuration.
 pub(super) const MAX_PAYLOAD: usize = 512;
 /// Most file descriptors that a message may carry (SET_MEM_TABLE).
 pub(super) const MAX_FDS: usize = 8;

@@ -86,7 +86,7 @@ pub(super) struct Queue {
     pub stopping: bool,
     /// The driver broke a rule: no requests are taken until the front end sets the queue up anew.
     pub broken: bool,
-    /// The first error that nobody has been told of yet.
+    /// The first error that `take_notice` has not returned yet.
     pub notice: Option<Error>,
     /// Kicks since the start, counted while nothing was ever on the ring.
     pub idle_kicks: u64,

@@ -37,7 +37,7 @@ impl Pace {
 pub fn state_of(event: &Event) -> Option<usize> {
     match event {
         Event::Level(..) => Some(0),
-        Event::Full | Event::Room => Some(1),
+        Event::Full | Event::SpaceAvailable => Some(1),
         Event::Degraded(_) | Event::Recovered => Some(2),
         Event::FirstOverflow
         | Event::ChecksumMismatch
@@ -137,7 +137,7 @@ pub fn describe(event: Event, start: &Start) -> (&'static str, String) {
             };
             ("full", format!("the write cache is full: writes that need room {then}"))
         }
-        Event::Room => ("room", "the write cache has room again".into()),
+        Event::SpaceAvailable => ("room", "the write cache has room again".into()),
         Event::ChecksumMismatch => (
             "checksum-mismatch",
             "a block read back from the overflow does not match its checksum: the guest got an I/O error"
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn of_a_flood_of_changes_the_last_of_each_state_is_told() {
         let mut states = States::new();
-        let flap = |n| [Event::Full, Event::Room].into_iter().cycle().take(n).collect::<Vec<_>>();
+        let flap = |n| [Event::Full, Event::SpaceAvailable].into_iter().cycle().take(n).collect::<Vec<_>>();
         states.extend(vec![Event::Level(Level::Warning, 80)]);
         states.extend(flap(999));
         states.extend(vec![Event::Degraded(Errno::IO), Event::Level(Level::Critical, 90)]);
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(rest, [Event::Level(Level::Critical, 90), Event::Degraded(Errno::IO)]);
         assert!(!states.any_wait() && states.deadline_ns().is_none());
         states.extend(flap(21));
-        states.extend(vec![Event::Room]);
+        states.extend(vec![Event::SpaceAvailable]);
         assert_eq!(states.take(8 * SECOND_NS).len(), EVENTS_PER_SECOND as usize);
         assert!(!states.any_wait(), "what was told last holds again");
     }

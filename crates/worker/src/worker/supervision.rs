@@ -284,7 +284,7 @@ impl Reactor {
                 self.client_gone(vmm.id, vmm.ended.unwrap_or_default());
             }
         }
-        let only_waits = self.stage.orphaned && self.disk.only_waits_for_room();
+        let only_waits = self.stage.orphaned && self.disk.only_waits_for_space();
         for n in 0..self.io.clients.nbd.len() {
             let now_ns = self.io.now_ns();
             let Some(client) = self.io.clients.nbd[n].as_mut() else { continue };
@@ -321,7 +321,7 @@ impl Reactor {
     /// Carries a reset on: what was accepted completes, what waits for room fails, clients are let go. True:
     /// it is done, the loop goes on at once.
     pub(super) fn advance_reset(&mut self) -> bool {
-        if !self.stage.resetting || !self.disk.only_waits_for_room_or_drain() {
+        if !self.stage.resetting || !self.disk.only_waits_for_space_or_drain() {
             return false;
         }
         self.disk.cancel(&mut self.io, Errno::IO, |_| true);
@@ -356,7 +356,7 @@ impl Reactor {
                 Ok(false)
             };
         }
-        if !self.disk.only_waits_for_room() || self.io.is_busy() || !self.questions.is_empty() {
+        if !self.disk.only_waits_for_space() || self.io.is_busy() || !self.questions.is_empty() {
             return Ok(false);
         }
         self.disk.cancel(&mut self.io, Errno::CANCELED, |_| true);

@@ -19,7 +19,7 @@ use spillway_layout::{BLOCK_BYTES, add};
 const BLOCK: u32 = BLOCK_BYTES as u32;
 
 impl Cached {
-    /// Blocks gather in a part, which is written when it is full or the turn ends.
+    /// Collects blocks in a part, which is written when it is full or the turn ends.
     pub(super) fn write_to_log<I: Io>(&mut self, shared: &mut Shared, io: &mut I, a: &mut Active) {
         while a.at < a.len() {
             if a.pending >= MAX_PENDING || !shared.admission.takes_block(a) {
@@ -27,7 +27,7 @@ impl Cached {
             }
             let piece = shared.piece(a);
             let old = shared.map.place(piece.block);
-            if !self.tiers.log_has_room_for(shared, a, old) {
+            if !self.tiers.log_has_space_for(shared, a, old) {
                 return;
             }
             if !piece.whole && old != Place::Zero {
@@ -52,7 +52,7 @@ impl Cached {
         a.walked = true;
     }
 
-    /// A page of the part that fills; an empty part if there is none. An error says what the request waits for.
+    /// A page of the part that is being filled, or of an empty one. An error names what the request waits for.
     fn log_page<I: Io>(&mut self, shared: &mut Shared, io: &mut I) -> Result<(PartId, usize), Wait> {
         if let Some(part) = self.tiers.parts.filling(Stream::Write) {
             let used = self.tiers.parts.get(part).staged.len();
@@ -63,15 +63,15 @@ impl Cached {
         }
         let tiers = &mut self.tiers;
         if !tiers.unflushed.is_empty()
-            || shared.overflow_rests()
+            || shared.overflow_is_backing_off()
             || tiers.log.ready(Stream::Write, shared.map.meta()) == 0
         {
-            return Err(Wait::Room);
+            return Err(Wait::Space);
         }
         tiers.parts.take(Stream::Write).map(|part| (part, 0)).ok_or(Wait::Part)
     }
 
-    /// The request's next piece, of a block of which nothing old is needed, goes to a page; nowhere if it is all zeroes.
+    /// Copies the request's next piece, of a block whose old content is not needed, to a page. A piece of zeroes takes none.
     fn fill_page<I: Io>(
         &mut self,
         shared: &mut Shared,
@@ -96,8 +96,9 @@ impl Cached {
         Ok(())
     }
 
-    /// Starts the merge of a block that is written (or, without `at`, zeroed) in part, into a part of its own: it is not
-    /// filled further, so that nobody waits for its read. False: the request waits for a part, or for what it has begun.
+    /// Starts the merge of a block that is written (or, without `at`, zeroed) in part, into a part of its own. That part
+    /// takes no other blocks, so that none of them waits for its read. False: the request waits for a part, or for its own
+    /// operations.
     pub(super) fn merge_to_page<I: Io>(
         &mut self,
         shared: &mut Shared,
@@ -108,7 +109,7 @@ impl Cached {
         at: Option<u32>,
     ) -> bool {
         if shared.has_begun_enough(a) {
-            // Its wait is for its own operations.
+            // It waits for its own operations.
             return false;
         }
         let Some(part) = self.tiers.parts.take(Stream::Write) else {
@@ -120,7 +121,7 @@ impl Cached {
         true
     }
 
-    /// A merged block is complete in its page, or the merge failed.
+    /// Handles the end of a merge: the block is complete in its page, or the merge failed.
     pub(super) fn page_merged<I: Io>(
         &mut self,
         shared: &mut Shared,
@@ -145,11 +146,11 @@ impl Cached {
             self.tiers.stage_write(&shared.map, io, id, block, part, page);
             self.tiers.unflushed.push_back(part);
             self.flush_parts(shared, io);
-            self.drop_unflushed(shared, io, |a| a.withdrawn);
+            self.drop_unflushed(shared, io, |a| a.canceled);
         }
     }
 
-    /// Writes what has gathered, and parts that had to wait for a segment, oldest first.
+    /// Writes the part that is being filled, and those that wait for a segment, oldest first.
     #[inline]
     pub(crate) fn flush_parts<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
         if !self.tiers.has_ram {
@@ -162,7 +163,8 @@ impl Cached {
             self.append_or_keep(shared, io, part);
         }
         while let Some(&part) = self.tiers.unflushed.front() {
-            if shared.overflow_rests() || self.tiers.log.ready(Stream::Write, shared.map.meta()) == 0 {
+            if shared.overflow_is_backing_off() || self.tiers.log.ready(Stream::Write, shared.map.meta()) == 0
+            {
                 return;
             }
             self.tiers.unflushed.pop_front();
@@ -170,7 +172,7 @@ impl Cached {
         }
     }
 
-    /// Appends a part of requests' blocks; without a segment for them they wait for one, before all others.
+    /// Appends a part with blocks of requests. Without a segment it waits for one, before all others.
     fn append_or_keep<I: Io>(&mut self, shared: &mut Shared, io: &mut I, part: PartId) {
         if self.tiers.append(shared, io, part) == Append::NoSegment {
             self.tiers.parts.get(part).state = PartState::Writing;
@@ -178,7 +180,7 @@ impl Cached {
         }
     }
 
-    /// Gives up blocks of requests that found no segment to go to.
+    /// Drops blocks of requests for which there is no segment.
     pub(crate) fn drop_unflushed<I: Io>(
         &mut self,
         shared: &mut Shared,
@@ -218,7 +220,7 @@ impl Cached {
         }
     }
 
-    /// Requests whose blocks found no segment.
+    /// Requests whose blocks wait for a segment.
     #[inline]
     pub(crate) fn without_segment(&self) -> Vec<Id> {
         let mut writers = Vec::new();

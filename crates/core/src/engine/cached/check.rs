@@ -1,4 +1,4 @@
-//! The write cache's self-check: every invariant that its own state, the map and the operations under way can show.
+//! The write cache's self-check: every invariant that its own state, the map and the operations in flight can show.
 
 use crate::engine::cached::Cached;
 use crate::engine::part::{Extent, PartState, Source};
@@ -18,13 +18,13 @@ impl std::fmt::Debug for Cached {
             .field("victim", &self.collector.segment())
             .field("live", &log.live())
             .field("arriving", &log.arriving)
-            .field("room", &log.room())
+            .field("space", &log.space())
             .finish_non_exhaustive()
     }
 }
 
 impl Cached {
-    /// What costs next to nothing: the limits, and what is known of one block.
+    /// The checks that cost next to nothing: the limits, and the state of one block.
     pub fn check_step(&self, block: Block, place: Place) {
         let (ram, log) = (&self.tiers.ram, &self.tiers.log);
         ram.check_step();
@@ -38,7 +38,7 @@ impl Cached {
         }
     }
 
-    /// Panics with what is wrong, if anything is.
+    /// Panics if an invariant is broken, and names it.
     pub fn check(&self, shared: &Shared, placed: impl Iterator<Item = (Block, Place)>) {
         let tiers = &self.tiers;
         let mut owners = vec![None; tiers.ram.total() as usize];
@@ -68,7 +68,7 @@ impl Cached {
         tiers.log.check(&|segment| live[segment as usize], &pins, shared.map.meta());
     }
 
-    /// Reads and writes of a segment that are under way, and the collector's hold.
+    /// Reads and writes of a segment that are in flight, and the collector's hold on it.
     fn pins(&self, shared: &Shared, segment: u32) -> u32 {
         let of = |l: Location| u32::from(self.tiers.log.segment_of(l) == segment);
         let reads = shared.ops.iter().map(|op| match op {
@@ -83,7 +83,7 @@ impl Cached {
         reads.sum::<u32>() + writes + u32::from(self.collector.segment() == Some(segment))
     }
 
-    /// What leaves RAM is in one part, once: copied, or picked and still to be copied.
+    /// Each block that is being evicted is in one part, once: copied, or picked and still to be copied.
     fn check_eviction(&self) {
         let (ram, log) = (&self.tiers.ram, &self.tiers.log);
         let staged = self.tiers.parts.iter().flat_map(|(id, part)| {
@@ -101,28 +101,28 @@ impl Cached {
         }
     }
 
-    /// Slots that the blocks of a new write can take at once: the free ones, but for that which a full log keeps for
-    /// writes that replace.
+    /// Slots that the blocks of a new write can take at once: the free ones, without the one that a full log keeps for
+    /// writes that replace a block of it.
     pub fn slots_to_take(&self) -> u32 {
         self.tiers.ram.free().saturating_sub(u32::from(self.tiers.log.is_over()))
     }
 
-    /// Blocks of a request that found no segment.
+    /// Blocks of a request that wait for a segment.
     pub fn blocks_without_segment(&self, id: Id) -> usize {
         let unflushed = self.tiers.parts.iter().filter(|(part, _)| self.tiers.unflushed.contains(part));
         let blocks = unflushed.flat_map(|(_, part)| &part.staged);
         blocks.filter(|s| matches!(s.source, Source::Write(of) if of == id)).count()
     }
 
-    /// Panics if a disk without I/O errors that would sleep has room for those that wait for some.
+    /// Panics if a disk without I/O errors is about to sleep although there is space for requests that wait for some.
     pub fn check_rest(&self, shared: &Shared) {
         let tiers = &self.tiers;
-        if shared.admission.room_waiters() > 0 {
+        if shared.admission.space_waiters() > 0 {
             if tiers.has_ram {
                 assert!(tiers.ram.free() <= u32::from(tiers.log.is_over()), "free slots while writes wait");
             }
             assert_eq!(tiers.first_that_replaces(shared), None, "a write of what is there waits");
-            assert!(!tiers.has_log || tiers.log.room() == 0, "room in the log while writes wait");
+            assert!(!tiers.has_log || tiers.log.space() == 0, "space in the log while writes wait");
         }
         assert!(tiers.unflushed.is_empty(), "parts without a segment, and no error");
     }

@@ -1,8 +1,8 @@
 //! The garbage collector: moves live blocks out of the segments with the fewest of them when free segments run short.
 //!
 //! One victim at a time: read its summary, read its live blocks and only those, check them, append them to
-//! the collector's own segment. Invariant: what a summary says is a hint; a block is moved only if the map
-//! says that it lives there, and the victim is free only when the map says that nothing does.
+//! the collector's own segment. Invariant: a summary is a hint; a block is moved only if the map names its place in the
+//! victim, and the victim is free only when the map names no place in it.
 
 use crate::engine::cached::summary::read_summary;
 use crate::engine::cached::tiers::{Append, Tiers};
@@ -28,11 +28,11 @@ struct Victim {
     reading_summary: bool,
     /// Blocks that lived here when the summary was read, by location.
     blocks: Vec<(Block, Location)>,
-    /// How many of them were dealt with.
+    /// How many of them have been read or skipped.
     next: usize,
-    /// Reads under way.
+    /// Reads in flight.
     reads: u32,
-    /// The part that takes their blocks.
+    /// The part that is filled by these reads.
     part: Option<PartId>,
     /// Parts being written.
     writes: u32,
@@ -41,22 +41,22 @@ struct Victim {
 #[derive(Default)]
 pub(super) struct Collector {
     victim: Option<Victim>,
-    /// When segments are tried again that could not be emptied.
+    /// When segments that could not be emptied are tried again.
     again_ns: u64,
 }
 
 impl Collector {
-    /// A segment is being emptied.
+    /// Whether a segment is being emptied.
     pub fn is_busy(&self) -> bool {
         self.victim.is_some()
     }
 
-    /// When it must be asked again.
+    /// When the collector must be called again even if nothing happens.
     pub fn deadline_ns(&self) -> u64 {
         self.again_ns
     }
 
-    /// The segment that it holds, for the self-check.
+    /// The segment that is being emptied, for the self-check.
     pub fn segment(&self) -> Option<u32> {
         self.victim.as_ref().map(|v| v.segment)
     }
@@ -65,7 +65,7 @@ impl Collector {
         self.victim.as_mut().expect("it is held until its operations have ended")
     }
 
-    /// Begins to empty a segment if that is needed, and carries on as far as it goes.
+    /// Begins to empty a segment if that is needed, and continues as far as possible without waiting.
     pub fn step<I: Io>(&mut self, tiers: &mut Tiers, shared: &mut Shared, io: &mut I) {
         if self.victim.is_none() && !self.begin(tiers, shared, io) {
             return;
@@ -74,10 +74,10 @@ impl Collector {
     }
 
     fn begin<I: Io>(&mut self, tiers: &mut Tiers, shared: &mut Shared, io: &mut I) -> bool {
-        // Less may live now than did, and the file may have shrunk.
+        // Fewer blocks may be live by now, and the file may have shrunk.
         tiers.log.lower_ceiling(shared.map.meta());
         let useful = tiers.log.wants_collection() && tiers.log.can_collect();
-        if tiers.stands_still(shared) || shared.overflow_rests() || !useful {
+        if tiers.stands_still(shared) || shared.overflow_is_backing_off() || !useful {
             return false;
         }
         let Some(segment) = tiers.log.emptiest() else {
@@ -93,7 +93,7 @@ impl Collector {
         tiers.log.pin(segment);
         let victim = self.victim.insert(Victim { segment, ..Victim::default() });
         if let Some(owners) = tiers.log.kept_owners.get(&segment) {
-            victim.blocks = live(tiers, shared, segment, owners);
+            victim.blocks = live_blocks(tiers, shared, segment, owners);
         } else {
             victim.reading_summary = true;
             count_read(shared.counters(), BLOCK_BYTES);
@@ -115,20 +115,20 @@ impl Collector {
         let victim = self.victim();
         victim.reading_summary = false;
         match owners {
-            Some(owners) => victim.blocks = live(tiers, shared, segment, &owners),
+            Some(owners) => victim.blocks = live_blocks(tiers, shared, segment, &owners),
             None => io.event(Event::SummaryUnusable),
         }
         self.move_blocks(tiers, shared, io);
     }
 
-    /// Carries the collection on as far as it goes.
+    /// Continues the collection as far as possible without waiting.
     pub fn move_blocks<I: Io>(&mut self, tiers: &mut Tiers, shared: &mut Shared, io: &mut I) {
         let Some(victim) = &mut self.victim else { return };
         if victim.reading_summary || victim.reads > 0 {
             return;
         }
         if let Some(part) = victim.part.take() {
-            // All reads of this part are in.
+            // All reads of this part have ended.
             match tiers.append(shared, io, part) {
                 Append::Begun => victim.writes += 1,
                 Append::NoSegment => tiers.parts.release(part),
@@ -139,10 +139,10 @@ impl Collector {
             victim.next += 1;
         }
         if victim.next < victim.blocks.len() {
-            let room = tiers.log.ready(Stream::Collect, shared.map.meta()) as usize;
-            if room == 0 {
-                // Victims that could not be emptied have cost the segments to move to. Nothing may wait for
-                // this one, least of all a reset: it is tried again when a segment has come free.
+            let space = tiers.log.ready(Stream::Collect, shared.map.meta()) as usize;
+            if space == 0 {
+                // Victims that could not be emptied have used up the segments to move to. Nothing may wait for this one,
+                // a reset least of all: it is tried again when a segment is free.
                 if victim.writes == 0 {
                     self.release_victim(tiers, shared);
                 }
@@ -150,7 +150,7 @@ impl Collector {
             }
             let Some(part) = tiers.parts.take(Stream::Collect) else { return };
             victim.part = Some(part);
-            victim.read_live(shared, io, part, room);
+            victim.read_live(shared, io, part, space);
         } else if victim.writes == 0 {
             if tiers.log.live_in(victim.segment) > 0 {
                 tiers.log.set_stuck(victim.segment);
@@ -159,7 +159,7 @@ impl Collector {
         }
     }
 
-    /// The segment is held no more.
+    /// Releases the segment.
     fn release_victim(&mut self, tiers: &mut Tiers, shared: &Shared) {
         if let Some(victim) = self.victim.take() {
             tiers.log.unpin(victim.segment, shared.map.meta());
@@ -181,7 +181,7 @@ impl Collector {
         for (content, &(block, location)) in
             bytes.unwrap_or_default().chunks_exact(BLOCK_BYTES).zip(&victim.blocks[first..first + n])
         {
-            // Written or discarded meanwhile: nothing to move. Damaged: it stays, and with it the segment.
+            // Written or discarded meanwhile: nothing to move. Damaged: the block stays, and so does the segment.
             let Place::Overflow(here, checksum) = map.place(block) else { continue };
             if here != location || Tiers::verify(map, io, block, content).is_err() {
                 continue;
@@ -194,7 +194,7 @@ impl Collector {
         self.move_blocks(tiers, shared, io);
     }
 
-    /// A part of moved blocks is written.
+    /// Handles the end of the write of a part with moved blocks.
     pub fn part_written<I: Io>(&mut self, tiers: &mut Tiers, shared: &mut Shared, io: &mut I) {
         if let Some(victim) = &mut self.victim {
             victim.writes -= 1;
@@ -204,9 +204,9 @@ impl Collector {
 }
 
 impl Victim {
-    /// Reads the next `room` blocks that still live here.
-    fn read_live<I: Io>(&mut self, shared: &mut Shared, io: &mut I, part: PartId, room: usize) {
-        let end = self.blocks.len().min(self.next + room);
+    /// Reads the next `space` blocks that are still live here.
+    fn read_live<I: Io>(&mut self, shared: &mut Shared, io: &mut I, part: PartId, space: usize) {
+        let end = self.blocks.len().min(self.next + space);
         while self.next < end {
             let first = self.next;
             let adjacent = |i: usize| self.blocks[i].1.0 == self.blocks[first].1.0 + (i - first) as u32;
@@ -231,14 +231,14 @@ fn count_read(c: &Counters, bytes: usize) {
     add(&c.collector_read_bytes, bytes as u64);
 }
 
-/// Those of a segment's owners that live in it.
-fn live(tiers: &Tiers, shared: &Shared, segment: u32, owners: &[u32]) -> Vec<(Block, Location)> {
+/// The live blocks of a segment, among the owners that it has had.
+fn live_blocks(tiers: &Tiers, shared: &Shared, segment: u32, owners: &[u32]) -> Vec<(Block, Location)> {
     let first = tiers.log.first_location(segment).0;
     let all = (first..).zip(owners).map(|(location, &owner)| (Block(owner), Location(location)));
     all.filter(|&at| at.0.0 < shared.spec.blocks() && lives_at(&shared.map, at)).collect()
 }
 
-/// The block is still where the summary said. Else it was written or discarded meanwhile.
+/// Whether the block is still where the summary says. If not, it was written or discarded meanwhile.
 fn lives_at(map: &BlockMap, (block, location): (Block, Location)) -> bool {
     matches!(map.place(block), Place::Overflow(here, _) if here == location)
 }

@@ -3,8 +3,8 @@
 //! Owns no content and no map entry. A segment is data blocks followed by one summary block that names the
 //! block at each of its positions; the collector reads it, so that no table of owners is kept in memory.
 //! Invariants: `live` of a segment is the number of map entries that point into it; a segment is reused or
-//! punched only when nothing lives in it and no read or write of it is under way; while a write or a punch may
-//! be under way its mark in `meta` says busy, so that whoever attaches after a death knows.
+//! punched only when it has no live block and no read or write of it is in flight; while a write or a punch may be in
+//! flight its mark in `meta` is busy, so that the next process to attach knows it.
 
 use crate::engine::cached::segments::{Segment, Segments, Status};
 use crate::engine::part::{Extent, Stream};
@@ -17,13 +17,13 @@ struct Open {
     owners: Vec<u32>,
 }
 
-/// Why a segment of which a write has failed is not opened before others.
+/// Why a segment whose write has failed is opened only after others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doubt {
-    /// The spot may be bad.
+    /// Its place on the medium may be bad.
     Spot,
-    /// The file system has no room for what the file does not hold there; another segment it may hold.
-    Room,
+    /// The file system has no space for this segment; it may have space for another that the file holds already.
+    Space,
 }
 
 /// Free segments that only the collector may open.
@@ -35,20 +35,20 @@ pub(super) struct Log {
     pub(super) shape: LogShape,
     /// Segments that the file may hold.
     pub(super) total: u32,
-    /// The same until it has shrunk to a limit that was lowered.
+    /// The same number while the file shrinks to a lower limit.
     pub(super) ceiling: u32,
     pub(super) segments: Segments,
-    /// Free ones that the file holds, the next to be opened at the end, the next to be punched out in front.
+    /// Free segments that the file holds: the next to be opened at the end, the next to be punched in front.
     pub(super) empty: VecDeque<u32>,
-    /// Free ones that have left it.
+    /// Free segments that have been punched out of the file.
     pub(super) punched: Vec<u32>,
-    /// Free ones that the file holds and whose spot may be bad, opened when no others are left but those that are the
-    /// collector's own.
+    /// Free segments that the file holds and whose place may be bad. They are opened when no others are free but those that
+    /// are reserved for the collector.
     pub(super) doubtful: VecDeque<u32>,
-    /// What is to be remembered of segments when they are free.
+    /// Failures of segments, to be taken into account when they are free again.
     doubted: HashMap<u32, Doubt>,
     pub(super) punching: u32,
-    /// Those that wait for a drain.
+    /// Segments that wait for a drain.
     draining: Vec<u32>,
     /// While attaching: a bit for each location that the map has named.
     adopted: Vec<u64>,
@@ -56,7 +56,7 @@ pub(super) struct Log {
     /// Owners of closed segments whose summary is not in the file (found at attach, or its write failed).
     pub kept_owners: HashMap<u32, Vec<u32>>,
     live: u64,
-    /// Blocks of appends under way that will add to `live`.
+    /// Blocks of appends in flight that will add to `live`.
     pub arriving: u64,
 }
 
@@ -103,7 +103,7 @@ impl Log {
         Location(segment * self.shape.segment_blocks + self.data_blocks())
     }
 
-    /// How many blocks an append may have now, opening a segment if need be: 0 when none can be opened.
+    /// How many blocks an append may have now. Opens a segment if needed; 0 if none can be opened.
     pub fn ready(&mut self, stream: Stream, meta: &Meta) -> u32 {
         if self.open[stream as usize].is_none() {
             let own = if stream == Stream::Write { COLLECTOR_OWN } else { 0 };
@@ -122,7 +122,7 @@ impl Log {
         if left < self.shape.part_blocks { left } else { (self.shape.part_blocks).min(left - 1).max(1) }
     }
 
-    /// A segment to be opened; more than `spare` are free. So many good ones stay, as long as there is another.
+    /// A free segment to be opened, if more than `spare` are free. So many good ones are kept, as long as there is another.
     fn choose(&mut self, spare: u32, meta: &Meta) -> u32 {
         let good = self.free_segments() - self.doubtful.len() as u32;
         if good <= spare
@@ -148,7 +148,7 @@ impl Log {
         self.open[Stream::Collect as usize].is_some() || self.free_segments() > 0
     }
 
-    /// Makes sure that `n` blocks, as many as some `ready` has allowed, can be appended in a row now.
+    /// Ensures that `n` blocks, as many as `ready` has allowed before, can be appended in a row now.
     pub fn make_ready(&mut self, stream: Stream, n: u32, meta: &Meta) -> bool {
         let ready = self.ready(stream, meta);
         if ready > 0 && ready < n {
@@ -185,7 +185,7 @@ impl Log {
         }
     }
 
-    /// The open segment takes no more: its tail was lost to a failed write. Its owners are kept in memory.
+    /// Closes the open segment, whose tail was lost to a failed write. Its owners are kept in memory.
     pub fn abandon(&mut self, stream: Stream, segment: u32, meta: &Meta) {
         if self.open[stream as usize].as_ref().is_some_and(|o| o.segment == segment) {
             let owners = self.close(stream);
@@ -194,14 +194,14 @@ impl Log {
         }
     }
 
-    /// A map entry now points at `location`.
+    /// Counts a map entry that now points at `location`.
     pub fn born(&mut self, location: Location) {
         let segment = self.segment_of(location);
         self.segments.change(segment, |s| s.live += 1);
         self.live += 1;
     }
 
-    /// A map entry points at `location` no more.
+    /// Takes back the count of a map entry that no longer points at `location`.
     pub fn dead(&mut self, location: Location, meta: &Meta) {
         let segment = self.segment_of(location);
         self.segments.change(segment, |s| s.live -= 1);
@@ -209,19 +209,19 @@ impl Log {
         self.free_if_empty(segment, meta);
     }
 
-    /// A read of the segment is under way.
+    /// Counts a read of the segment that begins.
     pub fn pin(&mut self, segment: u32) {
         self.segments.change(segment, |s| s.pins += 1);
     }
 
-    /// A read of the segment is done.
+    /// Counts the end of a read of the segment.
     pub fn unpin(&mut self, segment: u32, meta: &Meta) {
         self.segments.change(segment, |s| s.pins -= 1);
         self.free_if_empty(segment, meta);
     }
 
-    /// An append of the segment is done. With the last one of a segment that has its summary nothing of it is
-    /// under way any more, whatever the order in which they ended.
+    /// Counts the end of an append. With the last one of a segment that has its summary, no append of it is in flight, in
+    /// whatever order they ended.
     pub fn appended(&mut self, segment: u32, meta: &Meta) {
         let s = self.segments.change(segment, |s| s.appends -= 1);
         if s.appends == 0 && s.status != Status::Open && !self.kept_owners.contains_key(&segment) {
@@ -242,12 +242,12 @@ impl Log {
     fn put_empty(&mut self, segment: u32) {
         match self.doubted.remove(&segment) {
             Some(Doubt::Spot) => self.doubtful.push_back(segment),
-            Some(Doubt::Room) => self.empty.push_front(segment),
+            Some(Doubt::Space) => self.empty.push_front(segment),
             None => self.empty.push_back(segment),
         }
     }
 
-    /// The closed segment with the fewest live blocks, if moving them gains anything.
+    /// The closed segment with the fewest live blocks, if moving them frees space.
     pub fn emptiest(&self) -> Option<u32> {
         self.segments.emptiest()
     }
@@ -256,7 +256,7 @@ impl Log {
         self.segments.get(segment).live.into()
     }
 
-    /// The collector could not empty this segment.
+    /// Marks a segment that the collector could not empty as stuck.
     pub fn set_stuck(&mut self, segment: u32) {
         self.segments.change(segment, |s| s.status = Status::Stuck);
     }
@@ -265,7 +265,7 @@ impl Log {
         self.segments.a_stuck_one().is_some()
     }
 
-    /// Some stuck segments may be tried again, those first that have been left alone for longest.
+    /// Lets some stuck segments be tried again, those first that have been stuck for longest.
     pub fn retry_stuck(&mut self) {
         for _ in 0..RETRIES {
             let Some(segment) = self.segments.a_stuck_one() else { return };
@@ -273,20 +273,20 @@ impl Log {
         }
     }
 
-    /// An empty segment, to be punched out. One whose write has failed is as good as any then: the file system may
+    /// An empty segment, to be punched out. One whose write has failed counts as good after that: the file system may
     /// put it somewhere else.
     pub fn next_to_punch(&mut self, meta: &Meta) -> u32 {
         self.punching += 1;
         let next = self.doubtful.pop_front().map(|segment| (segment, Doubt::Spot));
-        let next = next.or_else(|| Some((self.empty.pop_front()?, Doubt::Room)));
+        let next = next.or_else(|| Some((self.empty.pop_front()?, Doubt::Space)));
         let (segment, doubt) = next.expect("the caller has seen an empty one");
-        // Should the punch fail, it goes back where it was.
+        // If the punch fails, it goes back where it was.
         self.doubted.insert(segment, doubt);
         meta.set_segment(segment, SegmentMark::Busy);
         segment
     }
 
-    /// A punch is done. One that failed leaves the segment as it was, free and in the file.
+    /// Handles the end of a punch. After a failed one the segment is as it was, free and in the file.
     pub fn punched(&mut self, segment: u32, ok: bool, meta: &Meta) {
         self.punching -= 1;
         if ok {
@@ -325,8 +325,8 @@ impl Log {
         true
     }
 
-    /// After the last `adopt`: what each segment is. Those that a dead process may still be writing to wait for a
-    /// drain.
+    /// After the last `adopt`: decides the state of each segment. Those that a dead process may still be writing to wait for
+    /// a drain.
     pub fn finish_adopting(&mut self, meta: &Meta) {
         self.adopted = Vec::new();
         self.segments.grow(meta.segments_used());
@@ -351,12 +351,12 @@ impl Log {
         self.adopt_ceiling(meta);
     }
 
-    /// Some segments wait for a drain.
+    /// Whether some segments wait for a drain.
     pub fn is_draining(&self) -> bool {
         !self.draining.is_empty()
     }
 
-    /// No I/O of a dead process can land any more.
+    /// To be called when no I/O of a dead process can land any more.
     pub fn drained(&mut self, meta: &Meta) {
         for segment in std::mem::take(&mut self.draining) {
             self.segments.change(segment, |s| s.status = Status::Closed);
@@ -364,7 +364,8 @@ impl Log {
         }
     }
 
-    /// Forgets every block. No append, read, punch or collection is under way; what waits for a drain goes on waiting.
+    /// Forgets every block. No append, read, punch or collection may be in flight; segments that wait for a drain go on
+    /// waiting.
     pub fn reset(&mut self, meta: &Meta) {
         self.open = [None, None];
         self.kept_owners.clear();

@@ -1,4 +1,4 @@
-//! The write cache: a RAM tier, an overflow log, or the one before the other.
+//! The write cache: a RAM tier, an overflow log, or a RAM tier in front of an overflow log.
 //!
 //! Owns both tiers and what moves blocks between them: eviction, the collector, promotion, the punching of empty segments. Each
 //! works on the tiers that are handed to it and knows nothing of the others. Invariant: of two places of a block, the map names
@@ -12,9 +12,9 @@ mod limits;
 mod log;
 mod punch;
 mod ram;
-mod room;
 mod segments;
 mod slots;
+mod space;
 mod stretch;
 mod summary;
 mod tiers;
@@ -47,7 +47,7 @@ pub(crate) struct Cached {
     eviction: Eviction,
     collector: Collector,
     punching: Punching,
-    /// Something went to the overflow in this generation.
+    /// A block was written to the overflow in this generation.
     overflowed: bool,
     slots_scratch: Vec<Slot>,
 }
@@ -67,7 +67,7 @@ impl Cached {
 
     // Attaching.
 
-    /// Takes what the map says of a block. False: it cannot be there.
+    /// Adopts a block where the map says it is. False: it cannot be there.
     pub fn adopt(&mut self, meta: &Meta, block: Block, place: Place) -> bool {
         match place {
             Place::Ram(slot) => self.tiers.ram.adopt(slot, block),
@@ -78,7 +78,7 @@ impl Cached {
         }
     }
 
-    /// After the last of them. True: some segments wait for the end of what a dead process had begun.
+    /// To be called after the last `adopt`. True: some segments wait until no I/O of a dead process can land.
     pub fn finish_adopting(&mut self, map: &BlockMap) -> bool {
         let tiers = &mut self.tiers;
         tiers.ram.finish_adopting(map.meta());
@@ -88,12 +88,12 @@ impl Cached {
         tiers.log.is_draining()
     }
 
-    /// Whether the file system has room is not known until a write has succeeded: when a disk without a RAM tier was full.
+    /// Whether only a write can show that the file system has space: when a disk without a RAM tier was full.
     pub fn is_on_trial_when_full(&self) -> bool {
-        !self.tiers.has_ram && self.tiers.log.room() > 0
+        !self.tiers.has_ram && self.tiers.log.space() > 0
     }
 
-    /// Nothing that a dead process had begun can land any more.
+    /// Handles the end of the barrier for I/O of a dead process.
     fn drained(&mut self, shared: &mut Shared, result: Result<(), Errno>) {
         if result.is_err() {
             let now_ns = shared.now_ns();
@@ -120,42 +120,42 @@ impl Cached {
         self.tiers.ram.prefetch(slot);
     }
 
-    /// The block in this slot was read.
+    /// Counts a read of the block in this slot.
     #[inline]
     pub fn touch(&mut self, slot: Slot) {
         self.tiers.ram.touch(slot);
     }
 
-    /// A read of this place is under way.
+    /// Counts a read of this place that begins.
     pub fn pin(&mut self, location: Location) {
         self.tiers.pin(location);
     }
 
-    /// It has ended.
+    /// Counts the end of such a read.
     pub fn unpin(&mut self, shared: &Shared, location: Location) {
         self.tiers.unpin(&shared.map, location);
     }
 
-    /// Checks what was read from the log.
+    /// Checks a block that was read from the log.
     pub fn verify<I: Io>(shared: &Shared, io: &mut I, block: Block, content: &[u8]) -> Result<(), Errno> {
         Tiers::verify(&shared.map, io, block, content)
     }
 
-    /// Frees what a block's earlier content took. Returns the bytes given back.
+    /// Frees the space of a block's earlier content. Returns the bytes freed.
     pub fn give_up(&mut self, map: &BlockMap, old: Place, to_host: bool) -> u64 {
         self.tiers.give_up(map, old, to_host)
     }
 
-    /// A block was read from the log, `content`, and found right, for a request that still holds it against every write: if it
-    /// is read again and again it comes back to RAM. Takes no slot that a write may need soon; eviction replaces what is taken
-    /// by colder blocks.
+    /// Promotes a block to RAM if it is read again and again. Its `content` was read from the log and checked, for a request
+    /// that still keeps every write of it waiting. Takes no slot that a write may need soon; eviction makes up for it by colder
+    /// blocks.
     pub fn promote<I: Io>(&mut self, shared: &mut Shared, io: &mut I, block: Block, content: &[u8]) {
         let tiers = &mut self.tiers;
         if !tiers.evicts()
-            || !Reserve::of(tiers.ram.limit(), shared.spec.shape.part_blocks).may_come_back(tiers.ram.free())
-            || tiers.wants_room(shared)
-            || shared.overflow_rests()
-            // Another read may have brought it back while this one was under way.
+            || !Reserve::of(tiers.ram.limit(), shared.spec.shape.part_blocks).may_promote(tiers.ram.free())
+            || tiers.wants_space(shared)
+            || shared.overflow_is_backing_off()
+            // Another read may have promoted it while this one was in flight.
             || !matches!(shared.map.place(block), Place::Overflow(..))
             || !self.recent_reads.count(block.0)
         {
@@ -199,7 +199,7 @@ impl Cached {
         }
     }
 
-    /// A part's write has ended: commit those of its blocks that are still what they were.
+    /// Handles the end of a part's write: commits those of its blocks that have not changed meanwhile.
     fn part_written<I: Io>(
         &mut self,
         shared: &mut Shared,
@@ -221,13 +221,13 @@ impl Cached {
             }
             Err(errno) => {
                 shared.write_failed(io, errno);
-                let doubt = if errno == Errno::NO_SPACE { Doubt::Room } else { Doubt::Spot };
+                let doubt = if errno == Errno::NO_SPACE { Doubt::Space } else { Doubt::Spot };
                 tiers.log.doubt(extent.segment, doubt);
                 tiers.log.abandon(stream, extent.segment, shared.map.meta());
                 let part = tiers.parts.get(id);
                 part.failures += 1;
-                // A request's blocks are tried in other segments; those from RAM stay there, and the collector's
-                // where they are. When the file system is full, which may pass, they wait.
+                // Blocks of requests are tried in other segments. Blocks from RAM stay there, and the collector's where they
+                // are. While the file system is full they wait.
                 let again = match errno {
                     Errno::NO_SPACE => shared.spec.full == FullPolicy::Pause,
                     _ => part.failures < WRITE_TRIES,
@@ -238,7 +238,7 @@ impl Cached {
                     part.extent = None;
                     tiers.unflushed.push_back(id);
                     tiers.log.appended(extent.segment, shared.map.meta());
-                    self.drop_unflushed(shared, io, |a| a.withdrawn);
+                    self.drop_unflushed(shared, io, |a| a.canceled);
                     return;
                 }
             }
@@ -254,7 +254,7 @@ impl Cached {
                 shared.admission.operation_done(request, result);
             }
         }
-        // Its list keeps its memory.
+        // The list keeps its memory.
         tiers.parts.get(id).staged = staged;
         tiers.parts.release(id);
         tiers.log.appended(extent.segment, shared.map.meta());
@@ -265,15 +265,15 @@ impl Cached {
 
     // The turn.
 
-    /// Before the waiting requests are served: what has gathered is written, and more room is made.
+    /// The work before the waiting requests are served: writes filled parts, and frees space.
     pub fn work<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
         self.eviction.begin_turn();
         self.flush_parts(shared, io);
-        self.make_room(shared, io);
+        self.make_space(shared, io);
     }
 
-    /// Eviction and the collector go on.
-    fn make_room<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
+    /// Continues eviction and collection.
+    fn make_space<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
         if !self.tiers.has_log {
             return;
         }
@@ -283,20 +283,20 @@ impl Cached {
         }
     }
 
-    /// The same after the waiting requests were served: what was free is used up, or has become worth collecting, and more
-    /// room must be on its way before the owner sleeps. Last what leaves the file: what those requests have emptied must not
-    /// wait for another turn.
-    pub fn make_more_room<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
+    /// The work after the waiting requests were served. They may have used up the free space, or made segments worth
+    /// collecting: more space must be on its way before the owner sleeps. Punches come last, so that a segment that these
+    /// requests have emptied does not wait for another turn.
+    pub fn make_more_space<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
         if !self.tiers.has_log {
             return;
         }
-        if self.tiers.wants_room(shared) {
-            self.make_room(shared, io);
+        if self.tiers.wants_space(shared) {
+            self.make_space(shared, io);
         }
         self.punching.step(&mut self.tiers, shared, io);
     }
 
-    /// Memory of slots comes and goes. True: there is more to do at once.
+    /// Gives slots memory ahead of use, and releases memory that is not needed. True: there is more to do at once.
     pub fn tidy<I: Io>(&mut self, shared: &mut Shared, io: &mut I, idle: bool) -> bool {
         self.lower_ram_ceiling(shared);
         let ram = &mut self.tiers.ram;
@@ -304,27 +304,27 @@ impl Cached {
             | ram.give_back(io, &mut self.slots_scratch)
     }
 
-    /// Eviction goes on in the next turn.
-    pub fn goes_on(&self) -> bool {
-        self.eviction.goes_on()
+    /// Whether eviction has more to do in the next turn.
+    pub fn has_more_work(&self) -> bool {
+        self.eviction.has_more_work()
     }
 
     pub fn deadlines_ns(&self) -> [u64; 3] {
         [self.collector.deadline_ns(), self.punching.deadline_ns(), self.tiers.ram.deadline_ns()]
     }
 
-    // Room.
+    // Space.
 
-    pub fn wants_room(&self, shared: &Shared) -> bool {
-        self.tiers.wants_room(shared)
+    pub fn wants_space(&self, shared: &Shared) -> bool {
+        self.tiers.wants_space(shared)
     }
 
-    pub fn has_room(&self) -> bool {
-        self.tiers.has_room()
+    pub fn has_space(&self) -> bool {
+        self.tiers.has_space()
     }
 
-    pub fn has_room_in_log(&self) -> bool {
-        self.tiers.log.room() > 0
+    pub fn has_space_in_log(&self) -> bool {
+        self.tiers.log.space() > 0
     }
 
     pub fn next_to_serve(&self, shared: &Shared) -> Option<usize> {
@@ -335,13 +335,13 @@ impl Cached {
         self.tiers.parts.can_take(Stream::Write)
     }
 
-    /// Nothing that is under way, or can be, will make room for a write; but a drain may.
-    pub fn has_no_room(&self, shared: &Shared) -> bool {
+    /// Whether nothing in flight, and nothing that could be started, frees space for a write. A drain may still do so.
+    pub fn has_no_space(&self, shared: &Shared) -> bool {
         let tiers = &self.tiers;
-        let log_is_at_rest = || {
+        let log_is_idle = || {
             !self.collector.is_busy()
                 && !self.punching.is_busy()
-                && !self.eviction.goes_on()
+                && !self.eviction.has_more_work()
                 && tiers.parts.in_use() == tiers.unflushed.len()
         };
         match tiers.mode() {
@@ -349,10 +349,10 @@ impl Cached {
             Mode::RamOverflow => {
                 tiers.next_to_serve(shared).is_none()
                     && tiers.ram.evicting() == 0
-                    && log_is_at_rest()
+                    && log_is_idle()
                     && tiers.log_is_full(shared)
             }
-            _ => log_is_at_rest() && tiers.log_is_full(shared),
+            _ => log_is_idle() && tiers.log_is_full(shared),
         }
     }
 
@@ -378,12 +378,12 @@ impl Cached {
         }
     }
 
-    /// Nothing is under way.
+    /// Whether nothing is in flight.
     pub fn is_quiet(&self) -> bool {
         self.tiers.parts.in_use() == 0 && !self.collector.is_busy() && !self.punching.is_busy()
     }
 
-    /// The map has forgotten every block.
+    /// To be called when the map has forgotten every block.
     pub fn reset(&mut self, shared: &Shared) {
         self.tiers.ram.reset();
         self.tiers.log.reset(shared.map.meta());

@@ -1,6 +1,6 @@
-//! Empty segments leave the file.
+//! Punches empty segments out of the file.
 //!
-//! Owns when they do; which is the log's to say. Invariant: of what the file needs soon nothing is punched.
+//! Owns the time of it; the log chooses the segments. Invariant: no segment that will be needed soon is punched.
 
 use crate::engine::cached::log::Log;
 use crate::engine::cached::tiers::Tiers;
@@ -11,9 +11,9 @@ use crate::ops::Op;
 use crate::shared::Shared;
 use spillway_layout::add;
 
-/// Punches of empty segments under way at a time.
+/// The most punches in flight.
 const PUNCHES: u32 = 2;
-/// How long no segment must have been filled before empty ones leave the file.
+/// How long no segment must have been filled before empty ones are punched.
 const QUIET_NS: u64 = 500_000_000;
 
 #[derive(Default)]
@@ -22,22 +22,22 @@ pub(super) struct Punching {
     after_ns: u64,
     /// The file system cannot punch.
     pub impossible: bool,
-    under_way: u32,
+    in_flight: u32,
 }
 
 impl Punching {
     pub fn is_busy(&self) -> bool {
-        self.under_way > 0
+        self.in_flight > 0
     }
 
-    /// When it must be asked again.
+    /// When it must be called again even if nothing happens.
     pub fn deadline_ns(&self) -> u64 {
         self.after_ns
     }
 
-    /// Empty segments beyond a few leave the file once no more are being filled; all of them at once when
-    /// nothing lives in it, and what is over a limit that was lowered at once too. A file system may make a punch wait
-    /// for the I/O under way, or the other way round.
+    /// Punches empty segments beyond a few once no more are being filled. When the log has no live block it punches all of
+    /// them at once, and when the file is over a lower limit as many as are over it. A file system may make a punch wait for
+    /// I/O in flight, or I/O for a punch.
     #[inline]
     pub fn step<I: Io>(&mut self, tiers: &mut Tiers, shared: &mut Shared, io: &mut I) {
         if tiers.log.empties() == 0 {
@@ -58,18 +58,18 @@ impl Punching {
             self.after_ns = shared.now_ns() + QUIET_NS;
         }
         let more = |log: &Log| if over { log.must_punch() } else { log.has_to_punch(all) };
-        while self.under_way < PUNCHES && shared.now_ns() >= self.after_ns && more(&tiers.log) {
+        while self.in_flight < PUNCHES && shared.now_ns() >= self.after_ns && more(&tiers.log) {
             let segment = tiers.log.next_to_punch(shared.map.meta());
-            self.under_way += 1;
+            self.in_flight += 1;
             let op = shared.ops.begin(Op::Punch { segment });
             let offset = tiers.log.first_location(segment).offset_bytes();
             io.punch_overflow(op, offset, shared.spec.segment_bytes());
         }
     }
 
-    /// A segment has left the file, or not.
+    /// Handles the end of a punch.
     pub fn done(&mut self, tiers: &mut Tiers, shared: &Shared, segment: u32, result: Result<(), Errno>) {
-        self.under_way -= 1;
+        self.in_flight -= 1;
         tiers.log.punched(segment, result.is_ok(), shared.map.meta());
         match result {
             Ok(()) => add(&shared.counters().segments_punched, 1),

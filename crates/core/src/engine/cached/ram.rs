@@ -1,8 +1,8 @@
-//! The RAM tier: which slots are in use, by which block, and which block is cold enough to leave.
+//! The RAM tier: which slots are in use, by which block, and which block is cold enough to be evicted.
 //!
 //! Owns no content. Everything here is rebuilt from the block map when a worker attaches.
 //! Invariants: a slot is free (backed, punched, stale or fresh), reserved, or owned by exactly one block; no more
-//! slots than the limit hold memory, but while a limit that has fallen is being reached.
+//! slots than the limit hold memory, except while the tier shrinks to a lower limit.
 //! Why: `docs/design/009-memory-of-the-ram-tier.md`.
 
 mod ahead;
@@ -14,13 +14,13 @@ use crate::io::{Io, PartId};
 use crate::meta::Meta;
 use ahead::Ahead;
 use spillway_layout::{BLOCK_BYTES, Block, DiskSpec, Slot, bytes_in_words};
-use spillway_policy::{HAND_STEPS, Hand, MAX_FREQUENCY, Pass};
+use spillway_policy::{ClockHand, HAND_STEPS, MAX_FREQUENCY, Visit};
 use std::ops::Range;
 
 /// Bits of a state that hold the frequency.
 const FREQUENCY: u8 = MAX_FREQUENCY;
 const EVICTING_SHIFT: u32 = 2;
-/// State of a slot without owner that is taken all the same.
+/// State of a slot that is reserved: taken, and without an owner yet.
 const RESERVED: u8 = 1;
 /// State of a free slot whose content is to be zeroed before it is used.
 const DIRTY: u8 = 2;
@@ -29,12 +29,12 @@ const DIRTY: u8 = 2;
 pub struct DataMemory {
     /// Its length.
     pub bytes: u64,
-    /// The host backs it with huge pages of 2 MiB: whole ones are handed out and given back.
+    /// The host backs it with huge pages of 2 MiB: whole ones are handed out and released.
     pub huge_pages: bool,
 }
 
 impl DataMemory {
-    /// Refuses a disk that cannot be, or whose RAM limit is more than there is memory for.
+    /// Refuses an invalid disk, or one whose RAM limit is larger than the memory.
     pub(crate) fn check(&self, spec: &DiskSpec) -> Result<(), DiskError> {
         spec.check().map_err(DiskError::Spec)?;
         if spec.slots() > self.slots() && spec.mode.has_ram() {
@@ -46,7 +46,7 @@ impl DataMemory {
         Ok(())
     }
 
-    /// Slots that fit in.
+    /// Slots that fit in the memory.
     pub fn slots(&self) -> u32 {
         (self.bytes / BLOCK_BYTES as u64).min(u64::from(u32::MAX / 2)) as u32
     }
@@ -55,11 +55,11 @@ impl DataMemory {
 /// How many slots may be in use.
 struct Ceiling {
     limit: u32,
-    /// The limit, and more while one that has fallen is being reached.
+    /// The limit, or more while the tier shrinks to a lower one.
     at: u32,
-    /// Above the limit, every other slot that comes free is for writes; the others, or all, lower the ceiling.
+    /// Above the limit, every other slot that becomes free is for writes. The others, or all, lower the ceiling.
     shares: bool,
-    /// The next one is.
+    /// The next slot that becomes free is for writes.
     for_writes: bool,
 }
 
@@ -70,33 +70,33 @@ pub(crate) struct RamTier {
     total: u32,
     /// Block + 1 of each slot, 0 for none: zeroed memory, so that an unused tier costs nothing.
     owner: Vec<u32>,
-    /// Bits 0..1 frequency; bits 2.. staging buffer + 1 while an eviction of this content is under way.
+    /// Bits 0..1 frequency; bits 2.. staging buffer + 1 while an eviction of this content is in flight.
     state: Vec<u8>,
-    /// Memory comes and goes in units.
+    /// Memory is given and released in units of 2 MiB.
     huge: bool,
-    /// Free slots whose memory is there; with huge pages those of units that are in use in part.
+    /// Free slots that have memory; with huge pages those of units that are partly in use.
     backed: SlotSet,
-    /// With huge pages: free units whose memory is there.
+    /// With huge pages: free units that have memory.
     whole: SlotSet,
-    /// Free slots whose memory was given back.
+    /// Free slots whose memory was released.
     punched: SlotSet,
-    /// Slots from here on have never been used, by no process: `meta` knows it too.
+    /// Slots from here on have never been used by any process. `meta` has this number too.
     fresh: u32,
-    /// Those of these that are neither owned nor punched are free, and may hold memory of an earlier generation or
+    /// Slots of this range that are neither owned nor punched are free, and may hold memory of an earlier generation or
     /// process.
     stale: Range<u32>,
-    /// How many these are.
+    /// How many stale slots there are.
     stale_free: u32,
     used: u32,
     peak: u32,
     evicting: u32,
-    /// How many of the backed free slots are to be given back to the host.
+    /// How many of the backed free slots are to be released to the host.
     give_back: u32,
-    hand: Hand,
+    hand: ClockHand,
     ahead: Ahead,
-    /// The limit has fallen below what holds memory, and still is.
+    /// The limit was lowered below the number of slots with memory, and still is.
     shrinking: bool,
-    /// Owners and states of an earlier generation, given back in steps.
+    /// Owners and states of an earlier generation, freed in steps.
     retired: (Vec<u32>, Vec<u8>),
 }
 
@@ -121,7 +121,7 @@ impl RamTier {
             peak: 0,
             evicting: 0,
             give_back: 0,
-            hand: Hand::default(),
+            hand: ClockHand::default(),
             ahead: Ahead::default(),
             shrinking: false,
             retired: (Vec::new(), Vec::new()),
@@ -136,12 +136,12 @@ impl RamTier {
         self.peak
     }
 
-    /// An earlier process has seen this many slots in use.
+    /// Takes over the peak that an earlier process has counted.
     pub fn remember_peak(&mut self, peak: u64) {
         self.peak = self.peak.max(u32::try_from(peak).unwrap_or(0).min(self.total));
     }
 
-    /// Slots that may be taken.
+    /// Slots that may be taken now.
     pub fn free(&self) -> u32 {
         self.ceiling.at - self.used
     }
@@ -169,12 +169,12 @@ impl RamTier {
         self.used + self.spare() + self.stale_free
     }
 
-    /// Free ones among them, for the next writes.
+    /// Free slots with memory, for the next writes.
     fn spare(&self) -> u32 {
         self.backed.len() + self.whole.len() * UNIT_SLOTS
     }
 
-    /// How many more than may be in use hold memory. The last huge page may reach beyond it.
+    /// How many slots more than may be in use hold memory. The last huge page may reach beyond that number.
     fn beyond(&self) -> u32 {
         let page = if self.huge { UNIT_SLOTS - 1 } else { 0 };
         self.memory().saturating_sub(self.ceiling.at.saturating_add(page))
@@ -238,8 +238,8 @@ impl RamTier {
         Some((Slot(first), n, backed.is_none()))
     }
 
-    /// None is free and backed: one without memory, if the ceiling allows one more with it; else a stale one, of
-    /// which there are some, as then not all that hold memory are in use.
+    /// A slot when none is free and backed: one without memory, if the ceiling allows one more slot with memory. Otherwise a
+    /// stale one: there are some, as not all slots with memory are in use then.
     fn take_unbacked<I: Io>(&mut self, io: &mut I, meta: &Meta) -> Option<u32> {
         if self.whole.len() == 0 && self.memory() < self.ceiling.at && self.extend(1, meta).is_some() {
             self.ahead.taken += 1;
@@ -250,7 +250,7 @@ impl RamTier {
         if let Some(slot) = self.backed.pop_first() {
             return Some(slot);
         }
-        // From the far end: the near one is being given back.
+        // From the far end: the near one is being released.
         while let Some(slot) = self.stale.next_back() {
             if self.is_stale(slot) {
                 self.stale_free -= 1;
@@ -271,7 +271,7 @@ impl RamTier {
             && !self.whole.contains(slot / UNIT_SLOTS)
     }
 
-    /// The slot now holds this block.
+    /// Records that the slot now holds this block.
     #[inline]
     pub fn own(&mut self, slot: Slot, block: Block) {
         self.owner[slot.0 as usize] = block.0 + 1;
@@ -302,28 +302,28 @@ impl RamTier {
         self.shrinking = self.is_above_limit() || self.beyond() > 0;
     }
 
-    /// From here on the limit is this, of at most all slots. What is in use beyond it is evicted, and what holds
-    /// memory beyond it given back, step by step. To be followed by [`RamTier::lower_ceiling`].
+    /// Sets the limit, at most all slots. Blocks beyond it are evicted, and memory beyond it is released, step by step. To be
+    /// followed by [`RamTier::lower_ceiling`].
     pub fn set_limit(&mut self, limit: u32) {
         self.ceiling.limit = limit;
         self.ceiling.at = if self.used > limit { self.ceiling.at.max(limit) } else { limit };
         self.shrinking = self.is_above_limit() || self.beyond() > 0;
     }
 
-    /// A limit that has fallen is still being reached.
+    /// Whether the tier still shrinks to a lower limit.
     pub fn is_above_limit(&self) -> bool {
         self.ceiling.at > self.ceiling.limit
     }
 
-    /// While a limit that has fallen is being reached, at most this many slots are free for writes, and if it `shares`, every
-    /// other one that comes free until the next call: so writes neither stop nor keep the limit from being reached.
+    /// While the tier shrinks to a lower limit, lets writes have at most this many free slots, and if it `shares`, every other
+    /// one that becomes free until the next call. So writes go on, and the limit is reached all the same.
     pub fn lower_ceiling(&mut self, free: u32, shares: bool) {
         self.ceiling.shares = shares;
         self.ceiling.at = self.ceiling.at.min(self.used.saturating_add(free)).max(self.ceiling.limit);
     }
 
-    /// Frees a slot, owned or reserved. With `give_back`, its memory goes back to the host soon; so does what
-    /// eviction had freed for the next writes, once the tier is less than half full and none is needed.
+    /// Frees a slot, owned or reserved. With `give_back`, its memory is released to the host soon. So is the memory that
+    /// eviction has freed for later writes, once the tier is less than half full.
     #[inline]
     pub fn release(&mut self, slot: Slot, give_back: bool) {
         let i = slot.0 as usize;
@@ -353,7 +353,7 @@ impl RamTier {
         }
     }
 
-    /// The block was read.
+    /// Counts a read of the block.
     #[inline]
     pub fn touch(&mut self, slot: Slot) {
         let state = &mut self.state[slot.0 as usize];
@@ -362,7 +362,7 @@ impl RamTier {
         }
     }
 
-    /// The block was overwritten in place: an eviction of its earlier content is void.
+    /// Counts an overwrite in place: an eviction of the earlier content becomes invalid.
     #[inline]
     pub fn touch_written(&mut self, slot: Slot) {
         let state = &mut self.state[slot.0 as usize];
@@ -378,19 +378,19 @@ impl RamTier {
     /// Picks up to `n` cold blocks for `part`; they count as evicting from here on.
     pub fn pick_cold(&mut self, n: usize, part: PartId, out: &mut Vec<(Block, Slot)>) {
         let RamTier { hand, owner, state, evicting, fresh, .. } = self;
-        hand.go(*fresh, n, HAND_STEPS, |slot| {
+        hand.advance(*fresh, n, HAND_STEPS, |slot| {
             let (owner, state) = (owner[slot as usize], &mut state[slot as usize]);
             if owner == 0 || *state >> EVICTING_SHIFT != 0 {
-                return Pass::Nothing;
+                return Visit::Skipped;
             }
             if *state != 0 {
                 *state -= 1;
-                return Pass::Cooled;
+                return Visit::Cooled;
             }
             *state = (part.0 + 1) << EVICTING_SHIFT;
             *evicting += 1;
             out.push((Block(owner - 1), Slot(slot)));
-            Pass::Picked
+            Visit::Picked
         });
     }
 
@@ -399,13 +399,13 @@ impl RamTier {
         self.state[slot.0 as usize] >> EVICTING_SHIFT == part.0 + 1
     }
 
-    /// The eviction failed: the block stays.
+    /// Ends an eviction that failed: the block stays.
     pub fn keep(&mut self, slot: Slot) {
         self.state[slot.0 as usize] = 0;
         self.evicting -= 1;
     }
 
-    /// Forgets every block; all memory goes back to the host step by step.
+    /// Forgets every block; all memory is released to the host step by step.
     pub fn reset(&mut self) {
         let old = std::mem::replace(self, RamTier::new(self.ceiling.limit, self.data));
         (self.fresh, self.peak, self.punched) = (old.fresh, old.peak, old.punched);

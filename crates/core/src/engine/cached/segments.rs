@@ -1,7 +1,7 @@
 //! The segments of the log one by one, and lists of them by how many blocks live in each, so that the emptiest is
 //! found at once, however many there are.
 //!
-//! Owns what is known of a segment and its place in a list; never decides what becomes of it. Invariant: a
+//! Owns the state of each segment and its place in a list; never decides what is done with it. Invariant: a
 //! segment is in the list of its number of live blocks exactly while the collector may pick it, and in the
 //! list of the stuck ones while it is stuck.
 
@@ -11,10 +11,10 @@
 pub(crate) enum Status {
     /// Empty, punched, or being punched.
     Free,
-    /// Taking blocks.
+    /// Blocks are appended to it.
     Open,
     Closed,
-    /// Closed, and the collector could not empty it: left alone for a while.
+    /// Closed, and the collector could not empty it: not picked for a while.
     Stuck,
     /// I/O of a dead process may still land in it: it is only read until a drain has ended.
     Draining,
@@ -24,10 +24,10 @@ pub(crate) enum Status {
 pub(crate) struct Segment {
     /// Map entries that point into it.
     pub live: u16,
-    /// Writes under way: blocks are still coming.
+    /// Writes in flight.
     pub appends: u8,
     pub status: Status,
-    /// Reads and writes under way, and the collector's hold.
+    /// Reads and writes in flight, and the collector's hold.
     pub pins: u32,
     next: u32,
     previous: u32,
@@ -39,7 +39,7 @@ impl Segment {
     pub const FREE: Segment =
         Segment { live: 0, appends: 0, status: Status::Free, pins: 0, next: NONE, previous: NONE };
 
-    /// Whether nothing keeps it from being used again.
+    /// Whether it may be used again.
     pub fn is_spent(&self) -> bool {
         matches!(self.status, Status::Closed | Status::Stuck) && self.live == 0 && self.pins == 0
     }
@@ -77,7 +77,7 @@ impl Segments {
         self.all.iter().enumerate().map(|(i, s)| (i as u32, s))
     }
 
-    /// Free ones up to this number.
+    /// The free segments below this index.
     pub fn grow(&mut self, len: u32) {
         if len > self.len() {
             self.all.resize(len as usize, Segment::FREE);

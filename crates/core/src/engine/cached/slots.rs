@@ -1,5 +1,4 @@
-//! Sets of slots, with the lowest and the highest found in a few steps at any size. Owns bits; never says what a
-//! set means.
+//! Sets of slots, with the lowest and the highest found in a few steps at any size. Owns bits; knows no meaning of a set.
 //!
 //! Invariant: a bit above the lowest level is set exactly if the word below it is not zero.
 

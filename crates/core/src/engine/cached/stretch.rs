@@ -15,7 +15,7 @@ use crate::shared::Shared;
 use crate::table::Active;
 use spillway_layout::{BLOCK_BYTES, Block, Slot};
 
-/// What became of the blocks at a request's place.
+/// How the blocks at a request's place were or must be stored.
 pub(super) enum Stretch {
     /// So many bytes of the request were stored.
     Stored(u32),
@@ -42,7 +42,7 @@ impl Tiers {
         let first = shared.map.place(piece.block);
         let mut blocks = 0;
         while blocks < most && continues(&shared.map, first, Block(piece.block.0 + blocks), blocks) {
-            // A block of zeroes takes no slot. If the guest changes it after this look, the other answer was as true.
+            // A block of zeroes takes no slot. If the guest changes it after this check, either result is valid.
             if io.guest_is_zero(token, a.at + blocks * BLOCK, BLOCK)? {
                 break;
             }
@@ -55,7 +55,7 @@ impl Tiers {
             (0..blocks).for_each(|i| self.ram.touch_written(Slot(slot.0 + i)));
             io.guest_to_slots(token, a.at, slot, blocks, false)?;
         } else {
-            let may = self.has_room() && !self.log.is_over() && shared.admission.may_take_room(a);
+            let may = self.has_space() && !self.log.is_over() && shared.admission.may_take_space(a);
             let taken = if may { self.ram.allocate_run(io, shared.map.meta(), blocks) } else { None };
             let Some((slot, n, fresh)) = taken else { return Ok(Stretch::TooShort(blocks * BLOCK)) };
             blocks = n;

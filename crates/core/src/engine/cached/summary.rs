@@ -1,7 +1,7 @@
 //! The last block of a segment, which names the block at each of its positions.
 //!
-//! Owns the layout: magic, checksum of the rest, segment, count, owners; 32-bit little-endian words. Invariant: a summary that
-//! is another segment's, or harmed, is not read.
+//! Owns the layout: magic, checksum of the rest, segment, count, owners; 32-bit little-endian words. Invariant: a summary of
+//! another segment, or a damaged one, is never used.
 
 #[cfg(test)]
 use spillway_layout::BLOCK_BYTES;
@@ -24,7 +24,7 @@ pub(super) fn write_summary(page: &mut [u8], segment: u32, owners: &[u32]) {
     page[4..8].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// The owners that a segment's summary names, if it is that segment's and unharmed.
+/// The owners that a segment's summary names, if it belongs to that segment and is undamaged.
 pub(super) fn read_summary(page: &[u8], segment: u32, most: usize) -> Option<Vec<u32>> {
     let word = |at: usize| Some(u32::from_le_bytes(page.get(at..at + 4)?.try_into().ok()?));
     let n = word(12)? as usize;

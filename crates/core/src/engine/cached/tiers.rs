@@ -1,7 +1,7 @@
 //! The two tiers of the write cache and the staging buffers between them: what writes, eviction and the collector share.
 //!
-//! Owns where a block's room comes from and goes to; never decides what leaves. Invariant: whatever a block took is given up
-//! with the commit of its next place.
+//! Owns the allocation and the release of a block's space; never decides what is evicted. Invariant: the space of a block's old
+//! content is freed with the commit of its new place.
 
 use crate::engine::cached::log::Log;
 use crate::engine::cached::ram::{DataMemory, RamTier};
@@ -22,23 +22,23 @@ pub(super) struct Tiers {
     pub ram: RamTier,
     pub log: Log,
     pub parts: Parts,
-    /// Which of the two there are.
+    /// Which of the two exist.
     pub has_ram: bool,
     pub has_log: bool,
     /// Parts whose append must wait for a segment.
     pub unflushed: VecDeque<PartId>,
-    /// Reserved slots whose blocks' old content is on its way.
+    /// Reserved slots for blocks whose old content is being read.
     pub merging_slots: u32,
 }
 
-/// What became of a part that was to be appended.
+/// The outcome of appending a part.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Append {
     /// Its write has begun.
     Begun,
     /// Nothing was in it.
     Empty,
-    /// There is no segment for it any more: one was given up after a failed write.
+    /// There is no segment for it any more: one was closed after a failed write.
     NoSegment,
 }
 
@@ -57,19 +57,19 @@ impl Tiers {
         }
     }
 
-    /// Blocks leave RAM for the log: there are both.
+    /// Whether blocks are evicted: there are both tiers.
     pub fn evicts(&self) -> bool {
         self.has_ram && self.has_log
     }
 
-    /// The commit: the block's newest content is `entry`'s from here on. What it was before is given up.
+    /// The commit: the block's newest content is `entry`'s from here on. The space of its old content is freed.
     #[inline]
     pub fn commit(&mut self, map: &mut BlockMap, block: Block, entry: Entry) {
         let old = map.commit(block, entry);
         self.give_up(map, old, entry == Entry::ZERO);
     }
 
-    /// Frees what a block's earlier content took. Returns the bytes given back.
+    /// Frees the space of a block's old content. Returns the bytes freed.
     #[inline]
     pub fn give_up(&mut self, map: &BlockMap, old: Place, to_host: bool) -> u64 {
         match old {
@@ -80,13 +80,13 @@ impl Tiers {
         BLOCK_BYTES as u64
     }
 
-    /// A read of this place is under way.
+    /// Counts a read of this place that begins.
     pub fn pin(&mut self, location: Location) {
         let segment = self.log.segment_of(location);
         self.log.pin(segment);
     }
 
-    /// It has ended.
+    /// Counts the end of such a read.
     pub fn unpin(&mut self, map: &BlockMap, location: Location) {
         let segment = self.log.segment_of(location);
         self.log.unpin(segment, map.meta());
@@ -109,26 +109,26 @@ impl Tiers {
         Err(Errno::IO)
     }
 
-    // Room.
+    // Space.
 
-    /// A write that needs room would find some.
+    /// Whether there is space for a write that needs some.
     #[inline]
-    pub fn has_room(&self) -> bool {
-        if self.has_ram { self.ram.free() > u32::from(self.log.is_over()) } else { self.log.room() > 0 }
+    pub fn has_space(&self) -> bool {
+        if self.has_ram { self.ram.free() > u32::from(self.log.is_over()) } else { self.log.space() > 0 }
     }
 
-    /// Somebody waits for a slot, or for a segment.
-    pub fn wants_room(&self, shared: &Shared) -> bool {
-        shared.admission.room_waiters() > 0 || !self.unflushed.is_empty()
+    /// Whether a request waits for a slot or for a segment.
+    pub fn wants_space(&self, shared: &Shared) -> bool {
+        shared.admission.space_waiters() > 0 || !self.unflushed.is_empty()
     }
 
-    /// Eviction and collection begin nothing: a reset, or the end, waits for what is under way.
+    /// Whether eviction and collection must start nothing, because a reset or the end waits for I/O in flight.
     pub fn stands_still(&self, shared: &Shared) -> bool {
-        shared.resetting || shared.winding_down && !self.wants_room(shared)
+        shared.resetting || shared.winding_down && !self.wants_space(shared)
     }
 
-    /// A slot for the request's next block, which now is at `old`; without one it waits. Nobody passes those who
-    /// waited before, but for writes that replace a block of a full log: one slot is for them alone.
+    /// A slot for the request's next block, whose old place is `old`. Without one the request waits. No request overtakes those
+    /// that wait already, except writes that replace a block of a full log: one slot is reserved for them.
     #[inline]
     pub fn slot_for<I: Io>(
         &mut self,
@@ -138,29 +138,29 @@ impl Tiers {
         old: Place,
     ) -> Option<Slot> {
         let replaces = self.log.is_over() && matches!(old, Place::Overflow(..));
-        let may = replaces || self.has_room() && shared.admission.may_take_room(a);
+        let may = replaces || self.has_space() && shared.admission.may_take_space(a);
         let slot = if may { self.ram.allocate(io, shared.map.meta()) } else { None };
         if slot.is_none() {
-            a.wait = Wait::Room;
+            a.wait = Wait::Space;
         }
         slot
     }
 
-    /// Whether the log can take another block of the request, which now is at `old`; if not, it waits.
-    pub fn log_has_room_for(&self, shared: &Shared, a: &mut Active, old: Place) -> bool {
+    /// Whether the log can take another block of the request, whose old place is `old`. If not, the request waits.
+    pub fn log_has_space_for(&self, shared: &Shared, a: &mut Active, old: Place) -> bool {
         let overwrites = matches!(old, Place::Overflow(..));
-        let room = overwrites || self.log.room() > 0 && shared.admission.may_take_room(a);
-        if !room {
-            a.wait = Wait::Room;
+        let space = overwrites || self.log.space() > 0 && shared.admission.may_take_space(a);
+        if !space {
+            a.wait = Wait::Space;
         }
-        room
+        space
     }
 
-    /// Who of those that wait for room would get on now: the first, or of a full log the first that replaces one
-    /// of its blocks.
+    /// Which of the requests that wait for space could go on now: the first, or with a full log the first that replaces one of
+    /// its blocks.
     #[inline]
     pub fn next_to_serve(&self, shared: &Shared) -> Option<usize> {
-        if shared.admission.room_waiters() == 0 { None } else { self.next_of_waiting(shared) }
+        if shared.admission.space_waiters() == 0 { None } else { self.next_of_waiting(shared) }
     }
 
     fn next_of_waiting(&self, shared: &Shared) -> Option<usize> {
@@ -168,13 +168,13 @@ impl Tiers {
             self.ram.free() > 0
         } else {
             self.unflushed.is_empty()
-                && !shared.overflow_rests()
+                && !shared.overflow_is_backing_off()
                 && self.log.can_write()
                 && self.parts.can_take(Stream::Write)
         };
         match () {
             () if !can_take => None,
-            () if self.has_room() => Some(0),
+            () if self.has_space() => Some(0),
             () => self.first_that_replaces(shared),
         }
     }
@@ -182,21 +182,22 @@ impl Tiers {
     /// The first waiting write whose next block is in the log.
     pub fn first_that_replaces(&self, shared: &Shared) -> Option<usize> {
         let in_log = |a: &Active| matches!(shared.map.place(shared.piece(a).block), Place::Overflow(..));
-        shared.admission.position_for_room(in_log)
+        shared.admission.position_of_space_waiter(in_log)
     }
 
-    /// Blocks that eviction may add to the log. A full log takes one more for a write that replaces a block in
-    /// it: the slot is for such a write only, and with its commit the log holds one less.
-    pub fn room_to_evict(&self, shared: &Shared) -> u64 {
-        match self.log.room() {
+    /// Blocks that eviction may add to the log. A full log takes one more for a write that replaces a block in it: the freed
+    /// slot is for such a write only, and with its commit the log holds one block less.
+    pub fn space_to_evict(&self, shared: &Shared) -> u64 {
+        match self.log.space() {
             0 if self.ram.free() == 0 && self.ram.evicting() == 0 => {
                 u64::from(self.first_that_replaces(shared).is_some())
             }
-            room => room,
+            space => space,
         }
     }
 
-    /// Slots of those in use that eviction need not empty to reach this limit: what is being evicted has its place already.
+    /// Blocks beyond this limit of slots that eviction still has to pick. Those that are being evicted do not count: they have
+    /// their place in the log already.
     pub fn beyond_ram(&self, slots: u32) -> u64 {
         (self.ram.used() - self.ram.evicting()).saturating_sub(slots).into()
     }
@@ -282,7 +283,7 @@ impl Tiers {
         committed
     }
 
-    /// The slots that a part was to empty keep their blocks.
+    /// Keeps the blocks of a part in the slots that it was to empty.
     pub fn keep_in_ram(&mut self, part: PartId) {
         for staged in std::mem::take(&mut self.parts.get(part).staged) {
             let Source::Evict(slot) = staged.source else { unreachable!("blocks from RAM") };
@@ -291,7 +292,7 @@ impl Tiers {
         self.parts.release(part);
     }
 
-    /// The same of one slot, if it still holds what the part took from it.
+    /// The same for one slot, if it still holds the content that the part has copied.
     pub fn keep_slot(&mut self, slot: Slot, part: PartId) {
         self.log.arriving -= 1;
         if self.ram.is_evicting(slot, part) {
@@ -299,7 +300,7 @@ impl Tiers {
         }
     }
 
-    /// A block for the log, from a request: its content is in that page of the part.
+    /// Adds a request's block to a part; its content is in that page.
     pub fn stage_write<I: Io>(
         &mut self,
         map: &BlockMap,
@@ -317,15 +318,16 @@ impl Tiers {
         self.parts.get(part).staged.push(staged);
     }
 
-    /// Why no block of the log can become room now: it is full, errors keep it from being written, or no segment is left.
+    /// Whether the log can get no space now: it is full, backs off after errors, or has neither a free segment nor one to
+    /// collect.
     pub fn log_is_full(&self, shared: &Shared) -> bool {
-        let room = if self.has_ram { self.room_to_evict(shared) } else { self.log.room() };
-        room == 0
-            || shared.overflow_rests()
+        let space = if self.has_ram { self.space_to_evict(shared) } else { self.log.space() };
+        space == 0
+            || shared.overflow_is_backing_off()
             || !(self.log.can_write() || self.log.can_collect() && self.log.emptiest().is_some())
     }
 
-    /// The mode, by what there is.
+    /// The mode, by the tiers that exist.
     pub fn mode(&self) -> Mode {
         match (self.has_ram, self.has_log) {
             (true, true) => Mode::RamOverflow,

@@ -1,4 +1,4 @@
-//! Guest writes into the RAM tier, and what comes of writes of part of a block.
+//! Guest writes into the RAM tier, and merges of partly written blocks.
 //!
 //! Invariant (the commit rule): content first, then one release store of the map entry, then the completion.
 
@@ -17,13 +17,13 @@ use spillway_layout::{BLOCK_BYTES, Block, Slot, add};
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
 
-/// What came of a piece.
+/// The outcome of writing a piece.
 enum Written {
     /// It is in a slot.
     Stored,
     /// The block is all zeroes and took none.
     Zero,
-    /// It will be, when the block's old content is here.
+    /// It will be in a slot once the block's old content has been read.
     Merging,
 }
 
@@ -115,7 +115,7 @@ impl Cached {
             self.merge_to_slot(shared, io, a, piece, old, at, slot);
             return Some(Ok(Written::Merging));
         }
-        // Nothing old is needed.
+        // The old content is not needed.
         if piece.len < BLOCK {
             io.slot(slot).fill(0);
         }
@@ -167,7 +167,7 @@ impl Cached {
         shared.begin_merge(io, Merge { id, block, from, len, at, location: None, to }, old);
     }
 
-    /// The old content is here: put the new over it and commit.
+    /// Handles the end of the read of the old content: puts the new bytes over it and commits.
     pub(crate) fn merge_done<I: Io>(
         &mut self,
         shared: &mut Shared,
@@ -216,7 +216,7 @@ impl Cached {
         shared.admission.operation_done(merge.id, merged);
     }
 
-    /// Write-zeroes of part of a block that is somewhere. False: the request waits.
+    /// Write-zeroes of part of a block that is not zero. False: the request waits.
     pub(crate) fn zero_piece<I: Io>(
         &mut self,
         shared: &mut Shared,
@@ -231,7 +231,7 @@ impl Cached {
             return true;
         }
         if !self.tiers.has_ram {
-            return self.tiers.log_has_room_for(shared, a, old)
+            return self.tiers.log_has_space_for(shared, a, old)
                 && self.merge_to_page(shared, io, a, piece, old, None);
         }
         let Some(slot) = self.tiers.slot_for(shared, io, a, old) else { return false };
@@ -241,7 +241,7 @@ impl Cached {
 }
 
 impl Tiers {
-    /// A reserved slot holds a block's newest content: commit it, or `zero` if that is what it is.
+    /// Commits a block's newest content, which a reserved slot holds, or `zero` if it is all zeroes.
     #[inline]
     fn commit_slot(&mut self, shared: &mut Shared, block: Block, slot: Slot, zero: bool) {
         if zero {

@@ -1,8 +1,8 @@
 //! FLUSH of mode `persistent`, and the mark of a reset: what brings the durable map up to date.
 //!
 //! Owns the order: data, fdatasync, changed pages of the durable map, fdatasync, replies. Invariants: a page of the durable
-//! map is written as it was before an fdatasync began that has ended well, so that it never says that content is in the file
-//! which is not on the medium. Once a FLUSH has ended well, the live map on the medium is at least as new as the durable one:
+//! map is written as it was before an fdatasync began that has succeeded, so that it never names content in the file that is not
+//! on the medium. Once a FLUSH has succeeded, the live map on the medium is at least as new as the durable one:
 //! a page of it that may have been lost in a write that failed is stored again before the next fdatasync. Why:
 //! `docs/design/031-persistent.md`.
 
@@ -18,8 +18,8 @@ use spillway_layout::{BLOCK_BYTES, RESET_MARK, add};
 use std::ops::Range;
 
 impl InPlace {
-    /// A write that was to be on the medium when it ended has failed: see [`Persistent::store_live_again`]. The kernel says
-    /// once that a page was lost: an fdatasync that is under way may end well, and have left that page out.
+    /// To be called when a write to the medium has failed: see [`Persistent::store_live_again`]. The kernel reports a lost page
+    /// only once, so an fdatasync that is in flight may succeed without that page.
     pub(super) fn stable_write_failed(&mut self, errno: Errno) {
         if let Some(p) = &mut self.persistent {
             p.store_live_again();
@@ -35,7 +35,7 @@ impl InPlace {
         self.begin_round(shared, io);
     }
 
-    /// In mode `persistent`: whether the medium may say something else of these blocks than the live map does.
+    /// In mode `persistent`: whether the map on the medium may differ from the live map for these blocks.
     pub(super) fn may_be_unstable(&self, blocks: Range<u32>) -> bool {
         self.persistent.as_ref().is_some_and(|p| !p.is_stable(blocks))
     }
@@ -54,15 +54,16 @@ impl InPlace {
         self.go_on_round(shared, io);
     }
 
-    /// Brings everything to the medium, for whoever stops: no request may be unfinished or arrive meanwhile. `None`: it is
-    /// on its way; call again after each [`crate::Disk::end_turn`].
+    /// Brings everything to the medium before the process ends. No request may be unfinished or arrive meanwhile. `None`: it is
+    /// in progress; call again after each [`crate::Disk::end_turn`].
     pub fn make_durable<I: Io>(&mut self, shared: &mut Shared, io: &mut I) -> Option<Result<(), Errno>> {
         let unmark = shared.map.meta().is_marked();
-        let (draining, rests) = (shared.drain.is_needed(), shared.drain.rests(shared.now_ns()));
+        let (draining, is_backing_off) =
+            (shared.drain.is_needed(), shared.drain.is_backing_off(shared.now_ns()));
         let Some(p) = &mut self.persistent else { return Some(Ok(())) };
         if draining {
-            // An earlier page of the map may still land. A barrier that fails may do so for ever.
-            return rests.then_some(Err(Errno::IO));
+            // An earlier page of the map may still land. A barrier may fail for ever.
+            return is_backing_off.then_some(Err(Errno::IO));
         }
         if p.round.is_some() {
             return None;
@@ -75,8 +76,8 @@ impl InPlace {
         make_durable
     }
 
-    /// The next step of the round: pages, as they are now, into a staging buffer, and an fdatasync of the content that they
-    /// tell of; or behind the last pages an fdatasync for those.
+    /// The next step of the round: copies pages, as they are now, to a staging buffer and starts an fdatasync of the content that
+    /// they name; after the last pages an fdatasync of the pages themselves.
     fn go_on_round<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
         let most = shared.spec.shape.part_blocks as usize;
         let p = self.persistent.as_mut().expect("mode persistent has it");
@@ -94,7 +95,7 @@ impl InPlace {
         io.sync_overflow(op);
     }
 
-    /// The round's fdatasync has ended.
+    /// Handles the end of the round's fdatasync.
     pub(super) fn round_synced<I: Io>(&mut self, shared: &mut Shared, io: &mut I, result: Result<(), Errno>) {
         let round = self.persistent().round();
         let (staged, unmark) = (round.staged, round.unmark);
@@ -107,7 +108,7 @@ impl InPlace {
         }
     }
 
-    /// The staged pages go to their places in the durable map: page 0 there is the mark's.
+    /// Writes the staged pages to their places in the durable map, whose page 0 is for the mark.
     fn write_pages<I: Io>(&mut self, shared: &mut Shared, io: &mut I, part: PartId, n: usize) {
         let round = self.persistent().round();
         let pages = round.pages[round.done..round.done + n].to_vec();
@@ -123,7 +124,7 @@ impl InPlace {
         }
     }
 
-    /// One of the round's writes has ended.
+    /// Handles the end of one of the round's writes.
     pub(super) fn round_written<I: Io>(
         &mut self,
         shared: &mut Shared,
@@ -150,7 +151,7 @@ impl InPlace {
         self.go_on_round(shared, io);
     }
 
-    /// What it was to bring to the medium may be there or not: all of it is to be written again.
+    /// Ends a round that failed. Its pages may be on the medium or not: all of them are to be written again.
     fn fail_round<I: Io>(&mut self, shared: &mut Shared, io: &mut I, errno: Errno) {
         self.stable_write_failed(errno);
         let p = self.persistent();
@@ -191,7 +192,7 @@ impl InPlace {
         io.write_map(op, part, 0, 0, 1, true);
     }
 
-    /// The mark is written, or was not.
+    /// Handles the end of the write of the mark.
     pub(super) fn mark_written<I: Io>(
         &mut self,
         shared: &mut Shared,
@@ -206,7 +207,7 @@ impl InPlace {
             (_, Err(errno)) => shared.write_failed(io, errno),
         }
         match (set, result) {
-            // One that was not written, as far as is known, is tried again.
+            // A mark whose write failed is written again.
             (true, _) => {
                 if let Err(errno) = result {
                     self.stable_write_failed(errno);
@@ -221,7 +222,7 @@ impl InPlace {
         }
     }
 
-    /// Nothing is left in the live map: the rest of the reset is a FLUSH's to bring to the medium, where its mark is.
+    /// Clears the live map after the reset. The next FLUSH brings that to the medium, where the mark of the reset is.
     pub(super) fn forget_states(&mut self) {
         let Some(p) = &mut self.persistent else { return };
         p.live.clear();

@@ -1,8 +1,8 @@
 //! Writes in place: each block has its place in a file, which FLUSH brings to the medium. Modes `direct`, `persistent` and
 //! `ephemeral`.
 //!
-//! Owns the file's blocks and, in mode `persistent`, the map that outlives everything. Invariant: behind a dead process
-//! nothing is begun before the drain has ended.
+//! Owns the file's blocks and, in mode `persistent`, the map that outlives all processes. Invariant: after an earlier process has
+//! died no I/O is started before the drain has ended.
 
 mod flush;
 mod persist;
@@ -28,11 +28,11 @@ pub(crate) struct InPlace {
     parts: Parts,
     /// Blocks in the file.
     file_blocks: u64,
-    /// What outlives everything (mode `persistent`).
+    /// The map that outlives all processes (mode `persistent`).
     persistent: Option<Box<Persistent>>,
-    /// A reset has given the file back, as far as its file system can.
+    /// A reset has emptied the file, as far as its file system can.
     file_emptied: bool,
-    /// All of the file is being given back.
+    /// The file is being emptied.
     emptying: bool,
 }
 
@@ -49,14 +49,14 @@ impl InPlace {
 
     // Attaching.
 
-    /// Takes what the map says of a block. False: it cannot be there.
+    /// Adopts a block where the map says it is. False: it cannot be there.
     pub fn adopt(&mut self, block: Block, place: Place) -> bool {
         let Place::Overflow(location, checksum) = place else { return false };
         self.file_blocks += 1;
         location.0 == block.0 && checksum == 0
     }
 
-    /// In mode `persistent`, before the map is adopted: a new `meta` becomes what the live map says.
+    /// In mode `persistent`, before the map is adopted: fills a new `meta` from the live map.
     ///
     /// # Errors
     /// The map is another disk's, or damaged.
@@ -64,8 +64,8 @@ impl InPlace {
         persist::load_states(map, live)
     }
 
-    /// After the last block: those that have had their places in the file from the start, and that nothing has touched, count
-    /// too; and the live map, if there is one, becomes what the adopted map says.
+    /// To be called after the last `adopt`: counts the untouched blocks that have had their places in the file from the start, and
+    /// makes the live map, if there is one, equal to the adopted map.
     pub fn finish_adopting(&mut self, map: &BlockMap, live: Option<StateMap>) {
         self.file_blocks += map.untouched_in_file();
         self.persistent = live.map(|live| Box::new(persist::adopt_states(map, live)));
@@ -76,7 +76,7 @@ impl InPlace {
     pub fn op_done<I: Io>(&mut self, shared: &mut Shared, io: &mut I, op: Op, result: Result<(), Errno>) {
         match op {
             Op::DirectWrite(write) => self.written(shared, io, write, result),
-            // A hole that could not be punched costs room, not correctness: the map already says zero.
+            // A hole that could not be punched costs space, not correctness: the map already says zero.
             Op::DirectPunch { id, sync: false } => shared.admission.operation_done(id, Ok(())),
             Op::DirectPunch { id, sync: true } => self.sync(shared, io, id),
             Op::Sync { id } => shared.admission.operation_done(id, result),
@@ -94,20 +94,20 @@ impl InPlace {
         }
     }
 
-    /// The barrier behind what a dead process had begun has ended.
+    /// Handles the end of the barrier for I/O of a dead process.
     fn drained<I: Io>(&mut self, shared: &mut Shared, io: &mut I, result: Result<(), Errno>) {
         if result.is_err() {
             let now_ns = shared.now_ns();
             shared.drain.fail(now_ns);
         } else if self.file_blocks == 0 {
-            // What the file may hold is of an earlier generation, whose reset a death has cut off. Most often it holds nothing.
+            // The file may hold blocks of an earlier generation, if a process died during its reset. Most often it holds none.
             self.empty_file(shared, io);
         } else {
             end_draining(shared);
         }
     }
 
-    /// Gives all of the file back to its file system. One that cannot do it keeps what nobody reads any more.
+    /// Empties the file. A file system that cannot do that keeps blocks that nobody reads any more.
     fn empty_file<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
         self.emptying = true;
         let op = shared.ops.begin(Op::EmptyFile);
@@ -127,14 +127,14 @@ impl InPlace {
         }
     }
 
-    /// Frees what a block's earlier content took. Returns the bytes given back.
+    /// Frees the space of a block's old content. Returns the bytes freed.
     pub fn give_up(&mut self, old: Place) -> u64 {
         let in_file = matches!(old, Place::Overflow(..));
         self.file_blocks -= u64::from(in_file);
         if in_file { BLOCK_BYTES as u64 } else { 0 }
     }
 
-    /// These blocks are zeroes from here on, the live map is to say.
+    /// Records in the live map that these blocks are zeroes.
     pub fn note_zero(&mut self, blocks: Range<u32>) {
         if let Some(p) = &mut self.persistent {
             p.set(blocks, BlockState::Zero);
@@ -151,9 +151,9 @@ impl InPlace {
 
     // The reset.
 
-    /// Whether the map may forget every block now. The medium, in mode `persistent`, says so first: what it says of each block
-    /// takes longer. Then the file is emptied: the map is still the old one, but nobody reads, as the disk is quiet, and
-    /// whoever attaches after a death in the middle finishes the reset.
+    /// Whether the map may forget every block now. In mode `persistent` a mark on the medium says so first, as the states of all
+    /// blocks take longer to write. Then the file is emptied: the map is still the old one, but the disk is idle, so nobody reads.
+    /// If the process dies in the middle, the next one to attach finishes the reset.
     pub fn is_ready_for_reset<I: Io>(&mut self, shared: &mut Shared, io: &mut I) -> bool {
         if self.parts.in_use() > 0 || self.emptying || shared.drain.is_needed() {
             return false;
@@ -169,20 +169,22 @@ impl InPlace {
                 self.file_emptied = true;
                 self.empty_file(shared, io);
             }
-            Some((Mark::Unwritten, false)) if !shared.overflow_rests() => self.write_mark(shared, io, true),
+            Some((Mark::Unwritten, false)) if !shared.overflow_is_backing_off() => {
+                self.write_mark(shared, io, true)
+            }
             Some(_) => {}
         }
         false
     }
 
-    /// The map has forgotten every block.
+    /// To be called when the map has forgotten every block.
     pub fn reset(&mut self) {
         self.file_emptied = false;
     }
 
     // For the self-check.
 
-    /// Panics with what is wrong, if anything is.
+    /// Panics if an invariant is broken, and names it.
     pub fn check(&self, placed: impl Iterator<Item = (Block, Place)>) {
         let mut in_file = 0;
         for (block, place) in placed {
@@ -205,7 +207,7 @@ impl InPlace {
     }
 }
 
-/// Nothing of a dead process can land any more: requests may begin.
+/// Ends the drain: no I/O of a dead process can land any more, and requests may begin.
 fn end_draining(shared: &mut Shared) {
     shared.drain.end();
     shared.admission.wake_drain_waiters();

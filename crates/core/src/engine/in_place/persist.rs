@@ -1,8 +1,8 @@
-//! Mode `persistent`: where each block is, so that it is known after everything else has died. The *live* map is shared
-//! memory that outlives the processes; the *durable* map is what the medium has of it.
+//! Mode `persistent`: the map of where each block is, which outlives all processes. The *live* map is shared memory; the *durable*
+//! map is its copy on the medium.
 //!
-//! Owns the live map and what the medium does not have of it yet; `flush` brings it there. Invariant: a page that may have been
-//! lost in a write that failed counts as changed. Why: `docs/design/031-persistent.md`.
+//! Owns the live map and the set of pages that differ from the durable map; `flush` writes those. Invariant: a page that may have
+//! been lost in a write that failed counts as changed. Why: `docs/design/031-persistent.md`.
 
 use crate::engine::in_place::states::StateMap;
 use crate::entry::{Entry, Place};
@@ -29,7 +29,7 @@ impl Pages {
         self.0[page as usize / 64] >> (page % 64) & 1 != 0
     }
 
-    /// All of them, in order; there are none afterwards.
+    /// Takes all pages out of the set, in order.
     pub fn take(&mut self) -> Vec<u32> {
         let mut all = Vec::new();
         for (i, bits) in (0..).zip(&mut self.0) {
@@ -42,15 +42,15 @@ impl Pages {
     }
 }
 
-/// The live map, and what the medium does not have of it yet.
+/// The live map, and the pages of it that the medium may not have yet.
 pub(super) struct Persistent {
     pub live: StateMap,
     /// Pages of which the medium may have an earlier state.
     pub changed: Pages,
-    /// Requests that the next round of FLUSH is for.
+    /// Requests that wait for the next round of FLUSH.
     pub waiters: Vec<Id>,
     pub round: Option<Round>,
-    /// How the round ended that brought everything to the medium at the end.
+    /// The result of the round that brought everything to the medium before the process ends.
     pub make_durable: Option<Result<(), Errno>>,
     /// A reset has begun to write its mark, or the mark is on the medium.
     pub mark: Mark,
@@ -64,7 +64,7 @@ pub(super) enum Mark {
     Written,
 }
 
-/// One FLUSH for all that asked before it began.
+/// One FLUSH, for all requests that asked for one before it began.
 pub(super) struct Round {
     pub waiters: Vec<Id>,
     /// The pages that had changed when it began; those before `done` are written.
@@ -74,12 +74,12 @@ pub(super) struct Round {
     pub done: usize,
     /// The staging buffer with the next pages as they were when the fdatasync began, and how many these are.
     pub staged: Option<(PartId, usize)>,
-    /// Writes under way.
+    /// Writes in flight.
     pub writes: u32,
     pub errno: Option<Errno>,
     /// The mark of a reset is to be taken off the medium at the end.
     pub unmark: bool,
-    /// Nobody else asks: the disk is being put away.
+    /// It is for the end of the process, and for no request.
     pub last: bool,
 }
 
@@ -87,7 +87,7 @@ impl Persistent {
     pub fn new(live: StateMap) -> Persistent {
         let pages = live.pages();
         let mut changed = Pages::none(pages);
-        // What an earlier process had brought to the medium is not known, of either map: to write a page again is harmless.
+        // It is not known which pages of either map an earlier process has brought to the medium. Writing them again is harmless.
         let used = |&page: &u32| !live.is_clear(page) || !live.is_shared_clear(page);
         for page in (0..pages).filter(used) {
             changed.insert(page);
@@ -103,7 +103,7 @@ impl Persistent {
         }
     }
 
-    /// These blocks are there from here on.
+    /// Sets the state of these blocks.
     #[cfg_attr(feature = "crash-points", track_caller)]
     pub fn set(&mut self, blocks: Range<u32>, state: BlockState) {
         let mut at = blocks.start;
@@ -117,14 +117,14 @@ impl Persistent {
         }
     }
 
-    /// Whether the medium says of these blocks what the live map does.
+    /// Whether the map on the medium equals the live map for these blocks.
     pub fn is_stable(&self, blocks: Range<u32>) -> bool {
         let mut pages = blocks.start / STATE_PAGE_BLOCKS..blocks.end.div_ceil(STATE_PAGE_BLOCKS);
         !pages.any(|page| self.changed.contains(page) || self.round_has(page))
     }
 
-    /// The kernel may have failed to write pages of the live map to the file, and has said so: it takes such a page for
-    /// written, evicts it, and reads an earlier one. So what changed since the last FLUSH is stored again.
+    /// Stores all pages that changed since the last FLUSH again, after the kernel has reported a failed write. It treats such a
+    /// page as written, may evict it, and then reads an earlier one.
     pub fn store_live_again(&self) {
         let changed = |&page: &u32| self.changed.contains(page) || self.round_has(page);
         (0..self.live.pages()).filter(changed).for_each(|page| self.live.store_page(page));
@@ -134,7 +134,7 @@ impl Persistent {
         self.round.as_ref().is_some_and(|round| round.members.contains(page))
     }
 
-    /// A round is under way.
+    /// Whether a round is in progress.
     pub fn is_busy(&self) -> bool {
         self.round.is_some()
     }
@@ -143,7 +143,7 @@ impl Persistent {
         self.round.as_mut().expect("its operations end before it does")
     }
 
-    /// The live map says what the disk does of a block; for the self-check.
+    /// Whether the live map agrees with the place of a block; for the self-check.
     pub fn fits(&self, block: Block, place: Place) -> bool {
         match self.live.get(block) {
             Some(BlockState::Base) => matches!(place, Place::Base | Place::Zero),
@@ -154,7 +154,7 @@ impl Persistent {
     }
 }
 
-/// A new `meta` becomes what the live map says. One that an earlier process has left is the newer of the two.
+/// Fills a new `meta` from the live map. A `meta` of an earlier process is newer than the live map, and stays.
 pub(super) fn load_states(map: &BlockMap, live: &mut StateMap) -> Result<(), DiskError> {
     let meta = map.meta();
     if live.pages() != map.blocks().div_ceil(STATE_PAGE_BLOCKS) {
@@ -194,8 +194,8 @@ pub(super) fn load_states(map: &BlockMap, live: &mut StateMap) -> Result<(), Dis
     Ok(())
 }
 
-/// Makes the live map what the adopted `meta` says, in shared memory too: a process may have died between the two, or the page
-/// cache may have fallen back to what the file has.
+/// Makes the live map equal to the adopted `meta`, in shared memory too. A process may have died between the two stores, or the
+/// page cache may have fallen back to the file's state.
 pub(super) fn adopt_states(map: &BlockMap, mut live: StateMap) -> Persistent {
     let meta = map.meta();
     for region in 0..meta.regions() {
@@ -214,7 +214,7 @@ pub(super) fn adopt_states(map: &BlockMap, mut live: StateMap) -> Persistent {
     }
     let mut persistent = Persistent::new(live);
     if meta.is_marked() {
-        // What the medium has of the map is of no use: all of it is written before the mark goes.
+        // The map on the medium is outdated: all of it is written before the mark is removed.
         (0..persistent.live.pages()).for_each(|page| persistent.changed.insert(page));
     }
     persistent

@@ -1,5 +1,5 @@
-//! The map of a disk that outlives its processes, in two bits a block: is it the base image's, in the file, or zero.
-//! Owns the packing and its check; what is in memory here, and what of it is on the medium, is for `persist` to say.
+//! The map of a disk that outlives its processes, in two bits a block: is it in the base image, in the file, or zero.
+//! Owns the packing and its check; `persist` decides what is stored where, and when.
 //!
 //! A page of it covers 64 MiB of disk. Invariants: each block's two bits change by one store, so that whoever looks,
 //! at any instant and at whatever became of a page that was being written, finds the old state or the new one. Once the disk
@@ -23,7 +23,7 @@ pub struct StateMap {
     /// The shared memory: little-endian words.
     base: *mut u8,
     pages: u32,
-    /// What counts while the disk is attached.
+    /// The states, which alone count while the disk is attached.
     words: Vec<u64>,
 }
 
@@ -41,18 +41,18 @@ impl StateMap {
         StateMap { base, pages, words: vec![0; pages as usize * PAGE_WORDS] }
     }
 
-    /// Makes the map what the shared memory says.
+    /// Reads the map from the shared memory.
     pub(crate) fn load(&mut self) {
         for index in 0..self.words.len() {
             let word = u64::from_le(self.shared(index).load(Ordering::Acquire));
-            // Most are zero: the memory of those is never made.
+            // Most are zero: no memory is allocated for those.
             if word != self.words[index] {
                 self.words[index] = word;
             }
         }
     }
 
-    /// How many pages it has.
+    /// The number of its pages.
     pub(crate) fn pages(&self) -> u32 {
         self.pages
     }
@@ -65,7 +65,7 @@ impl StateMap {
         unsafe { &*self.base.cast::<AtomicU64>().add(index) }
     }
 
-    /// A block's state; `None` for bits that are none.
+    /// A block's state; `None` if its bits are invalid.
     pub(crate) fn get(&self, block: Block) -> Option<BlockState> {
         let word = self.words[(block.0 / WORD_BLOCKS) as usize];
         match word >> (block.0 % WORD_BLOCKS * 2) & 3 {
@@ -76,7 +76,7 @@ impl StateMap {
         }
     }
 
-    /// Gives these blocks a state. Whether that changed anything.
+    /// Gives these blocks a state. Returns whether that changed any.
     #[cfg_attr(feature = "crash-points", track_caller)]
     pub(crate) fn set(&mut self, blocks: Range<u32>, state: BlockState) -> bool {
         let (mut at, mut changed) = (blocks.start, false);
@@ -105,7 +105,7 @@ impl StateMap {
         *word = *word & !(3 << shift) | (state as u64) << shift;
     }
 
-    /// Every block is the base image's.
+    /// Makes every block one of the base image.
     #[cfg_attr(feature = "crash-points", track_caller)]
     pub(crate) fn clear(&mut self) {
         for index in 0..self.words.len() {
@@ -121,12 +121,12 @@ impl StateMap {
         page as usize * PAGE_WORDS..(page as usize + 1) * PAGE_WORDS
     }
 
-    /// Whether every block that a page tells of is the base image's, in the map.
+    /// Whether every block of a page is the base image's, in the map.
     pub(crate) fn is_clear(&self, page: u32) -> bool {
         self.words[Self::page_words(page)].iter().all(|&word| word == 0)
     }
 
-    /// The same of the page in shared memory.
+    /// The same for the page in shared memory.
     pub(crate) fn is_shared_clear(&self, page: u32) -> bool {
         Self::page_words(page).all(|index| self.shared(index).load(Ordering::Relaxed) == 0)
     }
@@ -143,7 +143,7 @@ impl StateMap {
         }
     }
 
-    /// A page of the map as it is now, as the file has it.
+    /// A page of the map as it is now, in the format of the file.
     pub(crate) fn copy_page(&self, page: u32, to: &mut [u8]) {
         for (to, word) in to.chunks_exact_mut(8).zip(&self.words[Self::page_words(page)]) {
             to.copy_from_slice(&word.to_le_bytes());

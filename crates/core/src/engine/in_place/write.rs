@@ -18,7 +18,7 @@ use spillway_layout::{BLOCK_BYTES, Block, BlockState, SECTOR_BYTES, add};
 const BLOCK: u32 = BLOCK_BYTES as u32;
 
 impl InPlace {
-    /// Runs of whole blocks, each to its own place.
+    /// Writes runs of whole blocks, each block to its own place.
     pub fn write<I: Io>(&mut self, shared: &mut Shared, io: &mut I, a: &mut Active) {
         while a.at < a.len() {
             if a.pending >= MAX_PENDING {
@@ -59,7 +59,7 @@ impl InPlace {
         a.walked = true;
     }
 
-    /// Up to `n` adjacent pages of the part that hands out pages; counted as one write under way.
+    /// Up to `n` adjacent pages of the part that hands out pages; counted as one write in flight.
     fn take_pages(&mut self, shared: &Shared, n: usize) -> Option<(PartId, usize, usize)> {
         let pages = shared.spec.shape.part_blocks as usize;
         let part = match self.parts.filling(Stream::Write) {
@@ -86,7 +86,7 @@ impl InPlace {
     }
 
     /// Starts the merge of a block that is written (or, without `at`, zeroed) in part, into a page. `None`: the request waits
-    /// for one, or for what it has begun.
+    /// for one, or for its own operations.
     pub fn merge<I: Io>(
         &mut self,
         shared: &mut Shared,
@@ -97,7 +97,7 @@ impl InPlace {
         at: Option<u32>,
     ) -> Option<()> {
         if shared.has_begun_enough(a) {
-            // Its wait is for its own operations.
+            // It waits for its own operations.
             return None;
         }
         let Some((part, page, _)) = self.take_pages(shared, 1) else {
@@ -111,7 +111,7 @@ impl InPlace {
         Some(())
     }
 
-    /// A merged block is complete in its page, or the merge failed.
+    /// Handles the end of a merge: the block is complete in its page, or the merge failed.
     pub fn merge_done<I: Io>(
         &mut self,
         shared: &mut Shared,
@@ -173,14 +173,14 @@ impl InPlace {
         }
         self.pages_done(part);
         if result.is_ok() && is_fua && self.may_be_unstable(blocks) {
-            // It ends when the medium also says where the content is.
+            // It ends when the map on the medium names the content too.
             self.join_flush(shared, io, id);
         } else {
             shared.admission.operation_done(id, result);
         }
     }
 
-    /// FLUSH, one of the request's operations: all that has completed is on the medium when it ends.
+    /// Begins a FLUSH as one of the request's operations. When it ends, everything completed before is on the medium.
     pub fn sync<I: Io>(&mut self, shared: &mut Shared, io: &mut I, id: Id) {
         if self.persistent.is_some() {
             return self.join_flush(shared, io, id);
@@ -189,7 +189,7 @@ impl InPlace {
         io.sync_overflow(op);
     }
 
-    /// A discard or write-zeroes has been walked: the whole blocks of its range leave the file.
+    /// Ends a discard or write-zeroes: punches the whole blocks of its range out of the file.
     pub fn punch<I: Io>(&mut self, shared: &mut Shared, io: &mut I, a: &mut Active) {
         let size = shared.spec.size_bytes;
         let start = (a.request.sector * SECTOR_BYTES).next_multiple_of(BLOCK_BYTES as u64);

@@ -1,4 +1,4 @@
-//! Free slots that were made ready ahead of writes. Figures only; what is made ready, and when, is for `memory`.
+//! Counts of free slots that were made ready ahead of writes. Data only: `memory` decides what is made ready, and when.
 
 /// Free slots that were made ready.
 #[derive(Default)]
@@ -10,6 +10,6 @@ pub(crate) struct Ahead {
     pub taken_ns: u64,
     /// In this turn adjacent slots were taken that had no memory, or were ready.
     pub filled: bool,
-    /// Such writes came lately, and not all are made ready yet that may be.
+    /// Such writes have come recently, and not all slots that may be made ready are.
     pub to_fill: bool,
 }

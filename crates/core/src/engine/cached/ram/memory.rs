@@ -1,5 +1,5 @@
-//! Which free slots have memory: made ready ahead of writes, given back to the host in steps. Takes no slot for a
-//! block and frees none.
+//! The memory of free slots: provided ahead of writes, released to the host in steps. Takes no slot for a block and frees
+//! none.
 //!
 //! Invariant: each step is well below a millisecond.
 
@@ -9,16 +9,16 @@ use crate::io::Io;
 use crate::meta::Meta;
 use spillway_layout::Slot;
 
-/// Slots that one step gives back to the host at most, and those that it looks at.
+/// The most slots that one step releases to the host, and the most that it looks at.
 const STEP_SLOTS: usize = 256;
-/// Slots that are made ready ahead of writes at most (32 MiB), and for how long after the last such write: guests write
-/// their caches back every five seconds.
+/// The most slots that are made ready ahead of writes (32 MiB), and how long after the last such write: guests write their
+/// caches back every five seconds.
 pub(super) const AHEAD_SLOTS: u32 = 8 * 1024;
 const AHEAD_NS: u64 = 10_000_000_000;
 /// How long nothing must have been taken before more are made ready: while several disks share the processors, each waits for
 /// its client longer than it works, and what it made ready in between would cost the others their time.
 const PAUSE_NS: u64 = 20_000_000;
-/// Those of one step while writes come, and while none does: the next one may wait for it.
+/// Slots that one step makes ready while writes come, and while none does: the next write may wait for a step.
 const AHEAD_STEP: u32 = 128;
 const IDLE_STEP: u32 = 32;
 
@@ -86,7 +86,7 @@ impl RamTier {
         (first..end).take_while(|&slot| set.contains(slot)).count() as u32
     }
 
-    /// These free slots have memory.
+    /// Records that these free slots have memory.
     fn add_spare(&mut self, first: u32, n: u32) {
         if self.huge && n == UNIT_SLOTS {
             self.whole.insert(first / UNIT_SLOTS);
@@ -97,7 +97,7 @@ impl RamTier {
 
     /// At the end of a turn, a step: the next slots are given memory ahead of need. While small writes take slots that had
     /// none, a few more than they took; a while after the last write that did, as many as may be ahead, while nothing else is to
-    /// do (`idle`). What was not used a while after the last such write goes back. True when there is more to make ready.
+    /// do (`idle`). Slots that were not used a while after the last such write are released. True: there is more to make ready.
     pub fn populate<I: Io>(&mut self, io: &mut I, meta: &Meta, now_ns: u64, idle: bool) -> bool {
         let taken = std::mem::take(&mut self.ahead.taken);
         if taken > 0 || std::mem::take(&mut self.ahead.filled) {
@@ -136,7 +136,7 @@ impl RamTier {
         }
     }
 
-    /// Gives some memory back to the host: a step. True when there is more to give.
+    /// Releases some memory to the host, in one step. True: there is more to release.
     pub fn give_back<I: Io>(&mut self, io: &mut I, batch: &mut Vec<Slot>) -> bool {
         batch.clear();
         self.retired.0.truncate(self.retired.0.len().saturating_sub(64 * STEP_SLOTS));
@@ -162,8 +162,8 @@ impl RamTier {
         retired || !self.stale.is_empty() || self.give_back > 0 && spare > 0 || beyond && self.spare() > 0
     }
 
-    /// The next stale slots: those to give back. With huge pages one unit's; those of a unit that is in use in part
-    /// stay, to be zeroed before use.
+    /// The next stale slots to be released. With huge pages those of one unit; slots of a unit that is partly in use stay, to
+    /// be zeroed before use.
     fn collect_stale(&mut self, batch: &mut Vec<Slot>) {
         let mut looks = 64 * STEP_SLOTS as u32;
         if !self.huge {
@@ -199,8 +199,8 @@ impl RamTier {
         }
     }
 
-    /// The next free slots with memory to give back: the highest, or the highest unit. If the limit has fallen and
-    /// no unit is free, huge pages are split.
+    /// The next free slots with memory to be released: the highest, or the highest unit. If the limit was lowered and no unit
+    /// is free, huge pages are split.
     fn collect_spare(&mut self, wanted: u32, batch: &mut Vec<Slot>) {
         if let Some(unit) = self.whole.pop_last() {
             batch.extend((unit * UNIT_SLOTS..(unit + 1) * UNIT_SLOTS).map(Slot));

@@ -1,5 +1,5 @@
-//! How much room the log has: how much may live in it, how much of the file it may take, the reserve, and when free segments
-//! run short.
+//! The space of the log: how many live blocks it may hold, how much of the file it may use, the reserve, and when free
+//! segments run short.
 //!
 //! Owns the arithmetic of the limit; never touches a block. Invariant: the file holds at most
 //! `ceiling` segments. That is the limit, but after the limit was lowered it comes down step by step, as the
@@ -9,7 +9,7 @@
 use crate::engine::cached::log::{COLLECTOR_OWN, Log};
 use crate::meta::Meta;
 
-/// Segments' worth of blocks that never live: two open segments, the collector's own, and some to gain from.
+/// Segments whose blocks cannot be used for live blocks: two open segments, the collector's own, and some for collection.
 pub(super) const MIN_RESERVE: u32 = 8;
 /// More segments than usual that the collector keeps free while the file must shrink.
 const TO_PUNCH: u32 = 2;
@@ -19,24 +19,23 @@ fn reserve(total: u32) -> u32 {
 }
 
 impl Log {
-    /// Blocks that may live in so many segments: what the reserve leaves, without which the collector had nothing
-    /// to gain.
+    /// Live blocks that so many segments may hold: those beyond the reserve, without which collection would free nothing.
     pub fn capacity_of(&self, total: u32) -> u64 {
         u64::from(total.saturating_sub(reserve(total))) * u64::from(self.data_blocks())
     }
 
-    /// Blocks that may live here.
+    /// Live blocks that the log may hold.
     pub fn capacity(&self) -> u64 {
         self.capacity_of(self.total)
     }
 
-    /// It holds more than its capacity: one block more, for a write that is to replace another.
+    /// Whether it holds more than its capacity: one block more, for a write that is to replace another.
     pub fn is_over(&self) -> bool {
         self.live() + self.arriving > self.capacity()
     }
 
-    /// Blocks that may still come to live here.
-    pub fn room(&self) -> u64 {
+    /// Blocks that may still be added.
+    pub fn space(&self) -> u64 {
         self.capacity().saturating_sub(self.live() + self.arriving)
     }
 
@@ -50,7 +49,7 @@ impl Log {
         u64::from(self.in_file()) * u64::from(self.shape.segment_blocks)
     }
 
-    /// As many as they ever may for now.
+    /// The most blocks that segments may take up for now.
     pub fn most_file_blocks(&self) -> u64 {
         u64::from(self.ceiling) * u64::from(self.shape.segment_blocks)
     }
@@ -70,7 +69,7 @@ impl Log {
         (reserve(self.total) / 4).max(COLLECTOR_OWN + 2)
     }
 
-    /// What the file must come down to: the limit, unless more lives in it already when a process attaches.
+    /// Segments that the file must shrink to: the limit, unless it has more live blocks already when a process attaches.
     fn target(&self) -> u32 {
         let all = self.live() + self.arriving;
         if all <= self.capacity() {
@@ -80,14 +79,14 @@ impl Log {
         self.total.max(full + MIN_RESERVE.max(full / 19 + 1))
     }
 
-    /// Free segments run short: time to collect. The rest of the reserve stays spread over the segments as dead
+    /// Whether free segments run short, so that collection is needed. The rest of the reserve stays spread over the segments as dead
     /// blocks: the more of them the emptiest holds, the fewer blocks must move.
     pub fn wants_collection(&self) -> bool {
         let more = if self.ceiling > self.target() { TO_PUNCH } else { 0 };
         self.free_segments() + self.punching < self.enough_free() + more
     }
 
-    /// The file must shrink, and there is an empty segment to spare.
+    /// Whether the file must shrink, and there is an empty segment to spare.
     pub fn must_punch(&self) -> bool {
         self.ceiling > self.target() && self.empties() > 0 && self.free_segments() > self.enough_free()
     }
@@ -109,14 +108,14 @@ impl Log {
         }
     }
 
-    /// When attaching: the ceiling that the process before has left, or more if the file holds more.
+    /// When attaching: takes over the ceiling of the process before, or more if the file holds more.
     pub fn adopt_ceiling(&mut self, meta: &Meta) {
         self.ceiling = self.total.max(meta.ceiling()).max(self.in_file());
         meta.set_ceiling(self.ceiling);
     }
 
-    /// The file may take so many segments from here on, in which what lives here and the reserve fit. A larger number counts
-    /// at once, a smaller one as soon as the file has shrunk to it.
+    /// Sets how many segments the file may hold. The live blocks and the reserve must fit in them. A larger number counts at
+    /// once, a smaller one as soon as the file has shrunk to it.
     pub fn set_total(&mut self, total: u32, meta: &Meta) {
         self.total = total;
         self.ceiling = self.ceiling.max(total);
