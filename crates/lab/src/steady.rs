@@ -18,7 +18,7 @@ const GROWTH: f64 = 0.01;
 /// What the overflow file has come to.
 #[derive(Clone, Copy, Debug)]
 pub struct LogLevel {
-    /// Bytes that the file holds, living or not.
+    /// Bytes that the file holds, live or not.
     pub file_bytes: u64,
     /// Bytes ever written to it.
     pub written_bytes: u64,

@@ -8,7 +8,9 @@ use spillway_lab::disk::{figure, program};
 use spillway_lab::guest::{Accelerator, Kit};
 use spillway_lab::process::wait_until;
 use spillway_lab::study::Engine;
-use spillway_lab::workload::{Done, RecordStage, Recording, Stage, Watcher, WorkDisk, figures, record, run};
+use spillway_lab::workload::{
+    RecordStage, Recording, Stage, Watcher, WorkDisk, WorkResult, figures, record, run,
+};
 use spillway_lab::{Disk, NullDisk, has_program, skip};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -80,7 +82,7 @@ fn work(
     disks: &[&Disk],
     recording: Option<&Recording>,
     watch: &Notes,
-) -> anyhow::Result<Done> {
+) -> anyhow::Result<WorkResult> {
     let served = |disk: &&Disk| WorkDisk::Served { vhost: disk.vhost() };
     let mut all: Vec<WorkDisk> = disks.iter().map(served).collect();
     let null = all.is_empty().then(|| tempfile::tempdir_in(dir).unwrap());
