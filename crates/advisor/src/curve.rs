@@ -1,4 +1,4 @@
-//! What comes out: the overflow at every RAM limit, and the limits that stand out.
+//! The result: the overflow at every RAM limit, and the limits that stand out.
 //!
 //! Owns no engine; what an engine has found is a [`Profile`]. Invariant: along a curve nothing grows with the RAM.
 
@@ -15,23 +15,23 @@ pub const DEFAULT_GOAL: f64 = 0.95;
 /// Points of a curve that is asked for without limits.
 const POINTS: usize = 64;
 
-/// What one RAM limit does.
+/// The overflow at one RAM limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Point {
-    /// The limit.
+    /// The RAM limit.
     pub ram_bytes: u64,
-    /// What eviction writes to the overflow, over the whole trace.
+    /// Bytes that eviction writes to the overflow, over the whole trace.
     pub overflow_write_bytes: u64,
-    /// What is read of the overflow for requests.
+    /// Bytes that requests read from the overflow.
     pub overflow_read_bytes: u64,
-    /// The most that lives in the overflow at a time.
+    /// Most live bytes in the overflow at a time.
     pub peak_overflow_bytes: u64,
 }
 
-/// The whole curve.
+/// The overflow at all RAM limits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
-    /// By limit, growing.
+    /// The points, by growing limit.
     pub curve: Vec<Point>,
     /// The least limit at which nothing is evicted.
     pub zero_overflow_bytes: u64,
@@ -43,11 +43,11 @@ pub struct Curve {
     pub goal: f64,
     /// What the trace did, in blocks.
     pub totals: Totals,
-    /// One block in so many was counted: 1 is exact.
+    /// One block in this many was counted: 1 is exact.
     pub sampled_one_in: f64,
 }
 
-/// The point of a limit.
+/// Computes the point of a limit.
 pub fn point(profile: &Profile, ram_bytes: u64) -> Point {
     let staying = staying_blocks(ram_bytes);
     Point {
@@ -69,7 +69,7 @@ impl From<TierOutcome> for Point {
     }
 }
 
-/// So many RAM limits, spaced by their logarithm, up to the one at which nothing overflows: for [`crate::policy::Policy`].
+/// `n` RAM limits, spaced by their logarithm, up to the one at which nothing overflows: for [`crate::policy::Policy`].
 pub fn limits(zero_overflow_bytes: u64, n: usize) -> Vec<u64> {
     let most = staying_blocks(zero_overflow_bytes.max(MIN_RAM_BYTES));
     let least = (most / 1024).max(staying_blocks(MIN_RAM_BYTES));
@@ -79,7 +79,7 @@ pub fn limits(zero_overflow_bytes: u64, n: usize) -> Vec<u64> {
 }
 
 impl Curve {
-    /// Of limits spaced by their logarithm up to the one at which nothing overflows.
+    /// The curve at limits spaced by their logarithm, up to the one at which nothing overflows.
     pub fn new(profile: &Profile, goal: f64) -> Curve {
         let zero = profile.zero_overflow_bytes().max(MIN_RAM_BYTES);
         // Few traces say anything below a thousandth of what lives.
@@ -88,7 +88,7 @@ impl Curve {
         Curve::at(profile, goal, &limits)
     }
 
-    /// Of these limits.
+    /// The curve at these limits.
     pub fn at(profile: &Profile, goal: f64, limits: &[u64]) -> Curve {
         let mut limits = limits.to_vec();
         limits.sort_unstable();
@@ -99,7 +99,7 @@ impl Curve {
         let may_leave = (profile.totals().written_blocks as f64 * (1.0 - goal) + 1e-6) as u64;
         Curve {
             zero_overflow_bytes: profile.zero_overflow_bytes().max(MIN_RAM_BYTES),
-            knee_bytes: knee(profile),
+            knee_bytes: find_knee(profile),
             recommended_bytes: profile.limit_for(may_leave).max(MIN_RAM_BYTES),
             goal,
             totals: profile.totals(),
@@ -115,21 +115,21 @@ const MIN_BEND: f64 = 0.1;
 /// The knee after Kneedle (Satopää and others): limits and evicted bytes are scaled to 0..1, and the knee is where the curve
 /// lies farthest below the straight line between its ends. Taken of evenly spaced sizes, so that it is the bend that
 /// someone sees who draws the curve.
-fn knee(profile: &Profile) -> Option<u64> {
+fn find_knee(profile: &Profile) -> Option<u64> {
     const STEPS: u64 = 512;
     let end = staying_blocks(profile.zero_overflow_bytes());
     let sizes = (0..=STEPS).map(|i| end * i / STEPS).map(|size| (size, profile.evicted_blocks(size)));
-    bend(sizes, end, profile.evicted_blocks(0)).map(|size| limit_bytes(size).max(MIN_RAM_BYTES))
+    find_bend(sizes, end, profile.evicted_blocks(0)).map(|size| limit_bytes(size).max(MIN_RAM_BYTES))
 }
 
 /// The knee of a curve of which only some points are known: among them. `most_bytes` are evicted without any RAM, and none from
 /// `end_bytes` of it on.
 pub fn knee_of(points: &[Point], end_bytes: u64, most_bytes: u64) -> Option<u64> {
-    bend(points.iter().map(|point| (point.ram_bytes, point.overflow_write_bytes)), end_bytes, most_bytes)
+    find_bend(points.iter().map(|point| (point.ram_bytes, point.overflow_write_bytes)), end_bytes, most_bytes)
 }
 
-/// The size that lies farthest below the straight line from all evicted to none.
-fn bend(sizes: impl Iterator<Item = (u64, u64)>, end: u64, most: u64) -> Option<u64> {
+/// Finds the size that lies farthest below the straight line from all evicted to none.
+fn find_bend(sizes: impl Iterator<Item = (u64, u64)>, end: u64, most: u64) -> Option<u64> {
     if most == 0 || end == 0 {
         return None;
     }

@@ -7,7 +7,7 @@ use crate::curve::Point;
 use crate::event::{BLOCK_BYTES, Event, Operation};
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a segment, and how many of them never live: 8, or a twentieth.
+/// Bytes of a segment. Of all segments 8, or a twentieth, are the reserve and hold nothing live.
 const SEGMENT_BYTES: u64 = 1 << 20;
 const MIN_RESERVE: u64 = 8;
 /// Of a segment's 256 blocks one is a summary.
@@ -16,19 +16,19 @@ const DATA_SHARE: f64 = 255.0 / 256.0;
 /// A figure that was estimated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// Bytes. None: it does not fit at all.
+    /// Estimated bytes; none where the load does not fit at all.
     pub estimated_bytes: Option<u64>,
 }
 
-/// What the collector writes again, if the overflow may take so much of the disk.
+/// Estimates what the collector writes again, if the overflow may take this much of the disk.
 ///
-/// As long as the log has not used its limit up nothing is collected. After that the share of a segment that still lives
-/// when it is the emptiest is taken to be that of uniform writes: u with (u - 1) / ln u = how full the log is at
+/// Nothing is collected before the log has used up its limit. After that the share of the emptiest segment that is still
+/// live is taken to be that of uniform writes: u with (u - 1) / ln u = how full the log is at
 /// its fullest. Loads with hot and cold blocks do better, so it is an upper bound for most.
 pub fn collector_rewrites(point: &Point, overflow_limit_bytes: u64) -> Estimate {
     let segments = overflow_limit_bytes / SEGMENT_BYTES;
-    let live = segments.saturating_sub(MIN_RESERVE.max(segments / 20));
-    let capacity = (live * SEGMENT_BYTES) as f64 * DATA_SHARE;
+    let live_segments = segments.saturating_sub(MIN_RESERVE.max(segments / 20));
+    let capacity = (live_segments * SEGMENT_BYTES) as f64 * DATA_SHARE;
     let peak = point.peak_overflow_bytes as f64;
     if peak > capacity {
         return Estimate { estimated_bytes: None };
@@ -49,12 +49,12 @@ pub fn collector_rewrites(point: &Point, overflow_limit_bytes: u64) -> Estimate 
 /// Microseconds of a window of [`Bursts`].
 const WINDOW_US: u64 = 1_000_000;
 
-/// What was written in each second, in little memory: how many seconds saw how much.
+/// A histogram of what was written in each second.
 #[derive(Clone, Debug, Default)]
 pub struct Bursts {
     window: u64,
     blocks: u64,
-    /// By power of two and quarter of it: seconds, and the blocks of all of them.
+    /// For each quarter of a power of two: number of seconds, and the blocks of all of them.
     cells: Vec<(u64, u64)>,
     total: u64,
 }
@@ -91,7 +91,7 @@ impl Bursts {
         self.total += blocks;
     }
 
-    /// Bytes that writes would have to wait for, since the overflow's disk takes only so many bytes a second.
+    /// Estimates the bytes that writes would have to wait for, where the overflow's disk takes `bandwidth_bytes` a second.
     ///
     /// Each second is taken to evict the share of its writes that the whole trace does, and what eviction keeps free takes
     /// up a burst of that size; a second's burst is not carried over to the next.

@@ -1,4 +1,4 @@
-//! What a trace consists of: one request of a disk, and the blocks that it means.
+//! An event of a trace: one request of a disk, and the blocks that it touches.
 //!
 //! Owns the bounds of an event and the rule of which blocks are touched and which removed; knows no file format.
 //! Invariant: an event that passed [`Event::check`] is of at most [`MAX_REQUEST_BLOCKS`] steps, whatever it says.
@@ -24,16 +24,16 @@ pub enum Operation {
     Write = 1,
     /// Writes zeroes, exactly as far as it says.
     WriteZeroes = 2,
-    /// Gives up whole blocks; those at the edges that it covers in part stay as they are.
+    /// Discards whole blocks; those at the edges that it covers in part stay as they are.
     Discard = 3,
-    /// Waits for what was written. Has no range.
+    /// Flushes earlier writes. Has no range.
     Flush = 4,
-    /// Gives up everything written since the image. Has no range.
+    /// Discards everything written since the image. Has no range.
     Reset = 5,
 }
 
 impl Operation {
-    /// All, by their number.
+    /// All operations, by their number.
     pub const ALL: [Operation; 6] = [
         Operation::Read,
         Operation::Write,
@@ -43,7 +43,7 @@ impl Operation {
         Operation::Reset,
     ];
 
-    /// It says from where and how far.
+    /// Whether it has an offset and a length.
     pub fn has_range(self) -> bool {
         !matches!(self, Operation::Flush | Operation::Reset)
     }
@@ -71,17 +71,17 @@ pub enum Step {
     Write {
         /// The block.
         block: u32,
-        /// All of the block that lies on the disk.
+        /// Whether all of the block is written, as far as it lies on the disk.
         whole: bool,
     },
-    /// Blocks are given up.
+    /// Blocks are discarded.
     Remove(Range<u32>),
-    /// All blocks are.
+    /// All blocks are discarded.
     Reset,
 }
 
 impl Event {
-    /// Why this cannot be an event of a disk of so many bytes, if it cannot.
+    /// Checks that this can be an event of a disk of this size.
     ///
     /// # Errors
     /// What is wrong, in words.
@@ -107,7 +107,7 @@ impl Event {
         Ok(())
     }
 
-    /// The steps in the order of the blocks. The last block of a disk may be a short one, and is whole when the event
+    /// Calls `step` for each block or range, in the order of the blocks. The last block of a disk may be a short one, and is whole when the event
     /// reaches the disk's end.
     #[inline]
     pub fn steps(&self, disk_bytes: u64, mut step: impl FnMut(Step)) {

@@ -25,12 +25,12 @@ mod event;
 pub mod import;
 mod limit;
 pub mod lru;
+mod overflow_peaks;
 pub mod policy;
 mod profile;
 mod sample;
 pub mod shards;
 mod share;
-mod space;
 mod stack;
 pub mod trace;
 

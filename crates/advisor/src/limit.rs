@@ -5,13 +5,13 @@
 use crate::event::BLOCK_BYTES;
 use spillway_policy::{MOST_KEPT_FREE, kept_free};
 
-/// Blocks that stay in a RAM tier of this limit when eviction rests.
+/// Number of blocks that a RAM tier of this limit holds when eviction rests.
 pub fn staying_blocks(limit_bytes: u64) -> u64 {
     let blocks = limit_bytes / BLOCK_BYTES;
     blocks.saturating_sub(kept_free(blocks))
 }
 
-/// The least limit in which so many blocks stay.
+/// The least limit of a RAM tier that holds `staying` blocks when eviction rests.
 pub fn limit_bytes(staying: u64) -> u64 {
     // A tenth on top, or 64 MiB where that is less; then the last few blocks.
     let mut blocks = staying + (staying / 9).clamp(1, MOST_KEPT_FREE);
@@ -24,7 +24,7 @@ pub fn limit_bytes(staying: u64) -> u64 {
     blocks * BLOCK_BYTES
 }
 
-/// So many sizes in blocks, evenly spaced by their logarithm, from one to the other.
+/// `n` sizes in blocks from `from` to `to`, evenly spaced by their logarithm.
 pub(crate) fn spread(from: u64, to: u64, n: usize) -> Vec<u64> {
     let (low, high) = ((from.max(1) as f64).ln(), (to.max(from).max(1) as f64).ln());
     let step = (high - low) / (n.max(2) - 1) as f64;

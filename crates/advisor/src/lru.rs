@@ -6,36 +6,36 @@
 
 use crate::event::{Event, Step};
 use crate::limit::spread;
+use crate::overflow_peaks::OverflowPeaks;
 use crate::profile::{Profile, Totals};
-use crate::space::Space;
 use crate::stack::Stack;
 
 /// Sizes at which the peak of the overflow is counted, between one block and all that a trace can have.
-const PEAKS: usize = 192;
+const PEAK_SIZES: usize = 192;
 
-/// The engine.
+/// Counts evictions and reads of the overflow for caches of every size.
 pub struct Lru {
     disk_bytes: u64,
     stack: Stack,
-    space: Space,
+    overflow_peaks: OverflowPeaks,
     totals: Totals,
-    /// By need: blocks that had been evicted by every smaller cache when their time in it was over, and reads of such.
+    /// By need: blocks that every smaller cache had evicted before their next use, and reads of such blocks.
     evicted: Vec<u64>,
     read: Vec<u64>,
 }
 
 impl Lru {
-    /// Of a disk of so many bytes; `u64::MAX` if that is not known.
+    /// For a disk of this size; `u64::MAX` if it is not known.
     pub fn new(disk_bytes: u64) -> Lru {
         // Three in four sizes between 16 MiB and 256 GiB.
-        let mut sizes = spread(1, 1 << 12, PEAKS / 8);
-        sizes.extend(spread(1 << 12, 1 << 26, PEAKS * 3 / 4));
-        sizes.extend(spread(1 << 26, 1 << 31, PEAKS / 8));
+        let mut sizes = spread(1, 1 << 12, PEAK_SIZES / 8);
+        sizes.extend(spread(1 << 12, 1 << 26, PEAK_SIZES * 3 / 4));
+        sizes.extend(spread(1 << 26, 1 << 31, PEAK_SIZES / 8));
         sizes.dedup();
         Lru::with_sizes(disk_bytes, &sizes)
     }
 
-    /// The same, with the peak of the overflow counted for caches of these sizes in blocks.
+    /// The same, and counts the peak of the overflow for caches of these sizes in blocks.
     pub fn with_sizes(disk_bytes: u64, sizes: &[u64]) -> Lru {
         let mut caches: Vec<u32> = sizes.iter().map(|&s| u32::try_from(s).unwrap_or(u32::MAX)).collect();
         caches.sort_unstable();
@@ -43,14 +43,14 @@ impl Lru {
         Lru {
             disk_bytes,
             stack: Stack::new(),
-            space: Space::new(caches),
+            overflow_peaks: OverflowPeaks::new(caches),
             totals: Totals::default(),
             evicted: Vec::new(),
             read: Vec::new(),
         }
     }
 
-    /// Takes the next event, which has passed its check.
+    /// Adds an event, which has passed its check.
     pub fn event(&mut self, event: &Event) {
         event.steps(self.disk_bytes, |step| self.step(step));
     }
@@ -69,7 +69,7 @@ impl Lru {
                 if !self.touch(block, !whole) {
                     self.totals.new_blocks += 1;
                     let hole = self.stack.insert(block);
-                    self.space.inserted(&self.stack, hole);
+                    self.overflow_peaks.count_insert(&self.stack, hole);
                     let live = self.stack.len();
                     self.totals.peak_live_blocks = self.totals.peak_live_blocks.max(live.into());
                     if live as usize > self.evicted.len() {
@@ -82,7 +82,7 @@ impl Lru {
                 for block in self.stack.in_range(blocks, |_| true) {
                     if let Some(what) = self.stack.remove(block) {
                         count(&mut self.evicted, what.need);
-                        self.space.removed(&self.stack, what);
+                        self.overflow_peaks.count_removal(&self.stack, what);
                     }
                 }
             }
@@ -91,12 +91,12 @@ impl Lru {
                     count(&mut self.evicted, need);
                 }
                 self.stack.clear();
-                self.space.cleared();
+                self.overflow_peaks.clear();
             }
         }
     }
 
-    /// Uses a block, if it is in the stack; its old content is read, or not.
+    /// Counts the use of a block, if it is in the stack. `reads`: whether its old content is read.
     #[inline]
     fn touch(&mut self, block: u32, reads: bool) -> bool {
         let Some(what) = self.stack.touch(block) else { return false };
@@ -104,21 +104,21 @@ impl Lru {
         if reads {
             count(&mut self.read, what.need);
         }
-        self.space.touched(what);
+        self.overflow_peaks.count_use(what);
         true
     }
 
-    /// What it takes.
+    /// Bytes of memory that it uses.
     pub fn memory_bytes(&self) -> usize {
         self.stack.bytes() + (self.evicted.capacity() + self.read.capacity()) * 8
     }
 
-    /// What was found up to now.
+    /// What was counted until now.
     pub fn profile(&self) -> Profile {
         let mut evicted = self.evicted.clone();
         self.stack.needs().for_each(|need| count(&mut evicted, need));
         let counts = (1..).zip(&evicted).zip(&self.read).map(|((need, &e), &r)| (need, e as f64, r as f64));
-        let peaks = self.space.peaks().map(|(cache, peak)| (cache.into(), peak.into())).collect();
+        let peaks = self.overflow_peaks.peaks().map(|(cache, peak)| (cache.into(), peak.into())).collect();
         Profile::new(self.totals, 1.0, counts, peaks)
     }
 }

@@ -12,7 +12,7 @@ use crate::sample::{hash, rate, threshold};
 use crate::stack::Table;
 use tier::Tier;
 
-/// What one tier did, as of all blocks.
+/// What one tier did, scaled to all blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TierOutcome {
     /// Its RAM limit.
@@ -23,11 +23,11 @@ pub struct TierOutcome {
     pub overflow_read_blocks: u64,
     /// Blocks that came back to RAM by being read.
     pub promoted_blocks: u64,
-    /// The most that lived in its overflow.
+    /// Most live blocks in its overflow at a time.
     pub peak_overflow_blocks: u64,
 }
 
-/// The engine.
+/// Runs the product's policy for several RAM limits at once.
 pub struct Policy {
     disk_bytes: u64,
     threshold: u32,
@@ -40,7 +40,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// For these RAM limits in bytes, on so large a share of the blocks.
+    /// For these RAM limits in bytes, on this share of the blocks.
     pub fn new(disk_bytes: u64, limits: &[u64], sample: f64) -> Policy {
         let threshold = threshold(sample);
         let tiers = limits.iter().map(|&limit| Tier::new(limit, rate(threshold))).collect();
@@ -55,7 +55,7 @@ impl Policy {
         }
     }
 
-    /// Takes the next event, which has passed its check.
+    /// Adds an event, which has passed its check.
     pub fn event(&mut self, event: &Event) {
         event.steps(self.disk_bytes, |step| self.step(step));
     }
@@ -103,7 +103,7 @@ impl Policy {
         index
     }
 
-    /// What each tier did up to now, in the order of the limits.
+    /// What each tier has done until now, in the order of the limits.
     pub fn outcomes(&self) -> Vec<TierOutcome> {
         let scale = 1.0 / rate(self.threshold);
         let all = |n: u64| (n as f64 * scale).round() as u64;
@@ -117,12 +117,12 @@ impl Policy {
         self.limits.iter().zip(&self.tiers).map(outcome).collect()
     }
 
-    /// The share of the blocks that it takes.
+    /// The share of the blocks that is sampled.
     pub fn rate(&self) -> f64 {
         rate(self.threshold)
     }
 
-    /// What it takes.
+    /// Bytes of memory that it uses.
     pub fn memory_bytes(&self) -> usize {
         self.blocks.bytes() + self.free.capacity() * 4 + self.tiers.iter().map(Tier::bytes).sum::<usize>()
     }

@@ -1,22 +1,22 @@
-//! What one pass over a trace has found: for each size, how much was evicted, read back, and lived in the overflow at most.
+//! The counts of one pass over a trace: for each size, how much was evicted and read back, and the peak of the overflow.
 //!
 //! Invariant: everything here falls, or stays, as the size grows.
 
 use crate::event::BLOCK_BYTES;
 use crate::limit::{limit_bytes, staying_blocks};
 
-/// What went where, over the whole trace.
+/// Blocks written and read, over the whole trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Totals {
-    /// Blocks that were written, counted as often as they were.
+    /// Blocks that were written; a block that was written twice counts twice.
     pub written_blocks: u64,
     /// Blocks that were read.
     pub read_blocks: u64,
-    /// Those among them that were in no write cache: never written, or given up since.
+    /// Blocks among them that were not in the write cache: never written, or discarded since.
     pub base_read_blocks: u64,
-    /// Blocks that came to the write cache: the first time, or after they were given up.
+    /// Blocks that came to the write cache: the first time, or after they were discarded.
     pub new_blocks: u64,
-    /// The most that lived at a time.
+    /// Most live blocks at a time.
     pub peak_live_blocks: u64,
 }
 
@@ -24,7 +24,7 @@ pub struct Totals {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     totals: Totals,
-    /// How many blocks stand for one that was counted: 1 where all were.
+    /// Number of blocks that each counted block stands for: 1 where all were counted.
     scale: f64,
     /// Needs that occurred, growing; and what had this need or a greater one: evicted, read back.
     needs: Vec<u32>,
@@ -57,33 +57,33 @@ impl Profile {
         Profile { totals, scale, needs, evicted, read, peaks }
     }
 
-    /// What went where in all.
+    /// Blocks written and read in all.
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// One block in so many was counted.
+    /// One block in this many was counted.
     pub fn scale(&self) -> f64 {
         self.scale
     }
 
-    /// The first need that is greater than what a cache of so many blocks holds.
+    /// Index of the first need that is greater than `blocks`.
     fn beyond(&self, blocks: u64) -> usize {
         self.needs.partition_point(|&need| u64::from(need) <= blocks)
     }
 
-    /// Blocks that a cache of so many evicts.
+    /// Blocks that a cache of `blocks` blocks evicts.
     pub fn evicted_blocks(&self, blocks: u64) -> u64 {
         self.evicted.get(self.beyond(blocks)).copied().unwrap_or(0)
     }
 
-    /// Blocks that it reads back: for reads, and for writes of part of a block.
+    /// Blocks that such a cache reads back: for reads, and for writes of part of a block.
     pub fn overflow_read_blocks(&self, blocks: u64) -> u64 {
         self.read.get(self.beyond(blocks)).copied().unwrap_or(0)
     }
 
-    /// The most that its overflow holds. Between two sizes at which that was counted it falls evenly; but if at both it is
-    /// what lives beyond the cache, as always where nothing was given up, then between them too.
+    /// Most live blocks in the overflow of such a cache. Between two sizes at which that was counted it falls evenly; but if at both it is
+    /// what lives beyond the cache, as always where nothing was discarded, then between them too.
     pub fn peak_overflow_blocks(&self, blocks: u64) -> u64 {
         let at = self.peaks.partition_point(|p| p.0 < blocks);
         let (before, after) = (at.checked_sub(1).map(|i| self.peaks[i]), self.peaks.get(at));
@@ -106,7 +106,7 @@ impl Profile {
         limit_bytes(self.needs.last().map_or(0, |&need| u64::from(need)))
     }
 
-    /// The least limit at which no more than so many blocks are evicted.
+    /// The least limit at which at most `evicted_blocks` are evicted.
     pub fn limit_for(&self, evicted_blocks: u64) -> u64 {
         let at = self.evicted.partition_point(|&e| e > evicted_blocks);
         // All needs before it may stay in the cache.

@@ -2,7 +2,7 @@
 //!
 //! Invariants: whether a block is in a sample depends on the block alone; what a smaller sample takes a larger one takes too.
 
-/// Of so many hashes a sample takes those below its threshold.
+/// Number of hashes; a sample takes the blocks whose hash is below its threshold.
 pub(crate) const HASHES: u32 = 1 << 24;
 
 /// The hash by which blocks are chosen: of all its bits, so that neither neighbours nor strides are favoured.
@@ -29,7 +29,7 @@ const SUB_BITS: u32 = 6;
 const SUB: u32 = 1 << SUB_BITS;
 const CELLS: usize = ((32 - SUB_BITS) * SUB + SUB) as usize;
 
-/// Weights by need.
+/// A histogram of weights by need.
 pub(crate) struct Needs {
     cells: Vec<f64>,
 }
@@ -44,7 +44,7 @@ impl Needs {
         self.cells[cell(need)] += weight;
     }
 
-    /// What it takes.
+    /// Bytes of memory that it uses.
     pub fn bytes(&self) -> usize {
         self.cells.capacity() * size_of::<f64>()
     }

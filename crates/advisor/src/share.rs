@@ -1,4 +1,4 @@
-//! One budget of RAM for many machines, by what each would do with more.
+//! Divides a budget of RAM between machines, by what each would save with more.
 //!
 //! Invariants: what is given out never exceeds the budget; each machine has at least its least limit; and a machine's next
 //! step is taken only when no other's saves more for each byte.
@@ -8,37 +8,37 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 /// A machine's next step up its curve.
-struct Step {
+struct BudgetStep {
     machine: usize,
-    /// Index in its hull of where it leads.
+    /// Index in the hull of the point that the step leads to.
     to: usize,
-    /// Bytes of RAM that it takes, and of overflow that it saves.
+    /// Bytes of RAM that the step takes, and bytes of overflow that it saves.
     ram: u64,
     saves: u64,
 }
 
-impl Step {
+impl BudgetStep {
     fn gain(&self) -> f64 {
         self.saves as f64 / self.ram as f64
     }
 }
 
-impl Ord for Step {
-    fn cmp(&self, other: &Step) -> Ordering {
+impl Ord for BudgetStep {
+    fn cmp(&self, other: &BudgetStep) -> Ordering {
         self.gain().total_cmp(&other.gain()).then(other.machine.cmp(&self.machine))
     }
 }
-impl PartialOrd for Step {
-    fn partial_cmp(&self, other: &Step) -> Option<Ordering> {
+impl PartialOrd for BudgetStep {
+    fn partial_cmp(&self, other: &BudgetStep) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
-impl PartialEq for Step {
-    fn eq(&self, other: &Step) -> bool {
+impl PartialEq for BudgetStep {
+    fn eq(&self, other: &BudgetStep) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
-impl Eq for Step {}
+impl Eq for BudgetStep {}
 
 /// Divides a budget between machines by their curves: the RAM limit of each, in their order. None: the budget is less than
 /// what the first points of all take.
@@ -54,9 +54,9 @@ pub fn share_budget(curves: &[Vec<Point>], budget_bytes: u64) -> Option<Vec<u64>
     let next = |machine: usize, to: usize| {
         let (from, point) = (hulls[machine].get(to - 1)?, hulls[machine].get(to)?);
         let saves = from.overflow_write_bytes - point.overflow_write_bytes;
-        Some(Step { machine, to, ram: point.ram_bytes - from.ram_bytes, saves })
+        Some(BudgetStep { machine, to, ram: point.ram_bytes - from.ram_bytes, saves })
     };
-    let mut steps: BinaryHeap<Step> = (0..hulls.len()).filter_map(|m| next(m, 1)).collect();
+    let mut steps: BinaryHeap<BudgetStep> = (0..hulls.len()).filter_map(|m| next(m, 1)).collect();
     while let Some(step) = steps.pop() {
         if step.ram > left {
             continue;
@@ -68,7 +68,7 @@ pub fn share_budget(curves: &[Vec<Point>], budget_bytes: u64) -> Option<Vec<u64>
     Some(limits)
 }
 
-/// The points of a curve, by limit, that no line between two others passes below; without what saves nothing.
+/// The lower convex hull of a curve, by growing limit, without points that save nothing.
 fn hull(curve: &[Point]) -> Vec<Point> {
     let mut hull: Vec<Point> = Vec::new();
     for &point in curve {

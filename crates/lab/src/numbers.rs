@@ -2,12 +2,12 @@
 //!
 //! Invariant: whatever the number, what is written is short and an axis has at most six marks.
 
-/// What is no number that a study can have measured is none.
-pub fn sound(value: f64) -> Option<f64> {
+/// The value, if it is a number that a study can have measured.
+pub fn plausible(value: f64) -> Option<f64> {
     (value.is_finite() && (0.0..1e21).contains(&value)).then_some(value)
 }
 
-/// Four figures that count, with thousands apart: 123,485; 459.1; 0.52.
+/// Writes a number with four significant digits and thousands apart: 123,485; 459.1; 0.52.
 pub fn number(value: f64) -> String {
     let size = value.abs();
     if !value.is_finite() {
@@ -48,7 +48,7 @@ fn apart(whole: &str) -> String {
     out
 }
 
-/// A ratio: in percent up to the tenfold, from there as a factor.
+/// Writes a ratio: in percent below 10, else as a factor.
 pub fn ratio(value: f64) -> String {
     match value {
         v if v >= 10.0 => format!("\u{d7}{}", number(round(v))),
@@ -59,12 +59,12 @@ pub fn ratio(value: f64) -> String {
     }
 }
 
-/// A factor, always as one.
+/// Writes a factor.
 pub fn factor(value: f64) -> String {
     format!("\u{d7}{}", number(round(value)))
 }
 
-/// To three figures.
+/// Rounds to three significant digits.
 fn round(value: f64) -> f64 {
     if value <= 0.0 || !value.is_finite() {
         return value;
@@ -75,7 +75,7 @@ fn round(value: f64) -> f64 {
 
 /// Marks of an axis from 0 to at least `most`: the last is its end.
 pub fn ticks(most: f64) -> Vec<f64> {
-    let most = sound(most).filter(|&m| m > 1e-12).unwrap_or(1.0);
+    let most = plausible(most).filter(|&m| m > 1e-12).unwrap_or(1.0);
     let decade = 10f64.powf((most / 5.0).log10().floor());
     let round = |n: f64| n != 2.5 || decade >= 10.0;
     let mut steps = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().filter(|n| round(*n)).map(|n| n * decade);

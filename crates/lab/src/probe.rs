@@ -46,7 +46,7 @@ pub struct Probed {
 }
 
 impl Probed {
-    /// Whether the writer wrote what it was asked to, or nearly; else the reads had more room than they should.
+    /// Whether the writer wrote what it was asked to, or nearly; else the reads had more of the disk than they should.
     pub fn writer_kept_up(&self) -> bool {
         self.write_bytes_per_second >= self.asked_write_bytes_per_second as f64 * 0.95
     }

@@ -5,7 +5,9 @@
 use spillway_advisor::Operation;
 use spillway_advisor::trace::TraceReader;
 use spillway_lab::study::Engine;
-use spillway_lab::workload::{Done, RecordStage, Recording, Stage, Watcher, WorkDisk, figures, record, run};
+use spillway_lab::workload::{
+    RecordStage, Recording, Stage, Watcher, WorkDisk, WorkResult, figures, record, run,
+};
 use spillway_testkit::disk::{figure, program};
 use spillway_testkit::guest::{Accelerator, Kit};
 use spillway_testkit::process::wait_until;
@@ -80,7 +82,7 @@ fn work(
     disks: &[&Disk],
     recording: Option<&Recording>,
     watch: &Notes,
-) -> anyhow::Result<Done> {
+) -> anyhow::Result<WorkResult> {
     let served = |disk: &&Disk| WorkDisk::Served { vhost: disk.vhost() };
     let mut all: Vec<WorkDisk> = disks.iter().map(served).collect();
     let null = all.is_empty().then(|| tempfile::tempdir_in(dir).unwrap());

@@ -60,7 +60,7 @@ impl Daemon {
         serde_json::from_str(&text).with_context(|| format!("spillway {} --json", arguments.join(" ")))
     }
 
-    /// What it said last.
+    /// The end of what it has printed.
     pub fn tail(&self) -> String {
         self.server.tail()
     }

@@ -126,7 +126,7 @@ impl Disk {
         Ok(Disk { server, program: program.to_path_buf(), dir: dir.to_path_buf(), report })
     }
 
-    /// Where a VMM connects.
+    /// The socket that a VMM connects to.
     pub fn vhost(&self) -> PathBuf {
         self.dir.join("vhost")
     }
@@ -158,12 +158,12 @@ impl Disk {
         Ok(u32::try_from(pid)?)
     }
 
-    /// How it was started.
+    /// The command that started it.
     pub fn command(&self) -> &str {
         &self.server.command
     }
 
-    /// All figures.
+    /// All counters, as `spillway stats --json` prints them.
     pub fn stats(&self) -> Result<Value> {
         stats(&self.program, &self.dir.join("control"))
     }
@@ -173,7 +173,7 @@ impl Disk {
         figure(&self.stats()?, key)
     }
 
-    /// What it has said.
+    /// What it has printed.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.dir.join("spillway.log")).unwrap_or_default())
             .into_owned()

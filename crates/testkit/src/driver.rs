@@ -38,21 +38,21 @@ impl Default for Shape {
 /// One request, as a load asks for it. Offsets and lengths are bytes, multiples of 512.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// Fill the buffer.
+    /// Read from the disk into the buffer.
     Read {
         /// First byte.
         offset: u64,
         /// Bytes.
         len: usize,
     },
-    /// Take the buffer.
+    /// Write the buffer to the disk.
     Write {
         /// First byte.
         offset: u64,
         /// Bytes.
         len: usize,
     },
-    /// Give the range back.
+    /// Discard a range: its content is not needed any more.
     Discard {
         /// First byte.
         offset: u64,
@@ -65,7 +65,7 @@ pub enum Ask {
         offset: u64,
         /// Bytes.
         len: u64,
-        /// Whether the room may be given back.
+        /// Whether its space may be released.
         unmap: bool,
     },
     /// Everything completed before is stable.
@@ -175,7 +175,7 @@ impl Driver {
         self.shape.deadline
     }
 
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.shape.depth - self.free.len()
     }
@@ -394,7 +394,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Gives a range back.
+    /// Discards a range.
     pub fn discard(&mut self, offset: u64, len: u64) -> Result<()> {
         self.alone(Ask::Discard { offset, len }, |_| {}, |_| {})
     }

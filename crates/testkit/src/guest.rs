@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-/// The built guests.
+/// The folder with the guests that `make image` builds.
 #[derive(Clone, Debug)]
 pub struct Kit {
     dir: PathBuf,
@@ -27,7 +27,7 @@ impl Kit {
         [kit.golden(), kit.kernel(), kit.initrd()].iter().all(|f| f.is_file()).then_some(kit)
     }
 
-    /// Where they lie.
+    /// The folder.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -42,7 +42,7 @@ impl Kit {
         Some(self.dir.join("cloud.raw")).filter(|path| path.is_file())
     }
 
-    /// The kernel.
+    /// The kernel's file.
     pub fn kernel(&self) -> PathBuf {
         self.dir.join("vmlinuz")
     }
@@ -79,7 +79,7 @@ pub struct GuestSpec {
     pub payload: Vec<Entry>,
     /// Memory.
     pub memory_mib: u32,
-    /// Processors.
+    /// Number of processors.
     pub vcpus: u32,
     /// In hardware or in software.
     pub accelerator: Accelerator,
@@ -128,7 +128,7 @@ impl Accelerator {
         Ok(if up == Some(true) { Accelerator::Kvm } else { Accelerator::Tcg })
     }
 
-    /// The word for it.
+    /// The name of the accelerator in reports.
     pub fn name(self) -> &'static str {
         match self {
             Accelerator::Kvm => "KVM",
@@ -245,7 +245,7 @@ impl Guest {
         self.qemu.kill_soon();
     }
 
-    /// Pulls the plug.
+    /// Kills the machine and waits, as a power failure would end it.
     pub fn kill(&mut self) {
         self.qemu.kill();
     }

@@ -14,11 +14,11 @@ const SECTOR: u64 = 512;
 pub struct Mixed {
     /// First byte that it touches.
     pub start_bytes: u64,
-    /// Bytes that it touches.
+    /// Bytes of the disk that it touches.
     pub span_bytes: u64,
     /// Bytes in its largest request.
     pub largest_bytes: usize,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub depth: usize,
     /// When it ends.
     pub end: End,

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// How long it may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A running one.
+/// A running null disk: it completes every request and keeps nothing.
 pub struct NullDisk {
     server: Server,
     vhost: PathBuf,
@@ -33,7 +33,7 @@ impl NullDisk {
         Ok(NullDisk { server, vhost })
     }
 
-    /// Where a VMM connects.
+    /// The socket that a VMM connects to.
     pub fn vhost(&self) -> PathBuf {
         self.vhost.clone()
     }
@@ -43,7 +43,7 @@ impl NullDisk {
         self.server.pid()
     }
 
-    /// How it was started.
+    /// The command that started it.
     pub fn command(&self) -> &str {
         &self.server.command
     }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: of all events of a request only the chosen one counts, so that none is counted twice.
 
-use super::{Device, ParsedLine, Passed, microseconds, sectors, shown};
+use super::{Device, ParsedLine, Passed, microseconds, quote, sectors};
 use crate::event::Operation;
 
 /// Which event of a request counts.
@@ -26,19 +26,19 @@ impl BlockAction {
     }
 }
 
-/// Whether a line is one of those before the events, or one that begins the summary behind them: of each processor, of
+/// Returns the part that a line belongs to or begins: the head before the events, or the summary behind them, of each processor, of
 /// each program, and in all.
-pub(super) fn place(text: &str) -> Option<Place> {
+pub(super) fn text_part(text: &str) -> Option<TextPart> {
     if text.starts_with("Input file ") {
-        return Some(Place::Head);
+        return Some(TextPart::Head);
     }
     let begins = ["CPU", "Total", "Throughput", "Events"].iter().any(|word| text.starts_with(word));
-    (begins || is_program(text)).then_some(Place::Summary)
+    (begins || is_program(text)).then_some(TextPart::Summary)
 }
 
-/// What belongs to the recording and not to its events.
+/// A part of the text that has no events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum TextPart {
     Head,
     Summary,
 }
@@ -69,7 +69,7 @@ pub(super) fn parse(text: &str, action: BlockAction) -> Result<ParsedLine<'_>, S
     let mut next = |what: &str| fields.next().ok_or_else(|| format!("there is no {what}"));
     let device = next("device")?;
     if !is_device(device) {
-        return Err(format!("'{}' is no device like 8,0", shown(device)));
+        return Err(format!("'{}' is no device like 8,0", quote(device)));
     }
     let (_processor, _number) = (next("processor")?, next("number")?);
     let time = next("time")?;
@@ -106,10 +106,10 @@ pub(super) fn parse(text: &str, action: BlockAction) -> Result<ParsedLine<'_>, S
         (None, _) => None,
         (Some(sector), Some("+")) => Some((sector, fields.next().unwrap_or(""))),
         (Some(number), behind) if behind.is_none_or(|field| field.starts_with(['[', '('])) => {
-            number.parse::<u64>().map_err(|_| format!("sector '{}' is no number", shown(number)))?;
+            number.parse::<u64>().map_err(|_| format!("sector '{}' is no number", quote(number)))?;
             None
         }
-        (Some(sector), _) => return Err(format!("sector {} has no '+ sectors' behind it", shown(sector))),
+        (Some(sector), _) => return Err(format!("sector {} has no '+ sectors' behind it", quote(sector))),
     };
     Ok(match (range, operation) {
         (Some((sector, len)), Some(operation)) => {

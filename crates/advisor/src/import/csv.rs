@@ -1,6 +1,6 @@
 //! The public traces that are CSV: which field is what, and in which unit. No field of theirs is ever quoted.
 
-use super::{Device, Format, ParsedLine, Passed, microseconds, number, sectors, shown};
+use super::{Device, Format, ParsedLine, Passed, microseconds, number, quote, sectors};
 use crate::event::Operation;
 
 /// Microseconds from 1601, where Windows begins to count, to 1970.
@@ -18,9 +18,9 @@ fn fields<const N: usize>(text: &str) -> Result<[&str; N], String> {
     if n == N { Ok(fields) } else { Err(format!("{n} fields, and there should be {N}")) }
 }
 
-/// Whether a line names the fields: of files that were joined there is one before each. A line of a trace begins with a
+/// Whether a line is a header that names the fields: of files that were joined there is one before each. A line of a trace begins with a
 /// number.
-pub(super) fn is_names(text: &str, format: Format) -> bool {
+pub(super) fn is_header(text: &str, format: Format) -> bool {
     let names = match format {
         Format::Msr => fields::<7>(text).map(Vec::from),
         Format::Systor17 => fields::<6>(text).map(Vec::from),
@@ -46,7 +46,7 @@ fn request<'a>(
     } else if kind.eq_ignore_ascii_case(write) {
         Operation::Write
     } else {
-        return Err(format!("operation '{}' is neither {read} nor {write}", shown(kind)));
+        return Err(format!("operation '{}' is neither {read} nor {write}", quote(kind)));
     };
     let (offset, len) = (unit(offset, "offset")?, unit(len, "size")?);
     Ok(ParsedLine::Request { device, time_us, operation, offset, len, flush_first: false })
@@ -57,7 +57,7 @@ pub(super) fn msr(text: &str) -> Result<ParsedLine<'_>, String> {
     let [time, host, disk, kind, offset, size, _response] = fields(text)?;
     let time_us = (number(time, "time")? / 10)
         .checked_sub(WINDOWS_EPOCH_US)
-        .ok_or_else(|| format!("time '{}' is before 1970: it counts 100 ns from 1601", shown(time)))?;
+        .ok_or_else(|| format!("time '{}' is before 1970: it counts 100 ns from 1601", quote(time)))?;
     request(Device(host, Some(disk)), time_us, (kind, ["Read", "Write"]), (offset, size), number)
 }
 

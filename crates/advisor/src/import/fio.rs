@@ -1,7 +1,7 @@
 //! I/O logs of fio: a first line that names the version, then file, action, offset and length; version 3 with a time before
 //! them, version 2 with waits between them. All in bytes and microseconds.
 
-use super::{Device, Format, ParsedLine, Passed, number, shown};
+use super::{Device, Format, ParsedLine, Passed, number, quote};
 use crate::event::Operation;
 
 /// The first line.
@@ -27,7 +27,7 @@ pub(super) fn parse_v2<'a>(text: &'a str, waited_us: &mut u64) -> Result<ParsedL
         *waited_us = waited_us.saturating_add(number(wait, "time to wait")?);
         return Ok(ParsedLine::Passed(Passed::OfFiles));
     }
-    said(file, action, rest, *waited_us)
+    parse_action(file, action, rest, *waited_us)
 }
 
 pub(super) fn parse_v3(text: &str) -> Result<ParsedLine<'_>, String> {
@@ -35,17 +35,17 @@ pub(super) fn parse_v3(text: &str) -> Result<ParsedLine<'_>, String> {
     let time_us = number(time, "time")?;
     let (file, rest) = word(rest, "file")?;
     let (action, rest) = word(rest, "action")?;
-    said(file, action, rest, time_us)
+    parse_action(file, action, rest, time_us)
 }
 
-fn said<'a>(file: &'a str, action: &str, rest: &str, time_us: u64) -> Result<ParsedLine<'a>, String> {
+fn parse_action<'a>(file: &'a str, action: &str, rest: &str, time_us: u64) -> Result<ParsedLine<'a>, String> {
     let operation = match action {
         "add" | "open" | "close" => return Ok(ParsedLine::Passed(Passed::OfFiles)),
         "read" => Operation::Read,
         "write" => Operation::Write,
         "trim" => Operation::Discard,
         "sync" | "datasync" | "sync_file_range" => Operation::Flush,
-        _ => return Err(format!("unknown action '{}'", shown(action))),
+        _ => return Err(format!("unknown action '{}'", quote(action))),
     };
     let device = Device(file, None);
     if !operation.has_range() {

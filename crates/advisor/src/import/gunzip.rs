@@ -1,4 +1,4 @@
-//! What gzip has packed, as it is read. Holds a window and a buffer.
+//! Unpacks gzip while it is read. Holds a window and a buffer.
 //!
 //! Invariants: each member's checksum and length are compared at its end; a file that is cut off is an error, never
 //! a short file.
@@ -27,7 +27,7 @@ pub struct Gunzip<R: BufRead> {
 }
 
 impl<R: BufRead> Gunzip<R> {
-    /// Begins.
+    /// Starts to unpack.
     pub fn new(from: R) -> Gunzip<R> {
         let state = InflateState::new_boxed(DataFormat::Raw);
         Gunzip { from, state, in_member: false, crc: 0, len: 0, any: false }
@@ -129,7 +129,7 @@ fn bad(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("gzip: {what}"))
 }
 
-/// The checksum of gzip goes on.
+/// Continues the checksum of gzip over more bytes.
 fn crc32(mut crc: u32, bytes: &[u8]) -> u32 {
     for &byte in bytes {
         crc = TABLE[usize::from(crc as u8 ^ byte)] ^ crc >> 8;

@@ -24,7 +24,7 @@ use std::str::FromStr;
 /// Bytes of a line at most.
 const MAX_LINE_BYTES: u64 = 64 << 10;
 
-/// What wrote a file.
+/// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Text of blkparse in its default form.
@@ -44,7 +44,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// All.
+    /// All formats.
     pub const ALL: [Format; 7] = [
         Format::Blkparse,
         Format::FioV2,
@@ -55,7 +55,7 @@ impl Format {
         Format::Tencent,
     ];
 
-    /// The word for it.
+    /// The name of the format on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Format::Blkparse => "blkparse",
@@ -80,17 +80,17 @@ impl FromStr for Format {
     }
 }
 
-/// How to import.
+/// Options of an import.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Which device's requests, by the name that the file has for it (blkparse `8,0`, fio the file's name, MSR `host.disk`, else
     /// the number). None: there must be only one.
     pub device: Option<String>,
-    /// A bad line is skipped and counted; else it is the end.
+    /// Whether a bad line is skipped and counted; else it ends the import.
     pub skip_bad: bool,
-    /// Which of blkparse's events counts as the request.
+    /// The event of blkparse that counts as the request.
     pub block_action: BlockAction,
-    /// Size of the disk: what lies beyond it makes a line bad. `u64::MAX` if it is not known.
+    /// Size of the disk; a line with a request beyond it is bad. `u64::MAX` if it is not known.
     pub disk_bytes: u64,
 }
 
@@ -116,7 +116,7 @@ pub enum ImportError {
     },
 }
 
-/// What a line says.
+/// The content of a line.
 enum ParsedLine<'a> {
     /// A request of a device, at a time in microseconds: since 1970, or since the begin where the format has no date.
     Request {
@@ -125,10 +125,10 @@ enum ParsedLine<'a> {
         operation: Operation,
         offset: u64,
         len: u64,
-        /// Before it comes a flush, at the same time.
+        /// Whether a flush comes before it, at the same time.
         flush_first: bool,
     },
-    /// No request.
+    /// A line that is no request.
     Passed(Passed),
 }
 
@@ -158,39 +158,39 @@ pub struct Import<R: BufRead> {
     lines: u64,
     skipped: u64,
     passed: passed::Counts,
-    /// Events that were given, and the one that is to be given next.
+    /// Number of events that were returned.
     given: u64,
     pending: Option<Event>,
-    /// Of blkparse: the events have ended.
+    /// Set in blkparse's summary, behind the events.
     in_summary: bool,
-    /// Requests that came before the one before them, and by how much at most.
-    back: u64,
+    /// Number of requests whose time is before that of an earlier one.
+    went_back: u64,
     most_back_us: u64,
     begin_us: Option<u64>,
     last_us: u64,
-    /// fio 2 says only how much later.
+    /// Sum of the waits until now: version 2 of fio's log has no times.
     waited_us: u64,
-    /// Nobody said which device: the first one is all there may be.
+    /// Set where no device was named: the file may have only one.
     only_one: bool,
     ended: bool,
 }
 
-/// What is wrong.
-enum Bad {
-    /// With a line: others may be good.
+/// Why a line gives no event.
+enum ParseFailure {
+    /// The line is bad; others may be good.
     Line(String),
-    /// With all of it.
+    /// The whole file is bad.
     File(String),
 }
 
-impl From<String> for Bad {
-    fn from(what: String) -> Bad {
-        Bad::Line(what)
+impl From<String> for ParseFailure {
+    fn from(what: String) -> ParseFailure {
+        ParseFailure::Line(what)
     }
 }
 
 impl<R: BufRead> Import<R> {
-    /// Begins.
+    /// Starts to import.
     pub fn new(from: R, format: Format, options: Options) -> Import<R> {
         let only_one = options.device.is_none();
         Import {
@@ -204,7 +204,7 @@ impl<R: BufRead> Import<R> {
             given: 0,
             pending: None,
             in_summary: false,
-            back: 0,
+            went_back: 0,
             most_back_us: 0,
             begin_us: None,
             last_us: 0,
@@ -214,22 +214,22 @@ impl<R: BufRead> Import<R> {
         }
     }
 
-    /// Lines that were read.
+    /// Number of lines that were read.
     pub fn lines(&self) -> u64 {
         self.lines
     }
 
-    /// Bad lines that were skipped.
+    /// Number of bad lines that were skipped.
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
 
-    /// Events that came of it.
+    /// Number of events.
     pub fn events(&self) -> u64 {
         self.given
     }
 
-    /// What was passed over as it is no request of the device, and how much of it; bad lines are not among it.
+    /// Lines that are no requests of the device, and how many of each kind. Bad lines are not among them.
     pub fn passed(&self) -> impl Iterator<Item = (Passed, u64)> + '_ {
         self.passed.iter()
     }
@@ -237,7 +237,7 @@ impl<R: BufRead> Import<R> {
     /// Requests whose time is before that of an earlier one, and by how many microseconds at most. They count as if they
     /// had come at that one's time.
     pub fn went_back(&self) -> (u64, u64) {
-        (self.back, self.most_back_us)
+        (self.went_back, self.most_back_us)
     }
 
     /// The first event's time in microseconds since 1970, where the format says it: the begin that events count from.
@@ -254,17 +254,17 @@ impl<R: BufRead> Import<R> {
         if n as u64 == MAX_LINE_BYTES && self.line.last() != Some(&b'\n') {
             // Whatever this is, lines have ended.
             self.ended = true;
-            return Err(self.bad(format!("it has more than {MAX_LINE_BYTES} bytes: this is no text")));
+            return Err(self.line_error(format!("it has more than {MAX_LINE_BYTES} bytes: this is no text")));
         }
         Ok(n > 0)
     }
 
-    fn bad(&self, what: String) -> ImportError {
+    fn line_error(&self, what: String) -> ImportError {
         ImportError::Line { line: self.lines, what }
     }
 
     /// The event of the line that was read, if it is one of the device that is wanted.
-    fn parse(&mut self) -> Result<Option<Event>, Bad> {
+    fn parse(&mut self) -> Result<Option<Event>, ParseFailure> {
         let line = std::mem::take(&mut self.line);
         let parsed = match std::str::from_utf8(&line) {
             Ok(text) => self.parse_text(text.trim()),
@@ -274,17 +274,17 @@ impl<R: BufRead> Import<R> {
         parsed
     }
 
-    fn parse_text(&mut self, text: &str) -> Result<Option<Event>, Bad> {
+    fn parse_text(&mut self, text: &str) -> Result<Option<Event>, ParseFailure> {
         if let Some(head) = fio::head(self.format) {
             match (self.lines == 1, fio::is_head(text)) {
-                (true, _) if text == head => return self.pass(Passed::Heading),
+                (true, _) if text == head => return self.count_passed(Passed::Heading),
                 (true, _) => {
                     let other = if fio::is_head(text) { ": is --format the other version's?" } else { "" };
-                    return Err(Bad::File(format!("it does not begin with '{head}'{other}")));
+                    return Err(ParseFailure::File(format!("it does not begin with '{head}'{other}")));
                 }
                 (false, true) => {
                     let what = "another log begins here, whose times begin anew: import each by itself";
-                    return Err(Bad::File(what.into()));
+                    return Err(ParseFailure::File(what.into()));
                 }
                 (false, false) => {}
             }
@@ -293,28 +293,28 @@ impl<R: BufRead> Import<R> {
             return Ok(None);
         }
         if self.format == Format::Blkparse {
-            let place = blkparse::place(text);
-            self.in_summary |= place == Some(blkparse::Place::Summary);
+            let place = blkparse::text_part(text);
+            self.in_summary |= place == Some(blkparse::TextPart::Summary);
             if place.is_some() || self.in_summary && blkparse::is_summary(text) {
-                return self.pass(Passed::Heading);
+                return self.count_passed(Passed::Heading);
             }
             if self.in_summary && blkparse::is_event(text) {
                 let what = "events behind a summary: these are two recordings, whose times begin anew: import each by itself";
-                return Err(Bad::File(what.into()));
+                return Err(ParseFailure::File(what.into()));
             }
         }
         let said = match self.format {
             Format::Blkparse => blkparse::parse(text, self.options.block_action)?,
             Format::FioV2 => fio::parse_v2(text, &mut self.waited_us)?,
             Format::FioV3 => fio::parse_v3(text)?,
-            _ if csv::is_names(text, self.format) => ParsedLine::Passed(Passed::Heading),
+            _ if csv::is_header(text, self.format) => ParsedLine::Passed(Passed::Heading),
             Format::Msr => csv::msr(text)?,
             Format::Systor17 => csv::systor17(text)?,
             Format::Alibaba => csv::alibaba(text)?,
             Format::Tencent => csv::tencent(text)?,
         };
         let (device, time_us, operation, offset, len, flush_first) = match said {
-            ParsedLine::Passed(what) => return self.pass(what),
+            ParsedLine::Passed(what) => return self.count_passed(what),
             ParsedLine::Request { device, time_us, operation, offset, len, flush_first } => {
                 (device, time_us, operation, offset, len, flush_first)
             }
@@ -322,17 +322,17 @@ impl<R: BufRead> Import<R> {
         match &self.options.device {
             Some(wanted) if !device.is(wanted) => {
                 if self.only_one {
-                    let (first, other) = (shown(wanted), shown(&device.name()));
-                    return Err(Bad::File(format!(
+                    let (first, other) = (quote(wanted), quote(&device.name()));
+                    return Err(ParseFailure::File(format!(
                         "devices '{first}' and '{other}': say which one is wanted"
                     )));
                 }
-                return self.pass(Passed::OtherDevice);
+                return self.count_passed(Passed::OtherDevice);
             }
             _ => {}
         }
         if operation.has_range() && len == 0 {
-            return self.pass(Passed::Empty);
+            return self.count_passed(Passed::Empty);
         }
         let mut event = Event { time_us: 0, operation, offset_bytes: offset, len_bytes: len };
         event.check(self.options.disk_bytes)?;
@@ -340,7 +340,7 @@ impl<R: BufRead> Import<R> {
         self.options.device.get_or_insert_with(|| device.name());
         let begin_us = *self.begin_us.get_or_insert(time_us);
         let back_us = (begin_us + self.last_us).saturating_sub(time_us);
-        self.back += u64::from(back_us > 0);
+        self.went_back += u64::from(back_us > 0);
         self.most_back_us = self.most_back_us.max(back_us);
         event.time_us = time_us.saturating_sub(begin_us).max(self.last_us);
         self.last_us = event.time_us;
@@ -351,8 +351,8 @@ impl<R: BufRead> Import<R> {
         Ok(Some(event))
     }
 
-    /// The line is none of the device's requests.
-    fn pass(&mut self, what: Passed) -> Result<Option<Event>, Bad> {
+    /// Counts a line that is no request of the device.
+    fn count_passed(&mut self, what: Passed) -> Result<Option<Event>, ParseFailure> {
         self.passed.add(what);
         Ok(None)
     }
@@ -381,10 +381,10 @@ impl<R: BufRead> Iterator for Import<R> {
                     return Some(Ok(event));
                 }
                 Ok(None) => {}
-                Err(Bad::Line(_)) if self.options.skip_bad => self.skipped += 1,
-                Err(Bad::Line(what) | Bad::File(what)) => {
+                Err(ParseFailure::Line(_)) if self.options.skip_bad => self.skipped += 1,
+                Err(ParseFailure::Line(what) | ParseFailure::File(what)) => {
                     self.ended = true;
-                    return Some(Err(self.bad(what)));
+                    return Some(Err(self.line_error(what)));
                 }
             }
         }
@@ -395,13 +395,13 @@ impl<R: BufRead> Iterator for Import<R> {
 
 /// A number of a field, and which field that is.
 fn number(field: &str, what: &str) -> Result<u64, String> {
-    field.parse().map_err(|_| format!("{what} '{}' is no number", shown(field)))
+    field.parse().map_err(|_| format!("{what} '{}' is no number", quote(field)))
 }
 
 /// Seconds with a fraction, exactly, as microseconds.
 fn microseconds(field: &str, what: &str) -> Result<u64, String> {
     let (seconds, fraction) = field.split_once('.').unwrap_or((field, ""));
-    let bad = || format!("{what} '{}' is no time in seconds", shown(field));
+    let bad = || format!("{what} '{}' is no time in seconds", quote(field));
     let seconds: u64 = seconds.parse().map_err(|_| bad())?;
     if !fraction.bytes().all(|b| b.is_ascii_digit()) {
         return Err(bad());
@@ -413,10 +413,10 @@ fn microseconds(field: &str, what: &str) -> Result<u64, String> {
 
 /// Sectors of 512 bytes as bytes.
 fn sectors(field: &str, what: &str) -> Result<u64, String> {
-    number(field, what)?.checked_mul(512).ok_or_else(|| format!("{what} '{}' is too large", shown(field)))
+    number(field, what)?.checked_mul(512).ok_or_else(|| format!("{what} '{}' is too large", quote(field)))
 }
 
 /// What a message quotes of a field.
-fn shown(field: &str) -> String {
+fn quote(field: &str) -> String {
     field.chars().take(40).filter(|c| !c.is_control()).collect()
 }

@@ -1,4 +1,4 @@
-//! What an import passes over, and how much of it: nothing of a file goes without being counted.
+//! Lines that an import passes over, counted by why.
 //!
 //! Owns the words for it. Invariant: of each line that is neither empty nor bad there is an event, or one is added here.
 
@@ -51,7 +51,7 @@ impl Passed {
     }
 }
 
-/// How many of each.
+/// The number of lines passed over, by why.
 #[derive(Debug, Default)]
 pub(super) struct Counts([u64; Passed::ALL.len()]);
 
@@ -60,7 +60,7 @@ impl Counts {
         self.0[what as usize] += 1;
     }
 
-    /// Of which there are any.
+    /// All kinds of which there are any, with their number.
     pub fn iter(&self) -> impl Iterator<Item = (Passed, u64)> + '_ {
         Passed::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0)
     }

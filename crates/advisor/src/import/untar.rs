@@ -23,16 +23,16 @@ pub fn is_tar(start: &[u8]) -> bool {
 /// Reads an archive's file.
 pub struct Untar<R: Read> {
     from: R,
-    /// The file's name, once it was found.
+    /// The file's name; none before it was found.
     name: Option<String>,
-    /// Bytes of the file that are left, and of what fills its last block.
+    /// Bytes of the file that are not read yet, and of the padding behind it.
     left: u64,
     padding: u64,
     ended: bool,
 }
 
 impl<R: Read> Untar<R> {
-    /// Begins.
+    /// Starts to read.
     pub fn new(from: R) -> Untar<R> {
         Untar { from, name: None, left: 0, padding: 0, ended: false }
     }
@@ -40,7 +40,7 @@ impl<R: Read> Untar<R> {
     /// Goes on to the next file's content. False: the archive has ended.
     fn next_file(&mut self) -> io::Result<bool> {
         // What an extended header says of the next file.
-        let mut said = None;
+        let mut extended_size = None;
         loop {
             let mut header = [0; BLOCK];
             if !self.fill(&mut header)? || header == [0; BLOCK] {
@@ -57,11 +57,11 @@ impl<R: Read> Untar<R> {
                         )));
                     }
                     self.name = Some(name);
-                    self.left = said.unwrap_or(size);
+                    self.left = extended_size.unwrap_or(size);
                     self.padding = padding(self.left);
                     return Ok(true);
                 }
-                b'x' => said = self.extended(size)?,
+                b'x' => extended_size = self.extended_size(size)?,
                 b'S' => return Err(bad("it holds a sparse file: unpack it first")),
                 // Directories, links, long names: no content.
                 _ => self.skip(size + padding(size))?,
@@ -70,7 +70,7 @@ impl<R: Read> Untar<R> {
     }
 
     /// The size that an extended header (pax) says, if it does.
-    fn extended(&mut self, size: u64) -> io::Result<Option<u64>> {
+    fn extended_size(&mut self, size: u64) -> io::Result<Option<u64>> {
         if size > MAX_EXTENDED {
             return Err(bad("an extended header has no end"));
         }
@@ -78,8 +78,9 @@ impl<R: Read> Untar<R> {
         self.from.read_exact(&mut bytes)?;
         self.skip(padding(size))?;
         let text = String::from_utf8_lossy(&bytes);
-        let said = text.lines().find_map(|line| line.split_once(" size=").map(|(_, size)| size.parse()));
-        said.transpose().map_err(|_| bad("an extended header says no size"))
+        let extended_size =
+            text.lines().find_map(|line| line.split_once(" size=").map(|(_, size)| size.parse()));
+        extended_size.transpose().map_err(|_| bad("an extended header says no size"))
     }
 
     /// A whole block. False: there is none.

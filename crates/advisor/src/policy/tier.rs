@@ -11,10 +11,10 @@ use spillway_policy::{ClockHand, HAND_STEPS, MAX_FREQUENCY, RecentReads, Reserve
 const PART_BLOCKS: u32 = 48;
 /// Blocks of a segment of the log but its summary.
 const SEGMENT_BLOCKS: u32 = 255;
-/// Where a live block is that is in no slot.
+/// Place of a live block that is in no slot.
 const OVERFLOW: u32 = u32::MAX;
-/// Where one is that does not live.
-const NOWHERE: u32 = u32::MAX - 1;
+/// Place of a block that is not live.
+const NOT_LIVE: u32 = u32::MAX - 1;
 
 #[derive(Clone, Copy)]
 struct Slot {
@@ -25,16 +25,16 @@ struct Slot {
 
 pub(super) struct Tier {
     reserve: Reserve,
-    /// As long as slots were ever used.
+    /// Slots that were ever used.
     slots: Vec<Slot>,
-    /// Free ones among them.
+    /// Free slots.
     free: Ranks,
     used: u32,
     hand: ClockHand,
-    /// Spare memory of the list of what leaves.
+    /// Memory for the list of the blocks that are evicted, kept between parts.
     picked: Vec<(u32, u32)>,
     hand_steps: u32,
-    /// Blocks of a segment, and those that the open one has room for: a part ends where it does.
+    /// Blocks of a segment, and those that fit into the open one: a part ends where it does.
     segment: u32,
     segment_left: u32,
     /// Of each block by its index: its slot.
@@ -79,7 +79,7 @@ impl Tier {
             + self.recent_reads.bytes()
     }
 
-    /// A block that lives is read.
+    /// Counts the read of a live block.
     pub fn read(&mut self, block: u32, index: u32) {
         let slot = self.places[index as usize];
         if slot != OVERFLOW {
@@ -94,13 +94,13 @@ impl Tier {
         }
     }
 
-    /// A block is written. `whole`: nothing of its old content is needed.
+    /// Counts the write of a block. `whole`: nothing of its old content is needed.
     pub fn write(&mut self, index: u32, whole: bool) {
         if index as usize >= self.places.len() {
-            self.places.resize(index as usize + 1, NOWHERE);
+            self.places.resize(index as usize + 1, NOT_LIVE);
         }
         match self.places[index as usize] {
-            NOWHERE => {}
+            NOT_LIVE => {}
             OVERFLOW => {
                 self.overflow_read += u64::from(!whole);
                 self.overflow -= 1;
@@ -111,9 +111,9 @@ impl Tier {
         self.evict();
     }
 
-    /// A block is given up.
+    /// Counts that a block is discarded.
     pub fn remove(&mut self, index: u32) {
-        let slot = std::mem::replace(&mut self.places[index as usize], NOWHERE);
+        let slot = std::mem::replace(&mut self.places[index as usize], NOT_LIVE);
         if slot == OVERFLOW {
             self.overflow -= 1;
         } else {
@@ -135,7 +135,7 @@ impl Tier {
         *frequency = (*frequency + 1).min(MAX_FREQUENCY);
     }
 
-    /// The lowest free slot, as in core.
+    /// Gives a block the lowest free slot, as core does.
     fn take_slot(&mut self, index: u32) {
         while self.used >= self.reserve.limit() {
             self.evict_part();
@@ -160,14 +160,14 @@ impl Tier {
         self.used -= 1;
     }
 
-    /// Parts leave until the reserve is free.
+    /// Evicts parts until the reserve is free.
     fn evict(&mut self) {
         while self.reserve.must_evict(self.used) {
             self.evict_part();
         }
     }
 
-    /// The hand goes on until it has found a part's cold blocks, or has gone its steps: then fewer leave, or none.
+    /// Evicts one part: the clock's hand goes on until it has found that many cold blocks, or has gone its steps; then fewer or none are evicted.
     fn evict_part(&mut self) {
         let most = self.reserve.limit() as usize;
         while self.slots.len() < most {

@@ -1,13 +1,13 @@
-//! The stack of an LRU cache of every size at once, with blocks that are given up.
+//! The stack of an LRU cache of every size at once, with blocks that are discarded.
 //!
 //! A block's *need* is the smallest cache that has held it without a break since it was last used: a cache of C blocks
-//! has evicted it if its need is more than C. Where nothing is ever given up that is its depth in the stack (Mattson).
-//! A block that is given up leaves a hole, in every cache that held it, which the next one that comes fills without an
+//! has evicted it if its need is more than C. Where nothing is ever discarded that is its depth in the stack (Mattson).
+//! A block that is discarded leaves a hole, in every cache that held it, which the next one that comes fills without an
 //! eviction; and what was evicted stays evicted. So the depth alone would be wrong.
 //!
 //! Invariants: needs are different numbers and grow with the depth; so the needs of all blocks are a set, and the d-th
 //! block's is the d-th of them. A new block takes the lowest that is missing for the top and moves the others
-//! down by one; one that is used again does so up to its own; one that is given up leaves its need missing.
+//! down by one; one that is used again does so up to its own; one that is discarded leaves its need missing.
 
 mod ranks;
 mod table;
@@ -16,27 +16,27 @@ pub(crate) use ranks::Ranks;
 use std::ops::Range;
 pub(crate) use table::Table;
 
-/// Positions to begin with.
+/// Number of positions at first.
 const MIN_POSITIONS: usize = 1 << 12;
 
-/// The stack.
+/// An LRU stack with holes.
 pub(crate) struct Stack {
     table: Table,
     /// Of each block, when it was last used: a larger position is a later use.
     positions: Ranks,
     next: usize,
-    /// The needs of all blocks, less one. As long as none was given up, only their number is kept.
+    /// The needs of all blocks, less one. As long as none was discarded, only their number is kept.
     needs: Option<Ranks>,
-    /// The lowest that is missing there.
+    /// The lowest need, less one, that is missing there.
     missing: u32,
 }
 
-/// What a use of a block, or its end, was.
+/// A use of a block, or its removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Use {
-    /// What the block needed until now.
+pub(crate) struct BlockUse {
+    /// The block's need until now.
     pub need: u32,
-    /// Caches from here on had a hole.
+    /// The least cache that had a hole.
     pub hole: u32,
 }
 
@@ -45,17 +45,17 @@ impl Stack {
         Stack { table: Table::new(), positions: Ranks::new(MIN_POSITIONS), next: 0, needs: None, missing: 0 }
     }
 
-    /// Blocks in it.
+    /// Number of blocks.
     pub fn len(&self) -> u32 {
         self.table.len() as u32
     }
 
-    /// What it takes.
+    /// Bytes of memory that it uses.
     pub fn bytes(&self) -> usize {
         self.table.bytes() + self.positions.bytes() + self.needs.as_ref().map_or(0, Ranks::bytes)
     }
 
-    /// Some block was given up since the last that all were: there may be holes.
+    /// Whether a block was discarded since the stack was cleared, so that there may be holes.
     pub fn may_have_holes(&self) -> bool {
         self.needs.is_some()
     }
@@ -73,9 +73,9 @@ impl Stack {
         }
     }
 
-    /// A block that is in it is used: it is on top from here on.
+    /// Moves a block to the top, if it is in the stack.
     #[inline]
-    pub fn touch(&mut self, block: u32) -> Option<Use> {
+    pub fn touch(&mut self, block: u32) -> Option<BlockUse> {
         let old = self.table.get(block)?;
         let is_top = old as usize + 1 == self.next;
         let depth = if is_top { 0 } else { self.len() - 1 - self.positions.below(old) };
@@ -92,10 +92,10 @@ impl Stack {
             needs.insert(missing);
             self.missing = needs.first_missing();
         }
-        Some(Use { need: need + 1, hole: missing + 1 })
+        Some(BlockUse { need: need + 1, hole: missing + 1 })
     }
 
-    /// A block that is not in it comes to the top. Returns the least cache that had a hole.
+    /// Puts a block on top that is not in the stack. Returns the least cache that had a hole.
     pub fn insert(&mut self, block: u32) -> u32 {
         let missing = self.missing();
         let position = self.take_position();
@@ -108,8 +108,8 @@ impl Stack {
         missing + 1
     }
 
-    /// A block is given up.
-    pub fn remove(&mut self, block: u32) -> Option<Use> {
+    /// Removes a block.
+    pub fn remove(&mut self, block: u32) -> Option<BlockUse> {
         let missing = self.missing();
         let old = self.table.remove(block)?;
         let all = self.positions.len();
@@ -122,7 +122,7 @@ impl Stack {
         let needs = self.needs.get_or_insert_with(|| Ranks::filled(all as usize, all as usize + 1));
         needs.remove(need);
         self.missing = missing.min(need);
-        Some(Use { need: need + 1, hole: missing + 1 })
+        Some(BlockUse { need: need + 1, hole: missing + 1 })
     }
 
     /// The blocks of a range that are in it, in no order, if all that are pass `may_be`. Costs no more than the stack
@@ -139,7 +139,7 @@ impl Stack {
         }
     }
 
-    /// How many blocks a cache of so many has evicted.
+    /// Number of live blocks that a cache of `blocks` blocks has evicted.
     pub fn evicted(&self, blocks: u32) -> u32 {
         match &self.needs {
             None => self.len().saturating_sub(blocks),
@@ -148,7 +148,7 @@ impl Stack {
         }
     }
 
-    /// Leaves the blocks that `keep` wants, as a sample of those before: their needs shrink with their number.
+    /// Keeps only the blocks that `keep` accepts, as a sample of all: their needs shrink with their number.
     pub fn thin(&mut self, ratio: f64, keep: impl Fn(u32) -> bool) {
         let mut blocks: Vec<(u32, u32)> = self.table.iter().collect();
         blocks.sort_unstable_by_key(|&(_, position)| std::cmp::Reverse(position));
@@ -175,7 +175,7 @@ impl Stack {
         self.needs = Some(scaled);
     }
 
-    /// All blocks are given up.
+    /// Removes all blocks.
     pub fn clear(&mut self) {
         self.table.clear();
         self.positions = Ranks::new(MIN_POSITIONS);
@@ -183,7 +183,7 @@ impl Stack {
         self.needs = None;
     }
 
-    /// The next position. When there are none left the blocks move together, or there are more from here on.
+    /// Takes the next position. When all are used the blocks are moved together, or the number of positions grows.
     #[inline]
     fn take_position(&mut self) -> u32 {
         if self.next == self.positions.end() {

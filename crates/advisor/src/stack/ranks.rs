@@ -1,4 +1,4 @@
-//! A set of small numbers that counts: how many are below one, which is the n-th.
+//! A set of small numbers with ranks: how many are below a number, and which is the n-th.
 //!
 //! One bit each; a count for each 512 of them, a cache line; and a Fenwick tree over what 64 of these hold, which is so small
 //! that it stays in the first cache. Invariant: counts and tree say what the bits do.
@@ -9,7 +9,7 @@ const GROUPS: usize = 64;
 /// Numbers to a node of the tree.
 const NODE: usize = GROUP * GROUPS;
 
-/// A set of numbers.
+/// A set of numbers with ranks.
 pub(crate) struct Ranks {
     words: Vec<u64>,
     /// Of each group, how many are in it.
@@ -38,7 +38,7 @@ impl Ranks {
         ranks
     }
 
-    /// The groups and the tree from the bits.
+    /// Computes groups and tree from the bits.
     fn count_again(&mut self) {
         self.tree.fill(0);
         for (group, words) in self.groups.iter_mut().zip(self.words.chunks_exact(WORDS)) {
@@ -56,7 +56,7 @@ impl Ranks {
         }
     }
 
-    /// Takes in numbers below `end`, and at once some more.
+    /// Makes space for numbers below `end`, and for some more.
     #[inline]
     pub fn grow(&mut self, end: usize) {
         if end > self.end() {
@@ -68,7 +68,7 @@ impl Ranks {
         }
     }
 
-    /// Numbers that it can have.
+    /// The set can have numbers below this.
     pub fn end(&self) -> usize {
         self.words.len() * 64
     }
@@ -77,7 +77,7 @@ impl Ranks {
         self.len
     }
 
-    /// What it takes.
+    /// Bytes of memory that it uses.
     pub fn bytes(&self) -> usize {
         self.words.capacity() * 8 + self.groups.capacity() * 2 + self.tree.capacity() * 4
     }
@@ -101,7 +101,7 @@ impl Ranks {
         }
     }
 
-    /// Takes out one that is in it.
+    /// Removes a number that is in it.
     #[inline]
     pub fn remove(&mut self, n: u32) {
         debug_assert!(self.contains(n));
@@ -115,7 +115,7 @@ impl Ranks {
         }
     }
 
-    /// How many are below `n`.
+    /// Number of members below `n`.
     #[inline]
     pub fn below(&self, n: u32) -> u32 {
         let n = n as usize;
@@ -194,7 +194,7 @@ impl Ranks {
         word as u32 * 64 + bits.trailing_zeros()
     }
 
-    /// All of them, in order.
+    /// All members, in order.
     pub fn iter(&self) -> impl Iterator<Item = u32> {
         self.words.iter().enumerate().flat_map(|(i, &word)| {
             let mut bits = word;

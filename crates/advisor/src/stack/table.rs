@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-/// In no trace: blocks have 31 bits.
+/// No block: blocks have 31 bits.
 const EMPTY: u32 = u32::MAX;
 const MIN_BITS: u32 = 6;
 
@@ -18,7 +18,7 @@ struct Cell {
 
 const NONE: Cell = Cell { block: EMPTY, position: 0 };
 
-/// Blocks and their positions.
+/// A hash table from blocks to positions.
 pub(crate) struct Table {
     cells: Vec<Cell>,
     bits: u32,
@@ -34,7 +34,7 @@ impl Table {
         self.len
     }
 
-    /// What it takes.
+    /// Bytes of memory that it uses.
     pub fn bytes(&self) -> usize {
         self.cells.capacity() * size_of::<Cell>()
     }
@@ -63,7 +63,7 @@ impl Table {
         (cell.block == block).then_some(cell.position)
     }
 
-    /// Gives a block this position. Returns the one it had.
+    /// Sets the position of a block. Returns the one that it had.
     #[inline]
     pub fn insert(&mut self, block: u32, position: u32) -> Option<u32> {
         let at = self.find(block);
@@ -79,7 +79,7 @@ impl Table {
         None
     }
 
-    /// Takes a block out. What it kept from their homes moves up.
+    /// Removes a block. Blocks that it kept from their homes move up.
     pub fn remove(&mut self, block: u32) -> Option<u32> {
         let mut hole = self.find(block);
         let cell = self.cells[hole];

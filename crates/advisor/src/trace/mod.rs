@@ -34,7 +34,7 @@ const MAX_HEAD_BYTES: u32 = 64 << 10;
 /// Most bytes of a chunk's records.
 const MAX_CHUNK_BYTES: u32 = 256 << 10;
 
-/// What a trace says of itself.
+/// The head of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     /// Size of the disk; 0 if it is not known.
@@ -45,19 +45,19 @@ pub struct Head {
     /// The trace's begin, in microseconds since 1970; 0 if it is not known.
     #[serde(default)]
     pub begin_unix_us: u64,
-    /// Anything else.
+    /// Notes of who recorded it, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub notes: BTreeMap<String, String>,
 }
 
 impl Head {
-    /// Of a disk of so many bytes.
+    /// A head for a disk of this size.
     pub fn new(disk_bytes: u64) -> Head {
         let block_bytes = crate::event::BLOCK_BYTES as u32;
         Head { disk_bytes, block_bytes, begin_unix_us: 0, notes: BTreeMap::new() }
     }
 
-    /// Where events must end.
+    /// The byte behind the last one that an event may reach.
     pub fn end_bytes(&self) -> u64 {
         if self.disk_bytes == 0 { u64::MAX } else { self.disk_bytes }
     }

@@ -3,7 +3,7 @@
 //! Invariant: any bytes end in events, a word on how they end, or an error; none makes it panic, take more than a chunk's
 //! memory, or go on for ever.
 
-use super::record::Before;
+use super::record::PreviousRecord;
 use super::{FRAME_BYTES, Head, MAGIC, MAX_CHUNK_BYTES, MAX_HEAD_BYTES, PREFIX_BYTES, TraceError, VERSION};
 use crate::event::{BLOCK_BYTES, Event};
 use std::io::{ErrorKind, Read};
@@ -33,7 +33,7 @@ pub struct TraceReader<R: Read> {
     next: usize,
     /// Records still to come of the chunk.
     left: u32,
-    before: Before,
+    before: PreviousRecord,
     last_us: u64,
     end: End,
     failed: bool,
@@ -76,7 +76,7 @@ impl<R: Read> TraceReader<R> {
         if u64::from(head.block_bytes) != BLOCK_BYTES {
             return Err(damaged(PREFIX_BYTES, "the head speaks of blocks that are not of 4096 bytes"));
         }
-        let (at, before) = ((PREFIX_BYTES + rest.len()) as u64, Before::default());
+        let (at, before) = ((PREFIX_BYTES + rest.len()) as u64, PreviousRecord::default());
         let (chunk, end) = (Vec::new(), End::Unknown);
         Ok(TraceReader { from, head, at, chunk, next: 0, left: 0, before, last_us: 0, end, failed: false })
     }
@@ -144,7 +144,7 @@ impl<R: Read> TraceReader<R> {
             return Err(damaged("a chunk's checksum is wrong"));
         }
         self.at += (FRAME_BYTES + self.chunk.len()) as u64;
-        (self.next, self.left, self.before) = (0, count, Before::default());
+        (self.next, self.left, self.before) = (0, count, PreviousRecord::default());
         if count == 0 {
             self.end = End::Whole;
         }

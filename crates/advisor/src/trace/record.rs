@@ -1,4 +1,4 @@
-//! One record of a chunk. Owns the bits; knows no frames.
+//! Encodes and decodes one record of a chunk. Owns the bits; knows no frames.
 //!
 //! Invariants: what was encoded is what is decoded; decoding takes at most [`MAX_BYTES`] bytes and says what is wrong
 //! instead of guessing.
@@ -10,7 +10,7 @@ pub(super) const MAX_BYTES: usize = 1 + 3 * MAX_VARINT;
 const MAX_VARINT: usize = 10;
 
 const OPERATION: u8 = 0b111;
-/// It begins where the one before ended.
+/// Flag: the range begins where that of the previous record ended.
 const FOLLOWS: u8 = 1 << 3;
 const SAME_LENGTH: u8 = 1 << 4;
 const SAME_TIME: u8 = 1 << 5;
@@ -18,15 +18,15 @@ const UNIT_SHIFT: u8 = 6;
 /// Units, by their number, as powers of two.
 const UNITS: [u32; 3] = [0, 9, 12];
 
-/// What of the record before is needed for the next one.
+/// The fields of a record that the next one is encoded against.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Before {
+pub(super) struct PreviousRecord {
     time_us: u64,
     end_bytes: u64,
     len_bytes: u64,
 }
 
-impl Before {
+impl PreviousRecord {
     /// Appends an event, which has passed its check. Time never goes back: an earlier one counts as the one before.
     pub fn encode(&mut self, event: &Event, out: &mut Vec<u8>) {
         let time_us = event.time_us.max(self.time_us);

@@ -1,6 +1,6 @@
 //! Writes a trace as its requests come. Holds one chunk.
 
-use super::record::{self, Before};
+use super::record::{self, PreviousRecord};
 use super::{Head, MAGIC, MAX_CHUNK_BYTES, MAX_HEAD_BYTES, TraceError, VERSION};
 use crate::event::{BLOCK_BYTES, Event};
 use std::io::Write;
@@ -15,7 +15,7 @@ pub struct TraceWriter<W: Write> {
     end_bytes: u64,
     records: Vec<u8>,
     count: u32,
-    before: Before,
+    before: PreviousRecord,
     last_us: u64,
 }
 
@@ -39,7 +39,8 @@ impl<W: Write> TraceWriter<W> {
         bytes.extend(json);
         bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
         to.write_all(&bytes)?;
-        let (records, before) = (Vec::with_capacity(CHUNK_BYTES + record::MAX_BYTES), Before::default());
+        let (records, before) =
+            (Vec::with_capacity(CHUNK_BYTES + record::MAX_BYTES), PreviousRecord::default());
         Ok(TraceWriter { to, end_bytes: head.end_bytes(), records, count: 0, before, last_us: 0 })
     }
 
@@ -87,7 +88,7 @@ impl<W: Write> TraceWriter<W> {
         self.to.write_all(&self.records)?;
         self.records.clear();
         self.count = 0;
-        self.before = Before::default();
+        self.before = PreviousRecord::default();
         Ok(())
     }
 }

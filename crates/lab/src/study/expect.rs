@@ -2,7 +2,7 @@
 //!
 //! Owns the words and whether a value is within them; the values are the report's.
 
-use super::spec::{Study, is_count, is_text};
+use super::spec::{Study, check_count, check_text};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
@@ -72,10 +72,10 @@ impl Expectation {
 
 /// Whether all can be true or false of a study.
 pub fn check(study: &Study) -> Result<()> {
-    is_count("expect", study.expectations.len(), MOST)?;
+    check_count("expect", study.expectations.len(), MOST)?;
     for one in &study.expectations {
-        is_text("expect.what", &one.what)?;
-        is_text("expect.figure", &one.figure)?;
+        check_text("expect.what", &one.what)?;
+        check_text("expect.figure", &one.figure)?;
         one.check(study).with_context(|| format!("expectation '{}'", one.what))?;
     }
     Ok(())

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// A folder of results, ours to write to.
+/// A folder of results that this process writes to.
 pub struct Folder {
     dir: PathBuf,
     /// What holds for all runs.
@@ -21,7 +21,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Makes one. Refuses a folder that has anything in it.
+    /// Creates a folder of results. Refuses a folder that has anything in it.
     pub fn create(dir: &Path, record: StudyRecord) -> Result<Folder> {
         record.study.check()?;
         let cannot = || format!("{}: cannot make a folder for results", dir.display());
@@ -32,22 +32,22 @@ impl Folder {
         if std::fs::read_dir(dir).with_context(cannot)?.next().is_some() {
             bail!("{}: is not empty: results have a folder of their own", dir.display());
         }
-        let lock = locked(dir)?;
+        let lock = lock_folder(dir)?;
         std::fs::create_dir(dir.join("runs")).with_context(cannot)?;
         let text = toml::to_string(&record.study).context("the study cannot be written")?;
-        whole(&dir.join("study.toml"), |to| Ok(to.write_all(text.as_bytes())?))?;
+        write_whole(&dir.join("study.toml"), |to| Ok(to.write_all(text.as_bytes())?))?;
         json(&dir.join("study.json"), &record)?;
         Ok(Folder { dir: dir.into(), record, _lock: lock })
     }
 
-    /// One that has some already. What its record says is checked as a study's file is: names become names of files.
+    /// Opens a folder that has results. Its record is checked as a study's file is: names become names of files.
     pub fn open(dir: &Path) -> Result<Folder> {
         let record: StudyRecord = record::read(&dir.join("study.json"))?;
         record.study.check().with_context(|| format!("{}", dir.join("study.json").display()))?;
-        Ok(Folder { dir: dir.into(), record, _lock: locked(dir)? })
+        Ok(Folder { dir: dir.into(), record, _lock: lock_folder(dir)? })
     }
 
-    /// Where it is.
+    /// The folder's path.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -56,23 +56,23 @@ impl Folder {
         self.dir.join("runs").join(format!("{scenario}-{run}"))
     }
 
-    /// A run that has been done before.
+    /// The record of a run that has been done.
     pub fn done(&self, scenario: &str, run: u32) -> Result<Option<RunRecord>> {
         let path = self.run_dir(scenario, run).join("run.json");
         if path.exists() { record::read(&path).map(Some) } else { Ok(None) }
     }
 
-    /// An empty folder for a run's own files. What an interrupted one left there goes.
+    /// Makes an empty folder for a run's own files. Files of an interrupted run are removed.
     pub fn prepare(&self, scenario: &str, run: u32) -> Result<PathBuf> {
         let dir = self.run_dir(scenario, run);
         empty(&dir)?;
         Ok(dir)
     }
 
-    /// Keeps a run.
+    /// Stores a run.
     pub fn keep(&self, run: &RunRecord, samples: &Samples) -> Result<()> {
-        let dir = self.run_dir(&run.scenario, run.run);
-        whole(&dir.join("samples.csv"), |to| Ok(samples.write(to)?))?;
+        let dir = self.run_dir(&run.facts.scenario, run.facts.run);
+        write_whole(&dir.join("samples.csv"), |to| Ok(samples.write(to)?))?;
         json(&dir.join("run.json"), run)
     }
 }
@@ -89,14 +89,14 @@ pub fn empty(dir: &Path) -> Result<()> {
 
 /// Writes JSON.
 pub fn json(path: &Path, value: &impl Serialize) -> Result<()> {
-    whole(path, |to| {
+    write_whole(path, |to| {
         serde_json::to_writer_pretty(&mut *to, value)?;
         Ok(to.write_all(b"\n")?)
     })
 }
 
 /// Writes a file that has its name once it is whole and on the disk.
-fn whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
+fn write_whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
     let new = path.with_extension("new");
     let written = || -> Result<()> {
         let mut to = BufWriter::new(File::create(&new)?);
@@ -110,13 +110,13 @@ fn whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) ->
     };
     written().inspect_err(|_| drop(std::fs::remove_file(&new))).with_context(|| {
         format!(
-            "{}: cannot write; runs that are done are kept: make room, then 'spillway lab resume'",
+            "{}: cannot write; runs that are done are kept: free some space, then 'spillway lab resume'",
             path.display()
         )
     })
 }
 
-fn locked(dir: &Path) -> Result<File> {
+fn lock_folder(dir: &Path) -> Result<File> {
     let path = dir.join(".lock");
     let open = File::options().create(true).truncate(false).write(true).open(&path);
     let lock = open.with_context(|| format!("{}: cannot open", path.display()))?;

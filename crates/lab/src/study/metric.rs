@@ -264,7 +264,7 @@ pub const METRICS: &[Metric] = {
         )
         .times(1e-6),
         rate("evicted", Cache, "Evicted from the RAM tier", "blocks/s", &["evictions.blocks"]),
-        rate("stalls", Cache, "Writes that waited for room", "ms/s", &["stalls.ns"]).times(1e-6),
+        rate("stalls", Cache, "Writes that waited for space", "ms/s", &["stalls.ns"]).times(1e-6),
         rate("base-reads", Cache, "Reads of the base image", "reads/s", &["planes.base.reads"])
             .neither()
             .note("the host's page cache may have served them"),

@@ -16,7 +16,7 @@ pub mod watch;
 pub use expect::Expectation;
 pub use folder::Folder;
 pub use metric::{Better, Kind, METRICS, Metric, SUMS, View};
-pub use record::{Action, RunRecord, StudyRecord};
+pub use record::{Action, RunFacts, RunRecord, StudyRecord};
 pub use run::{Lab, Progress, Summary};
 pub use samples::{Row, Samples};
 pub use spec::{Engine, Image, Scenario, Study, Work};

@@ -31,29 +31,37 @@ pub struct StudyRecord {
     pub hardware: BTreeMap<String, String>,
 }
 
-/// What one run has left.
+/// What a run was, without what it measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RunRecord {
-    /// [`SCHEMA`].
-    pub schema: u32,
+pub struct RunFacts {
     /// The scenario's name.
     pub scenario: String,
-    /// 1, 2, 3...
+    /// Number of the run in its scenario, from 1 on.
     pub run: u32,
-    /// What its random choices came from.
+    /// Seed of its random choices.
     pub seed: u64,
     /// When it began.
     pub begun: String,
-    /// From its first command to its last figure.
+    /// Time from its first command to its last figure.
     pub seconds: f64,
     /// Where the work was done: `guest`, `replay`, `host`.
     pub engine: String,
-    /// How many.
+    /// Number of machines.
     pub machines: u32,
     /// Why it does not count; none for one that does.
     pub dropped: Option<String>,
     /// Commands as they were given.
     pub commands: Vec<String>,
+}
+
+/// The record of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunRecord {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// What the run was.
+    #[serde(flatten)]
+    pub facts: RunFacts,
     /// What users did, and how long it took.
     pub actions: Vec<Action>,
     /// What the workload measured by itself, by name: `boot_s`, `fio.iometer-citrix.iops`...

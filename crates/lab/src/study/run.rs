@@ -7,11 +7,11 @@
 
 use super::disks::{Disks, Served, base};
 use super::folder::{Folder, empty, json};
-use super::record::{RunRecord, SCHEMA};
+use super::record::{RunFacts, RunRecord, SCHEMA};
 use super::spec::{Engine, Scenario};
-use super::watch::{Found, Watch};
+use super::watch::{Observations, Watch};
 use crate::stamp;
-use crate::workload::{self, Done, RecordStage, Recording, Stage};
+use crate::workload::{self, RecordStage, Recording, Stage, WorkResult};
 use anyhow::{Context, Result};
 use serde_json::Value;
 use spillway_testkit::disk::went_wrong;
@@ -95,14 +95,14 @@ pub fn run(folder: &Folder, lab: &Lab, progress: &mut dyn Progress) -> Result<Su
         let engine = study.engine(planned.scenario);
         if engine == Engine::Replay && recording.is_none() {
             progress.begin("recording the session that is asked again", i as u32, total, None);
-            let asked = done.iter().flatten().any(|run| run.engine == Engine::Replay.name());
-            recording = Some(recorded(folder, lab, asked)?);
+            let asked = done.iter().flatten().any(|run| run.facts.engine == Engine::Replay.name());
+            recording = Some(find_or_record(folder, lab, asked)?);
         }
         let left = time_left(&plan, &done);
         let what = format!("{}, run {}", planned.scenario.name, planned.run);
         progress.begin(&what, i as u32 + 1, total, left);
         std::thread::sleep(Duration::from_secs_f64(study.runs.rest_seconds));
-        let record = one(folder, lab, planned, recording.as_ref().filter(|_| engine == Engine::Replay))
+        let record = do_run(folder, lab, planned, recording.as_ref().filter(|_| engine == Engine::Replay))
             .with_context(|| what.clone())?;
         progress.end(&record);
         done[i] = Some(record);
@@ -110,11 +110,12 @@ pub fn run(folder: &Folder, lab: &Lab, progress: &mut dyn Progress) -> Result<Su
     Ok(summary(folder, &done.into_iter().flatten().collect::<Vec<_>>()))
 }
 
-/// What there is.
+/// Counts the runs that are done.
 fn summary(folder: &Folder, done: &[RunRecord]) -> Summary {
-    let kept = |run: &&RunRecord| run.dropped.is_none();
+    let kept = |run: &&RunRecord| run.facts.dropped.is_none();
     let scenarios = &folder.record.study.scenarios;
-    let empty = scenarios.iter().filter(|s| !done.iter().filter(kept).any(|run| run.scenario == s.name));
+    let empty =
+        scenarios.iter().filter(|s| !done.iter().filter(kept).any(|run| run.facts.scenario == s.name));
     let kept_count = done.iter().filter(kept).count();
     Summary {
         kept: kept_count as u32,
@@ -123,27 +124,28 @@ fn summary(folder: &Folder, done: &[RunRecord]) -> Summary {
     }
 }
 
-/// By what the runs until now have taken, of the same scenario if there are some.
+/// Estimates the time of all runs that are not done, from the runs that are: of the same scenario, if there are some.
 fn time_left(plan: &[Planned<'_>], done: &[Option<RunRecord>]) -> Option<Duration> {
     let mean = |of: &dyn Fn(&RunRecord) -> bool| -> Option<f64> {
-        let took: Vec<f64> = done.iter().flatten().filter(|run| of(run)).map(|run| run.seconds).collect();
+        let took: Vec<f64> =
+            done.iter().flatten().filter(|run| of(run)).map(|run| run.facts.seconds).collect();
         (!took.is_empty()).then(|| took.iter().sum::<f64>() / took.len() as f64)
     };
     let all = mean(&|_| true)?;
     let left = plan.iter().zip(done).filter(|(_, done)| done.is_none());
-    let seconds = left.map(|(p, _)| mean(&|run| run.scenario == p.scenario.name).unwrap_or(all)).sum();
+    let seconds = left.map(|(p, _)| mean(&|run| run.facts.scenario == p.scenario.name).unwrap_or(all)).sum();
     Some(Duration::from_secs_f64(seconds))
 }
 
-/// The session that all replays of a study ask: recorded once, before the first. `asked`: there are runs that did.
-fn recorded(folder: &Folder, lab: &Lab, asked: bool) -> Result<Recording> {
+/// Finds the recording that all replays of a study use, or makes it. `asked`: there are runs that used it.
+fn find_or_record(folder: &Folder, lab: &Lab, asked: bool) -> Result<Recording> {
     let dir = folder.dir().join("recording");
     match Recording::read(&dir) {
         Ok(recording) => return Ok(recording),
         Err(e) if asked => {
             return Err(e.context("runs that are there asked this recording; begin the study anew"));
         }
-        // One that cannot be read was broken off.
+        // A recording that cannot be read was interrupted.
         Err(_) => {}
     }
     empty(&dir)?;
@@ -161,8 +163,8 @@ fn recorded(folder: &Folder, lab: &Lab, asked: bool) -> Result<Recording> {
     workload::record(&study.work.workload, &stage).context("the session that is to be replayed")
 }
 
-/// One run, from fresh disks to its record.
-fn one(
+/// Does one run, from fresh disks to its record.
+fn do_run(
     folder: &Folder,
     lab: &Lab,
     planned: &Planned<'_>,
@@ -177,7 +179,7 @@ fn one(
     let image = base(study.image(scenario), &lab.kit, lab.scratch.path())?;
     let disks = Disks::start(&lab.spillway, scenario, &image, scratch.path(), memory.path())?;
     let watch = Watch::start(&disks.sources())?;
-    // What was recorded is asked by every run.
+    // All replays use the seed of the recording.
     let own = study.runs.seed.wrapping_add(u64::from(planned.run) - 1);
     let seed = recording.map_or(own, |recording| recording.actions.seed);
     let stage = Stage {
@@ -198,23 +200,22 @@ fn one(
             let wrong = done.figures.iter().find(|(_, figure)| !figure.is_finite());
             match wrong.map(|(name, figure)| format!("the figure '{name}' is {figure}")) {
                 None => (done, None),
-                why => (Done::default(), why),
+                why => (WorkResult::default(), why),
             }
         }
-        Err(e) => (Done::default(), Some(format!("{e:#}"))),
+        Err(e) => (WorkResult::default(), Some(format!("{e:#}"))),
     };
-    let dropped = failed.or_else(|| why_not(&found, scenario));
+    let dropped = failed.or_else(|| drop_reason(&found, scenario));
     let commands = disks
         .commands
         .iter()
         .chain(&done.commands)
         .map(|c| lab.plain(c, [scratch.path(), memory.path(), &dir]));
     let commands = commands.collect();
-    raw(&disks, &found, &dir)?;
+    store_disk_output(&disks, &found, &dir)?;
     let stopped = disks.stop();
     let dropped = dropped.or_else(|| stopped.err().map(|e| format!("a disk did not end well: {e:#}")));
-    let record = RunRecord {
-        schema: SCHEMA,
+    let facts = RunFacts {
         scenario: scenario.name.clone(),
         run: planned.run,
         seed,
@@ -224,40 +225,39 @@ fn one(
         machines: scenario.machines,
         dropped,
         commands,
-        actions: done.actions,
-        figures: done.figures,
     };
+    let record = RunRecord { schema: SCHEMA, facts, actions: done.actions, figures: done.figures };
     folder.keep(&record, &found.samples)?;
     Ok(record)
 }
 
-/// Why a run whose work ended well does not count.
-fn why_not(found: &Found, scenario: &Scenario) -> Option<String> {
-    for (machine, seen) in found.machines.iter().enumerate() {
-        if !seen.begin {
+/// Returns why a run whose work ended well does not count; none if it does.
+fn drop_reason(found: &Observations, scenario: &Scenario) -> Option<String> {
+    for (machine, observed) in found.machines.iter().enumerate() {
+        if !observed.begin_sampled {
             return Some(format!(
                 "machine {machine}: its disk did not say what it had counted when the work began"
             ));
         }
-        if seen.longest_gap > BLIND {
+        if observed.longest_gap > BLIND {
             return Some(format!(
                 "machine {machine}: nothing was counted for {:.0} s",
-                seen.longest_gap.as_secs_f64()
+                observed.longest_gap.as_secs_f64()
             ));
         }
         if scenario.null_disk {
             continue;
         }
-        if let Some(wrong) = went_wrong(&seen.stats) {
+        if let Some(wrong) = went_wrong(&observed.stats) {
             return Some(format!("machine {machine}: {wrong}"));
         }
     }
     None
 }
 
-/// What the disks said, as they said it.
-fn raw(disks: &Disks, found: &Found, dir: &Path) -> Result<()> {
-    let all = found.machines.iter().enumerate().map(|(i, seen)| (format!("m{i}"), &seen.stats));
+/// Stores the last counters and the output of all disks.
+fn store_disk_output(disks: &Disks, found: &Observations, dir: &Path) -> Result<()> {
+    let all = found.machines.iter().enumerate().map(|(i, observed)| (format!("m{i}"), &observed.stats));
     json(&dir.join("stats.json"), &all.collect::<BTreeMap<String, &Value>>())?;
     for (i, disk) in disks.disks.iter().enumerate() {
         if let Served::Disk(disk) = disk {
@@ -271,7 +271,7 @@ fn raw(disks: &Disks, found: &Found, dir: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study::{Samples, watch::Seen};
+    use crate::study::{Samples, watch::ObservedMachine};
 
     const GOOD: &str =
         r#"{"restarts":0,"checksum_mismatches":0,"failed":{"requests":0},"overflow":{"write_errors":0}}"#;
@@ -280,14 +280,17 @@ mod tests {
     const NEVER: u64 = u64::MAX;
 
     fn why(stats: &str, gap_s: u64) -> Option<String> {
-        let seen = |stats: &str, gap_s| Seen {
+        let observed = |stats: &str, gap_s| ObservedMachine {
             stats: serde_json::from_str(stats).unwrap(),
             longest_gap: Duration::from_secs(gap_s),
-            begin: gap_s != NEVER,
+            begin_sampled: gap_s != NEVER,
         };
-        let found = Found { samples: Samples::default(), machines: vec![seen(GOOD, 1), seen(stats, gap_s)] };
+        let found = Observations {
+            samples: Samples::default(),
+            machines: vec![observed(GOOD, 1), observed(stats, gap_s)],
+        };
         let scenario: Scenario = toml::from_str("name = 'a'\nwhat = 'it'").unwrap();
-        why_not(&found, &scenario)
+        drop_reason(&found, &scenario)
     }
 
     #[test]

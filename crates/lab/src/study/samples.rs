@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 
-/// One machine at one time.
+/// The sample of one machine at one time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// 0, 1, 2...
+    /// Number of the machine, from 0 on.
     pub machine: u32,
     /// Seconds since the work began.
     pub time_s: f64,
@@ -30,7 +30,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Puts down what is known of a machine at a time. Columns that are new are added.
+    /// Adds the sample of a machine at a time. Columns that are new are added.
     pub fn add(&mut self, machine: u32, time_s: f64, known: &BTreeMap<String, f64>) {
         let mut values = vec![None; self.columns.len()];
         for (name, value) in known {

@@ -239,16 +239,16 @@ impl Study {
 
     /// Whether it can be, whoever wrote it: names that can be names of files, and nothing without bounds.
     pub fn check(&self) -> Result<()> {
-        is_name(&self.name)?;
-        is_text("title", &self.title)?;
-        is_text("question", &self.question)?;
+        check_name(&self.name)?;
+        check_text("title", &self.title)?;
+        check_text("question", &self.question)?;
         ensure!(!self.scenarios.is_empty(), "it has no scenario");
-        is_count("scenario", self.scenarios.len(), MOST_SCENARIOS)?;
+        check_count("scenario", self.scenarios.len(), MOST_SCENARIOS)?;
         for (i, scenario) in self.scenarios.iter().enumerate() {
-            is_name(&scenario.name)?;
-            is_text("what", &scenario.what).with_context(|| format!("scenario '{}'", scenario.name))?;
+            check_name(&scenario.name)?;
+            check_text("what", &scenario.what).with_context(|| format!("scenario '{}'", scenario.name))?;
             ensure!(scenario.machines > 0, "scenario '{}' has no machines", scenario.name);
-            is_count("machines", scenario.machines, MOST_MACHINES)
+            check_count("machines", scenario.machines, MOST_MACHINES)
                 .with_context(|| format!("scenario '{}'", scenario.name))?;
             let twice = self.scenarios[..i].iter().any(|earlier| earlier.name == scenario.name);
             ensure!(!twice, "two scenarios are called '{}'", scenario.name);
@@ -292,15 +292,15 @@ impl Study {
         }
         expect::check(self)?;
         if let Some(scale) = &self.scale {
-            is_text("scale.of", &scale.of)?;
+            check_text("scale.of", &scale.of)?;
             ensure!(scale.factor.is_finite() && scale.factor > 0.0, "scale.factor is a divisor");
         }
         ensure!(self.runs.count > 0 && self.quick.count != Some(0), "it has no runs");
-        is_count("runs.count", self.runs.count.max(self.quick.count.unwrap_or(0)), MOST_RUNS)?;
+        check_count("runs.count", self.runs.count.max(self.quick.count.unwrap_or(0)), MOST_RUNS)?;
         ensure!(self.quick.machines != Some(0), "its shorter form has no machines");
-        is_count("quick.machines", self.quick.machines.unwrap_or(0), MOST_MACHINES)?;
+        check_count("quick.machines", self.quick.machines.unwrap_or(0), MOST_MACHINES)?;
         ensure!(self.runs.limit_seconds > 0, "no run may take any time");
-        is_count("runs.limit_seconds", self.runs.limit_seconds, MOST_SECONDS)?;
+        check_count("runs.limit_seconds", self.runs.limit_seconds, MOST_SECONDS)?;
         ensure!(
             (0.0..=MOST_REST_SECONDS).contains(&self.runs.rest_seconds),
             "runs.rest_seconds is a time, of at most {MOST_REST_SECONDS} s"
@@ -357,7 +357,7 @@ impl Study {
 }
 
 /// Names become names of files.
-fn is_name(name: &str) -> Result<()> {
+fn check_name(name: &str) -> Result<()> {
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if name.is_empty() || name.len() > 60 || name.starts_with('-') || !name.chars().all(good) {
         bail!("'{name}' is no name: small letters, digits and '-'");
@@ -365,12 +365,12 @@ fn is_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn is_text(what: &str, text: &str) -> Result<()> {
+pub(super) fn check_text(what: &str, text: &str) -> Result<()> {
     ensure!(text.len() <= MOST_TEXT_BYTES, "{what}: {} bytes, {MOST_TEXT_BYTES} are the most", text.len());
     Ok(())
 }
 
-pub(super) fn is_count<T: PartialOrd + std::fmt::Display>(what: &str, count: T, most: T) -> Result<()> {
+pub(super) fn check_count<T: PartialOrd + std::fmt::Display>(what: &str, count: T, most: T) -> Result<()> {
     ensure!(count <= most, "{what}: {count}, {most} are the most");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The look at all disks of a run, once a second, from the side: their counters, the processors' time, and what the
-//! machines say of themselves.
+//! Samples of all disks of a run, taken once a second: their counters, the processors' time, and what the machines report of
+//! themselves.
 //!
 //! Owns one thread, which ends with it. Invariant: what could not be read is missing in the samples, never made up; the longest
 //! time without a look is known.
@@ -18,69 +18,72 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Between two looks.
-const STEP: Duration = Duration::from_secs(1);
-/// How long one disk may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time between two samples of a machine.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long one disk may take to answer; it is asked anew with the next sample.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A look from the side.
+/// Samples the machines of a run in a thread of its own.
 pub struct Watch {
-    shared: Arc<Mutex<Looks>>,
+    shared: Arc<Mutex<WatchState>>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Where something is known of a machine's disk.
+/// What can be asked about a machine's disk.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// The control socket of one of ours.
+    /// The control socket of a disk of Spillway.
     Control(PathBuf),
-    /// Nothing but the process that serves one that does nothing.
+    /// The process that serves a null disk, which has no counters.
     Process(u32),
 }
 
-/// What was seen.
-struct Looks {
+/// What the thread and its owner share.
+struct WatchState {
+    /// When sampling began; times of samples count from here until the end.
     made: Instant,
+    /// When the work began.
     begun: Option<Instant>,
-    machines: Vec<Machine>,
+    machines: Vec<WatchedMachine>,
     samples: Samples,
 }
 
-/// One of them.
-struct Machine {
+/// A machine that is sampled.
+struct WatchedMachine {
     source: Source,
-    /// A connection to it, if there is one whose last question was answered.
+    /// A connection to the disk on which every question was answered; none after an answer that did not come in time.
     disk: Option<BufReader<UnixStream>>,
+    /// Process of the VMM while it runs.
     vmm: Option<u32>,
-    /// What it has used; all of it when it has been ended.
+    /// Processor seconds that the VMM has used; kept when it has ended.
     vmm_s: Option<f64>,
-    /// When something of it was counted last.
+    /// When its disk was sampled last.
     last: Instant,
-    seen: Seen,
+    observed: ObservedMachine,
 }
 
-/// What was found in the end.
-pub struct Found {
-    /// Everything that was seen; times are since the work began.
+/// Everything that was observed of a run.
+pub struct Observations {
+    /// The samples; times are seconds since the work began.
     pub samples: Samples,
-    /// Of each machine.
-    pub machines: Vec<Seen>,
+    /// The machines, by number.
+    pub machines: Vec<ObservedMachine>,
 }
 
-/// What was seen of one machine in the end.
+/// What was observed of one machine.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
-    /// Its disk's counters as they were in the end; null if it did not say them then, and for a null disk.
+pub struct ObservedMachine {
+    /// Its disk's counters in the last sample; null if the disk did not answer then, and for a null disk.
     pub stats: Value,
-    /// The longest time in which nothing of it was counted, while the work went on.
+    /// The longest time between two samples while the work went on.
     pub longest_gap: Duration,
-    /// Its counters when the work began are known.
-    pub begin: bool,
+    /// Whether its counters were sampled when the work began.
+    pub begin_sampled: bool,
 }
 
 impl Watch {
-    /// Begins to look at the disks of machines.
+    /// Starts to sample the disks of machines.
     pub fn start(sources: &[Source]) -> Result<Watch> {
         let made = Instant::now();
         let machines = sources.iter().map(|source| {
@@ -88,24 +91,25 @@ impl Watch {
                 Source::Control(control) => Some(connect(control)?),
                 Source::Process(_) => None,
             };
-            Ok(Machine {
+            Ok(WatchedMachine {
                 source: source.clone(),
                 disk,
                 vmm: None,
                 vmm_s: None,
                 last: made,
-                seen: Seen::default(),
+                observed: ObservedMachine::default(),
             })
         });
-        let machines = machines.collect::<Result<Vec<Machine>>>()?;
-        let shared = Arc::new(Mutex::new(Looks { made, begun: None, machines, samples: Samples::default() }));
+        let machines = machines.collect::<Result<Vec<WatchedMachine>>>()?;
+        let shared =
+            Arc::new(Mutex::new(WatchState { made, begun: None, machines, samples: Samples::default() }));
         let (stop, stopped) = mpsc::channel();
         let own = shared.clone();
         let thread = std::thread::Builder::new().name("watch".into()).spawn(move || {
             let mut next = Instant::now();
             loop {
                 lock(&own).look();
-                next = (next + STEP).max(Instant::now());
+                next = (next + LOOK_INTERVAL).max(Instant::now());
                 let wait = next.saturating_duration_since(Instant::now());
                 if stopped.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
                     return;
@@ -115,8 +119,8 @@ impl Watch {
         Ok(Watch { shared, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// A last look. Nothing is looked at any more.
-    pub fn finish(mut self) -> Found {
+    /// Takes the last sample and ends.
+    pub fn finish(mut self) -> Observations {
         self.end();
         let mut looks = lock(&self.shared);
         looks.look();
@@ -125,8 +129,8 @@ impl Watch {
         let mut samples = std::mem::take(&mut looks.samples);
         samples.rows.iter_mut().for_each(|row| row.time_s -= shift);
         samples.rows.sort_by(|a, b| a.time_s.total_cmp(&b.time_s));
-        let machines = looks.machines.iter_mut().map(|m| std::mem::take(&mut m.seen)).collect();
-        Found { samples, machines }
+        let machines = looks.machines.iter_mut().map(|m| std::mem::take(&mut m.observed)).collect();
+        Observations { samples, machines }
     }
 
     fn end(&mut self) {
@@ -150,9 +154,9 @@ impl Watcher for Watch {
             looks.begun = Some(Instant::now());
             looks.look();
             for machine in &mut looks.machines {
-                // What was not counted before it is no matter.
-                machine.seen.longest_gap = Duration::ZERO;
-                machine.seen.begin = machine.is_known();
+                // Gaps before the work do not count.
+                machine.observed.longest_gap = Duration::ZERO;
+                machine.observed.begin_sampled = machine.is_known();
             }
         }
     }
@@ -162,7 +166,7 @@ impl Watcher for Watch {
         let time_s = seconds_between(looks.made, Instant::now());
         if let Some(machine) = looks.machines.get_mut(number as usize) {
             machine.vmm = Some(pid);
-            // What it uses before the next look is its own, too.
+            // Its use counts from 0, also what it uses before the next sample.
             looks.samples.add(number, time_s, &BTreeMap::from([("cpu.vmm_s".to_string(), 0.0)]));
         }
     }
@@ -170,7 +174,7 @@ impl Watcher for Watch {
     fn vmm_ends(&self, machine: u32) {
         if let Some(machine) = lock(&self.shared).machines.get_mut(machine as usize) {
             machine.look_at_vmm();
-            // Its number may become another's.
+            // The kernel may give its process number to another process.
             machine.vmm = None;
         }
     }
@@ -178,14 +182,14 @@ impl Watcher for Watch {
     fn inside(&self, machine: u32, at: Instant, known: &BTreeMap<String, f64>) {
         let mut looks = lock(&self.shared);
         if (machine as usize) < looks.machines.len() {
-            // By the machine's own time: a row of its own, in which nothing else is known.
+            // A row of its own, at the time that the machine says; it has no other columns.
             let time_s = seconds_between(looks.made, at);
             looks.samples.add(machine, time_s, known);
         }
     }
 }
 
-impl Looks {
+impl WatchState {
     fn look(&mut self) {
         for (i, machine) in self.machines.iter_mut().enumerate() {
             let time = seconds_between(self.made, Instant::now());
@@ -195,10 +199,10 @@ impl Looks {
     }
 }
 
-impl Machine {
+impl WatchedMachine {
     fn look_at_vmm(&mut self) {
         if let Some(pid) = self.vmm {
-            // Not known of one that has ended by itself.
+            // None for a VMM that has ended by itself.
             self.vmm_s = cpu_seconds_of(&[pid]).ok();
         }
     }
@@ -207,12 +211,12 @@ impl Machine {
         let mut known = BTreeMap::new();
         let serves = match &self.source {
             Source::Control(control) => {
-                self.seen.stats = answer(&mut self.disk, control).unwrap_or_default();
-                self.seen.stats["worker_pid"].as_u64().map(|pid| pid as u32).filter(|pid| *pid > 0)
+                self.observed.stats = answer(&mut self.disk, control).unwrap_or_default();
+                self.observed.stats["worker_pid"].as_u64().map(|pid| pid as u32).filter(|pid| *pid > 0)
             }
             Source::Process(pid) => Some(*pid),
         };
-        flatten("", &self.seen.stats, &mut known);
+        flatten("", &self.observed.stats, &mut known);
         if let Some(pid) = serves
             && let Ok(seconds) = cpu_seconds_of(&[pid])
         {
@@ -221,21 +225,21 @@ impl Machine {
         self.look_at_vmm();
         known.extend(self.vmm_s.map(|seconds| ("cpu.vmm_s".into(), seconds)));
         let now = Instant::now();
-        self.seen.longest_gap = self.seen.longest_gap.max(now.saturating_duration_since(self.last));
+        self.observed.longest_gap = self.observed.longest_gap.max(now.saturating_duration_since(self.last));
         if self.is_known() {
             self.last = now;
         }
         known
     }
 
-    /// Whether it answered the last look, if it is asked anything.
+    /// Whether the disk answered in the last sample; a null disk is not asked.
     fn is_known(&self) -> bool {
-        matches!(self.source, Source::Process(_)) || !self.seen.stats.is_null()
+        matches!(self.source, Source::Process(_)) || !self.observed.stats.is_null()
     }
 }
 
-/// What a disk says now. A connection on which an answer did not come in time is given up: it may come later, and
-/// would be taken for the next one.
+/// Asks a disk for its counters. A connection on which no answer came in time is dropped: a late answer would be taken for the next
+/// one.
 fn answer(disk: &mut Option<BufReader<UnixStream>>, control: &Path) -> Result<Value> {
     let mut connection = match disk.take() {
         Some(connection) => connection,
@@ -252,15 +256,15 @@ fn seconds_between(from: Instant, to: Instant) -> f64 {
     later - from.saturating_duration_since(to).as_secs_f64()
 }
 
-fn lock(shared: &Mutex<Looks>) -> MutexGuard<'_, Looks> {
-    // What a thread that panicked has left are samples, whole rows of them.
+fn lock(shared: &Mutex<WatchState>) -> MutexGuard<'_, WatchState> {
+    // A thread that panicked leaves whole rows.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn connect(control: &Path) -> Result<BufReader<UnixStream>> {
     let stream = UnixStream::connect(control).with_context(|| format!("{}: no disk", control.display()))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     Ok(BufReader::new(stream))
 }
 
@@ -353,7 +357,7 @@ mod tests {
         let [good, ended, null, mute] = &found.machines[..] else { panic!("four") };
         assert_eq!(good.stats["mode"], "ram");
         assert!(ended.stats.is_null() && null.stats.is_null(), "no counters of an earlier time");
-        assert_eq!([good.begin, mute.begin, null.begin], [true, false, true]);
+        assert_eq!([good.begin_sampled, mute.begin_sampled, null.begin_sampled], [true, false, true]);
         assert!(ended.longest_gap > good.longest_gap && ended.longest_gap >= Duration::from_millis(20));
     }
 

@@ -3,13 +3,13 @@
 //! Owns what each is; who runs it is fio inside of a machine, or the lab's own generator from the host: Debian's fio
 //! (3.33, without libblkio) has no engine for vhost-user. Invariant: both ask for the same sizes, shares and depths.
 
-use super::words::Fio;
+use super::settings::Fio;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use spillway_testkit::load::Measured;
 use std::collections::BTreeMap;
 
-/// One load.
+/// A load that fio and the lab's own generator can run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Profile {
     /// Its name in studies.
@@ -20,7 +20,7 @@ pub struct Profile {
     pub write_percent: u32,
     /// Of a hundred requests, those that go anywhere; the others follow the one before.
     pub random_percent: u32,
-    /// Processes.
+    /// Processes that ask at the same time.
     pub workers: u32,
     /// Requests that each has in flight.
     pub depth: u32,
@@ -28,7 +28,7 @@ pub struct Profile {
     pub size_mb: u32,
 }
 
-/// All of them.
+/// All profiles.
 pub const PROFILES: [Profile; 5] = [
     // Seed 004.
     Profile {
@@ -80,29 +80,29 @@ pub const PROFILES: [Profile; 5] = [
     },
 ];
 
-/// A profile that is to be run.
+/// A run of fio: a profile and how it is run.
 #[derive(Clone, Copy, Debug)]
-pub struct Run {
-    /// Which.
+pub struct FioRun {
+    /// The load.
     pub profile: Profile,
-    /// The span.
+    /// Size of the file or of the part of the disk that is used.
     pub size_mb: u32,
-    /// Through the page cache.
+    /// Whether requests go through the guest's page cache.
     pub buffered: bool,
 }
 
-impl Run {
-    /// What its figures are called.
+impl FioRun {
+    /// The name that its figures begin with.
     pub fn name(&self) -> String {
         format!("{}{}", self.profile.name, if self.buffered { "-buffered" } else { "" })
     }
 }
 
-/// What is to be run, in this order: each, and then the same through the page cache if that is asked for.
-pub fn runs(fio: &Fio) -> Vec<Run> {
+/// All runs, in their order: each profile, and then the same through the page cache if that is asked for.
+pub fn runs(fio: &Fio) -> Vec<FioRun> {
     let profiles = fio.profiles.iter().filter_map(|name| PROFILES.into_iter().find(|p| p.name == name));
     let ways: &[bool] = if fio.buffered { &[false, true] } else { &[false] };
-    let run = |profile: Profile, buffered| Run {
+    let run = |profile: Profile, buffered| FioRun {
         profile,
         size_mb: fio.size_mb.unwrap_or(profile.size_mb),
         buffered,
@@ -111,7 +111,7 @@ pub fn runs(fio: &Fio) -> Vec<Run> {
 }
 
 /// fio's options for a load on a file or device.
-pub fn command(run: &Run, file: &str, seconds: u32, seed: u64) -> String {
+pub fn command(run: &FioRun, file: &str, seconds: u32, seed: u64) -> String {
     let Profile { request_kib, write_percent, random_percent, workers, depth, .. } = run.profile;
     let rw = match write_percent {
         100 => "--rw=randwrite".into(),
@@ -132,12 +132,12 @@ pub fn command(run: &Run, file: &str, seconds: u32, seed: u64) -> String {
     )
 }
 
-/// No figure of fio's is beyond: bytes in a second, or a latency in ns.
+/// The highest value that a figure of fio can have: bytes in a second, or a latency in ns.
 const MOST: f64 = 1e15;
 
-/// What a load came to.
+/// The figures of one run of fio.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Found {
+pub struct FioFigures {
     iops: f64,
     bytes_s: f64,
     mean_ms: f64,
@@ -146,16 +146,16 @@ pub struct Found {
     max_ms: f64,
 }
 
-impl Found {
-    /// What fio has said.
-    pub fn of(json: &Value) -> Result<Found> {
+impl FioFigures {
+    /// Reads them from fio's JSON.
+    pub fn from_json(json: &Value) -> Result<FioFigures> {
         let figure = |key: &str| {
             let figure = json.pointer(&format!("/jobs/0/mixed/{key}")).and_then(Value::as_f64);
             let figure = figure.with_context(|| format!("no figure '{key}'"))?;
             ensure!((0.0..MOST).contains(&figure), "'{key}' cannot be {figure}");
             Ok(figure)
         };
-        Ok(Found {
+        Ok(FioFigures {
             iops: figure("iops")?,
             bytes_s: figure("bw_bytes")?,
             mean_ms: figure("lat_ns/mean")? / 1e6,
@@ -165,9 +165,9 @@ impl Found {
         })
     }
 
-    /// What the lab's own generator has measured.
-    pub fn measured(measured: &Measured, request_bytes: usize) -> Found {
-        Found {
+    /// Takes them from the lab's own generator.
+    pub fn from_measured(measured: &Measured, request_bytes: usize) -> FioFigures {
+        FioFigures {
             iops: measured.iops,
             bytes_s: measured.iops * request_bytes as f64,
             mean_ms: measured.mean_ns / 1e6,
@@ -177,11 +177,11 @@ impl Found {
         }
     }
 
-    /// The figures of all machines: when the first began, sums of rates, the mean of all requests; of percentiles, which cannot
-    /// be added, the worst.
-    pub fn figures(found: &[Found], name: &str, began_s: f64, figures: &mut BTreeMap<String, f64>) {
-        let sum = |of: fn(&Found) -> f64| found.iter().map(of).sum::<f64>();
-        let most = |of: fn(&Found) -> f64| found.iter().map(of).fold(0.0, f64::max);
+    /// Adds the figures of all machines together: when the first began, sums of rates, the mean of all requests; of percentiles,
+    /// which cannot be added, the worst.
+    pub fn add_figures(found: &[FioFigures], name: &str, began_s: f64, figures: &mut BTreeMap<String, f64>) {
+        let sum = |of: fn(&FioFigures) -> f64| found.iter().map(of).sum::<f64>();
+        let most = |of: fn(&FioFigures) -> f64| found.iter().map(of).fold(0.0, f64::max);
         let iops = sum(|f| f.iops);
         let mean_ms = if iops > 0.0 { sum(|f| f.mean_ms * f.iops) / iops } else { 0.0 };
         let values = [
@@ -198,7 +198,7 @@ impl Found {
     }
 }
 
-/// The names of a load's figures.
+/// The names of a run's figures.
 pub fn names(load: &str) -> [String; 7] {
     ["began_s", "iops", "mb_s", "mean_ms", "p50_ms", "p99_ms", "max_ms"]
         .map(|last| format!("fio.{load}.{last}"))
@@ -213,7 +213,7 @@ mod tests {
         let fio = Fio { buffered: true, size_mb: Some(512), ..Fio::default() };
         let all = runs(&fio);
         assert_eq!(
-            all.iter().map(Run::name).collect::<Vec<_>>(),
+            all.iter().map(FioRun::name).collect::<Vec<_>>(),
             ["iometer-citrix", "iometer-citrix-buffered"]
         );
         let direct = command(&all[0], "/dev/vdb", 600, 8);
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn figures_of_machines_are_added_where_they_can_be() {
-        let found = |iops, ms| Found {
+        let found = |iops, ms| FioFigures {
             iops,
             bytes_s: iops * 4096.0,
             mean_ms: ms,
@@ -242,20 +242,20 @@ mod tests {
             max_ms: ms,
         };
         let mut figures = BTreeMap::new();
-        Found::figures(&[found(100.0, 1.0), found(300.0, 5.0)], "p", -0.001, &mut figures);
+        FioFigures::add_figures(&[found(100.0, 1.0), found(300.0, 5.0)], "p", -0.001, &mut figures);
         let of = |key: &str| figures[&format!("fio.p.{key}")];
         assert_eq!((of("began_s"), of("iops"), of("mean_ms"), of("p99_ms")), (0.0, 400.0, 4.0, 5.0));
         assert!((of("mb_s") - 1.6384).abs() < 1e-9);
         let said = serde_json::json!({"jobs": [{"mixed": {"iops": 10.5, "bw_bytes": 43008, "lat_ns":
             {"mean": 2e6, "max": 9_000_000, "percentile": {"50.000000": 1_000_000, "99.000000": 8_000_000}}}}]});
         let want =
-            Found { iops: 10.5, bytes_s: 43008.0, mean_ms: 2.0, p50_ms: 1.0, p99_ms: 8.0, max_ms: 9.0 };
-        assert_eq!(Found::of(&said).unwrap(), want);
-        assert!(Found::of(&serde_json::json!({"jobs": []})).is_err());
+            FioFigures { iops: 10.5, bytes_s: 43008.0, mean_ms: 2.0, p50_ms: 1.0, p99_ms: 8.0, max_ms: 9.0 };
+        assert_eq!(FioFigures::from_json(&said).unwrap(), want);
+        assert!(FioFigures::from_json(&serde_json::json!({"jobs": []})).is_err());
         for wrong in [-1.0, 1e300] {
             let mut said = said.clone();
             said["jobs"][0]["mixed"]["lat_ns"]["max"] = wrong.into();
-            let error = format!("{:#}", Found::of(&said).unwrap_err());
+            let error = format!("{:#}", FioFigures::from_json(&said).unwrap_err());
             assert!(error.contains("lat_ns/max"), "{error}");
         }
     }

@@ -11,11 +11,11 @@
 //!
 //! Invariant: every request of the recording is asked of every disk once, in the recorded order.
 
-use super::inside::{every, since};
-use super::recording::{Recorded, Recording, whole};
+use super::inside::{since, start_interval};
+use super::recording::{RecordedAction, Recording, whole};
 use super::score;
-use super::stage::{Done, Stage, WorkDisk};
-use super::words::Words;
+use super::settings::WorkloadSettings;
+use super::stage::{Stage, WorkDisk, WorkResult};
 use crate::replay::{Pace, Replayed, Speed, replay_at};
 use crate::study::Action;
 use anyhow::{Context, Result, bail, ensure};
@@ -40,36 +40,36 @@ const REQUEST_BYTES: usize = 2 << 20;
 pub const REPLAYED: [&str; 4] =
     ["replay.requests", "replay.late", "replay.seconds", "replay.actions_without_requests"];
 
-/// One machine's part of it.
+/// What the replay on one disk came to.
 struct Part {
     replayed: Replayed,
     boot_requests: u64,
     actions: Vec<Action>,
-    /// Actions that asked nothing.
+    /// Actions that have no requests in the recording.
     without: u64,
 }
 
-/// Does it.
-pub fn run(workload: &str, words: &Words, stage: &Stage<'_>) -> Result<Done> {
+/// Replays the recording on all disks.
+pub fn run(workload: &str, settings: &WorkloadSettings, stage: &Stage<'_>) -> Result<WorkResult> {
     let recording = stage.recording.context("there is no recording to replay")?;
     ensure!(
         recording.actions.workload == workload,
         "the recording is of '{}', not of '{workload}'",
         recording.actions.workload
     );
-    let speed = match words {
-        Words::Boot(boot) => boot.speed,
-        Words::Sessions(sessions) => sessions.speed,
-        Words::Fio(_) => bail!("fio's loads are not replayed"),
+    let speed = match settings {
+        WorkloadSettings::Boot(boot) => boot.speed,
+        WorkloadSettings::Sessions(sessions) => sessions.speed,
+        WorkloadSettings::Fio(_) => bail!("fio's loads are not replayed"),
     };
     // A study that is faster has its logons faster, too.
     let every = match speed {
-        Speed::Times(times) => every(words).div_f64(times),
+        Speed::Times(times) => start_interval(settings).div_f64(times),
         Speed::Full => Duration::ZERO,
     };
     whole(&recording.trace)?;
     let parts = replay_all(recording, speed, every, stage)?;
-    let mut done = Done::default();
+    let mut done = WorkResult::default();
     let sum = |of: fn(&Part) -> u64| parts.iter().map(of).sum::<u64>() as f64;
     let longest = parts.iter().map(|p| p.replayed.seconds).fold(0.0, f64::max);
     let values = [
@@ -81,12 +81,14 @@ pub fn run(workload: &str, words: &Words, stage: &Stage<'_>) -> Result<Done> {
     done.figures.extend(REPLAYED.map(String::from).into_iter().zip(values));
     done.actions = parts.into_iter().flat_map(|part| part.actions).collect();
     done.actions.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
-    match words {
-        Words::Boot(_) if !done.actions.is_empty() => {
+    match settings {
+        WorkloadSettings::Boot(_) if !done.actions.is_empty() => {
             let took: f64 = done.actions.iter().map(|a| a.took_ms / 1000.0).sum();
             done.figures.insert("boot_s".into(), took / done.actions.len() as f64);
         }
-        Words::Sessions(sessions) => score::figures(&done.actions, sessions.threshold_ms, &mut done.figures),
+        WorkloadSettings::Sessions(sessions) => {
+            score::figures(&done.actions, sessions.threshold_ms, &mut done.figures)
+        }
         _ => {}
     }
     Ok(done)
@@ -156,7 +158,7 @@ struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// What the machine asked before its work, as fast as the disk answers.
+    /// Replays what the machine asked before its work, as fast as the disk answers.
     fn boot(&self, vhost: &Path) -> Result<(Driver, Events, u64)> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let shape = Shape { queues: 1, depth: DEPTH, request_bytes: REQUEST_BYTES, deadline: left };
@@ -174,7 +176,7 @@ impl Machine<'_> {
         Ok((driver, events, replayed.requests))
     }
 
-    /// What it asked from then on, beginning at that time.
+    /// Replays the work, which begins at `start`.
     fn work(
         &self,
         mut driver: Driver,
@@ -196,21 +198,21 @@ impl Machine<'_> {
     }
 }
 
-/// When the last request of each action has completed.
+/// Finds the response time of each action: when the last of its requests was completed.
 struct Answers<'a> {
-    actions: &'a [Recorded],
-    /// The longest that one took.
+    actions: &'a [RecordedAction],
+    /// The longest time that an action took in the recording.
     longest_us: u64,
     last: Vec<Option<Instant>>,
 }
 
 impl<'a> Answers<'a> {
-    fn new(actions: &'a [Recorded]) -> Answers<'a> {
+    fn new(actions: &'a [RecordedAction]) -> Answers<'a> {
         let longest_us = actions.iter().map(|a| a.end_us.saturating_sub(a.begin_us)).max().unwrap_or(0);
         Answers { actions, longest_us, last: vec![None; actions.len()] }
     }
 
-    /// A request that was recorded then has completed now.
+    /// Takes the completion of a request that was recorded at `time_us`.
     fn ended(&mut self, time_us: u64, now: Instant) {
         let after = self.actions.partition_point(|a| a.begin_us <= time_us);
         for i in (0..after).rev() {
@@ -224,7 +226,7 @@ impl<'a> Answers<'a> {
         }
     }
 
-    /// What came of them, and how many had no requests. At full speed nothing was due at any time.
+    /// Returns the actions with their response times, and how many had no requests. At full speed there are none: no request was due at a time.
     fn actions(&self, machine: u32, pace: &Pace, begun: Instant) -> (Vec<Action>, u64) {
         let mut actions = Vec::new();
         for (action, last) in self.actions.iter().zip(&self.last) {
@@ -246,8 +248,8 @@ impl<'a> Answers<'a> {
 mod tests {
     use super::*;
 
-    fn recorded(session: u32, name: &str, begin_us: u64, end_us: u64) -> Recorded {
-        Recorded { session, name: name.into(), begin_us, end_us }
+    fn recorded(session: u32, name: &str, begin_us: u64, end_us: u64) -> RecordedAction {
+        RecordedAction { session, name: name.into(), begin_us, end_us }
     }
 
     #[test]

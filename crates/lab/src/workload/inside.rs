@@ -3,20 +3,20 @@
 //! Owns what machines are told, and how their times become a run's. Invariant: what is counted from outside holds all that they
 //! asked: they are ended when their work is done, and ask nothing more.
 
-use super::fio::{Found, Run, command as fio_command, runs};
-use super::machines::{Life, Orders, Task, work};
+use super::fio::{FioFigures, FioRun, command as fio_command, runs};
+use super::machines::{MachineTimeline, Orders, Task, work};
 use super::score;
-use super::stage::{Done, Stage, WorkDisk};
-use super::words::{Fio, Sessions, Words};
+use super::settings::{Fio, Sessions, WorkloadSettings};
+use super::stage::{Stage, WorkDisk, WorkResult};
 use crate::study::Action;
 use anyhow::{Context, Result, ensure};
 use spillway_testkit::guest::GuestDisk;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-/// Does it.
-pub fn run(words: &Words, stage: &Stage<'_>) -> Result<Done> {
-    let on_root = words.on_root();
+/// Runs the workload inside of machines.
+pub fn run(settings: &WorkloadSettings, stage: &Stage<'_>) -> Result<WorkResult> {
+    let on_root = settings.on_root();
     let null = stage.disks.iter().any(|disk| matches!(disk, WorkDisk::Null { .. }));
     ensure!(
         !null || !on_root,
@@ -33,54 +33,55 @@ pub fn run(words: &Words, stage: &Stage<'_>) -> Result<Done> {
         kit: stage.kit,
         accelerator: stage.accelerator,
         disks: disks.collect(),
-        orders: orders(words, stage.seed, on_root && !null),
-        every: every(words),
+        orders: orders(settings, stage.seed, on_root && !null),
+        every: start_interval(settings),
         dir: stage.dir,
         deadline: stage.deadline,
     };
     let (begun, lives) = work(&task, stage.watch)?;
-    outcome(words, stage, begun, &lives)
+    work_result(settings, stage, begun, &lives)
 }
 
-/// How much later each machine begins than the one before.
-pub fn every(words: &Words) -> Duration {
-    Duration::from_secs_f64(match words {
-        Words::Boot(boot) => boot.start_every_s,
+/// The time between the begins of two machines.
+pub fn start_interval(settings: &WorkloadSettings) -> Duration {
+    Duration::from_secs_f64(match settings {
+        WorkloadSettings::Boot(boot) => boot.start_every_s,
         // In a machine with many sessions it is the sessions that log on one after the other.
-        Words::Sessions(sessions) if sessions.sessions == 1 => sessions.logon_every_s,
-        Words::Sessions(_) | Words::Fio(_) => 0.0,
+        WorkloadSettings::Sessions(sessions) if sessions.sessions == 1 => sessions.logon_every_s,
+        WorkloadSettings::Sessions(_) | WorkloadSettings::Fio(_) => 0.0,
     })
 }
 
 /// What each machine is to do.
-pub fn orders(words: &Words, seed: u64, on_root: bool) -> Orders {
-    let (memory_mib, vcpus) = words.machine();
-    let orders = Orders { memory_mib, vcpus, words: told(words, seed, on_root), ..Orders::default() };
-    match words {
-        Words::Boot(_) => Orders { boot: true, ..orders },
-        Words::Sessions(of) => {
+pub fn orders(settings: &WorkloadSettings, seed: u64, on_root: bool) -> Orders {
+    let (memory_mib, vcpus) = settings.machine();
+    let orders =
+        Orders { memory_mib, vcpus, words: guest_words(settings, seed, on_root), ..Orders::default() };
+    match settings {
+        WorkloadSettings::Boot(_) => Orders { boot: true, ..orders },
+        WorkloadSettings::Sessions(of) => {
             // A logon, and files may be copied after each action; where they are all that is done, some are.
             let (all, each) = (of.sessions as usize, of.actions as usize);
             let least_actions = if of.works() { all * (1 + each) } else { all };
             Orders { sessions: of.sessions, least_actions, actions: all * (1 + 2 * each), ..orders }
         }
-        Words::Fio(fio) => {
+        WorkloadSettings::Fio(fio) => {
             let fill = fio.fill.then(|| "fill".into());
-            Orders { loads: fill.into_iter().chain(runs(fio).iter().map(Run::name)).collect(), ..orders }
+            Orders { loads: fill.into_iter().chain(runs(fio).iter().map(FioRun::name)).collect(), ..orders }
         }
     }
 }
 
-fn told(words: &Words, seed: u64, on_root: bool) -> String {
+fn guest_words(settings: &WorkloadSettings, seed: u64, on_root: bool) -> String {
     // Perl's integers have a sign.
     let seed = seed & (u64::MAX >> 1);
     let disk = if on_root { "vda" } else { "vdb" };
     let mut text = format!("disk {disk}\nseed {seed}\n");
     // Writing to a string does not fail.
-    let _ = match words {
-        Words::Boot(_) => writeln!(text, "work boot"),
-        Words::Sessions(sessions) => write!(text, "{}", session_words(sessions)),
-        Words::Fio(fio) => write!(text, "{}", fio_words(fio, on_root, seed)),
+    let _ = match settings {
+        WorkloadSettings::Boot(_) => writeln!(text, "work boot"),
+        WorkloadSettings::Sessions(sessions) => write!(text, "{}", session_words(sessions)),
+        WorkloadSettings::Fio(fio) => write!(text, "{}", fio_words(fio, on_root, seed)),
     };
     text
 }
@@ -112,14 +113,20 @@ fn fio_words(fio: &Fio, on_root: bool, seed: u64) -> String {
     text
 }
 
-fn outcome(words: &Words, stage: &Stage<'_>, begun: Instant, lives: &[Life]) -> Result<Done> {
-    let mut done = Done::default();
-    let mean = |of: &dyn Fn(&Life) -> f64| lives.iter().map(of).sum::<f64>() / lives.len().max(1) as f64;
+fn work_result(
+    settings: &WorkloadSettings,
+    stage: &Stage<'_>,
+    begun: Instant,
+    lives: &[MachineTimeline],
+) -> Result<WorkResult> {
+    let mut done = WorkResult::default();
+    let mean =
+        |of: &dyn Fn(&MachineTimeline) -> f64| lives.iter().map(of).sum::<f64>() / lives.len().max(1) as f64;
     done.figures.insert("boot_s".into(), mean(&|life| (life.up - life.started).as_secs_f64()));
     for (machine, life) in lives.iter().enumerate() {
         let machine = machine as u32;
         done.commands.push(life.command.clone());
-        if matches!(words, Words::Boot(_)) {
+        if matches!(settings, WorkloadSettings::Boot(_)) {
             let took_ms = (life.up - life.started).as_secs_f64() * 1000.0;
             let at_s = since(begun, life.started);
             done.actions.push(Action { machine, session: 0, name: "boot".into(), at_s, took_ms });
@@ -140,8 +147,8 @@ fn outcome(words: &Words, stage: &Stage<'_>, begun: Instant, lives: &[Life]) -> 
         }
     }
     done.actions.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
-    match words {
-        Words::Fio(fio) => {
+    match settings {
+        WorkloadSettings::Fio(fio) => {
             for run in runs(fio) {
                 let name = run.name();
                 let mut began_s = f64::INFINITY;
@@ -149,14 +156,16 @@ fn outcome(words: &Words, stage: &Stage<'_>, begun: Instant, lives: &[Life]) -> 
                     let load = life.loads.iter().find(|load| load.name == name);
                     let load = load.with_context(|| format!("fio has said nothing of '{name}'"))?;
                     began_s = began_s.min(since(begun, load.begin));
-                    Found::of(&load.json).with_context(|| format!("what fio says of '{name}'"))
+                    FioFigures::from_json(&load.json).with_context(|| format!("what fio says of '{name}'"))
                 });
                 let found = found.collect::<Result<Vec<_>>>()?;
-                Found::figures(&found, &name, began_s, &mut done.figures);
+                FioFigures::add_figures(&found, &name, began_s, &mut done.figures);
             }
         }
-        Words::Sessions(sessions) => score::figures(&done.actions, sessions.threshold_ms, &mut done.figures),
-        Words::Boot(_) => {}
+        WorkloadSettings::Sessions(sessions) => {
+            score::figures(&done.actions, sessions.threshold_ms, &mut done.figures)
+        }
+        WorkloadSettings::Boot(_) => {}
     }
     Ok(done)
 }

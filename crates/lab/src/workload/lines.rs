@@ -21,7 +21,7 @@ const MOST_REPORT_BYTES: u64 = 256 << 20;
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub enum Line {
-    /// It has come up.
+    /// The machine is up.
     Up {
         /// When.
         up: f64,
@@ -62,12 +62,12 @@ pub enum Line {
         /// What fio says.
         json: Value,
     },
-    /// All is done.
+    /// The work is done.
     Done {
         /// Since when.
         done: f64,
     },
-    /// It cannot go on.
+    /// The machine cannot go on.
     Error {
         /// Why.
         error: String,

@@ -1,11 +1,11 @@
-//! Machines at work: started a few at a time, told when to begin, and followed until all are done.
+//! Runs a workload inside of machines: starts a few at a time, tells each when to begin, and follows all until they are done.
 //!
 //! Owns the machines and their times. Invariants: work begins on all of them by one clock, when each is ready; one that ends, says
 //! that it cannot go on, or says nothing for too long is an error with what its console said last.
 
 use super::inside::since;
 use super::lines::{Line, Lines};
-use super::reported::{Course, Reported, is_in_time};
+use super::reported::{MachineProgress, MachineReport, is_in_time};
 use super::stage::Watcher;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -18,106 +18,106 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Machines that boot at the same time, when their boot is not what is measured.
-const AT_ONCE: usize = 2;
-/// Between two looks at all reports.
-const LOOK: Duration = Duration::from_millis(2);
-/// How near the clocks of machine and host are tied, at worst.
-const TIED: Duration = Duration::from_secs(1);
-/// A machine at work counts each second: one that says nothing for so long hangs.
-const SILENCE: Duration = Duration::from_secs(120);
+const BOOTS_AT_ONCE: usize = 2;
+/// Time between two reads of all reports.
+const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+/// Error of a machine's clock against the host's, at most.
+const MOST_CLOCK_ERROR: Duration = Duration::from_secs(1);
+/// A machine at work reports each second: one that reports nothing for so long hangs.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What each machine is, is told, and can report at most.
+/// What each machine is and is to do, and how much it may report.
 #[derive(Default)]
 pub struct Orders {
-    /// Its memory.
+    /// Memory of a machine.
     pub memory_mib: u32,
-    /// Its processors.
+    /// Processors of a machine.
     pub vcpus: u32,
     /// The content of /run/payload/words.
     pub words: String,
-    /// Nothing but boot.
+    /// Whether to boot is all that a machine does.
     pub boot: bool,
-    /// Its sessions.
+    /// Sessions in a machine.
     pub sessions: u32,
-    /// What they do, all together: so much at least.
+    /// Actions of all sessions together, at least.
     pub least_actions: usize,
-    /// So much at most.
+    /// Actions of all sessions together, at most.
     pub actions: usize,
-    /// fio's loads, by name.
+    /// Names of fio's loads.
     pub loads: Vec<String>,
 }
 
 /// Machines, and what they are to do.
 pub struct Task<'a> {
-    /// The guests.
+    /// Kernel and images of the guests.
     pub kit: &'a Kit,
-    /// How they run.
+    /// How guests run: in hardware or in software.
     pub accelerator: Accelerator,
-    /// The disks of each.
+    /// Disks of each machine.
     pub disks: Vec<Vec<GuestDisk>>,
-    /// What they are to do.
+    /// What each machine is and is to do.
     pub orders: Orders,
-    /// How much later each begins than the one before.
+    /// Time between the begins of two machines.
     pub every: Duration,
-    /// Where a folder for each goes.
+    /// Folder for the folders of all machines.
     pub dir: &'a Path,
-    /// When it is too late.
+    /// When the work counts as failed.
     pub deadline: Instant,
 }
 
-/// A machine from its start to the end of its work, by the host's clock.
-pub struct Life {
-    /// QEMU was started.
+/// When a machine did what, by the host's clock, from its start to the end of its work.
+pub struct MachineTimeline {
+    /// When QEMU was started.
     pub started: Instant,
-    /// The system was up.
+    /// When the system was up.
     pub up: Instant,
-    /// It was told to begin.
+    /// When it was told to begin.
     pub told: Instant,
-    /// It said that it was done.
+    /// When it reported that it was done.
     pub done: Instant,
     /// What users did.
-    pub did: Vec<Did>,
-    /// Fio's loads.
-    pub loads: Vec<Loaded>,
-    /// How it was started.
+    pub did: Vec<UserAction>,
+    /// Loads of fio that have ended.
+    pub loads: Vec<FinishedLoad>,
+    /// The command that started it.
     pub command: String,
 }
 
 /// Something that a user did.
-pub struct Did {
-    /// Who.
+pub struct UserAction {
+    /// The user's session.
     pub session: u32,
-    /// What.
+    /// What the user did.
     pub name: String,
-    /// From when, by the host's clock.
+    /// When it began, by the host's clock.
     pub begin: Instant,
-    /// How long.
+    /// How long it took.
     pub took: Duration,
 }
 
 /// A load of fio's that has ended.
-pub struct Loaded {
-    /// Its name.
+pub struct FinishedLoad {
+    /// The name of the load.
     pub name: String,
-    /// From when, by the host's clock.
+    /// When it began, by the host's clock.
     pub begin: Instant,
-    /// What fio said.
+    /// The JSON that fio printed.
     pub json: Value,
 }
 
-/// What a machine needs in its folder while it runs, and nobody afterwards.
-struct Needed {
+/// Files in a machine's folder that only the running machine needs; they are removed with this.
+struct BootFiles {
     dir: PathBuf,
 }
 
-impl Needed {
-    /// The named pipe that the machine is told on.
+impl BootFiles {
+    /// The named pipe on which the machine is told to begin.
     fn to_guest(&self) -> PathBuf {
         self.dir.join("go.in")
     }
 }
 
-impl Drop for Needed {
+impl Drop for BootFiles {
     fn drop(&mut self) {
         for name in ["initrd.cpio", "go.in", "go.out"] {
             let _ = std::fs::remove_file(self.dir.join(name));
@@ -125,19 +125,19 @@ impl Drop for Needed {
     }
 }
 
-/// One that is followed.
+/// A machine that is followed.
 struct Machine {
     guest: Guest,
-    needed: Needed,
+    needed: BootFiles,
     lines: Lines,
     heard: Instant,
-    course: Course,
-    tie: Option<Tie>,
-    reported: Reported,
+    course: MachineProgress,
+    tie: Option<ClockTie>,
+    reported: MachineReport,
 }
 
-/// Starts them, lets them work, and ends them. The first instant is when their work began.
-pub fn work(task: &Task<'_>, watch: &dyn Watcher) -> Result<(Instant, Vec<Life>)> {
+/// Runs the work in all machines: starts them, waits until all are done, and ends them. Returns when the work began.
+pub fn work(task: &Task<'_>, watch: &dyn Watcher) -> Result<(Instant, Vec<MachineTimeline>)> {
     let count = task.disks.len();
     let mut machines: Vec<Machine> = Vec::with_capacity(count);
     let mut begun: Option<Instant> = None;
@@ -152,7 +152,7 @@ pub fn work(task: &Task<'_>, watch: &dyn Watcher) -> Result<(Instant, Vec<Life>)
         let next = machines.len();
         let may_start = match begun {
             Some(begun) => now >= start_of(begun, next),
-            None => booting < AT_ONCE,
+            None => booting < BOOTS_AT_ONCE,
         };
         if next < count && may_start {
             let machine = Machine::start(task, next).with_context(|| format!("machine {next}"))?;
@@ -181,7 +181,7 @@ pub fn work(task: &Task<'_>, watch: &dyn Watcher) -> Result<(Instant, Vec<Life>)
             let end = |(i, machine): (usize, Machine)| machine.end().with_context(|| format!("machine {i}"));
             return Ok((begun, machines.into_iter().enumerate().map(end).collect::<Result<_>>()?));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(LOOK_INTERVAL);
     }
 }
 
@@ -191,7 +191,7 @@ impl Machine {
         std::fs::create_dir_all(&dir).with_context(|| format!("{}: cannot make", dir.display()))?;
         // QEMU reads `go.in` and writes `go.out`: a named pipe has no limit on its path as a socket has.
         let pipe = dir.join("go");
-        let needed = Needed { dir: dir.clone() };
+        let needed = BootFiles { dir: dir.clone() };
         for end in ["go.in", "go.out"] {
             let path = dir.join(end);
             let _ = std::fs::remove_file(&path);
@@ -218,9 +218,9 @@ impl Machine {
             guest,
             needed,
             heard: Instant::now(),
-            course: Course::default(),
+            course: MachineProgress::default(),
             tie: None,
-            reported: Reported::default(),
+            reported: MachineReport::default(),
         })
     }
 
@@ -233,9 +233,9 @@ impl Machine {
         }
         for line in lines {
             if let Some(said) = line.said() {
-                self.tie = Some(Tie::of(self.tie, Tie { at: now, said }, self.guest.started())?);
+                self.tie = Some(ClockTie::of(self.tie, ClockTie { at: now, said }, self.guest.started())?);
             }
-            self.course.heard(&line, now, task.orders.boot)?;
+            self.course.accept(&line, now, task.orders.boot)?;
             match line {
                 Line::Action { action, session, at, took_ms } => {
                     self.reported.action(&task.orders, session, action, at, took_ms)?;
@@ -252,7 +252,7 @@ impl Machine {
                 Line::Fio { fio, at, took_ms, json } => {
                     self.reported.load(&task.orders, fio, at, took_ms, json)?;
                 }
-                Line::Done { .. } => self.reported.is_all(&task.orders)?,
+                Line::Done { .. } => self.reported.check_complete(&task.orders)?,
                 Line::Up { .. } | Line::Ready { .. } => {}
                 Line::Error { error } => bail!("it cannot go on: {error}"),
             }
@@ -268,13 +268,13 @@ impl Machine {
         }
         ensure!(now < task.deadline, "its work is not done, and its time is over");
         ensure!(
-            self.course.up.is_none() || now - self.heard < SILENCE,
-            "it has said nothing for {SILENCE:?}"
+            self.course.up.is_none() || now - self.heard < REPORT_TIMEOUT,
+            "it has said nothing for {REPORT_TIMEOUT:?}"
         );
         Ok(())
     }
 
-    /// Lets it begin.
+    /// Tells the machine to begin.
     fn tell(&mut self) -> Result<()> {
         let path = self.needed.to_guest();
         let mut pipe = OpenOptions::new()
@@ -288,26 +288,26 @@ impl Machine {
     }
 
     /// Its life, when it is done.
-    fn end(mut self) -> Result<Life> {
+    fn end(mut self) -> Result<MachineTimeline> {
         self.guest.kill();
         let (Some(done), Some(up), Some(tie)) = (self.course.done, self.course.up, self.tie) else {
             bail!("a machine was ended before it was done");
         };
-        let did = self.reported.did.into_iter().map(|(session, name, begin, took_ms)| Did {
+        let did = self.reported.did.into_iter().map(|(session, name, begin, took_ms)| UserAction {
             session,
             name,
             begin: tie.host(begin),
             took: Duration::from_secs_f64(took_ms / 1000.0),
         });
         let loads = self.reported.loads.into_iter();
-        let loads = loads.map(|(name, begin, json)| Loaded { name, begin: tie.host(begin), json });
-        let (did, loads): (Vec<Did>, Vec<Loaded>) = (did.collect(), loads.collect());
+        let loads = loads.map(|(name, begin, json)| FinishedLoad { name, begin: tie.host(begin), json });
+        let (did, loads): (Vec<UserAction>, Vec<FinishedLoad>) = (did.collect(), loads.collect());
         let told = self.course.told.unwrap_or(up);
         let begins = did.iter().map(|did| (&did.name, did.begin));
         for (name, begin) in begins.chain(loads.iter().map(|load| (&load.name, load.begin))) {
             is_in_time(name, since(told, begin), since(told, done))?;
         }
-        Ok(Life {
+        Ok(MachineTimeline {
             started: self.guest.started(),
             up,
             told,
@@ -321,27 +321,27 @@ impl Machine {
 
 /// The machine's clock, tied to the host's: a line comes late but never early, so that the one with the least delay is nearest.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Tie {
+struct ClockTie {
     /// When a line was seen.
     at: Instant,
     /// When it was said, by the machine's clock.
     said: f64,
 }
 
-impl Tie {
+impl ClockTie {
     /// After one more line of a machine that was started then. A clock that jumps ahead leaves what is said afterwards long ago.
-    fn of(last: Option<Tie>, heard: Tie, started: Instant) -> Result<Tie> {
+    fn of(last: Option<ClockTie>, heard: ClockTie, started: Instant) -> Result<ClockTie> {
         let tie = last.map_or(heard, |last| last.nearer(heard));
         let said = heard.said;
         ensure!(
-            tie.host(said) + TIED >= started,
+            tie.host(said) + MOST_CLOCK_ERROR >= started,
             "it says something at {said} s of its clock: that is before it was started"
         );
         Ok(tie)
     }
 
     /// Of two the one whose line came with less delay.
-    fn nearer(self, other: Tie) -> Tie {
+    fn nearer(self, other: ClockTie) -> ClockTie {
         if since(self.at, other.at) < other.said - self.said { other } else { self }
     }
 
@@ -381,7 +381,7 @@ mod tests {
         for name in ["initrd.cpio", "go.in", "go.out", "report.log"] {
             std::fs::write(dir.path().join(name), "").unwrap();
         }
-        drop(Needed { dir: dir.path().into() });
+        drop(BootFiles { dir: dir.path().into() });
         let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, ["report.log"]);
     }
@@ -390,16 +390,19 @@ mod tests {
     fn the_line_with_the_least_delay_ties_the_clocks() {
         let at = Instant::now();
         let later = at + Duration::from_millis(1000);
-        let tie = Tie { at, said: 10.0 };
-        let less = Tie { at: later, said: 11.005 };
+        let tie = ClockTie { at, said: 10.0 };
+        let less = ClockTie { at: later, said: 11.005 };
         assert_eq!(tie.nearer(less), less, "5 ms less delay");
-        assert_eq!(tie.nearer(Tie { at: later, said: 10.995 }), tie, "5 ms more");
-        assert_eq!(Tie { at: later, said: 9.9 }.nearer(Tie { at, said: 9.0 }), Tie { at, said: 9.0 });
+        assert_eq!(tie.nearer(ClockTie { at: later, said: 10.995 }), tie, "5 ms more");
+        assert_eq!(
+            ClockTie { at: later, said: 9.9 }.nearer(ClockTie { at, said: 9.0 }),
+            ClockTie { at, said: 9.0 }
+        );
         let ms = |ms| Duration::from_millis(ms);
         assert_eq!((tie.host(12.5), less.host(10.505)), (at + ms(2500), at + ms(500)));
         assert_eq!(tie.host(f64::MAX), at + Duration::from_secs(1_000_000), "what no clock can say");
 
-        let of = |last, said| Tie::of(last, Tie { at: later, said }, at);
+        let of = |last, said| ClockTie::of(last, ClockTie { at: later, said }, at);
         assert_eq!(of(Some(tie), 10.5).unwrap(), tie);
         for said in [9.0 - 1e-3, -1e9, f64::MIN] {
             of(Some(tie), said).unwrap_err();

@@ -13,18 +13,18 @@ mod outside;
 mod recording;
 mod reported;
 mod score;
+mod settings;
 mod stage;
-mod words;
 
-pub use recording::{Actions, Recorded, Recording};
-pub use stage::{Done, RecordStage, Stage, Watcher, WorkDisk};
+pub use recording::{RecordedAction, RecordedSession, Recording};
+pub use stage::{RecordStage, Stage, Watcher, WorkDisk, WorkResult};
 
 use crate::study::Engine;
 use anyhow::{Result, bail, ensure};
+use settings::WorkloadSettings;
 use std::collections::BTreeMap;
-use words::Words;
 
-pub use words::THRESHOLD_MS;
+pub use settings::THRESHOLD_MS;
 
 /// The names of all workloads.
 pub const WORKLOADS: [&str; 6] =
@@ -38,36 +38,36 @@ pub fn check(
     parameters: &BTreeMap<String, toml::Value>,
     null_disk: bool,
 ) -> Result<()> {
-    let words = Words::of(workload, engine, parameters)?;
+    let settings = WorkloadSettings::of(workload, engine, parameters)?;
     ensure!(
-        !null_disk || (engine == Engine::Guest && !words.on_root()),
+        !null_disk || (engine == Engine::Guest && !settings.on_root()),
         "a null disk keeps nothing: only fio works on it, in a guest, with on = \"disk\" and not buffered"
     );
     Ok(())
 }
 
-/// The names of the figures that it leaves, whatever happens. A score is not among them: not every load reaches it.
+/// The names of the figures that every run of a workload has. A score is not among them: not every load reaches it.
 pub fn figures(
     workload: &str,
     engine: Engine,
     parameters: &BTreeMap<String, toml::Value>,
 ) -> Result<Vec<String>> {
-    Ok(Words::of(workload, engine, parameters)?.figures(engine))
+    Ok(WorkloadSettings::of(workload, engine, parameters)?.figures(engine))
 }
 
-/// Does the work: returns when it is done, or why it cannot be.
-pub fn run(workload: &str, engine: Engine, stage: &Stage<'_>) -> Result<Done> {
-    let words = Words::of(workload, engine, stage.parameters)?;
+/// Runs a workload and returns its results.
+pub fn run(workload: &str, engine: Engine, stage: &Stage<'_>) -> Result<WorkResult> {
+    let settings = WorkloadSettings::of(workload, engine, stage.parameters)?;
     ensure!(!stage.disks.is_empty(), "there is no machine to do the work");
-    match (engine, &words) {
-        (Engine::Host, Words::Fio(fio)) => outside::run(fio, stage),
+    match (engine, &settings) {
+        (Engine::Host, WorkloadSettings::Fio(fio)) => outside::run(fio, stage),
         (Engine::Host, _) => bail!("the host can only do fio's work"),
-        (Engine::Guest, words) => inside::run(words, stage),
-        (Engine::Replay, words) => fleet::run(workload, words, stage),
+        (Engine::Guest, settings) => inside::run(settings, stage),
+        (Engine::Replay, settings) => fleet::run(workload, settings, stage),
     }
 }
 
-/// Records one machine at that work, from its start to its end, on a disk that is started for that.
+/// Records a machine that runs a workload, from its start to its end, on a disk of its own.
 pub fn record(workload: &str, stage: &RecordStage<'_>) -> Result<Recording> {
-    recording::record(workload, &Words::of(workload, Engine::Replay, stage.parameters)?, stage)
+    recording::record(workload, &WorkloadSettings::of(workload, Engine::Replay, stage.parameters)?, stage)
 }

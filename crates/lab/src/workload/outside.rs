@@ -4,9 +4,9 @@
 //! generator draws, and a request that follows another follows the last one of any worker. Invariant: all disks are under
 //! load for the same time.
 
-use super::fio::{Found, Run, runs};
-use super::stage::{Done, Stage, WorkDisk};
-use super::words::Fio;
+use super::fio::{FioFigures, FioRun, runs};
+use super::settings::Fio;
+use super::stage::{Stage, WorkDisk, WorkResult};
 use anyhow::{Context, Result, bail, ensure};
 use spillway_testkit::driver::{Driver, Shape};
 use spillway_testkit::load::{End, Load, Measured};
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 /// Bytes of a request that fills.
 const FILL_BYTES: usize = 1 << 20;
 
-/// Does it.
-pub fn run(fio: &Fio, stage: &Stage<'_>) -> Result<Done> {
+/// Runs the loads from the host.
+pub fn run(fio: &Fio, stage: &Stage<'_>) -> Result<WorkResult> {
     let sockets: Vec<&PathBuf> = stage
         .disks
         .iter()
@@ -34,7 +34,7 @@ pub fn run(fio: &Fio, stage: &Stage<'_>) -> Result<Done> {
         let shape = Shape { queues: 1, depth: fill.depth, request_bytes: FILL_BYTES, deadline: left() };
         at_once(&sockets, |socket| Driver::connect_with(socket, shape)?.run(&fill))?;
     }
-    let mut done = Done::default();
+    let mut done = WorkResult::default();
     stage.watch.begin();
     let begun = Instant::now();
     for run in all {
@@ -52,13 +52,14 @@ pub fn run(fio: &Fio, stage: &Stage<'_>) -> Result<Done> {
         let path = stage.dir.join(format!("fio-{}.json", run.name()));
         std::fs::write(&path, serde_json::to_string(&(load, &measured))?)
             .with_context(|| format!("{}: cannot write", path.display()))?;
-        let found: Vec<Found> = measured.iter().map(|m| Found::measured(m, load.request_bytes)).collect();
-        Found::figures(&found, &run.name(), (begin - begun).as_secs_f64(), &mut done.figures);
+        let found: Vec<FioFigures> =
+            measured.iter().map(|m| FioFigures::from_measured(m, load.request_bytes)).collect();
+        FioFigures::add_figures(&found, &run.name(), (begin - begun).as_secs_f64(), &mut done.figures);
     }
     Ok(done)
 }
 
-fn load(run: &Run, time: Duration, seed: u64) -> Load {
+fn load(run: &FioRun, time: Duration, seed: u64) -> Load {
     Load {
         request_bytes: run.profile.request_kib as usize * 1024,
         write_share: f64::from(run.profile.write_percent) / 100.0,
@@ -93,7 +94,7 @@ mod tests {
     #[test]
     fn every_profile_fits_a_connection() {
         for profile in PROFILES {
-            let run = Run { profile, size_mb: profile.size_mb, buffered: false };
+            let run = FioRun { profile, size_mb: profile.size_mb, buffered: false };
             let load = load(&run, Duration::from_secs(1), 1);
             assert!(load.depth <= 256 && profile.workers <= 16, "{}", profile.name);
             assert!(load.span_bytes.is_multiple_of(load.request_bytes as u64), "{}", profile.name);

@@ -5,9 +5,9 @@
 //! to the trace's by its begin: some milliseconds too late in all.
 
 use super::inside::orders;
-use super::machines::{Life, Task, work};
+use super::machines::{MachineTimeline, Task, work};
+use super::settings::WorkloadSettings;
 use super::stage::{RecordStage, Watcher};
-use super::words::Words;
 use crate::study::folder::json;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -32,43 +32,43 @@ const SCHEMA: u32 = 1;
 /// A recording that can be asked of disks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recording {
-    /// The trace's file.
+    /// The file of the trace.
     pub trace: PathBuf,
-    /// The rest.
-    pub actions: Actions,
+    /// What the recorded machine did, and when.
+    pub actions: RecordedSession,
 }
 
-/// What `actions.json` says.
+/// What users did in the recorded session: the content of `actions.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Actions {
-    /// Of another version of this program if it is another.
+pub struct RecordedSession {
+    /// Version of the file's form.
     pub schema: u32,
     /// The workload that was recorded.
     pub workload: String,
-    /// Its seed.
+    /// Seed of the workload's random choices.
     pub seed: u64,
     /// When the machine was started.
     pub started_us: u64,
-    /// When its work began: what is before is its boot.
+    /// When its work began; what is before that is the boot.
     pub begin_us: u64,
     /// When its work was done.
     pub done_us: u64,
-    /// In the order of their begin.
-    pub actions: Vec<Recorded>,
+    /// The users' actions, by when they began.
+    pub actions: Vec<RecordedAction>,
 }
 
 /// Something that a user did.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Recorded {
-    /// Of several in the machine.
+pub struct RecordedAction {
+    /// Number of the session in the machine.
     pub session: u32,
     /// `logon`, `open`, `save`...
     pub name: String,
     /// When it began.
     pub begin_us: u64,
-    /// When it had ended there.
+    /// When it had ended in the recorded machine.
     pub end_us: u64,
 }
 
@@ -78,7 +78,7 @@ impl Recording {
         let path = dir.join("actions.json");
         let text =
             std::fs::read_to_string(&path).with_context(|| format!("{}: cannot read", path.display()))?;
-        let actions: Actions =
+        let actions: RecordedSession =
             serde_json::from_str(&text).with_context(|| format!("{}: no recording", path.display()))?;
         ensure!(actions.schema == SCHEMA, "{}: of another version of this program", path.display());
         ensure!(
@@ -92,10 +92,10 @@ impl Recording {
     }
 }
 
-/// Nobody looks on while a recording is made.
-struct Nobody;
+/// A recording is made without samples.
+struct NoWatcher;
 
-impl Watcher for Nobody {
+impl Watcher for NoWatcher {
     fn begin(&self) {}
 
     fn vmm(&self, _: u32, _: u32) {}
@@ -106,7 +106,7 @@ impl Watcher for Nobody {
 }
 
 /// Records one machine from its start until its work is done.
-pub fn record(workload: &str, words: &Words, stage: &RecordStage<'_>) -> Result<Recording> {
+pub fn record(workload: &str, settings: &WorkloadSettings, stage: &RecordStage<'_>) -> Result<Recording> {
     let (dir, trace) = (stage.dir, stage.dir.join("trace"));
     let text = |path: &Path| path.display().to_string();
     let at_work = tempfile::Builder::new().prefix("record.").tempdir_in(stage.scratch);
@@ -125,24 +125,24 @@ pub fn record(workload: &str, words: &Words, stage: &RecordStage<'_>) -> Result<
         kit: stage.kit,
         accelerator: stage.accelerator,
         disks: vec![vec![GuestDisk::VhostUser(disk.vhost())]],
-        orders: orders(words, stage.seed, true),
+        orders: orders(settings, stage.seed, true),
         every: Duration::ZERO,
         dir,
         deadline: stage.deadline,
     };
-    let (_, lives) = work(&task, &Nobody)?;
+    let (_, lives) = work(&task, &NoWatcher)?;
     let life = lives.first().context("no machine has lived")?;
     // The machine is gone: nothing is asked any more that the trace would not have.
     let status = recorder.stop()?;
     ensure!(status.success(), "the recorder ended with {status}: {}", recorder.tail());
     json(&dir.join("stats.json"), &disk.stats()?)?;
     disk.stop()?;
-    keep(dir, &actions(workload, words, stage.seed, life, &clock))?;
+    keep(dir, &actions(workload, settings, stage.seed, life, &clock))?;
     Recording::read(dir)
 }
 
 /// Makes a recording of a trace that is there: it is one once `actions.json` is.
-fn keep(dir: &Path, actions: &Actions) -> Result<()> {
+fn keep(dir: &Path, actions: &RecordedSession) -> Result<()> {
     let trace = dir.join("trace");
     whole(&trace)?;
     let synced = File::open(&trace).and_then(|file| file.sync_all());
@@ -163,11 +163,17 @@ pub fn whole(trace: &Path) -> Result<()> {
     Ok(())
 }
 
-fn actions(workload: &str, words: &Words, seed: u64, life: &Life, clock: &Clock) -> Actions {
-    let mut did: Vec<Recorded> = life
+fn actions(
+    workload: &str,
+    settings: &WorkloadSettings,
+    seed: u64,
+    life: &MachineTimeline,
+    clock: &Clock,
+) -> RecordedSession {
+    let mut did: Vec<RecordedAction> = life
         .did
         .iter()
-        .map(|did| Recorded {
+        .map(|did| RecordedAction {
             session: did.session,
             name: did.name.clone(),
             begin_us: clock.us(did.begin),
@@ -175,12 +181,12 @@ fn actions(workload: &str, words: &Words, seed: u64, life: &Life, clock: &Clock)
         })
         .collect();
     let (started_us, done_us) = (clock.us(life.started), clock.us(life.done));
-    let boots = matches!(words, Words::Boot(_));
+    let boots = matches!(settings, WorkloadSettings::Boot(_));
     if boots {
-        did.push(Recorded { session: 0, name: "boot".into(), begin_us: started_us, end_us: done_us });
+        did.push(RecordedAction { session: 0, name: "boot".into(), begin_us: started_us, end_us: done_us });
     }
     did.sort_by_key(|d| d.begin_us);
-    Actions {
+    RecordedSession {
         schema: SCHEMA,
         workload: workload.into(),
         seed,
@@ -191,7 +197,7 @@ fn actions(workload: &str, words: &Words, seed: u64, life: &Life, clock: &Clock)
     }
 }
 
-/// When the trace began.
+/// The begin of a trace, from which its times count.
 struct Clock(Instant);
 
 impl Clock {
@@ -230,7 +236,7 @@ mod tests {
         let event = Event { time_us: 5, operation: Operation::Write, offset_bytes: 0, len_bytes: 4096 };
         writer.push(&event).unwrap();
         let bytes = writer.finish().unwrap();
-        let actions = Actions {
+        let actions = RecordedSession {
             schema: SCHEMA,
             workload: "boot".into(),
             seed: 1,

@@ -16,24 +16,24 @@ const ACTIONS: [&str; 8] = ["logon", "open", "edit", "save", "mail", "browse", "
 /// What fio does before work begins.
 const FILL: &str = "fill";
 
-/// How far a machine has come, by the host's clock. Steps come in this order, each once.
+/// The steps that a machine has done, by the host's clock. They come in this order, each once.
 #[derive(Default)]
-pub struct Course {
-    /// It has come up.
+pub struct MachineProgress {
+    /// When it was up.
     pub up: Option<Instant>,
-    /// It waits for the word to begin.
+    /// Set when it waits to be told to begin.
     pub ready: bool,
-    /// It was told.
+    /// When it was told to begin.
     pub told: Option<Instant>,
-    /// It has counted what was before.
+    /// Set when it has counted what was before the work.
     pub begun: bool,
-    /// It has done all.
+    /// When it had done everything.
     pub done: Option<Instant>,
 }
 
-impl Course {
-    /// What it says must be what can come now; `boot`: to come up is all that it has to do.
-    pub fn heard(&mut self, line: &Line, now: Instant, boot: bool) -> Result<()> {
+impl MachineProgress {
+    /// Takes a line that the machine reports; an error if it cannot come now. `boot`: to come up is all that the machine has to do.
+    pub fn accept(&mut self, line: &Line, now: Instant, boot: bool) -> Result<()> {
         ensure!(self.done.is_none(), "it goes on when it is done");
         match line {
             Line::Up { .. } => {
@@ -67,19 +67,19 @@ impl Course {
     }
 }
 
-/// What a machine has said that it did. It may say anything: what was not asked of it is an error.
+/// What a machine has reported. Guests are not trusted: a report of what was not asked is an error.
 #[derive(Default)]
-pub struct Reported {
-    /// Who did what, from when, and how long in milliseconds.
+pub struct MachineReport {
+    /// Actions: session, name, when it began in seconds, and how long it took in milliseconds.
     pub did: Vec<(u32, String, f64, f64)>,
-    /// Loads of fio, from when, and what fio says.
+    /// Loads of fio: name, when it began in seconds, and fio's JSON.
     pub loads: Vec<(String, f64, Value)>,
-    /// How often it has counted.
+    /// Samples that it has reported of itself.
     looks: u64,
 }
 
-impl Reported {
-    /// Somebody did something.
+impl MachineReport {
+    /// Takes the report of an action.
     pub fn action(
         &mut self,
         asked: &Orders,
@@ -91,13 +91,13 @@ impl Reported {
         ensure!(session < asked.sessions, "it reports session {session}, and has {}", asked.sessions);
         ensure!(ACTIONS.contains(&name.as_str()), "it reports '{name}', which no user does");
         ensure!(self.did.len() < asked.actions, "it reports more than the {} actions asked", asked.actions);
-        can_be(&name, at, took_ms)?;
+        check_times(&name, at, took_ms)?;
         self.did.push((session, name, at, took_ms));
         Ok(())
     }
 
-    /// Whether that is all that was asked.
-    pub fn is_all(&self, asked: &Orders) -> Result<()> {
+    /// Checks that everything that was asked has been reported.
+    pub fn check_complete(&self, asked: &Orders) -> Result<()> {
         let (did, least) = (self.did.len(), asked.least_actions);
         ensure!(did >= least, "it is done, and reports {did} actions of at least {least} asked");
         match asked.loads.iter().find(|name| self.loads.iter().all(|(of, ..)| of != *name)) {
@@ -106,11 +106,11 @@ impl Reported {
         }
     }
 
-    /// A load of fio has ended.
+    /// Takes the report of a load of fio that has ended.
     pub fn load(&mut self, asked: &Orders, name: String, at: f64, took_ms: f64, json: Value) -> Result<()> {
         ensure!(asked.loads.contains(&name), "it reports the load '{name}', which nobody asked");
         ensure!(self.loads.iter().all(|(of, ..)| *of != name), "it reports the load '{name}' twice");
-        can_be(&name, at, took_ms)?;
+        check_times(&name, at, took_ms)?;
         self.loads.push((name, at, json));
         Ok(())
     }
@@ -142,7 +142,7 @@ pub fn is_in_time(name: &str, after_s: f64, work_s: f64) -> Result<()> {
 }
 
 /// Whether a machine may have done this.
-fn can_be(name: &str, at: f64, took_ms: f64) -> Result<()> {
+fn check_times(name: &str, at: f64, took_ms: f64) -> Result<()> {
     let can_be = at.is_finite() && (0.0..1e9).contains(&took_ms);
     ensure!(can_be, "it reports '{name}' at {at} s for {took_ms} ms");
     Ok(())
@@ -162,32 +162,32 @@ mod tests {
         let begins = line(r#"{"inside":{},"at":1,"begins":true}"#);
         let [fill, load] = ["fill", "fio-4k-x1"]
             .map(|name| line(&format!(r#"{{"fio":"{name}","at":1,"took_ms":1,"json":{{}}}}"#)));
-        let mut course = Course::default();
+        let mut course = MachineProgress::default();
         for early in [&ready, &done, &action, &inside, &begins, &fill, &load] {
-            course.heard(early, now, false).unwrap_err();
+            course.accept(early, now, false).unwrap_err();
         }
-        course.heard(&up, now, false).unwrap();
-        course.heard(&up, now, false).unwrap_err();
-        course.heard(&inside, now, false).unwrap();
-        course.heard(&fill, now, false).unwrap();
-        course.heard(&ready, now, false).unwrap();
+        course.accept(&up, now, false).unwrap();
+        course.accept(&up, now, false).unwrap_err();
+        course.accept(&inside, now, false).unwrap();
+        course.accept(&fill, now, false).unwrap();
+        course.accept(&ready, now, false).unwrap();
         for early in [&ready, &done, &action, &begins, &fill, &load] {
-            course.heard(early, now, false).unwrap_err();
+            course.accept(early, now, false).unwrap_err();
         }
         course.told = Some(now);
         for early in [&ready, &done, &action, &fill, &load] {
-            course.heard(early, now, false).unwrap_err();
+            course.accept(early, now, false).unwrap_err();
         }
-        course.heard(&begins, now, false).unwrap();
-        course.heard(&begins, now, false).unwrap_err();
-        course.heard(&inside, now, false).unwrap();
-        course.heard(&action, now, false).unwrap();
-        course.heard(&load, now, false).unwrap();
-        course.heard(&fill, now, false).unwrap_err();
-        course.heard(&done, now, false).unwrap();
-        course.heard(&action, now, false).unwrap_err();
-        let mut boots = Course::default();
-        boots.heard(&up, now, true).unwrap();
+        course.accept(&begins, now, false).unwrap();
+        course.accept(&begins, now, false).unwrap_err();
+        course.accept(&inside, now, false).unwrap();
+        course.accept(&action, now, false).unwrap();
+        course.accept(&load, now, false).unwrap();
+        course.accept(&fill, now, false).unwrap_err();
+        course.accept(&done, now, false).unwrap();
+        course.accept(&action, now, false).unwrap_err();
+        let mut boots = MachineProgress::default();
+        boots.accept(&up, now, true).unwrap();
         assert!(boots.ready && boots.done == Some(now));
     }
 
@@ -205,23 +205,23 @@ mod tests {
             assert!(error.contains(named), "{error}");
         };
         let save = || String::from("save");
-        let mut reported = Reported::default();
+        let mut reported = MachineReport::default();
         refused(reported.action(&asked, 2, save(), 1.0, 1.0), "session 2");
         refused(reported.action(&asked, 0, "sing".into(), 1.0, 1.0), "'sing'");
         refused(reported.action(&asked, 0, save(), 1.0, -1.0), "-1 ms");
         refused(reported.action(&asked, 0, save(), f64::INFINITY, 1.0), "inf s");
         reported.action(&asked, 0, save(), 1.0, 1.0).unwrap();
-        refused(reported.is_all(&asked), "1 actions of at least 2");
+        refused(reported.check_complete(&asked), "1 actions of at least 2");
         reported.action(&asked, 1, save(), 1.0, 1.0).unwrap();
         refused(reported.action(&asked, 0, save(), 1.0, 1.0), "more than the 2");
-        refused(reported.is_all(&asked), "fill");
-        let mut reported = Reported::default();
+        refused(reported.check_complete(&asked), "fill");
+        let mut reported = MachineReport::default();
         refused(reported.load(&asked, "../../a".into(), 1.0, 1.0, Value::Null), "../../a");
         refused(reported.load(&asked, "a".into(), f64::NAN, 1.0, Value::Null), "NaN s");
         reported.load(&asked, "a".into(), 1.0, 1.0, Value::Null).unwrap();
         refused(reported.load(&asked, "a".into(), 1.0, 1.0, Value::Null), "twice");
         let nothing_else = Orders { loads: vec!["a".into()], ..Orders::default() };
-        reported.is_all(&nothing_else).unwrap();
+        reported.check_complete(&nothing_else).unwrap();
 
         is_in_time("save", -0.05, 1.0).unwrap();
         is_in_time("save", -1.7, 3600.0).unwrap();
@@ -239,7 +239,7 @@ mod tests {
         let with = |name: &str, value| {
             let mut all: BTreeMap<String, f64> = COUNTED.map(|name| (name.to_string(), 7.0)).into();
             all.insert(name.into(), value);
-            Reported::default().counted(Duration::ZERO, all)
+            MachineReport::default().counted(Duration::ZERO, all)
         };
         let known = with("reads", 8.0).unwrap();
         assert_eq!((known.len(), known["inside.reads"], known["inside.writes"]), (5, 8.0, 7.0));
@@ -248,7 +248,7 @@ mod tests {
         {
             refused(with(name, value), name);
         }
-        let mut reported = Reported::default();
+        let mut reported = MachineReport::default();
         refused(reported.counted(Duration::ZERO, BTreeMap::new()), "'reads'");
         let all: BTreeMap<String, f64> = COUNTED.map(|name| (name.to_string(), 7.0)).into();
         let most = (0..1000).take_while(|_| reported.counted(Duration::from_secs(2), all.clone()).is_ok());

@@ -12,9 +12,9 @@ use std::time::Instant;
 
 /// What a run gives its work.
 pub struct Stage<'a> {
-    /// The guests.
+    /// Kernel and images of the guests.
     pub kit: &'a Kit,
-    /// How they run.
+    /// How guests run: in hardware or in software.
     pub accelerator: Accelerator,
     /// The study's words for the workload.
     pub parameters: &'a BTreeMap<String, toml::Value>,
@@ -22,25 +22,25 @@ pub struct Stage<'a> {
     pub seed: u64,
     /// The run's folder, which is there: raw data go into it.
     pub dir: &'a Path,
-    /// One a machine.
+    /// A disk for each machine.
     pub disks: &'a [WorkDisk],
     /// What is asked of each disk again; only of use to the engine `replay`.
     pub recording: Option<&'a Recording>,
-    /// Who looks on.
+    /// Who samples the machines.
     pub watch: &'a dyn Watcher,
-    /// When it is too late.
+    /// When the work counts as failed.
     pub deadline: Instant,
 }
 
 /// The disk that a machine works on.
 #[derive(Clone, Debug)]
 pub enum WorkDisk {
-    /// One of Spillway's.
+    /// A disk of Spillway.
     Served {
         /// Its vhost-user-blk socket.
         vhost: PathBuf,
     },
-    /// One that does nothing.
+    /// A null disk.
     Null {
         /// Its vhost-user-blk socket.
         vhost: PathBuf,
@@ -60,9 +60,9 @@ pub trait Watcher: Sync {
     fn inside(&self, machine: u32, at: Instant, known: &BTreeMap<String, f64>);
 }
 
-/// What the work came to.
+/// The results of the work.
 #[derive(Clone, Debug, Default)]
-pub struct Done {
+pub struct WorkResult {
     /// What users did, by time.
     pub actions: Vec<Action>,
     /// What it measured by itself, by name.
@@ -75,7 +75,7 @@ pub struct Done {
 pub struct RecordStage<'a> {
     /// The guests; the disk is of their golden image.
     pub kit: &'a Kit,
-    /// How they run.
+    /// How guests run: in hardware or in software.
     pub accelerator: Accelerator,
     /// The program `spillway`.
     pub program: &'a Path,
@@ -87,6 +87,6 @@ pub struct RecordStage<'a> {
     pub scratch: &'a Path,
     /// Where the recording goes: an existing folder on a local disk.
     pub dir: &'a Path,
-    /// When it is too late.
+    /// When the work counts as failed.
     pub deadline: Instant,
 }

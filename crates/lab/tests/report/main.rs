@@ -78,7 +78,7 @@ fn three_runs_of_one_machine_with_a_dropped_one() {
     look(&synthetic::knowledge_worker(), |dir| {
         let at = dir.join("runs/ram-512m-3/run.json");
         let mut record: spillway_lab::study::RunRecord = spillway_lab::study::record::read(&at).unwrap();
-        record.dropped = Some("<script>alert('the guest broke')</script>".into());
+        record.facts.dropped = Some("<script>alert('the guest broke')</script>".into());
         fs::write(&at, serde_json::to_string(&record).unwrap()).unwrap();
         fs::remove_file(dir.join("runs/ram-256m-2/run.json")).unwrap();
     });

@@ -3,7 +3,7 @@
 //! Invariant: what it holds comes from its seed alone.
 
 use spillway_lab::study::record::SCHEMA;
-use spillway_lab::study::{Action, RunRecord, Samples, Study, StudyRecord};
+use spillway_lab::study::{Action, RunFacts, RunRecord, Samples, Study, StudyRecord};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -118,15 +118,17 @@ impl Synthetic {
             figures.map(|(key, value)| (key.to_string(), value * (0.95 + 0.1 * dice.roll()))).collect();
         let record = RunRecord {
             schema: SCHEMA,
-            scenario: name.into(),
-            run,
-            seed: u64::from(run),
-            begun: "2026-01-31T12:00:00Z".into(),
-            seconds: f64::from(self.seconds) + 31.4,
-            engine: engine.into(),
-            machines,
-            dropped: None,
-            commands: vec![format!("spillway serve --mode ram+overflow --ram 256M --socket {name}.sock")],
+            facts: RunFacts {
+                scenario: name.into(),
+                run,
+                seed: u64::from(run),
+                begun: "2026-01-31T12:00:00Z".into(),
+                seconds: f64::from(self.seconds) + 31.4,
+                engine: engine.into(),
+                machines,
+                dropped: None,
+                commands: vec![format!("spillway serve --mode ram+overflow --ram 256M --socket {name}.sock")],
+            },
             actions,
             figures,
         };
@@ -136,7 +138,7 @@ impl Synthetic {
 
 /// Puts a run into a results folder.
 pub fn write_run(dir: &Path, record: &RunRecord, samples: Option<&Samples>) {
-    let folder = dir.join(format!("runs/{}-{}", record.scenario, record.run));
+    let folder = dir.join(format!("runs/{}-{}", record.facts.scenario, record.facts.run));
     fs::create_dir_all(&folder).unwrap();
     if let Some(samples) = samples {
         samples.write(&mut fs::File::create(folder.join("samples.csv")).unwrap()).unwrap();

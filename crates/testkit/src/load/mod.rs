@@ -42,9 +42,9 @@ pub struct Load {
     pub random_share: f64,
     /// First byte that it touches.
     pub start_bytes: u64,
-    /// Bytes that it touches.
+    /// Bytes of the disk that it touches, from `start_bytes` on.
     pub span_bytes: u64,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub depth: usize,
     /// When it ends.
     pub end: End,
@@ -112,24 +112,24 @@ impl Load {
     }
 }
 
-/// What a load took.
+/// What was measured of a load.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
-    /// Requests counted.
+    /// Requests that were completed in time.
     pub requests: u64,
-    /// Of them, reads.
+    /// Reads among them.
     pub reads: u64,
     /// Time over which they completed.
     pub seconds: f64,
     /// Requests a second.
     pub iops: f64,
-    /// The mean of all times.
+    /// Mean latency in nanoseconds.
     pub mean_ns: f64,
     /// The time that half of all requests did not exceed.
     pub p50_ns: u64,
     /// The same for 99 of 100.
     pub p99_ns: u64,
-    /// The slowest.
+    /// Highest latency in nanoseconds.
     pub max_ns: u64,
 }
 

@@ -23,11 +23,11 @@ trait Content {
 
 /// Buffers that were filled with random bytes once. A write puts where it goes and its number into each
 /// 4 KiB, so that no two are the same and none is zero.
-struct Cheap {
+struct NumberedContent {
     sequence: u64,
 }
 
-impl Content for Cheap {
+impl Content for NumberedContent {
     #[inline]
     fn admits(&self, _: Ask, _: &[Option<Ask>]) -> bool {
         true
@@ -123,7 +123,7 @@ impl Driver {
         buffers.into_iter().rev().for_each(|b| self.give(b));
         load.check(self)?;
         let mut draw = Draw::new(*load);
-        self.run_with(load.depth, load.end, wait, || draw.draw(), Cheap { sequence: 0 })
+        self.run_with(load.depth, load.end, wait, || draw.draw(), NumberedContent { sequence: 0 })
     }
 
     /// Runs a load and checks every byte that it reads against an oracle. Requests in flight never overlap.

@@ -100,7 +100,7 @@ impl Bound {
         let slow = self.rounds.iter().filter(|r| !r.disk.writer_kept_up()).count();
         if slow > 0 {
             println!(
-                "The writer fell behind in {slow} of these rounds: reads had more room, and the bound is too high"
+                "The writer fell behind in {slow} of these rounds: reads had more of the disk, and the bound is too high"
             );
         }
         println!("Spillway / bound: {:.2}", self.ratio());
@@ -111,7 +111,7 @@ fn megabytes(bytes_per_second: f64) -> String {
     format!("{:.0} MB/s", bytes_per_second / 1e6)
 }
 
-/// Measures it. No other disk may be up: overflow and bare file take the room in turn.
+/// Measures it. No other disk may be up: overflow and bare file take the space in turn.
 pub fn measure(options: &Options, environment: &Environment, seconds: f64) -> Result<Bound> {
     let kind = Kind::SpillwayTight;
     let Serving::Spillway { overflow_bytes, .. } = kind.serving() else {

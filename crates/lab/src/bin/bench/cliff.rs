@@ -109,7 +109,7 @@ fn working_set(
         });
         disks.push(disk);
     }
-    let before = environment.nearness()?;
+    let before = environment.host_latency()?;
     for round in 0..options.rounds() {
         for i in order(&[(); Contender::ALL.len()], round) {
             let load = Load { seed: load.seed + round as u64 * 1000, ..load };
@@ -124,7 +124,7 @@ fn working_set(
             rates.join(" / ")
         );
     }
-    let after = environment.nearness()?;
+    let after = environment.host_latency()?;
     Ok(WorkingSet { tiers, bytes: load.span_bytes, before, after, disks: points })
 }
 

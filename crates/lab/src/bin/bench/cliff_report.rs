@@ -4,7 +4,7 @@
 //! small.
 
 use crate::cliff::Contender;
-use crate::environment::{Nearness, Origin};
+use crate::environment::{HostLatency, Origin};
 use crate::report::{rate, time};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -45,9 +45,9 @@ pub struct WorkingSet {
     /// And in bytes.
     pub bytes: u64,
     /// How near cores and memory were before it was measured.
-    pub before: Nearness,
+    pub before: HostLatency,
     /// And after it.
-    pub after: Nearness,
+    pub after: HostLatency,
     /// The disks.
     pub disks: Vec<DiskPoint>,
 }
@@ -210,9 +210,9 @@ impl Cliff {
         )
     }
 
-    fn nearness(&self) -> String {
+    fn host_latency(&self) -> String {
         let times = || self.working_sets.iter().flat_map(|s| [s.before, s.after]);
-        let span = |of: fn(Nearness) -> f64| {
+        let span = |of: fn(HostLatency) -> f64| {
             let (low, high) = times().map(of).fold((f64::INFINITY, 0f64), |(l, h), v| (l.min(v), h.max(v)));
             format!("{low:.0} to {high:.0} ns")
         };
@@ -223,7 +223,7 @@ impl Cliff {
         )
     }
 
-    fn restless(&self) -> Option<String> {
+    fn unsettled(&self) -> Option<String> {
         let restless: Vec<String> = self
             .working_sets
             .iter()
@@ -239,7 +239,7 @@ impl Cliff {
         println!();
         self.origin.lines().iter().for_each(|line| println!("{line}"));
         println!("{}", self.origin.cores_line());
-        println!("{}\n\nThe cliff: {}", self.nearness(), self.what());
+        println!("{}\n\nThe cliff: {}", self.host_latency(), self.what());
         let mut table = Table::new();
         table.load_preset(presets::ASCII_MARKDOWN);
         let mut header = vec!["working set / RAM", "disk"];
@@ -263,14 +263,14 @@ impl Cliff {
             column.set_cell_alignment(CellAlignment::Right);
         }
         println!("{table}");
-        self.restless().into_iter().chain(self.loss_lines()).for_each(|line| println!("{line}"));
+        self.unsettled().into_iter().chain(self.loss_lines()).for_each(|line| println!("{line}"));
     }
 
     /// The chart.
     pub fn sheet(&self) -> Sheet {
         let mut notes = self.origin.lines();
-        notes.push(self.nearness());
-        notes.extend(self.restless());
+        notes.push(self.host_latency());
+        notes.extend(self.unsettled());
         notes.extend(self.loss_lines());
         Sheet {
             title: "What happens when the RAM tier is full".into(),
@@ -331,7 +331,7 @@ mod tests {
     }
 
     fn set(tiers: f64, disks: Vec<DiskPoint>) -> WorkingSet {
-        let near = Nearness { cross_core_ns: 1.0, cold_copy_ns: 1.0 };
+        let near = HostLatency { cross_core_ns: 1.0, cold_copy_ns: 1.0 };
         WorkingSet { tiers, bytes: 1, before: near, after: near, disks }
     }
 

@@ -48,7 +48,7 @@ pub struct Origin {
 
 /// How near the cores and the memory are at one moment.
 #[derive(Clone, Copy, Serialize)]
-pub struct Nearness {
+pub struct HostLatency {
     /// A cache line from one core to the other, one way.
     pub cross_core_ns: f64,
     /// A bare 4 KiB copy to a random place in memory.
@@ -66,8 +66,8 @@ impl Environment {
             0
         };
         let tmpfs_bytes = cliff.max(peers);
-        room(&options.dir, 14 << 30)?;
-        room(&options.tmpfs, tmpfs_bytes)?;
+        ensure_space(&options.dir, 14 << 30)?;
+        ensure_space(&options.tmpfs, tmpfs_bytes)?;
         memory(10 << 30)?;
         let spillway = match &options.spillway {
             Some(path) => path.clone(),
@@ -116,9 +116,9 @@ impl Environment {
     }
 
     /// How near things are now.
-    pub fn nearness(&self) -> Result<Nearness> {
+    pub fn host_latency(&self) -> Result<HostLatency> {
         let [driving, serving] = self.cores;
-        Ok(Nearness {
+        Ok(HostLatency {
             cross_core_ns: cores::cross_core_ns(driving, serving)?,
             cold_copy_ns: cores::cold_copy_ns(serving)?,
         })
@@ -176,7 +176,7 @@ fn two_cores(options: &Options) -> Result<[usize; 2]> {
     }
 }
 
-fn room(dir: &Path, bytes: u64) -> Result<()> {
+fn ensure_space(dir: &Path, bytes: u64) -> Result<()> {
     let stat = rustix::fs::statvfs(dir).with_context(|| format!("{}: cannot be used", dir.display()))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     ensure!(

@@ -42,13 +42,13 @@ pub fn measure(options: &Options, environment: &Environment) -> Result<Report> {
     let loads: Vec<_> = points.iter().map(|p| (p.name, p.load.depth)).collect();
     let mut rounds = Vec::new();
     for round in 0..options.rounds() {
-        let before = environment.nearness()?;
+        let before = environment.host_latency()?;
         for index in order(&loads, round) {
             let point = &mut points[index];
             let (_, disk) = disks.iter_mut().find(|(k, _)| *k == point.kind).context("no such disk")?;
             take(options, point, disk, round, seconds)?;
         }
-        rounds.push(Round { before, after: environment.nearness()? });
+        rounds.push(Round { before, after: environment.host_latency()? });
     }
     let targets = disks
         .iter()

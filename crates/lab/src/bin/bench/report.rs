@@ -4,7 +4,7 @@
 
 use crate::bound::Bound;
 use crate::checks::Check;
-use crate::environment::{Nearness, Origin};
+use crate::environment::{HostLatency, Origin};
 use crate::targets::Kind;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -53,9 +53,9 @@ pub struct TargetLine {
 #[derive(Serialize)]
 pub struct Round {
     /// How near cores and memory were before it.
-    pub before: Nearness,
+    pub before: HostLatency,
     /// And after it.
-    pub after: Nearness,
+    pub after: HostLatency,
 }
 
 /// A load over all depths.

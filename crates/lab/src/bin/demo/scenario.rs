@@ -28,7 +28,7 @@ pub const STEPS: [(&str, &str); 6] = [
     ("copy", "copied 256 MB of files"),
     ("save", "saved documents again and again"),
     ("read", "read copies again and compared them"),
-    ("trim", "deleted them and gave the room back"),
+    ("trim", "deleted them and gave the space back"),
 ];
 
 /// What is compared.

@@ -101,7 +101,7 @@ fn rows<'a>() -> Vec<Vec<Row<'a>>> {
             row("spillway", Unit::Seconds, true, |o| o.spillway_cpu_seconds),
         ],
         vec![
-            row("room: RAM tier, most", Unit::Mib, false, |o| o.stats.ram.peak_bytes as f64),
+            row("space: RAM tier, most", Unit::Mib, false, |o| o.stats.ram.peak_bytes as f64),
             row("RAM tier, after the trim", Unit::Mib, false, |o| o.stats.ram.used_bytes as f64),
             row("overflow, after the trim", Unit::Mib, false, |o| o.stats.overflow.used_bytes as f64),
         ],

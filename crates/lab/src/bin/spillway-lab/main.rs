@@ -33,11 +33,11 @@ enum Command {
     /// Ask a disk what a trace holds
     Replay(Replay),
     /// Run a study
-    Run(studies::Run),
+    Run(studies::RunOptions),
     /// Go on with a study
-    Resume(studies::Resume),
+    Resume(studies::ResumeOptions),
     /// Render a study's report
-    Report(studies::Report),
+    Report(studies::ReportOptions),
     /// Compare two folders of results
     Compare {
         /// One
@@ -88,7 +88,7 @@ fn speed(text: &str) -> Result<Speed, String> {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Replay(args) => replayed(&args).map(|()| ExitCode::SUCCESS),
+        Command::Replay(args) => run_replay(&args).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => studies::run(&args),
         Command::Resume(args) => studies::resume(&args),
         Command::Report(args) => studies::make_report(&args),
@@ -104,7 +104,7 @@ fn main() -> ExitCode {
     })
 }
 
-fn replayed(args: &Replay) -> Result<()> {
+fn run_replay(args: &Replay) -> Result<()> {
     let from: Box<dyn Read> = match args.trace == Path::new("-") {
         true => Box::new(std::io::stdin()),
         false => Box::new(File::open(&args.trace).with_context(|| args.trace.display().to_string())?),

@@ -83,7 +83,7 @@ const RECORDED_RAM: &str = "6G";
 
 /// One size of one kind of work.
 #[derive(Serialize)]
-struct Line {
+struct SizePrediction {
     ram_bytes: u64,
     written_bytes: u64,
     measured: Moved,
@@ -97,13 +97,13 @@ struct Line {
     fresh: Vec<(Moved, u64)>,
 }
 
-/// All of one kind of work.
+/// The predictions for all sizes of one kind of work.
 #[derive(Serialize)]
-struct Found {
+struct SubjectPredictions {
     name: &'static str,
     requests: u64,
     zero_overflow_bytes: u64,
-    lines: Vec<Line>,
+    lines: Vec<SizePrediction>,
 }
 
 /// Makes the table.
@@ -124,7 +124,7 @@ pub fn predict(args: &Predict) -> Result<ExitCode> {
     }
     let mut all = Vec::new();
     for subject in SUBJECTS.iter().filter(chosen) {
-        all.push(one(subject, args.fresh, &lab, &say).with_context(|| subject.name.to_string())?);
+        all.push(predict_subject(subject, args.fresh, &lab, &say).with_context(|| subject.name.to_string())?);
     }
     let whole = json!({
         "schema": 1, "begun": begun, "hardware": hardware, "versions": versions, "found": all,
@@ -139,7 +139,12 @@ pub fn predict(args: &Predict) -> Result<ExitCode> {
     Ok(if off.count() > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 
-fn one(subject: &Subject, fresh: u32, lab: &Lab, say: &dyn Fn(&str)) -> Result<Found> {
+fn predict_subject(
+    subject: &Subject,
+    fresh: u32,
+    lab: &Lab,
+    say: &dyn Fn(&str),
+) -> Result<SubjectPredictions> {
     let dir = tempfile::Builder::new().prefix("predict.").tempdir_in(&lab.scratch)?;
     say(&format!("{}: one run is recorded", subject.name));
     let image = match subject.work {
@@ -171,9 +176,9 @@ fn one(subject: &Subject, fresh: u32, lab: &Lab, say: &dyn Fn(&str)) -> Result<F
         let fresh = (0..fresh).map(|n| fresh_run(subject, lab, dir.path(), &image, ram_bytes, n));
         let fresh = fresh.collect::<Result<_>>()?;
         let (seconds, late) = (done.seconds, done.late);
-        lines.push(Line { ram_bytes, written_bytes, measured, seconds, late, predicted, fresh });
+        lines.push(SizePrediction { ram_bytes, written_bytes, measured, seconds, late, predicted, fresh });
     }
-    Ok(Found { name: subject.name, requests, zero_overflow_bytes, lines })
+    Ok(SubjectPredictions { name: subject.name, requests, zero_overflow_bytes, lines })
 }
 
 /// One run, recorded: a trace.
@@ -275,7 +280,7 @@ fn fresh_run(
 }
 
 /// One sentence on the worst: beside replays, and beside machines that did the work again.
-fn farthest(all: &[Found]) -> String {
+fn farthest(all: &[SubjectPredictions]) -> String {
     let of = |(engine, _): (&str, f64)| {
         let (replays, fresh) = worst(all, engine);
         let fresh = fresh.map_or(String::new(), |fresh| format!(" and {fresh:.3} beside fresh runs"));
@@ -285,7 +290,7 @@ fn farthest(all: &[Found]) -> String {
 }
 
 /// How far off an engine was at worst: beside replays, and beside fresh runs, if there were any.
-fn worst(all: &[Found], engine: &str) -> (f64, Option<f64>) {
+fn worst(all: &[SubjectPredictions], engine: &str) -> (f64, Option<f64>) {
     let (mut replays, mut fresh) = (0.0_f64, None);
     for line in all.iter().flat_map(|found| &found.lines) {
         let Some((said, off)) = line.predicted.get(engine) else { continue };
@@ -300,7 +305,7 @@ fn worst(all: &[Found], engine: &str) -> (f64, Option<f64>) {
 }
 
 /// One sentence on what is read back, which is little beside what is written: of that itself, how far off the policy is.
-fn of_what_is_read(all: &[Found]) -> String {
+fn of_what_is_read(all: &[SubjectPredictions]) -> String {
     let mut most = 0.0_f64;
     let mut farthest: Option<(f64, &str, u64)> = None;
     for (found, line) in all.iter().flat_map(|found| found.lines.iter().map(move |line| (found, line))) {
@@ -324,7 +329,11 @@ fn of_what_is_read(all: &[Found]) -> String {
 }
 
 /// The table, for `docs/`.
-fn table(all: &[Found], hardware: &BTreeMap<String, String>, versions: &BTreeMap<String, String>) -> String {
+fn table(
+    all: &[SubjectPredictions],
+    hardware: &BTreeMap<String, String>,
+    versions: &BTreeMap<String, String>,
+) -> String {
     let mut out = String::from(
         "# What the advisor predicts, and what disks do\n\n\
          One run of each kind of work is recorded, on a disk that holds all of it in RAM. From that recording alone `spillway advise` draws a curve, by each of\n\

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
-pub struct Run {
+pub struct RunOptions {
     /// A study's file, or the name of one that is shipped
     study: String,
     /// Runs of each scenario
@@ -38,21 +38,21 @@ pub struct Run {
     #[arg(long)]
     out: Option<PathBuf>,
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
 }
 
 /// Options of `resume`.
 #[derive(Debug, clap::Args)]
-pub struct Resume {
+pub struct ResumeOptions {
     /// Folder of the results
     dir: PathBuf,
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
 }
 
 /// What all have that measure.
 #[derive(Debug, clap::Args)]
-pub struct Common {
+pub struct CommonOptions {
     /// A folder on a disk
     #[arg(long, default_value = "/var/tmp")]
     scratch: PathBuf,
@@ -65,8 +65,8 @@ pub struct Common {
 }
 
 /// Begins a study.
-pub fn run(args: &Run) -> Result<ExitCode> {
-    let mut study = chosen(&args.study)?;
+pub fn run(args: &RunOptions) -> Result<ExitCode> {
+    let mut study = find_study(&args.study)?;
     if args.quick {
         study = study.quick();
     }
@@ -77,7 +77,7 @@ pub fn run(args: &Run) -> Result<ExitCode> {
         // They are of the study's own number.
         study.expectations.clear();
     }
-    only(&mut study, &args.only)?;
+    keep_scenarios(&mut study, &args.only)?;
     let left_out = expectations - study.expectations.len();
     if left_out > 0 {
         eprintln!(
@@ -85,7 +85,7 @@ pub fn run(args: &Run) -> Result<ExitCode> {
         );
     }
     study.check()?;
-    can_be_done(&study)?;
+    check_parameters(&study)?;
     let lab = prepare(&args.common.scratch)?;
     let begun = stamp::now();
     let time = begun.replace(['-', ':', 'Z'], "").replace('T', "-");
@@ -104,9 +104,9 @@ pub fn run(args: &Run) -> Result<ExitCode> {
 }
 
 /// Goes on with one.
-pub fn resume(args: &Resume) -> Result<ExitCode> {
+pub fn resume(args: &ResumeOptions) -> Result<ExitCode> {
     let folder = Folder::open(&args.dir)?;
-    can_be_done(&folder.record.study)?;
+    check_parameters(&folder.record.study)?;
     let lab = prepare(&args.common.scratch)?;
     let (record, hardware) = (&folder.record, hardware(&args.common.scratch, &lab)?);
     for (what, before, now) in
@@ -126,7 +126,7 @@ pub fn resume(args: &Resume) -> Result<ExitCode> {
 
 /// Options of `report`.
 #[derive(Debug, clap::Args)]
-pub struct Report {
+pub struct ReportOptions {
     /// Folder of its results
     dir: PathBuf,
     /// Folder for the report
@@ -135,7 +135,7 @@ pub struct Report {
 }
 
 /// Renders the report of a study.
-pub fn make_report(args: &Report) -> Result<ExitCode> {
+pub fn make_report(args: &ReportOptions) -> Result<ExitCode> {
     let out = args.out.as_ref().unwrap_or(&args.dir);
     println!("{}", report::write(&args.dir, out)?.page.display());
     Ok(ExitCode::SUCCESS)
@@ -180,7 +180,7 @@ fn names(study: &Study) -> Vec<&str> {
 }
 
 /// By its file, or by its name.
-fn chosen(study: &str) -> Result<Study> {
+fn find_study(study: &str) -> Result<Study> {
     let path = Path::new(study);
     if path.is_file() || study.contains('/') {
         return Study::read(path);
@@ -192,16 +192,16 @@ fn chosen(study: &str) -> Result<Study> {
     })
 }
 
-fn can_be_done(study: &Study) -> Result<()> {
+fn check_parameters(study: &Study) -> Result<()> {
     for scenario in &study.scenarios {
         let parameters = study.parameters(scenario);
         workload::check(&study.work.workload, study.engine(scenario), &parameters, scenario.null_disk)
             .with_context(|| format!("study '{}', scenario '{}'", study.name, scenario.name))?;
     }
-    report::can_be_known(study).with_context(|| format!("study '{}'", study.name))
+    report::check_expectations(study).with_context(|| format!("study '{}'", study.name))
 }
 
-fn only(study: &mut Study, only: &[String]) -> Result<()> {
+fn keep_scenarios(study: &mut Study, only: &[String]) -> Result<()> {
     if only.is_empty() {
         return Ok(());
     }
@@ -265,7 +265,7 @@ pub fn versions(lab: &Lab) -> BTreeMap<String, String> {
 }
 
 /// Runs what is left, and makes the report.
-fn finish(folder: &Folder, lab: &Lab, common: &Common) -> Result<ExitCode> {
+fn finish(folder: &Folder, lab: &Lab, common: &CommonOptions) -> Result<ExitCode> {
     let mut screen = Screen::new();
     let done = study::run::run(folder, lab, &mut screen);
     screen.finish();
@@ -334,7 +334,7 @@ impl Screen {
 
 impl Progress for Screen {
     fn begin(&mut self, what: &str, number: u32, of: u32, left: Option<Duration>) {
-        let left = left.map_or(String::new(), |left| format!(", {} left", words(left)));
+        let left = left.map_or(String::new(), |left| format!(", {} left", format_duration(left)));
         match &self.bar {
             Some(bar) => {
                 bar.set_length(u64::from(of));
@@ -346,15 +346,15 @@ impl Progress for Screen {
     }
 
     fn end(&mut self, run: &RunRecord) {
-        if let Some(why) = &run.dropped {
+        if let Some(why) = &run.facts.dropped {
             // The whole of it is in the record.
             let why = plain(why.lines().next().unwrap_or_default());
-            self.say(&format!("{}, run {}: DROPPED: {why}", run.scenario, run.run));
+            self.say(&format!("{}, run {}: DROPPED: {why}", run.facts.scenario, run.facts.run));
         }
     }
 }
 
-fn words(left: Duration) -> String {
+fn format_duration(left: Duration) -> String {
     match left.as_secs() {
         s @ 0..=99 => format!("{s} s"),
         s @ 100..=5999 => format!("{} min", s.div_ceil(60)),

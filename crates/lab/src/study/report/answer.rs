@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 /// One figure of all scenarios.
 #[derive(Debug, Serialize)]
-pub struct Row {
+pub struct AnswerRow {
     /// What, and in what.
     pub what: String,
     /// Which way is good, in a word; empty where neither is.
@@ -62,13 +62,13 @@ pub fn is_better(better: &str) -> String {
 }
 
 /// All rows that there are.
-pub fn rows(results: &Results) -> Vec<Row> {
+pub fn rows(results: &Results) -> Vec<AnswerRow> {
     let mut rows = Vec::new();
     let mut add = |what: String, better, picture, of: &dyn Fn(&ScenarioResults) -> Option<Spread>| {
         let scenarios: Vec<Option<Spread>> = results.scenarios.iter().map(of).collect();
         if scenarios.iter().flatten().next().is_some() {
             let words = vec![String::new(); scenarios.len()];
-            rows.push(Row { what, better, scenarios, words, picture });
+            rows.push(AnswerRow { what, better, scenarios, words, picture });
         }
     };
     let names = results.workload_figures();
@@ -121,7 +121,7 @@ pub fn rows(results: &Results) -> Vec<Row> {
 }
 
 /// The score, which a scenario has as a figure only if all its runs reached it.
-fn score(results: &Results) -> Option<Row> {
+fn score(results: &Results) -> Option<AnswerRow> {
     let scores: Vec<Option<Score>> = results.scenarios.iter().map(|scenario| scenario.score).collect();
     scores.iter().flatten().next()?;
     let figure =
@@ -130,5 +130,5 @@ fn score(results: &Results) -> Option<Row> {
     let words = scores.iter().map(|of| of.as_ref().map_or_else(String::new, Score::words)).collect();
     let picture = scenarios.iter().all(Option::is_some);
     let (what, better) = describe("score.sessions");
-    Some(Row { what, better, scenarios, words, picture })
+    Some(AnswerRow { what, better, scenarios, words, picture })
 }

@@ -41,8 +41,8 @@ pub fn draw(label: &str, head: Option<&str>, axis: Option<&str>, bars: &[Bar]) -
     let (step, end) = (marks[1], marks[marks.len() - 1]);
     // Bars reach to the right edge; marks stand as far as they do.
     let end = if most > 0.0 { most } else { end };
-    let room = width as i32 - LEFT - 44;
-    let x = |value: f64| LEFT + (f64::from(room) * (value / end).clamp(0.0, 1.0)).round() as i32;
+    let space = width as i32 - LEFT - 44;
+    let x = |value: f64| LEFT + (f64::from(space) * (value / end).clamp(0.0, 1.0)).round() as i32;
     Picture::draw(label, (width, height), |root| {
         if let Some(head) = head {
             let most = (width as i32 / CHARACTER) as usize;
@@ -72,9 +72,9 @@ pub fn draw(label: &str, head: Option<&str>, axis: Option<&str>, bars: &[Bar]) -
 
 fn draw_bar(root: &Area, bar: &Bar, width: i32, top: i32, x: &dyn Fn(f64) -> i32) -> Result<()> {
     let middle = top + TEXT as i32 / 2 + 10;
-    let room = width / CHARACTER - 3;
-    let value = cut(&bar.words, (room - 12).max(8) as usize);
-    let name = cut(&bar.name, (room as usize).saturating_sub(value.chars().count()));
+    let characters = width / CHARACTER - 3;
+    let value = cut(&bar.words, (characters - 12).max(8) as usize);
+    let name = cut(&bar.name, (characters as usize).saturating_sub(value.chars().count()));
     draw_text(root, &name, (LEFT + 8, middle), Role::Ink, HPos::Left)?;
     draw_text(root, &value, (width - 8, middle), Role::Ink, HPos::Right)?;
     let (from, to) = (top + 44, top + 78);

@@ -5,7 +5,7 @@
 use super::figures::Spread;
 use super::page::{Cell, Page, Table};
 use super::results::Results;
-use crate::numbers::sound;
+use crate::numbers::plausible;
 use crate::study::Samples;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,7 +55,7 @@ pub fn of_run(samples: &Samples) -> BTreeMap<String, f64> {
         // First, last and highest of each machine while it worked.
         let mut machines: BTreeMap<u32, (f64, f64, f64)> = BTreeMap::new();
         for row in samples.rows.iter().filter(|row| row.time_s >= 0.0) {
-            let Some(value) = row.values.get(i).copied().flatten().and_then(sound) else { continue };
+            let Some(value) = row.values.get(i).copied().flatten().and_then(plausible) else { continue };
             let seen = machines.entry(row.machine).or_insert((value, value, value));
             *seen = (seen.0, value, seen.2.max(value));
         }

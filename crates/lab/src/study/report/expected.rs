@@ -3,7 +3,7 @@
 //! Invariant: what was not measured does not hold.
 
 use super::figures::Spread;
-use super::measured::{as_there, is_sampled};
+use super::measured::{is_sampled, metric_in_scenario};
 use super::page::{Cell, Page, Table};
 use super::results::Results;
 use crate::numbers::number;
@@ -14,7 +14,7 @@ use serde::Serialize;
 
 /// An expectation, and what was found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Expected {
+pub struct CheckedExpectation {
     /// As the study has it.
     #[serde(flatten)]
     pub asked: Expectation,
@@ -28,8 +28,8 @@ pub struct Expected {
     pub holds: bool,
 }
 
-impl Expected {
-    fn of(results: &Results, asked: &Expectation) -> Expected {
+impl CheckedExpectation {
+    fn of(results: &Results, asked: &Expectation) -> CheckedExpectation {
         let value_of = |name: &str| value(results, name, &asked.figure);
         let (value, base) = (value_of(&asked.scenario), asked.beside.as_deref().and_then(value_of));
         let found = match asked.beside {
@@ -37,7 +37,7 @@ impl Expected {
             Some(_) => value.and_then(|value| value.relative(base.as_ref())),
         };
         let holds = found.is_some_and(|found| asked.holds(found));
-        Expected { asked: asked.clone(), value, base, found, holds }
+        CheckedExpectation { asked: asked.clone(), value, base, found, holds }
     }
 
     /// What was found, and what was to be.
@@ -71,8 +71,8 @@ impl Expected {
 }
 
 /// All of a study.
-pub fn all(results: &Results) -> Vec<Expected> {
-    results.record.study.expectations.iter().map(|asked| Expected::of(results, asked)).collect()
+pub fn all(results: &Results) -> Vec<CheckedExpectation> {
+    results.record.study.expectations.iter().map(|asked| CheckedExpectation::of(results, asked)).collect()
 }
 
 /// None where a run has none.
@@ -86,20 +86,20 @@ fn value(results: &Results, scenario: &str, figure: &str) -> Option<Spread> {
 }
 
 /// Refuses a figure that a scenario cannot have, before it is run for hours.
-pub fn can_be_known(study: &Study) -> Result<()> {
+pub fn check_expectations(study: &Study) -> Result<()> {
     for one in &study.expectations {
         for scenario in one.scenarios().filter_map(|name| study.scenario(name)) {
-            let why = why_unknown(study, scenario, &one.figure)?;
+            let why = find_missing_figure(study, scenario, &one.figure)?;
             ensure!(why.is_none(), "expectation '{}': {}", one.what, why.unwrap_or_default());
         }
     }
     Ok(())
 }
 
-fn why_unknown(study: &Study, scenario: &Scenario, figure: &str) -> Result<Option<String>> {
+fn find_missing_figure(study: &Study, scenario: &Scenario, figure: &str) -> Result<Option<String>> {
     let name = &scenario.name;
     if let Some(metric) = metric::named(figure) {
-        let metric = as_there(metric, scenario);
+        let metric = metric_in_scenario(metric, scenario);
         let mut sampled = metric.columns.iter().map(|column| is_sampled(column, study, scenario));
         // Of a processor's time, what there is.
         let known = if figure.starts_with("host-cpu") { sampled.any(|is| is) } else { sampled.all(|is| is) };
@@ -115,7 +115,7 @@ fn why_unknown(study: &Study, scenario: &Scenario, figure: &str) -> Result<Optio
 }
 
 /// Adds the table of what was expected, if anything was.
-pub fn add_part(page: &mut Page, all: &[Expected]) {
+pub fn add_part(page: &mut Page, all: &[CheckedExpectation]) {
     if all.is_empty() {
         return;
     }
@@ -149,7 +149,7 @@ mod tests {
             STUDY.replace("'fio'", &format!("'{workload}'")).replace("'guest'", &format!("'{engine}'"));
         let text =
             text.replace("what = 'it'\n", &format!("what = 'it'\n{of_all}\n")).replace("guest-reads", figure);
-        can_be_known(&Study::parse(&text).unwrap()).err().map(|e| format!("{e:#}"))
+        check_expectations(&Study::parse(&text).unwrap()).err().map(|e| format!("{e:#}"))
     }
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
         }
         // What it is divided by must be known, too.
         let text = STUDY.replacen("what = 'it'\n", "what = 'it'\nnull_disk = true\n", 1);
-        let error = format!("{:#}", can_be_known(&Study::parse(&text).unwrap()).unwrap_err());
+        let error = format!("{:#}", check_expectations(&Study::parse(&text).unwrap()).unwrap_err());
         assert!(error.contains("'guest-reads' is not measured in scenario 'good'"), "{error}");
     }
 }

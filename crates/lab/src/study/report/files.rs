@@ -2,15 +2,15 @@
 //!
 //! Invariant: a report is put in its place when it is whole; until then the one before stays as it was.
 
-use super::answer::Row;
+use super::answer::AnswerRow;
 use super::counters::Counter;
-use super::expected::Expected;
+use super::expected::CheckedExpectation;
 use super::figures::{Spread, telling_unit};
 use super::measured::Measurements;
 use super::results::{self, Results};
-use super::seeds::{Beside, sentence};
+use super::seeds::{ComparedFigure, sentence};
 use super::users::Users;
-use super::views::Shown;
+use super::views::ShownMetric;
 use crate::picture::Picture;
 use crate::study::Action;
 use anyhow::{Context, Result};
@@ -28,19 +28,19 @@ pub struct Parts<'a> {
     /// What was measured.
     pub results: &'a Results,
     /// The answer's table, and pictures of it.
-    pub answer: (&'a [Row], &'a [Picture]),
+    pub answer: (&'a [AnswerRow], &'a [Picture]),
     /// All metrics.
-    pub shown: &'a [Shown<'a>],
+    pub shown: &'a [ShownMetric<'a>],
     /// Sums over several.
-    pub sums: &'a [Shown<'a>],
+    pub sums: &'a [ShownMetric<'a>],
     /// All counters of the disks.
     pub counters: &'a [Counter<'a>],
     /// Response times.
     pub users: &'a Users<'a>,
     /// The published figures.
-    pub beside: &'a [Beside],
+    pub beside: &'a [ComparedFigure],
     /// What it was to show.
-    pub expected: &'a [Expected],
+    pub expected: &'a [CheckedExpectation],
     /// The runs' own files, where they are still there.
     pub measurements: Option<&'a Measurements>,
 }
@@ -143,7 +143,7 @@ fn series(parts: &Parts, out: &mut impl Write) -> Result<()> {
         std::io::Result::Ok(())
     };
     let results = parts.results;
-    for Shown { metric, .. } in parts.shown {
+    for ShownMetric { metric, .. } in parts.shown {
         for scenario in &results.scenarios {
             let step = results.seconds_between_points;
             line(metric.key, metric.unit, &scenario.name, step, scenario.points(metric))?;
@@ -200,7 +200,7 @@ fn counters(parts: &Parts, out: &mut impl Write) -> Result<()> {
 fn responses(measurements: &Measurements, out: &mut impl Write) -> Result<()> {
     writeln!(out, "scenario,run,machine,session,action,at_s,took_ms")?;
     for run in measurements.runs() {
-        let head = format!("{},{}", field(&run.record.scenario), run.record.run);
+        let head = format!("{},{}", field(&run.record.facts.scenario), run.record.facts.run);
         for Action { machine, session, name, at_s, took_ms } in &run.record.actions {
             writeln!(out, "{head},{machine},{session},{},{at_s:.3},{took_ms:.3}", field(name))?;
         }

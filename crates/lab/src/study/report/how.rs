@@ -3,10 +3,10 @@
 //! Invariant: every run that was begun is in a table here, with what became of it.
 
 use super::page::{Cell, Page, Table};
-use super::results::{Results, RunFacts};
+use super::results::Results;
 use super::scale;
 use crate::numbers::number;
-use crate::study::Engine;
+use crate::study::{Engine, RunFacts};
 use std::collections::BTreeSet;
 
 /// What must be said of times inside of such machines.

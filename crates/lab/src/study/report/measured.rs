@@ -5,9 +5,9 @@
 
 use super::counters;
 use super::figures::{self, Figures, Response, Score, Spread};
-use super::results::{self, MetricResults, Results, RunFacts, ScenarioResults};
+use super::results::{self, MetricResults, Results, ScenarioResults};
 use super::series::{Rows, Series};
-use crate::numbers::sound;
+use crate::numbers::plausible;
 use crate::study::{Engine, METRICS, Metric, RunRecord, SUMS, Samples, Scenario, Study, StudyRecord, record};
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,7 +79,7 @@ impl Measurements {
             seconds_between_responses: response_step,
             scenarios: self.scenarios.iter().map(scenario).collect(),
             actions,
-            dropped: self.dropped.iter().map(RunFacts::from).collect(),
+            dropped: self.dropped.iter().map(|record| record.facts.clone()).collect(),
             unfinished: self.unfinished.clone(),
             record: self.record.clone(),
             file: self.file.clone(),
@@ -105,8 +105,8 @@ impl Measurements {
                 _ => self.unfinished.push(name),
             }
         }
-        self.scenarios.iter_mut().for_each(|s| s.runs.sort_by_key(|run| run.record.run));
-        self.dropped.sort_by(|a, b| (&a.scenario, a.run).cmp(&(&b.scenario, b.run)));
+        self.scenarios.iter_mut().for_each(|s| s.runs.sort_by_key(|run| run.record.facts.run));
+        self.dropped.sort_by(|a, b| (&a.facts.scenario, a.facts.run).cmp(&(&b.facts.scenario, b.facts.run)));
         Ok(())
     }
 
@@ -115,39 +115,44 @@ impl Measurements {
         let wrong = |what: &str| format!("{}: {what}", path.display());
         // Two folders can then not hold the same run.
         ensure!(
-            name == format!("{}-{}", record.scenario, record.run),
+            name == format!("{}-{}", record.facts.scenario, record.facts.run),
             wrong("the record is not of this folder's run")
         );
-        let measured = self.scenarios.iter_mut().find(|s| s.scenario.name == record.scenario);
+        let measured = self.scenarios.iter_mut().find(|s| s.scenario.name == record.facts.scenario);
         let measured = measured.with_context(|| wrong("the study has no such scenario"))?;
-        if record.dropped.is_some() {
+        if record.facts.dropped.is_some() {
             self.dropped.push(record);
             return Ok(());
         }
-        let action = |a: &crate::study::Action| sound(a.took_ms).is_some() && a.at_s.abs() <= LONGEST_SECONDS;
+        let action =
+            |a: &crate::study::Action| plausible(a.took_ms).is_some() && a.at_s.abs() <= LONGEST_SECONDS;
         ensure!(record.actions.iter().all(action), wrong("an action took no time that can be"));
         for (figure, value) in &record.figures {
-            ensure!(sound(*value).is_some(), wrong(&format!("'{figure}' is no figure that can be: {value}")));
+            ensure!(
+                plausible(*value).is_some(),
+                wrong(&format!("'{figure}' is no figure that can be: {value}"))
+            );
         }
-        ensure!(sound(record.seconds).is_some(), wrong("it took no time that can be"));
+        ensure!(plausible(record.facts.seconds).is_some(), wrong("it took no time that can be"));
         let path = folder.join("samples.csv");
-        is_below(&path, MOST_SAMPLES_BYTES)?;
+        check_file_size(&path, MOST_SAMPLES_BYTES)?;
         let samples = Samples::read(&path)?;
         for (i, row) in samples.rows.iter().enumerate() {
             let sane = row.time_s.is_finite() && row.time_s.abs() <= LONGEST_SECONDS;
             let line = i + 2;
             ensure!(sane, "{}: line {line}: {} is no time of a run", path.display(), row.time_s);
             ensure!(
-                row.machine < record.machines,
+                row.machine < record.facts.machines,
                 "{}: line {line}: machine {} of {}",
                 path.display(),
                 row.machine,
-                record.machines
+                record.facts.machines
             );
         }
         let rows = Rows::of(&samples);
-        let series =
-            |metric: &Metric| Some((metric.key, rows.series(&as_there(metric, &measured.scenario))?));
+        let series = |metric: &Metric| {
+            Some((metric.key, rows.series(&metric_in_scenario(metric, &measured.scenario))?))
+        };
         let series = METRICS.iter().chain(&SUMS).filter_map(series).collect();
         measured.runs.push(MeasuredRun { record, series, counters: counters::of_run(&samples) });
         Ok(())
@@ -173,7 +178,7 @@ impl Measured {
         let response = |name: &String| Some((name.clone(), Response::of(self, Some(name))?));
         ScenarioResults {
             name: self.scenario.name.clone(),
-            runs: self.runs.iter().map(|run| RunFacts::from(&run.record)).collect(),
+            runs: self.runs.iter().map(|run| run.record.facts.clone()).collect(),
             metrics: METRICS.iter().chain(&SUMS).filter_map(metric).collect(),
             counters: counters.into_iter().filter_map(counter).collect(),
             workload: figures::workload(self),
@@ -187,7 +192,7 @@ impl Measured {
 
 /// A metric as a scenario has it: where machines have a disk as any other, what would be an overflow is the disk itself, and
 /// a driver inside would count what the machine does.
-pub fn as_there(metric: &Metric, scenario: &Scenario) -> Metric {
+pub fn metric_in_scenario(metric: &Metric, scenario: &Scenario) -> Metric {
     let mode = scenario.disk.get("mode").map(String::as_str);
     let has_no_cache = scenario.null_disk || matches!(mode, Some("direct" | "ephemeral" | "persistent"));
     let inside = metric.columns.iter().take_while(|column| column.starts_with("inside.")).count();
@@ -220,28 +225,12 @@ impl MeasuredRun {
     }
 }
 
-impl From<&RunRecord> for RunFacts {
-    fn from(record: &RunRecord) -> RunFacts {
-        RunFacts {
-            scenario: record.scenario.clone(),
-            run: record.run,
-            seed: record.seed,
-            begun: record.begun.clone(),
-            seconds: record.seconds,
-            engine: record.engine.clone(),
-            machines: record.machines,
-            dropped: record.dropped.clone(),
-            commands: record.commands.clone(),
-        }
-    }
-}
-
 fn read_record<T: for<'a> serde::Deserialize<'a>>(path: &Path) -> Result<T> {
-    is_below(path, MOST_RECORD_BYTES)?;
+    check_file_size(path, MOST_RECORD_BYTES)?;
     record::read(path)
 }
 
-pub fn is_below(path: &Path, most: u64) -> Result<()> {
+pub fn check_file_size(path: &Path, most: u64) -> Result<()> {
     let found = std::fs::metadata(path).with_context(|| format!("{}: cannot read", path.display()))?;
     ensure!(found.is_file(), "{}: no file", path.display());
     ensure!(found.len() <= most, "{}: {} bytes, {most} are the most", path.display(), found.len());
@@ -254,7 +243,7 @@ fn study_file(dir: &Path) -> Result<Option<String>> {
     if !path.exists() {
         return Ok(None);
     }
-    is_below(&path, MOST_RECORD_BYTES)?;
+    check_file_size(&path, MOST_RECORD_BYTES)?;
     let bytes = std::fs::read(&path).with_context(|| format!("{}: cannot read", path.display()))?;
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }

@@ -24,18 +24,18 @@ mod users;
 mod views;
 
 pub use compare::{Comparison, compare};
-pub use expected::{Expected, can_be_known};
+pub use expected::{CheckedExpectation, check_expectations};
 pub use results::Results;
 
 use crate::numbers;
 use crate::picture::Picture;
 use crate::study::View;
-use answer::Row;
+use answer::AnswerRow;
 use anyhow::{Result, bail};
 use page::{Cell, Page, Table};
 use std::path::{Path, PathBuf};
 use users::Users;
-use views::Shown;
+use views::ShownMetric;
 
 /// Pictures under the answer's table.
 const MOST_PICTURES: usize = 6;
@@ -45,7 +45,7 @@ pub struct Report {
     /// Where its page is.
     pub page: PathBuf,
     /// What the study was to show.
-    pub expected: Vec<Expected>,
+    pub expected: Vec<CheckedExpectation>,
 }
 
 /// Renders the results in a folder to `report.html` and the folder `report` beside it, in `out`. Results that come from runs are kept
@@ -62,13 +62,13 @@ pub fn write(dir: &Path, out: &Path) -> Result<Report> {
     }
     let results = &results;
     let rows = answer::rows(results);
-    let picture = |row: &Row| views::small(results, &row.what, &row.scenarios);
+    let picture = |row: &AnswerRow| views::small(results, &row.what, &row.scenarios);
     let chosen = rows.iter().filter(|row| row.picture).take(MOST_PICTURES);
     let pictures: Vec<Picture> = chosen.map(picture).collect::<Result<_>>()?;
-    let shown = Shown::all(results)?;
-    let sums = Shown::sums(results);
+    let shown = ShownMetric::all(results)?;
+    let sums = ShownMetric::sums(results);
     let users = Users::of(results)?;
-    let beside = seeds::beside(results);
+    let beside = seeds::compare_figures(results);
     let expected = expected::all(results);
     let counters = counters::all(results);
     let mut page = Page::default();
@@ -143,7 +143,7 @@ fn add_question(page: &mut Page, results: &Results) {
     page.table(table);
 }
 
-fn add_answer<'a>(page: &mut Page<'a>, results: &Results, rows: &[Row], pictures: &'a [Picture]) {
+fn add_answer<'a>(page: &mut Page<'a>, results: &Results, rows: &[AnswerRow], pictures: &'a [Picture]) {
     page.chapter("answer", "The answer");
     let mut table = Table::by_scenario("answer", "", results);
     let base = results.baseline();

@@ -4,10 +4,10 @@
 //! that says what is wrong and where.
 
 use super::figures::{Figures, Response, Score, Spread};
-use super::measured::{Measurements, is_below};
-use crate::numbers::sound;
+use super::measured::{Measurements, check_file_size};
+use crate::numbers::plausible;
 use crate::study::metric::named;
-use crate::study::{Metric, StudyRecord};
+use crate::study::{Metric, RunFacts, StudyRecord};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
@@ -83,30 +83,6 @@ pub struct MetricResults {
     pub points: Vec<Option<Spread>>,
 }
 
-/// What a run was, without what it measured.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RunFacts {
-    /// The scenario's name.
-    pub scenario: String,
-    /// 1, 2, 3...
-    pub run: u32,
-    /// What its random choices came from.
-    pub seed: u64,
-    /// When it began.
-    pub begun: String,
-    /// From its first command to its last figure.
-    pub seconds: f64,
-    /// Where the work was done: `guest`, `replay`, `host`.
-    pub engine: String,
-    /// Number of machines.
-    pub machines: u32,
-    /// Why it does not count; none for one that does.
-    pub dropped: Option<String>,
-    /// Commands as they were given.
-    pub commands: Vec<String>,
-}
-
 /// Reads the results in a folder: from its runs, where it has them, else as they were kept. With the runs, where it has them.
 pub fn read(dir: &Path) -> Result<(Results, Option<Measurements>)> {
     let (kept, study) = (dir.join(FILE), dir.join("study.json"));
@@ -127,7 +103,7 @@ impl Results {
     }
 
     fn read_kept(path: &Path) -> Result<Results> {
-        is_below(path, MOST_BYTES)?;
+        check_file_size(path, MOST_BYTES)?;
         let at = || path.display().to_string();
         let text = std::fs::read_to_string(path).with_context(|| format!("{}: cannot read", at()))?;
         let json: serde_json::Value =
@@ -166,7 +142,7 @@ impl Results {
         }
         for run in &self.dropped {
             ensure!(self.scenario(&run.scenario).is_some(), "dropped: no scenario '{}'", run.scenario);
-            run.check()?;
+            check_run(run)?;
         }
         Ok(())
     }
@@ -235,7 +211,7 @@ impl ScenarioResults {
     fn check(&self, actions: &BTreeSet<&String>) -> Result<()> {
         for run in &self.runs {
             ensure!(run.scenario == self.name && run.dropped.is_none(), "run {} is not one of its", run.run);
-            run.check()?;
+            check_run(run)?;
         }
         for (key, metric) in &self.metrics {
             let wrong = || format!("metric '{key}'");
@@ -261,11 +237,9 @@ impl ScenarioResults {
     }
 }
 
-impl RunFacts {
-    fn check(&self) -> Result<()> {
-        ensure!(sound(self.seconds).is_some(), "run {} took no time that can be", self.run);
-        Ok(())
-    }
+fn check_run(run: &RunFacts) -> Result<()> {
+    ensure!(plausible(run.seconds).is_some(), "run {} took no time that can be", run.run);
+    Ok(())
 }
 
 fn check_points(points: &[Option<Spread>]) -> Result<()> {
@@ -277,7 +251,7 @@ fn check_points(points: &[Option<Spread>]) -> Result<()> {
 
 fn check_spread(spread: &Spread) -> Result<()> {
     let Spread { mean, low, high, runs } = *spread;
-    let known = [mean, low, high].iter().all(|value| sound(*value).is_some());
+    let known = [mean, low, high].iter().all(|value| plausible(*value).is_some());
     ensure!(known && low <= mean && mean <= high, "no figure that can be: {mean}, from {low} to {high}");
     ensure!(runs > 0, "a figure of no run");
     Ok(())

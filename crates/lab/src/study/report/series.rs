@@ -3,7 +3,7 @@
 //! Invariants: a sum that goes back never makes a negative rate; what was not sampled is not known, and is not drawn;
 //! nothing from before the work's begin counts.
 
-use crate::numbers::sound;
+use crate::numbers::plausible;
 use crate::study::{Kind, Metric, Samples};
 use std::collections::BTreeMap;
 
@@ -84,7 +84,7 @@ impl<'a> Rows<'a> {
             if row.time_s < 0.0 {
                 return None;
             }
-            Some((row.time_s, row.values.get(column).copied().flatten().and_then(sound)?))
+            Some((row.time_s, row.values.get(column).copied().flatten().and_then(plausible)?))
         };
         rows.iter().filter_map(known).collect()
     }

@@ -4,7 +4,7 @@ use super::figures::Figures;
 use super::{Results, answer, compare, measured, results, seeds};
 use crate::study::metric::named;
 use crate::study::record::SCHEMA;
-use crate::study::{Action, METRICS, RunRecord, Samples, Scenario, Study, StudyRecord};
+use crate::study::{Action, METRICS, RunFacts, RunRecord, Samples, Scenario, Study, StudyRecord};
 use crate::workload;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -66,15 +66,17 @@ impl Folder {
         let action = |took_ms| Action { machine: 0, session: 0, name: "<i>save".into(), at_s: 1.0, took_ms };
         let record = RunRecord {
             schema: SCHEMA,
-            scenario: scenario.into(),
-            run,
-            seed: 1,
-            begun: "2026-01-31T12:00:00Z".into(),
-            seconds: 10.0,
-            engine: "replay".into(),
-            machines: 1,
-            dropped: None,
-            commands: vec!["spillway serve </pre><script>".into()],
+            facts: RunFacts {
+                scenario: scenario.into(),
+                run,
+                seed: 1,
+                begun: "2026-01-31T12:00:00Z".into(),
+                seconds: 10.0,
+                engine: "replay".into(),
+                machines: 1,
+                dropped: None,
+                commands: vec!["spillway serve </pre><script>".into()],
+            },
             actions: vec![action(rate), action(rate * 3.0)],
             figures: [("boot_s".to_string(), rate), ("<script>".to_string(), 1.0)].into(),
         };
@@ -86,7 +88,7 @@ impl Folder {
     fn run_of_all(&self, study: &Study, scenario: &str) {
         let scenario = study.scenario(scenario).unwrap();
         let mut record = self.run(&scenario.name, 1, 5.0);
-        record.engine = study.engine(scenario).name().into();
+        record.facts.engine = study.engine(scenario).name().into();
         record.figures = figures_of(study, scenario);
         let mut samples = Samples::default();
         for second in 0..10 {
@@ -105,7 +107,7 @@ impl Folder {
     }
 
     fn at(&self, record: &RunRecord) -> PathBuf {
-        self.path().join(format!("runs/{}-{}", record.scenario, record.run))
+        self.path().join(format!("runs/{}-{}", record.facts.scenario, record.facts.run))
     }
 
     fn path(&self) -> &Path {
@@ -126,7 +128,7 @@ impl Folder {
             folder.run("ram-256m", run, rate);
         }
         let mut dropped = folder.run("ram-256m", 3, 9999.0);
-        dropped.dropped = Some("the guest <script>alert('gone')</script>".into());
+        dropped.facts.dropped = Some("the guest <script>alert('gone')</script>".into());
         fs::write(folder.at(&dropped).join("run.json"), serde_json::to_string(&dropped).unwrap()).unwrap();
         fs::remove_file(folder.at(&dropped).join("samples.csv")).unwrap();
         fs::create_dir_all(folder.path().join("runs/ram-256m-4")).unwrap();
@@ -425,8 +427,8 @@ fn broken_files_are_named() {
         let said = folder.refused();
         assert!(said.contains("direct-1") && said.contains(expected), "{said}");
     };
-    change(&|record| record.run = 2, "not of this folder");
-    change(&|record| record.scenario = "../direct".into(), "not of this folder");
+    change(&|record| record.facts.run = 2, "not of this folder");
+    change(&|record| record.facts.scenario = "../direct".into(), "not of this folder");
     change(&|record| record.figures = [("x".to_string(), -1.0)].into(), "no figure that can be");
     change(&|record| record.actions[0].took_ms = -5.0, "an action took no time");
 }
@@ -621,7 +623,7 @@ fn the_scale_is_said_in_both_forms_and_a_rate_in_scaled_time_does_not_count() {
         folder.run_of_all(&study, "direct");
         let html = fs::read_to_string(write(folder.path()).unwrap()).unwrap();
         assert_eq!(html.contains("Time is scaled: users&#x27; pauses are divided by"), scaled);
-        let found = seeds::beside(&Results::read(folder.path()).unwrap());
+        let found = seeds::compare_figures(&Results::read(folder.path()).unwrap());
         let rate = found.iter().find(|one| one.what.starts_with("I/Os per second and machine")).unwrap();
         assert_eq!((rate.verdict == seeds::Verdict::NotJudged, rate.theirs.as_str()), (scaled, "100"));
     }
@@ -656,7 +658,7 @@ fn every_published_figure_has_one_of_ours_beside_it() {
         let study = shipped.iter().find(of).unwrap();
         let folder = Folder::new(&toml::to_string(study).unwrap());
         study.scenarios.iter().for_each(|scenario| folder.run_of_all(study, &scenario.name));
-        let found = seeds::beside(&Results::read(folder.path()).unwrap());
+        let found = seeds::compare_figures(&Results::read(folder.path()).unwrap());
         let without: Vec<_> = found.iter().filter(|one| one.ours == "not measured").collect();
         assert!(found.len() == count && without.is_empty(), "{document}: {} {without:?}", found.len());
         let report = super::write(folder.path(), folder.path()).unwrap();

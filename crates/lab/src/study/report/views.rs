@@ -13,9 +13,9 @@ use crate::picture::Picture;
 use crate::study::{Better, Kind, METRICS, Metric, SUMS, View};
 use anyhow::Result;
 
-/// A metric as a report shows it.
-pub struct Shown<'a> {
-    /// Which.
+/// A metric with its figures and pictures.
+pub struct ShownMetric<'a> {
+    /// The metric.
     pub metric: &'static Metric,
     /// In the order of the study.
     pub figures: Vec<Option<&'a Figures>>,
@@ -23,24 +23,24 @@ pub struct Shown<'a> {
     pub pictures: Option<(Picture, Picture)>,
 }
 
-impl<'a> Shown<'a> {
+impl<'a> ShownMetric<'a> {
     /// All metrics.
-    pub fn all(results: &'a Results) -> Result<Vec<Shown<'a>>> {
-        METRICS.iter().map(|metric| Shown::of(results, metric)).collect()
+    pub fn all(results: &'a Results) -> Result<Vec<ShownMetric<'a>>> {
+        METRICS.iter().map(|metric| ShownMetric::of(results, metric)).collect()
     }
 
     /// Sums over several, which only tables have.
-    pub fn sums(results: &'a Results) -> [Shown<'a>; 2] {
-        SUMS.each_ref().map(|metric| Shown::figures(results, metric))
+    pub fn sums(results: &'a Results) -> [ShownMetric<'a>; 2] {
+        SUMS.each_ref().map(|metric| ShownMetric::figures(results, metric))
     }
 
-    fn figures(results: &'a Results, metric: &'static Metric) -> Shown<'a> {
+    fn figures(results: &'a Results, metric: &'static Metric) -> ShownMetric<'a> {
         let figures = results.scenarios.iter().map(|scenario| scenario.figures(metric)).collect();
-        Shown { metric, figures, pictures: None }
+        ShownMetric { metric, figures, pictures: None }
     }
 
-    fn of(results: &'a Results, metric: &'static Metric) -> Result<Shown<'a>> {
-        let mut shown = Shown::figures(results, metric);
+    fn of(results: &'a Results, metric: &'static Metric) -> Result<ShownMetric<'a>> {
+        let mut shown = ShownMetric::figures(results, metric);
         let spreads = shown.telling();
         if spreads.iter().flatten().any(|spread| spread.high > 0.0) && results.shows(metric) {
             let step = results.seconds_between_points;
@@ -140,7 +140,7 @@ fn scenario_bars(results: &Results, spreads: &[Option<Spread>], unit: &str, scal
 }
 
 /// Adds the chapter of a view.
-pub fn add_chapter<'a>(page: &mut Page<'a>, results: &Results, shown: &'a [Shown], view: View) {
+pub fn add_chapter<'a>(page: &mut Page<'a>, results: &Results, shown: &'a [ShownMetric], view: View) {
     let (id, title, words) = match view {
         View::Host => ("host", "Host view", "What the host's storage and processors had to do."),
         View::Machine => {
@@ -168,7 +168,7 @@ pub fn add_chapter<'a>(page: &mut Page<'a>, results: &Results, shown: &'a [Shown
 fn add_metric<'a>(
     page: &mut Page<'a>,
     results: &Results,
-    shown: &Shown,
+    shown: &ShownMetric,
     (lines, bars): &'a (Picture, Picture),
 ) {
     let metric = shown.metric;
@@ -206,7 +206,7 @@ pub fn runs_words(results: &Results) -> String {
     }
 }
 
-fn table(results: &Results, shown: &Shown) -> Table {
+fn table(results: &Results, shown: &ShownMetric) -> Table {
     let metric = shown.metric;
     let several = shown.figures.iter().flatten().any(|f| f.machines > 1);
     let mut head = vec![String::new(), "of the baseline".into()];

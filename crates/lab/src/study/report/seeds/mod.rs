@@ -13,35 +13,35 @@ use crate::numbers::{factor, number, ratio};
 use crate::study::metric::named;
 use serde::Serialize;
 
-/// Figures within this factor agree.
+/// Figures whose ratio is at most this agree.
 pub const WITHIN: f64 = 1.5;
-/// Nearer to each other than this share is the same.
-const SAME: f64 = 0.1;
+/// Figures that differ by less than this share count as equal.
+const EQUAL_WITHIN: f64 = 0.1;
 /// A change by less than this share has no direction.
-const STILL: f64 = 0.05;
-/// At most this share is next to nothing.
-const NOTHING: f64 = 0.05;
+const LEAST_CHANGE: f64 = 0.05;
+/// At most this share of the baseline counts as next to nothing.
+const NEGLIGIBLE_SHARE: f64 = 0.05;
 
-/// What a publication says.
+/// What a publication says of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Theirs {
+pub enum Published {
     /// This many times the baseline.
     Ratio(f64),
     /// This value, in our unit.
     Value(f64),
     /// Next to nothing of the baseline.
-    Nothing,
+    Negligible,
     /// No noticeable difference.
     Unchanged,
     /// Less, without a figure.
     Falls,
     /// More, without a figure.
     Rises,
-    /// Nothing: it is ours only.
-    Silent,
+    /// It says nothing: the figure is ours only.
+    NotPublished,
 }
 
-/// How far both agree.
+/// How far our figure and the published one agree.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "verdict", content = "factor")]
 pub enum Verdict {
@@ -49,17 +49,17 @@ pub enum Verdict {
     Agrees(f64),
     /// The same direction; how many times theirs ours is, where theirs is a figure.
     Direction(Option<f64>),
-    /// Neither.
+    /// Neither in value nor in direction.
     Differs,
-    /// One of both is not there.
+    /// One of both is not known.
     Unknown,
     /// It is no finding of its own, but what another row or the storage model gives already, or another measurement.
     NotJudged,
 }
 
-/// One figure of both.
+/// A published figure and ours.
 #[derive(Clone, Debug, Serialize)]
-pub struct Beside {
+pub struct ComparedFigure {
     /// What it is.
     pub what: String,
     /// What was published.
@@ -76,7 +76,7 @@ pub struct Beside {
 /// What was published, and where our results have it.
 struct Claim {
     what: String,
-    theirs: Theirs,
+    theirs: Published,
     /// The published figures themselves.
     figures: &'static str,
     /// Our value, and what it is compared with; the ratio is what is judged.
@@ -86,8 +86,8 @@ struct Claim {
 }
 
 /// All figures of the publication that a study repeats; none where it repeats none.
-pub fn beside(results: &Results) -> Vec<Beside> {
-    let ours = Ours(results);
+pub fn compare_figures(results: &Results) -> Vec<ComparedFigure> {
+    let ours = StudyFigures(results);
     let claims = match results.record.study.seed_document.as_deref() {
         Some("000") => published::memory_and_overflow(&ours),
         Some("001") => published::session_hosts(&ours),
@@ -103,7 +103,7 @@ pub fn beside(results: &Results) -> Vec<Beside> {
 }
 
 impl Claim {
-    fn new(what: impl Into<String>, theirs: Theirs, ours: Option<(f64, f64)>) -> Claim {
+    fn new(what: impl Into<String>, theirs: Published, ours: Option<(f64, f64)>) -> Claim {
         Claim { what: what.into(), theirs, figures: "", ours, counts: true, note: "" }
     }
 
@@ -123,23 +123,23 @@ impl Claim {
         self
     }
 
-    fn judged(self) -> Beside {
+    fn judged(self) -> ComparedFigure {
         let value = self.ours.map(|(ours, base)| ours / base).filter(|value| value.is_finite());
         let of = |text: String| match self.figures {
             "" => text,
             figures => format!("{text} ({figures})"),
         };
         let theirs = match self.theirs {
-            Theirs::Ratio(theirs) => of(ratio(theirs)),
-            Theirs::Value(theirs) => of(number(theirs)),
-            Theirs::Nothing => of("next to nothing".into()),
-            Theirs::Unchanged => of("no difference".into()),
-            Theirs::Falls => of("less".into()),
-            Theirs::Rises => of("more".into()),
-            Theirs::Silent => "-".into(),
+            Published::Ratio(theirs) => of(ratio(theirs)),
+            Published::Value(theirs) => of(number(theirs)),
+            Published::Negligible => of("next to nothing".into()),
+            Published::Unchanged => of("no difference".into()),
+            Published::Falls => of("less".into()),
+            Published::Rises => of("more".into()),
+            Published::NotPublished => "-".into(),
         };
         let ours = match (self.ours, value) {
-            (Some((ours, _)), Some(_)) if matches!(self.theirs, Theirs::Value(_)) => number(ours),
+            (Some((ours, _)), Some(_)) if matches!(self.theirs, Published::Value(_)) => number(ours),
             (Some((ours, base)), Some(value)) => {
                 format!("{} ({} / {})", ratio(value), number(ours), number(base))
             }
@@ -150,38 +150,38 @@ impl Claim {
             Some(_) if !self.counts => Verdict::NotJudged,
             Some(value) => judge(self.theirs, value),
         };
-        Beside { what: self.what, theirs, ours, verdict, note: self.note }
+        ComparedFigure { what: self.what, theirs, ours, verdict, note: self.note }
     }
 }
 
 /// Holds a ratio of ours against theirs.
-fn judge(theirs: Theirs, ours: f64) -> Verdict {
+fn judge(theirs: Published, ours: f64) -> Verdict {
     let direction = |value: f64| match value {
-        v if v < 1.0 - STILL => -1,
-        v if v > 1.0 + STILL => 1,
+        v if v < 1.0 - LEAST_CHANGE => -1,
+        v if v > 1.0 + LEAST_CHANGE => 1,
         _ => 0,
     };
     let when = |agrees: bool| if agrees { Verdict::Direction(None) } else { Verdict::Differs };
     match theirs {
-        Theirs::Silent => Verdict::Unknown,
-        Theirs::Falls => when(direction(ours) < 0),
-        Theirs::Rises => when(direction(ours) > 0),
-        Theirs::Unchanged if (ours - 1.0).abs() <= SAME => Verdict::Agrees(apart(ours, 1.0)),
-        Theirs::Unchanged => Verdict::Differs,
-        Theirs::Nothing if ours <= NOTHING => Verdict::Agrees(1.0),
-        Theirs::Nothing => when(direction(ours) < 0),
-        Theirs::Ratio(_) | Theirs::Value(_) if ours <= 0.0 => Verdict::Differs,
-        Theirs::Ratio(theirs) | Theirs::Value(theirs) if apart(ours, theirs) <= WITHIN => {
+        Published::NotPublished => Verdict::Unknown,
+        Published::Falls => when(direction(ours) < 0),
+        Published::Rises => when(direction(ours) > 0),
+        Published::Unchanged if (ours - 1.0).abs() <= EQUAL_WITHIN => Verdict::Agrees(apart(ours, 1.0)),
+        Published::Unchanged => Verdict::Differs,
+        Published::Negligible if ours <= NEGLIGIBLE_SHARE => Verdict::Agrees(1.0),
+        Published::Negligible => when(direction(ours) < 0),
+        Published::Ratio(_) | Published::Value(_) if ours <= 0.0 => Verdict::Differs,
+        Published::Ratio(theirs) | Published::Value(theirs) if apart(ours, theirs) <= WITHIN => {
             Verdict::Agrees(apart(ours, theirs))
         }
-        Theirs::Ratio(theirs) if direction(ours) == direction(theirs) => {
+        Published::Ratio(theirs) if direction(ours) == direction(theirs) => {
             Verdict::Direction(Some(ours / theirs))
         }
-        Theirs::Ratio(_) | Theirs::Value(_) => Verdict::Differs,
+        Published::Ratio(_) | Published::Value(_) => Verdict::Differs,
     }
 }
 
-/// How many times the smaller the larger is.
+/// The larger of two values divided by the smaller.
 fn apart(a: f64, b: f64) -> f64 {
     (a / b).max(b / a)
 }
@@ -208,7 +208,7 @@ impl Verdict {
 }
 
 /// One sentence on all of them.
-pub fn sentence(all: &[Beside]) -> String {
+pub fn sentence(all: &[ComparedFigure]) -> String {
     let count = |of: fn(&Verdict) -> bool| all.iter().filter(|b| of(&b.verdict)).count();
     let agree = count(|v| matches!(v, Verdict::Agrees(_)));
     let direction = count(|v| matches!(v, Verdict::Direction(_)));
@@ -243,7 +243,7 @@ pub fn sentence(all: &[Beside]) -> String {
 }
 
 /// Adds the chapter.
-pub fn add_chapter(page: &mut Page, results: &Results, all: &[Beside]) {
+pub fn add_chapter(page: &mut Page, results: &Results, all: &[ComparedFigure]) {
     let Some(document) = &results.record.study.seed_document else { return };
     page.chapter("published", "Beside the published figures");
     if all.is_empty() {
@@ -268,17 +268,17 @@ pub fn add_chapter(page: &mut Page, results: &Results, all: &[Beside]) {
             "Ratios: their machines, disks and guests were others, so that values themselves can agree only by chance, or \
              where a storage model was made after theirs. Our thresholds: a figure agrees within a factor of {WITHIN}; no \
              difference is at most {:.0}%, a direction more than {:.0}%, next to nothing at most {:.0}% of the baseline.",
-            SAME * 100.0,
-            STILL * 100.0,
-            NOTHING * 100.0
+            EQUAL_WITHIN * 100.0,
+            LEAST_CHANGE * 100.0,
+            NEGLIGIBLE_SHARE * 100.0
         ),
     );
 }
 
 /// Our results, as the publications ask for them.
-struct Ours<'a>(&'a Results);
+struct StudyFigures<'a>(&'a Results);
 
-impl Ours<'_> {
+impl StudyFigures<'_> {
     /// A metric's figures in a scenario.
     fn figures(&self, scenario: &str, key: &str) -> Option<&Figures> {
         self.0.scenario(scenario)?.figures(named(key)?)
@@ -318,33 +318,33 @@ mod tests {
     #[test]
     fn agreement_is_by_factor_by_direction_or_not() {
         let agrees = |theirs, ours| matches!(judge(theirs, ours), Verdict::Agrees(_));
-        assert!(agrees(Theirs::Ratio(0.61), 0.5) && agrees(Theirs::Value(459.13), 470.0));
-        assert_eq!(judge(Theirs::Ratio(0.5), 0.25), Verdict::Direction(Some(0.5)));
-        assert_eq!(judge(Theirs::Ratio(0.5), 1.2), Verdict::Differs);
-        assert_eq!(judge(Theirs::Ratio(0.5), 0.0), Verdict::Differs);
-        assert!(agrees(Theirs::Nothing, 0.0) && agrees(Theirs::Unchanged, 1.08));
-        assert_eq!(judge(Theirs::Nothing, 0.3), Verdict::Direction(None));
-        assert_eq!(judge(Theirs::Unchanged, 1.3), Verdict::Differs);
-        assert_eq!(judge(Theirs::Rises, 1.01), Verdict::Differs);
-        assert_eq!(judge(Theirs::Falls, 0.2), Verdict::Direction(None));
+        assert!(agrees(Published::Ratio(0.61), 0.5) && agrees(Published::Value(459.13), 470.0));
+        assert_eq!(judge(Published::Ratio(0.5), 0.25), Verdict::Direction(Some(0.5)));
+        assert_eq!(judge(Published::Ratio(0.5), 1.2), Verdict::Differs);
+        assert_eq!(judge(Published::Ratio(0.5), 0.0), Verdict::Differs);
+        assert!(agrees(Published::Negligible, 0.0) && agrees(Published::Unchanged, 1.08));
+        assert_eq!(judge(Published::Negligible, 0.3), Verdict::Direction(None));
+        assert_eq!(judge(Published::Unchanged, 1.3), Verdict::Differs);
+        assert_eq!(judge(Published::Rises, 1.01), Verdict::Differs);
+        assert_eq!(judge(Published::Falls, 0.2), Verdict::Direction(None));
     }
 
     #[test]
     fn a_value_that_is_far_off_does_not_agree() {
-        assert_eq!(judge(Theirs::Value(100.0), 1000.0), Verdict::Differs);
+        assert_eq!(judge(Published::Value(100.0), 1000.0), Verdict::Differs);
     }
 
     #[test]
     fn the_sentence_counts() {
         let claims = [
-            Claim::new("a", Theirs::Ratio(2.0), Some((4.0, 2.0))),
-            Claim::new("b", Theirs::Rises, Some((4.0, 2.0))),
-            Claim::new("c", Theirs::Falls, Some((4.0, 2.0))),
-            Claim::new("d", Theirs::Ratio(2.0), Some((4.0, 0.0))),
-            Claim::new("e", Theirs::Ratio(2.0), None),
-            Claim::new("f", Theirs::Ratio(2.0), Some((4.0, 2.0))).given("it is a"),
+            Claim::new("a", Published::Ratio(2.0), Some((4.0, 2.0))),
+            Claim::new("b", Published::Rises, Some((4.0, 2.0))),
+            Claim::new("c", Published::Falls, Some((4.0, 2.0))),
+            Claim::new("d", Published::Ratio(2.0), Some((4.0, 0.0))),
+            Claim::new("e", Published::Ratio(2.0), None),
+            Claim::new("f", Published::Ratio(2.0), Some((4.0, 2.0))).given("it is a"),
         ];
-        let all: Vec<Beside> = claims.into_iter().map(Claim::judged).collect();
+        let all: Vec<ComparedFigure> = claims.into_iter().map(Claim::judged).collect();
         let expected = "Of 3 figures, 1 agree within a factor of 1.5, 1 in direction only, and 1 do not agree. What agrees: a. In direction: b. What does not: c. 2 could not be \
                         compared. 1 more are not counted, for the reason under each.";
         assert_eq!(sentence(&all), expected);

@@ -3,12 +3,12 @@
 //! Invariant: only figures, or what was said of them in a word. Where a study is a quarter of the size, its scenarios'
 //! names say the quarter.
 
-use super::{Claim, Ours, Theirs};
+use super::{Claim, Published, StudyFigures};
 use crate::study::metric::named;
 use crate::study::report::how::emulated;
 use crate::study::report::results::ScenarioResults;
 use crate::study::report::scale::is_scaled;
-use Theirs::{Falls, Nothing, Ratio, Rises, Silent, Unchanged, Value};
+use Published::{Falls, Negligible, NotPublished, Ratio, Rises, Unchanged, Value};
 
 const OVERFLOW_IS_INSIDE: &str = "there the overflow disk is the machine's own, and counts; here it is the host's, so that \
                                   nothing should change";
@@ -38,7 +38,7 @@ pub fn elsewhere(document: &str) -> &'static [&'static str] {
 }
 
 /// 000: one machine, a cache of 256 and of 512 MB.
-pub fn memory_and_overflow(ours: &Ours) -> Vec<Claim> {
+pub fn memory_and_overflow(ours: &StudyFigures) -> Vec<Claim> {
     let mut claims = Vec::new();
     for (name, size) in [("ram-256m", "256 MB"), ("ram-512m", "512 MB")] {
         let claim = |what: &str, theirs, key: &str| {
@@ -65,7 +65,7 @@ pub fn memory_and_overflow(ours: &Ours) -> Vec<Claim> {
 }
 
 /// 001: session hosts, their I/O on the cache's disk beside plain machines' on shared storage.
-pub fn session_hosts(ours: &Ours) -> Vec<Claim> {
+pub fn session_hosts(ours: &StudyFigures) -> Vec<Claim> {
     let against =
         |key: &str, name: &str, base: &str| Some((ours.total(name, key)?, ours.total("direct", base)?));
     let both = |name| against("host-overflow-io", name, "host-io");
@@ -85,7 +85,8 @@ pub fn session_hosts(ours: &Ours) -> Vec<Claim> {
         Claim::new("Reads and writes on the cache's disk, 1 GB", Ratio(0.23), both("ram-256m"))
             .figures("77% fewer")
             .note(unclear),
-        Claim::new("Reads and writes on the cache's disk, 4 GB", Nothing, both("ram-1g")).figures("not used"),
+        Claim::new("Reads and writes on the cache's disk, 4 GB", Negligible, both("ram-1g"))
+            .figures("not used"),
         Claim::new("Shared storage, 4 GB", Ratio(0.07), against("host-base-reads", "ram-1g", "host-io"))
             .figures("about 93% fewer"),
         Claim::new(
@@ -98,12 +99,12 @@ pub fn session_hosts(ours: &Ours) -> Vec<Claim> {
 }
 
 /// 001: desktops with a small cache each.
-pub fn desktops(ours: &Ours) -> Vec<Claim> {
+pub fn desktops(ours: &StudyFigures) -> Vec<Claim> {
     let left = ours.total("ram-256m", "host-overflow-io").zip(ours.total("direct", "host-writes"));
     vec![
         Claim::new(
             "Reads and writes on the caches' disk, beside plain machines' writes on shared storage, 256 MB each",
-            Nothing,
+            Negligible,
             left,
         )
         .figures("20 / 1,339")
@@ -121,7 +122,7 @@ fn growth(scenario: &ScenarioResults) -> Option<(f64, f64)> {
 }
 
 /// 002: a storm of logons on many machines.
-pub fn logon_storm(ours: &Ours) -> Vec<Claim> {
+pub fn logon_storm(ours: &StudyFigures) -> Vec<Claim> {
     let machines = |name| Some(f64::from(ours.0.scenario(name)?.runs.first()?.machines));
     let peak = |name| Some(ours.figures(name, "host-io")?.peak?.mean / machines(name)?);
     let peaks = |name| Some((peak(name)?, peak("direct")?));
@@ -143,9 +144,9 @@ pub fn logon_storm(ours: &Ours) -> Vec<Claim> {
         Claim::new("The same with the cache on disk, beside plain", Ratio(0.55), peaks("overflow"))
             .figures("about 55 / about 100")
             .note("here the cache on disk is a log: fewer and larger writes"),
-        Claim::new("The same with 256 MB of RAM, beside plain", Nothing, peaks("ram-256m")).figures("near 0 / about 100"),
+        Claim::new("The same with 256 MB of RAM, beside plain", Negligible, peaks("ram-256m")).figures("near 0 / about 100"),
         Claim::new("95th percentile of writes, cache on disk beside plain", Ratio(1.0), p95s("overflow")),
-        Claim::new("95th percentile of writes, 256 MB of RAM beside plain", Nothing, p95s("ram-256m")),
+        Claim::new("95th percentile of writes, 256 MB of RAM beside plain", Negligible, p95s("ram-256m")),
         Claim::new(
             "Writes inside of the machine, cache on disk beside RAM",
             Ratio(3.0),
@@ -159,7 +160,7 @@ pub fn logon_storm(ours: &Ours) -> Vec<Claim> {
 }
 
 /// 002: IOMeter in one machine, over less than its RAM.
-pub fn iometer_on_a_filer(ours: &Ours) -> Vec<Claim> {
+pub fn iometer_on_a_filer(ours: &StudyFigures) -> Vec<Claim> {
     let iops = |name| ours.measure(name, "fio.iometer-vdi.iops");
     let beside = Claim::new(
         "I/Os per second, 256 MB of RAM beside the filer",
@@ -173,7 +174,7 @@ pub fn iometer_on_a_filer(ours: &Ours) -> Vec<Claim> {
         if emulated(ours.0) { beside.given(CEILING) } else { beside },
         Claim::new(
             "I/Os per second, 256 MB of RAM beside a disk that does nothing",
-            Silent,
+            NotPublished,
             iops("ram-256m").zip(iops("null")),
         )
         .given("the guest's own ceiling: nothing of the kind was published"),
@@ -181,7 +182,7 @@ pub fn iometer_on_a_filer(ours: &Ours) -> Vec<Claim> {
 }
 
 /// 003: a premium disk and a copy on local storage.
-pub fn ephemeral(ours: &Ours) -> Vec<Claim> {
+pub fn ephemeral(ours: &StudyFigures) -> Vec<Claim> {
     let mut claims = Vec::new();
     let copies = |name: &str| ours.measures(name, "ephemeral", "premium-disk");
     for (suffix, words) in
@@ -225,7 +226,7 @@ pub fn ephemeral(ours: &Ours) -> Vec<Claim> {
 }
 
 /// 004: RAM that holds the working set, and RAM that does not.
-pub fn full_and_not(ours: &Ours) -> Vec<Claim> {
+pub fn full_and_not(ours: &StudyFigures) -> Vec<Claim> {
     let fio = |last: &str, name, base| ours.measures(&format!("fio.iometer-citrix.{last}"), name, base);
     let iops = ours.measure("direct", "fio.iometer-citrix.iops");
     let mut claims = vec![
@@ -272,7 +273,7 @@ pub fn full_and_not(ours: &Ours) -> Vec<Claim> {
     claims.push(
         Claim::new(
             "I/Os per second inside of a guest, 3 GB beside a disk that does nothing",
-            Silent,
+            NotPublished,
             fio("iops", "guest-ram-3g", "guest-null"),
         )
         .given("the guest's own ceiling: nothing of the kind was published"),
@@ -281,7 +282,7 @@ pub fn full_and_not(ours: &Ours) -> Vec<Claim> {
 }
 
 /// 004: a boot.
-pub fn boot(ours: &Ours) -> Vec<Claim> {
+pub fn boot(ours: &StudyFigures) -> Vec<Claim> {
     let claim = Claim::new(
         "Boot time, 3 GB beside cache on disk",
         Ratio(24.0 / 45.0),
@@ -292,7 +293,7 @@ pub fn boot(ours: &Ours) -> Vec<Claim> {
         if emulated(ours.0) { claim.given(EMULATED) } else { claim.note(TWO_VERSIONS) },
         Claim::new(
             "Boot time, 3 GB beside a slow disk that holds the base image, too",
-            Silent,
+            NotPublished,
             ours.measures("boot_s", "ram-3g", "direct-with-base"),
         )
         .given("nothing of the kind was published"),

@@ -14,12 +14,12 @@ use std::collections::BTreeMap;
 /// What responses may exceed their baseline by, in milliseconds, where a study says nothing else.
 pub const THRESHOLD_MS: f64 = 1000.0;
 
-/// Room for files on the golden image, with a reserve.
-const ROOM_MB: u32 = 1200;
+/// Space for files on the golden image, with a reserve.
+const SPACE_MB: u32 = 1200;
 
 /// A workload with its parameters.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Words {
+pub enum WorkloadSettings {
     /// A machine comes up.
     Boot(Boot),
     /// Users work.
@@ -147,13 +147,13 @@ pub struct Fio {
     /// Whether each runs a second time through the file system's page cache.
     pub buffered: bool,
     /// On what.
-    pub on: On,
+    pub on: FioTarget,
 }
 
 /// What fio runs on inside of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum On {
+pub enum FioTarget {
     /// The second disk itself.
     Disk,
     /// A file on the root's file system.
@@ -170,21 +170,29 @@ impl Default for Fio {
             size_mb: None,
             fill: true,
             buffered: false,
-            on: On::Disk,
+            on: FioTarget::Disk,
         }
     }
 }
 
-impl Words {
+impl WorkloadSettings {
     /// Reads and checks them.
-    pub fn of(workload: &str, engine: Engine, parameters: &BTreeMap<String, toml::Value>) -> Result<Words> {
-        let words = Words::read(workload, engine, parameters)
+    pub fn of(
+        workload: &str,
+        engine: Engine,
+        parameters: &BTreeMap<String, toml::Value>,
+    ) -> Result<WorkloadSettings> {
+        let words = WorkloadSettings::read(workload, engine, parameters)
             .with_context(|| format!("workload '{workload}', engine '{}'", engine.name()))?;
         words.check().with_context(|| format!("workload '{workload}'"))?;
         Ok(words)
     }
 
-    fn read(workload: &str, engine: Engine, parameters: &BTreeMap<String, toml::Value>) -> Result<Words> {
+    fn read(
+        workload: &str,
+        engine: Engine,
+        parameters: &BTreeMap<String, toml::Value>,
+    ) -> Result<WorkloadSettings> {
         let not = |other: Engine, why: &str| {
             ensure!(engine != other, "it cannot be done there: {why}");
             Ok(())
@@ -200,12 +208,12 @@ impl Words {
         Ok(match workload {
             "boot" => {
                 not(Engine::Host, "the host boots no machine without a guest: 'guest' or 'replay'")?;
-                Words::Boot(parse(parameters)?)
+                WorkloadSettings::Boot(parse(parameters)?)
             }
             "file-copy" => {
                 not(Engine::Host, "files are copied inside of a machine: 'guest' or 'replay'")?;
                 let copy: FileCopy = parse(parameters)?;
-                Words::Sessions(Sessions {
+                WorkloadSettings::Sessions(Sessions {
                     memory_mb: copy.memory_mb,
                     vcpus: copy.vcpus,
                     speed: copy.speed,
@@ -222,14 +230,14 @@ impl Words {
             "knowledge-worker" => {
                 not(Engine::Host, "users work inside of a machine: 'guest' or 'replay'")?;
                 none_of(&["sessions", "logon_every_s"])?;
-                Words::Sessions(parse(parameters)?)
+                WorkloadSettings::Sessions(parse(parameters)?)
             }
             "session-host" => {
                 not(Engine::Host, "users work inside of a machine: 'guest' or 'replay'")?;
                 let mut words: Sessions = parse(parameters)?;
                 words.sessions = if has("sessions") { words.sessions } else { 4 };
                 words.logon_every_s = if has("logon_every_s") { words.logon_every_s } else { 30.0 };
-                Words::Sessions(words)
+                WorkloadSettings::Sessions(words)
             }
             "logon-storm" => {
                 not(Engine::Host, "users work inside of machines: 'guest' or 'replay'")?;
@@ -237,7 +245,7 @@ impl Words {
                 let mut words: Sessions = parse(parameters)?;
                 words.actions = if has("actions") { words.actions } else { 12 };
                 words.logon_every_s = if has("logon_every_s") { words.logon_every_s } else { 15.0 };
-                Words::Sessions(words)
+                WorkloadSettings::Sessions(words)
             }
             "fio" => {
                 not(
@@ -252,7 +260,7 @@ impl Words {
                 if engine == Engine::Host {
                     none_of(&["on", "memory_mb", "vcpus"])?;
                 }
-                Words::Fio(fio)
+                WorkloadSettings::Fio(fio)
             }
             _ => bail!("there is no such workload: {}", super::WORKLOADS.join(", ")),
         })
@@ -261,17 +269,17 @@ impl Words {
     /// Memory and processors of a machine.
     pub fn machine(&self) -> (u32, u32) {
         match self {
-            Words::Boot(w) => (w.memory_mb, w.vcpus),
-            Words::Sessions(w) => (w.memory_mb, w.vcpus),
-            Words::Fio(w) => (w.memory_mb, w.vcpus),
+            WorkloadSettings::Boot(w) => (w.memory_mb, w.vcpus),
+            WorkloadSettings::Sessions(w) => (w.memory_mb, w.vcpus),
+            WorkloadSettings::Fio(w) => (w.memory_mb, w.vcpus),
         }
     }
 
     /// Whether it needs a system or its files on the disk, and not only the disk.
     pub fn on_root(&self) -> bool {
         match self {
-            Words::Boot(_) | Words::Sessions(_) => true,
-            Words::Fio(fio) => fio.on == On::Files || fio.buffered,
+            WorkloadSettings::Boot(_) | WorkloadSettings::Sessions(_) => true,
+            WorkloadSettings::Fio(fio) => fio.on == FioTarget::Files || fio.buffered,
         }
     }
 
@@ -285,14 +293,16 @@ impl Words {
         // Without a pace nothing is answered late, and a logon that writes nothing may ask nothing of the disk.
         let waits = |speed| engine == Engine::Replay && speed != Speed::Full;
         match self {
-            Words::Boot(boot) if waits(boot.speed) => all.push("boot_s".into()),
-            Words::Sessions(sessions) if sessions.works() => {
+            WorkloadSettings::Boot(boot) if waits(boot.speed) => all.push("boot_s".into()),
+            WorkloadSettings::Sessions(sessions) if sessions.works() => {
                 if engine == Engine::Guest || (waits(sessions.speed) && sessions.profile_mb > 0) {
                     all.push("logon_s".into());
                 }
             }
-            Words::Fio(fio) => all.extend(fio::runs(fio).iter().flat_map(|run| fio::names(&run.name()))),
-            Words::Boot(_) | Words::Sessions(_) => {}
+            WorkloadSettings::Fio(fio) => {
+                all.extend(fio::runs(fio).iter().flat_map(|run| fio::names(&run.name())))
+            }
+            WorkloadSettings::Boot(_) | WorkloadSettings::Sessions(_) => {}
         }
         all
     }
@@ -302,9 +312,9 @@ impl Words {
         within("memory_mb", memory_mb, 256, 65536)?;
         within("vcpus", vcpus, 1, 64)?;
         match self {
-            Words::Boot(boot) => within("start_every_s", boot.start_every_s, 0.0, 3600.0),
-            Words::Sessions(sessions) => sessions.check(),
-            Words::Fio(fio) => fio.check(),
+            WorkloadSettings::Boot(boot) => within("start_every_s", boot.start_every_s, 0.0, 3600.0),
+            WorkloadSettings::Sessions(sessions) => sessions.check(),
+            WorkloadSettings::Fio(fio) => fio.check(),
         }
     }
 }
@@ -328,16 +338,16 @@ impl Sessions {
             ("cache_mb", self.cache_mb),
             ("file_copy_mb", self.file_copy_mb),
         ] {
-            within(name, megabytes, 0, ROOM_MB)?;
+            within(name, megabytes, 0, SPACE_MB)?;
         }
         // Documents are there twice while they are saved, and once more compressed.
         let session =
             self.profile_mb + self.documents_mb * 3 / 2 + self.mail_mb + self.cache_mb + self.file_copy_mb;
         let all = u64::from(session) * u64::from(self.sessions);
         ensure!(
-            all <= u64::from(ROOM_MB),
+            all <= u64::from(SPACE_MB),
             "{} sessions take {all} MB of files (profile_mb, half as much again as documents_mb, mail_mb, cache_mb, \
-             file_copy_mb of each), and the golden image has room for {ROOM_MB}",
+             file_copy_mb of each), and the golden image has space for {SPACE_MB}",
             self.sessions
         );
         Ok(())
@@ -357,14 +367,14 @@ impl Fio {
         }
         within("seconds", self.seconds, 1, 86_400)?;
         if let Some(size_mb) = self.size_mb {
-            let most = if self.on == On::Files || self.buffered { ROOM_MB } else { 1 << 20 };
+            let most = if self.on == FioTarget::Files || self.buffered { SPACE_MB } else { 1 << 20 };
             within("size_mb", size_mb, 16, most)?;
         } else {
             let large =
-                PROFILES.iter().find(|p| self.profiles.iter().any(|n| n == p.name) && p.size_mb > ROOM_MB);
-            if let (Some(profile), true) = (large, self.on == On::Files || self.buffered) {
+                PROFILES.iter().find(|p| self.profiles.iter().any(|n| n == p.name) && p.size_mb > SPACE_MB);
+            if let (Some(profile), true) = (large, self.on == FioTarget::Files || self.buffered) {
                 bail!(
-                    "size_mb: '{}' runs over {} MB, and the file system has room for {ROOM_MB}: say a smaller one",
+                    "size_mb: '{}' runs over {} MB, and the file system has space for {SPACE_MB}: say a smaller one",
                     profile.name,
                     profile.size_mb
                 );
@@ -403,9 +413,9 @@ fn speed<'de, D: Deserializer<'de>>(from: D) -> Result<Speed, D::Error> {
 mod tests {
     use super::*;
 
-    fn of(workload: &str, engine: Engine, text: &str) -> Result<Words> {
+    fn of(workload: &str, engine: Engine, text: &str) -> Result<WorkloadSettings> {
         let table: toml::Table = toml::from_str(text).unwrap();
-        Words::of(workload, engine, &table.into_iter().collect())
+        WorkloadSettings::of(workload, engine, &table.into_iter().collect())
     }
 
     #[test]
@@ -416,13 +426,17 @@ mod tests {
             let want = if workload == "fio" { [true, false, true] } else { [true, true, false] };
             assert_eq!(fits, want, "{workload}");
         }
-        let Words::Sessions(host) = of("session-host", Engine::Guest, "").unwrap() else { panic!() };
+        let WorkloadSettings::Sessions(host) = of("session-host", Engine::Guest, "").unwrap() else {
+            panic!()
+        };
         assert_eq!((host.sessions, host.logon_every_s), (4, 30.0));
-        let Words::Sessions(storm) = of("logon-storm", Engine::Replay, "speed = 'full'").unwrap() else {
+        let WorkloadSettings::Sessions(storm) = of("logon-storm", Engine::Replay, "speed = 'full'").unwrap()
+        else {
             panic!()
         };
         assert_eq!((storm.sessions, storm.logon_every_s, storm.speed), (1, 15.0, Speed::Full));
-        let Words::Sessions(copy) = of("file-copy", Engine::Guest, "megabytes = 64").unwrap() else {
+        let WorkloadSettings::Sessions(copy) = of("file-copy", Engine::Guest, "megabytes = 64").unwrap()
+        else {
             panic!()
         };
         assert_eq!((copy.file_copy_mb, copy.mail_mb, copy.profile_mb), (64, 0, 0));
