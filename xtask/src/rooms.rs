@@ -58,7 +58,6 @@ const EXCEPTIONS: &[Exception] = &[
     (Limit::Lines, "host", "Keeper::bring_up", 120),
     (Limit::Lines, "export", "Frontend::handle", 119),
     // Lists: of options, of gauges, of counters. One entry after another.
-    (Limit::Lines, "cli", "Disk::settings", 101),
     (Limit::Lines, "cli", "gauges", 88),
     (Limit::Lines, "cli", "text", 81),
     (Limit::Lines, "cli", "image", 90),

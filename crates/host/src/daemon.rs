@@ -192,9 +192,7 @@ pub async fn run(
         Catalogs::open(objects.clone(), stores.clone(), (capacity, settings.hypervisor), &mut complain)?;
     if !settings.program.is_file() {
         let program = settings.program.display();
-        complain(&format!(
-            "{program} is not there, and no machine can start: say where it is with --spillway"
-        ));
+        complain(&format!("{program} is not there, and no machine can start: say where it is with --worker"));
     }
     let guest_users = settings.guest_users.settle(settings.hypervisor, &mut complain);
     let guest_users = guest_users.map_err(anyhow::Error::msg)?;

@@ -41,7 +41,7 @@ impl Machines {
             return Err(refuse(format!(
                 "a disk of mode {} is gone when its machine stops: do the maintenance on a machine of a catalog of its own, \
                  'spillway catalog create NAME --image {} --type dedicated'",
-                mode.as_str(),
+                mode.name(),
                 catalog.spec.image.name
             )));
         }

@@ -21,7 +21,7 @@ use crate::processes::{self, Process, Seen};
 use crate::resources::budget::Need;
 use crate::store::{Object, Revision};
 use spillway_api::{Catalog, ErrorCode, EventKind, Hypervisor, Machine, Name, Phase, Power};
-use spillway_control::{LimitChange, Request};
+use spillway_control::{DiskSettings, Request, rate_is_met};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -90,7 +90,7 @@ enum Refused {
     /// The disk: the host has not enough memory at this moment.
     Disk,
     /// The disk, which knows no rates, when it was asked for this.
-    Rate(LimitChange),
+    Rate(DiskSettings),
 }
 
 /// What a step comes to.
@@ -439,15 +439,15 @@ impl Keeper {
             }
             set => set?,
         };
-        if wish.rate_is_met(&limits) {
+        if rate_is_met(&wish, &limits) {
             self.refused = None;
             run.has_limits(&wish);
         } else {
             let why = "its disk is served by an earlier version, which knows none: restart the machine";
-            run.has_limits(&LimitChange {
+            run.has_limits(&DiskSettings {
                 ram_bytes: wish.ram_bytes,
                 overflow_bytes: wish.overflow_bytes,
-                ..LimitChange::default()
+                ..DiskSettings::default()
             });
             self.is_refused(Refused::Rate(wish), &HostError::new(ErrorCode::Conflict, why));
         }

@@ -18,7 +18,7 @@ use tokio::sync::broadcast;
 
 /// The version of the records: all kinds together, with every field of each. It moves with every change to a type that is
 /// stored (`records.rs` has the test that says so). A store that a later version has written is not opened.
-pub const RECORDS_VERSION: u32 = 2;
+pub const RECORDS_VERSION: u32 = 3;
 
 /// Who writes records: kept in the store, so that an older program can say what it cannot read.
 #[derive(Clone, Copy, Debug)]

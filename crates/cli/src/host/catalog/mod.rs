@@ -130,7 +130,7 @@ fn list(daemon: &Daemon, client: &Client, labels: &Labels) -> Result<(), Failure
             let spec = &catalog.spec;
             let image = format!("{}:{}", spec.image.name, catalog.version);
             let rollout = catalog.rollout.as_ref().map_or("-".into(), rollout::short);
-            let mode = spec.mode().as_str().to_owned();
+            let mode = spec.mode().name().to_owned();
             [catalog.name.to_string(), image, spec.count.to_string(), word(&spec.kind), mode, rollout]
         });
         table(["NAME", "IMAGE", "MACHINES", "TYPE", "MODE", "ROLLOUT"], rows)
