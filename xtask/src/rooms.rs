@@ -59,7 +59,6 @@ const EXCEPTIONS: &[Exception] = &[
     (Limit::Lines, "export", "Frontend::handle", 119),
     // Lists: of options, of gauges, of counters. One entry after another.
     (Limit::Lines, "cli", "gauges", 88),
-    (Limit::Lines, "cli", "text", 81),
     (Limit::Lines, "cli", "image", 90),
     (Limit::Lines, "lab", "Driver::run_with", 93),
     (Limit::Lines, "worker", "Window::read", 87),
