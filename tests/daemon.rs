@@ -163,7 +163,7 @@ fn slow_pool() -> World {
         let sleeper = folder.join("sleeper");
         std::fs::write(&sleeper, "#!/bin/sh\nexec sleep 1000\n").unwrap();
         std::fs::set_permissions(&sleeper, PermissionsExt::from_mode(0o755)).unwrap();
-        vec!["--spillway".into(), sleeper.display().to_string()]
+        vec!["--worker".into(), sleeper.display().to_string()]
     });
     let file = world.path("a.raw").display().to_string();
     std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();

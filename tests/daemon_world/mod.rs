@@ -79,8 +79,8 @@ fn start(dir: &Path, options: &[String]) -> (Child, String) {
     let mut daemon = Command::new(disk::program().unwrap().with_file_name("spillwayd"));
     daemon.arg("--state").arg(dir.join("state")).arg("--socket").arg(dir.join("sock"));
     daemon.args(["--hypervisor", "none"]).args(options);
-    if !options.iter().any(|option| option == "--spillway") {
-        daemon.args(["--spillway", "/nonexistent/spillway"]);
+    if !options.iter().any(|option| option == "--worker") {
+        daemon.args(["--worker", "/nonexistent/spillway"]);
     }
     let mut daemon = daemon.stdout(Stdio::piped()).spawn().expect("'make test' builds spillwayd");
     let mut said = String::new();

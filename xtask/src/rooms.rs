@@ -48,9 +48,7 @@ const EXCEPTIONS: &[Exception] = &[
     // What a run is made of, as it is stored.
     (Limit::Fields, "host", "Run", 25),
     // Lists: of options, of gauges, of counters. One entry after another.
-    (Limit::Lines, "cli", "Disk::settings", 101),
     (Limit::Lines, "cli", "gauges", 88),
-    (Limit::Lines, "cli", "text", 81),
     (Limit::Lines, "worker", "Window::read", 87),
 ];
 

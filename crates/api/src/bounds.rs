@@ -11,7 +11,10 @@ use crate::image::{ImageCommit, ImageImport, VersionChoice};
 use crate::machine::{ClaimRenewal, MachineAction, NewClaim};
 use crate::size_text;
 use crate::stores::StoreFolder;
+use spillway_control::DiskSettings;
+use spillway_control::disk_settings as settings;
 use std::fmt;
+use std::ops::RangeInclusive;
 
 /// The range of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +30,6 @@ pub struct Bounds {
 }
 
 const MIB: u64 = 1 << 20;
-const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 const DAY: u64 = 24 * 60 * 60;
 
@@ -37,18 +39,20 @@ pub const MACHINES: Bounds = Bounds::count(0, 100_000);
 pub const VCPUS: Bounds = Bounds::count(1, 255);
 /// Bounds of the memory of a machine, in bytes.
 pub const MEMORY_BYTES: Bounds = Bounds::bytes(64 * MIB, 16 * TIB, MIB);
-/// Limit of a RAM tier: as the disk has it.
-pub const RAM_BYTES: Bounds = Bounds::bytes(64 << 10, 4 * TIB, 1);
+/// Limit of a RAM tier.
+pub const RAM_BYTES: Bounds = Bounds::of(&settings::RAM_BYTES, true);
 /// What of a RAM tier is guaranteed.
 pub const RAM_GUARANTEE_BYTES: Bounds = Bounds::bytes(0, 4 * TIB, 1);
 /// Limit of an overflow file.
-pub const OVERFLOW_BYTES: Bounds = Bounds::bytes(16 * MIB, 4 * TIB, 1);
+pub const OVERFLOW_BYTES: Bounds = Bounds::of(&settings::OVERFLOW_BYTES, true);
 /// Data disks and scratch disks.
 pub const DISK_BYTES: Bounds = Bounds::bytes(MIB, 4 * TIB, MIB);
 /// Requests a second, and at once; 0: no limit.
-pub const IOPS: Bounds = Bounds::count(0, 1_000_000_000);
+pub const IOPS: Bounds = Bounds::of(&settings::IOPS, false);
 /// Bytes a second, and at once; 0: no limit.
-pub const BANDWIDTH_BYTES: Bounds = Bounds::bytes(0, 1024 * GIB, 1);
+pub const BANDWIDTH_BYTES: Bounds = Bounds::of(&settings::BANDWIDTH_BYTES, true);
+/// Shares of a write cache from which on its fill level is told.
+pub const PERCENT: Bounds = Bounds::of(&settings::PERCENT, false);
 /// How long a guest may take to shut down.
 pub const GRACE_SECONDS: Bounds = Bounds::count(0, 3600);
 /// How long a rollout leaves machines alone that somebody has claimed.
@@ -77,6 +81,10 @@ impl Bounds {
 
     const fn bytes(least: u64, most: u64, step: u64) -> Bounds {
         Bounds { least, most, step, is_size: true }
+    }
+
+    const fn of(range: &RangeInclusive<u64>, is_size: bool) -> Bounds {
+        Bounds { least: *range.start(), most: *range.end(), step: 1, is_size }
     }
 
     /// Refuses a value of this name that is out of bounds.
@@ -125,6 +133,12 @@ trait Number {
     fn check(&self, name: &str, bounds: &Bounds) -> Result<(), OutOfBounds>;
 }
 
+impl Number for u8 {
+    fn check(&self, name: &str, bounds: &Bounds) -> Result<(), OutOfBounds> {
+        bounds.check(name, (*self).into())
+    }
+}
+
 impl Number for u64 {
     fn check(&self, name: &str, bounds: &Bounds) -> Result<(), OutOfBounds> {
         bounds.check(name, *self)
@@ -153,9 +167,11 @@ impl Number for RolloutStrategy {
 }
 
 macro_rules! bounded {
-    ($($body:ident { $($field:ident: $bounds:ident),* })*) => {
+    // Behind a semicolon: a body that is part of this one.
+    ($($body:ident { $($field:ident: $bounds:ident),* $(; $part:ident)? })*) => {
         $(impl Bounded for $body {
             fn check_bounds(&self) -> Result<(), OutOfBounds> {
+                $(self.$part.check_bounds()?;)?
                 $(self.$field.check(stringify!($field), &$bounds)?;)*
                 Ok(())
             }
@@ -168,11 +184,14 @@ macro_rules! bounded {
 }
 
 bounded! {
+    DiskSettings {
+        ram_bytes: RAM_BYTES, overflow_bytes: OVERFLOW_BYTES, warn_at: PERCENT, critical_at: PERCENT, iops: IOPS,
+        iops_burst: IOPS, bandwidth_bytes: BANDWIDTH_BYTES, bandwidth_burst_bytes: BANDWIDTH_BYTES
+    }
     CatalogSpec {
-        count: MACHINES, warm: MACHINES, vcpus: VCPUS, memory_bytes: MEMORY_BYTES, ram_bytes: RAM_BYTES,
-        ram_guarantee_bytes: RAM_GUARANTEE_BYTES, overflow_bytes: OVERFLOW_BYTES, data_disk_bytes: DISK_BYTES,
-        scratch_disk_bytes: DISK_BYTES, iops: IOPS, iops_burst: IOPS, bandwidth_bytes: BANDWIDTH_BYTES,
-        bandwidth_burst_bytes: BANDWIDTH_BYTES, grace_seconds: GRACE_SECONDS, claim_ttl_seconds: TTL_SECONDS
+        count: MACHINES, warm: MACHINES, vcpus: VCPUS, memory_bytes: MEMORY_BYTES,
+        ram_guarantee_bytes: RAM_GUARANTEE_BYTES, data_disk_bytes: DISK_BYTES, scratch_disk_bytes: DISK_BYTES,
+        grace_seconds: GRACE_SECONDS, claim_ttl_seconds: TTL_SECONDS; disk
     }
     CatalogUpdate {
         rollout: BATCH, grace_seconds: CLAIM_GRACE_SECONDS, deadline_seconds: DEADLINE_SECONDS, max_failed: MACHINES
@@ -203,7 +222,9 @@ pub fn of_field(schema: &str, property: &str) -> Option<&'static Bounds> {
     if (schema, property) == ("RolloutStrategy", "batch") {
         return Some(&BATCH);
     }
-    let row = BODIES.iter().find(|(body, field, _)| (*body, *field) == (schema, property));
+    // The settings of its disks are fields of a catalog's own.
+    let bodies: &[&str] = if schema == "CatalogSpec" { &["CatalogSpec", "DiskSettings"] } else { &[schema] };
+    let row = BODIES.iter().find(|(body, field, _)| bodies.contains(body) && *field == property);
     row.map(|(_, _, bounds)| *bounds)
 }
 

@@ -25,10 +25,9 @@ mod stores;
 mod ttl;
 
 pub use catalog::{
-    BaseCache, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate, DEADLINE_SECONDS_DEFAULT,
-    Difference, DiskMode, FullPolicy, HistoryEntry, InTheWay, Network, NewCatalog, OVERFLOW_BYTES_DEFAULT,
-    RAM_BYTES_DEFAULT, Rate, Ready, ResetEvent, Rollout, RolloutAction, RolloutChange, RolloutProgress,
-    RolloutState, RolloutStrategy, differences, settings,
+    Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, Difference,
+    HistoryEntry, InTheWay, Network, NewCatalog, Ready, ResetEvent, Rollout, RolloutAction, RolloutChange,
+    RolloutProgress, RolloutState, RolloutStrategy, differences, settings,
 };
 pub use check::{
     BootFacts, Finding, FindingKind, ImageCheck, PartitionTable, Severity, Volume, VolumeContent, VolumeRole,
@@ -54,6 +53,7 @@ pub use nearest::nearest;
 pub use operation::{Operation, OperationState};
 pub use problem::{ErrorCode, PROBLEM_JSON, PROBLEM_TYPES, Problem, ProblemType};
 pub use size::{SizeError, parse_size, size_text};
+pub use spillway_control::{BaseCache, DiskSettings, FullPolicy, Mode as DiskMode, Rate};
 pub use stores::{Space, SpaceLevel, StoreClass, StoreDetails, StoreFolder};
 pub use ttl::{parse_seconds, parse_ttl};
 

@@ -3,6 +3,7 @@
 //! Invariant: an option that would have no effect is an error, so that nobody believes in one that does nothing.
 
 mod disk;
+pub mod settings;
 
 use crate::advise::{self, Advise};
 use crate::error::{EXIT_CODES, Failure};
@@ -21,11 +22,11 @@ use crate::token::TokenCommand;
 use crate::top::Top;
 use crate::trace::TraceCommand;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use disk::{Disk, MAX_QUEUES, full};
-pub use disk::{RateLimit, supervisor_rate};
-use spillway_control::{Dirty, FullPolicy, ServeSettings};
+use disk::{Disk, MAX_QUEUES};
+use settings::LimitOptions;
+use spillway_control::{Dirty, ServeSettings};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Disposable disks for virtual machines: a shared, read-only base image, a bounded RAM write cache, and an
 /// overflow to local disk.
@@ -348,25 +349,10 @@ pub struct Set {
     /// Control socket of the disk
     #[arg(value_name = "SOCK")]
     pub control: PathBuf,
-    /// Limit of the RAM tier: less is evicted and given back, more counts at once
-    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
-    pub ram: Option<u64>,
-    /// Limit of the overflow file
-    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
-    pub overflow: Option<u64>,
-    /// What happens to a write when the cache is full, those that wait now included
-    #[arg(long, value_name = "POLICY", value_parser = full())]
-    pub full: Option<FullPolicy>,
-    /// Warn when so much of the write cache is used
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
-    pub warn_at: Option<u8>,
-    /// Call it critical when so much is used
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
-    pub critical_at: Option<u8>,
-    /// How much it may do in a second.
+    /// What is to change.
     #[command(flatten)]
-    pub rate: RateLimit,
-    /// Print the limits that hold now as one JSON object
+    pub limits: LimitOptions,
+    /// Print the settings that hold now as one JSON object
     #[arg(long)]
     pub json: bool,
 }
@@ -417,33 +403,27 @@ pub enum Vmm {
 }
 
 impl Serve {
-    /// As [`Disk::settings`], with at least one way in.
+    /// What is to be served, or why these do not go together.
     pub fn settings(&self) -> Result<ServeSettings, Failure> {
-        if self.disk.vhost_user.is_none() && self.disk.nbd.is_none() {
-            return Err(Failure::usage(
-                "nobody could reach this disk: give --vhost-user SOCK for a VMM, --nbd SOCK for NBD clients, or both",
-            ));
-        }
-        if self.disk.queues.is_some() && self.disk.vhost_user.is_none() {
-            return Err(Failure::usage("--queues is for --vhost-user: leave it out or give both"));
-        }
-        self.disk.settings()
+        let settings = self.disk.settings();
+        settings.check()?;
+        Ok(settings)
     }
 }
 
 impl Run {
-    /// As [`Disk::settings`], for a machine of our own.
-    pub fn settings(&self) -> Result<ServeSettings, Failure> {
+    /// The disk of a machine of our own, whose socket is at this path unless it was said, or why these do not go together.
+    pub fn settings(&self, socket: &Path) -> Result<ServeSettings, Failure> {
         if self.memory == 0 || !self.memory.is_multiple_of(1 << 20) {
             return Err(Failure::usage(
                 "--memory is not a whole number of MiB: write, for instance, 1G or 512M",
             ));
         }
-        let disk = &self.disk;
-        if disk.sockets().all(|(_, path)| path.is_none()) {
+        let given = self.disk.settings();
+        if given.sockets().iter().all(|(_, path)| path.is_none()) {
             let rights = [
-                ("--socket-mode", disk.socket_mode.is_some()),
-                ("--socket-group", disk.socket_group.is_some()),
+                ("--socket-mode", given.socket_mode.is_some()),
+                ("--socket-group", given.socket_group.is_some()),
             ];
             if let Some((option, _)) = rights.into_iter().find(|(_, given)| *given) {
                 return Err(Failure::usage(format!(
@@ -452,7 +432,15 @@ impl Run {
                 )));
             }
         }
-        Ok(ServeSettings { queues: self.queues(), ..disk.settings()? })
+        let settings = ServeSettings {
+            queues: Some(self.queues()),
+            // Its private socket has another path each time.
+            identity: Some(given.identity().into()),
+            vhost_user: Some(given.vhost_user.clone().unwrap_or_else(|| socket.into())),
+            ..given
+        };
+        settings.check()?;
+        Ok(settings)
     }
 
     /// Request queues between the machine and its disk.
@@ -478,7 +466,6 @@ impl Stats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     #[test]
     fn the_commands_are_well_formed() {
@@ -488,23 +475,22 @@ mod tests {
     fn run(more: &[&str]) -> ServeSettings {
         let words = ["spillway", "run", "--image", "i.raw"].iter().chain(more);
         match Cli::try_parse_from(words).unwrap().asked().unwrap() {
-            Command::Run(args) => args.settings().unwrap(),
+            Command::Run(args) => args.settings(Path::new("private")).unwrap(),
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn a_machine_has_the_same_disk_at_each_start() {
-        // Its private socket has another path each time.
-        assert_eq!(run(&[]).identity, Path::new("i.raw"));
-        assert_eq!(run(&["--control", "c"]).identity, Path::new("c"));
-        assert_eq!(run(&["--control", "c", "--vhost-user", "v"]).identity, Path::new("v"));
+        assert_eq!(run(&[]).identity(), Path::new("i.raw"));
+        assert_eq!(run(&["--control", "c"]).identity(), Path::new("c"));
+        assert_eq!(run(&["--control", "c", "--vhost-user", "v"]).identity(), Path::new("v"));
     }
 
     #[test]
     fn a_machine_has_a_queue_for_each_processor_unless_told_otherwise() {
-        assert_eq!(run(&[]).queues, 1);
-        assert_eq!(run(&["--vcpus", "4"]).queues, 4);
-        assert_eq!(run(&["--vcpus", "4", "--queues", "2"]).queues, 2);
+        assert_eq!(run(&[]).queues(), 1);
+        assert_eq!(run(&["--vcpus", "4"]).queues(), 4);
+        assert_eq!(run(&["--vcpus", "4", "--queues", "2"]).queues(), 2);
     }
 }

@@ -4,34 +4,31 @@
 
 use crate::table::percent;
 use serde_json::Value;
+use spillway_control::counters::{Counter, of_mcsio};
 use spillway_control::{Stats, bytes};
 use std::fmt::Write;
 
-/// The eight counters that Citrix documents: name, value, and the size of what has one.
-fn counters(stats: &Stats) -> [(&'static str, u64, Option<u64>); 8] {
-    let (ram, overflow, planes) = (&stats.ram, &stats.overflow, &stats.planes);
-    [
-        ("Cache memory used", ram.used_bytes, Some(ram.limit_bytes)),
-        ("Cache memory target size", ram.limit_bytes, None),
-        ("Cache disk used", overflow.used_bytes, Some(overflow.limit_bytes)),
-        ("Cache disk size", overflow.limit_bytes, None),
-        ("System disk bytes read", planes.base.read_bytes, None),
-        ("System disk bytes written", planes.base.written_bytes, None),
-        ("Cache disk bytes read", planes.overflow.read_bytes, None),
-        ("Cache disk bytes written", planes.overflow.written_bytes, None),
-    ]
+/// The limit of what has one.
+fn whole(counter: &Counter, stats: &Stats) -> Option<u64> {
+    match counter.key {
+        "ram.used_bytes" => Some(stats.ram.limit_bytes),
+        "overflow.used_bytes" => Some(stats.overflow.limit_bytes),
+        _ => None,
+    }
 }
 
 /// An object of name and value.
 pub fn json(stats: &Stats) -> Value {
-    counters(stats).into_iter().map(|(name, value, _)| (name.to_owned(), Value::from(value))).collect()
+    of_mcsio().map(|(name, counter)| (name.to_owned(), Value::from((counter.value)(stats)))).collect()
 }
 
 /// A table, with the per cent used of what has a size.
 pub fn table(stats: &Stats) -> String {
     let mut out = String::from("Citrix MCS Storage Driver\n");
-    for (name, value, whole) in counters(stats) {
-        let used = whole.filter(|&w| w > 0).map(|whole| format!("{} used", percent(value, whole)));
+    for (name, counter) in of_mcsio() {
+        let value = (counter.value)(stats);
+        let used =
+            whole(counter, stats).filter(|&w| w > 0).map(|whole| format!("{} used", percent(value, whole)));
         let line = format!("  {name:<26} {value:>18} {:>12}  {}", bytes(value), used.unwrap_or_default());
         let _ = writeln!(out, "{}", line.trim_end());
     }

@@ -4,7 +4,8 @@
 
 use spillway_api::exposition::{Exposition, seconds};
 use spillway_api::{CURVE_LIMITS, CurveFigures, DiskCurve};
-use spillway_control::{Latency, Plane, Stats};
+use spillway_control::counters::{COUNTERS, Unit, of_metric};
+use spillway_control::{Latency, Stats};
 use std::fmt::Display;
 
 struct Text<'a> {
@@ -25,33 +26,6 @@ impl Text<'_> {
     fn one(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
         self.family(name, kind, help);
         self.sample(name, &[], value);
-    }
-
-    /// One family with a sample for each value of a label.
-    fn by(&mut self, label: &str, name: &str, help: &str, of: &[(&str, u64)]) {
-        self.family(name, "counter", help);
-        for (value, figure) in of {
-            self.sample(name, &[(label, value)], figure);
-        }
-    }
-
-    /// One family with a sample for each plane.
-    fn planes(&mut self, name: &str, help: &str, stats: &Stats, of: impl Fn(&Plane) -> u64) {
-        let (p, b) = (&stats.planes, &stats.planes.base);
-        let base = Plane {
-            reads: b.reads,
-            writes: b.writes,
-            read_bytes: b.read_bytes,
-            written_bytes: b.written_bytes,
-        };
-        let planes = [
-            ("guest", &p.guest),
-            ("ram", &p.ram),
-            ("overflow", &p.overflow),
-            ("base", &base),
-            ("zero", &p.zero),
-        ];
-        self.by("plane", name, help, &planes.map(|(plane, figures)| (plane, of(figures))));
     }
 
     /// A summary and the maximum beside it.
@@ -79,70 +53,17 @@ pub fn text(stats: &Stats) -> String {
     let mut t = Text { out: Exposition::default(), disk: &s.serial };
     t.family("disk_info", "gauge", "What the disk is; always 1.");
     t.sample("disk_info", &[("mode", &s.mode), ("full", &s.full)], 1);
-    t.planes("reads_total", "Read operations by plane.", s, |p| p.reads);
-    t.planes("writes_total", "Write operations by plane.", s, |p| p.writes);
-    t.planes("read_bytes_total", "Bytes read by plane.", s, |p| p.read_bytes);
-    t.planes("written_bytes_total", "Bytes written by plane.", s, |p| p.written_bytes);
-    let e = &s.evictions;
-    let kinds = [("background", e.background), ("urgent", e.urgent)];
-    t.by("kind", "evictions_total", "Eviction writes; urgent: while a guest write waited.", &kinds);
-    let from = [("base", s.merges.base_bytes), ("overflow", s.merges.overflow_bytes)];
-    t.by("from", "merge_read_bytes_total", "Bytes read to complete blocks that were written in part.", &from);
-    for (name, help, value) in [
-        ("disk_size_bytes", "Size that the guest sees.", s.size_bytes),
-        ("disk_base_bytes", "Size of the base image.", s.base_bytes),
-        ("disk_generation", "1 at birth, one more after each reset.", s.generation),
-        ("clients", "Connections to the exports.", s.clients),
-        ("ram_used_bytes", "RAM tier in use.", s.ram.used_bytes),
-        ("ram_limit_bytes", "Limit of the RAM tier.", s.ram.limit_bytes),
-        ("ram_peak_bytes", "Most of the RAM tier that was ever in use.", s.ram.peak_bytes),
-        ("ram_huge_bytes", "Memory of the RAM tier that is mapped by huge pages.", s.ram.huge_bytes),
-        ("overflow_used_bytes", "Live bytes in the overflow file.", s.overflow.used_bytes),
-        ("overflow_file_bytes", "Bytes that the overflow file holds.", s.overflow.file_bytes),
-        ("overflow_limit_bytes", "Limit of the overflow file; 0 for none.", s.overflow.limit_bytes),
-        ("fill_level", "How full the write cache is: 0 normal, 1 warning, 2 critical.", s.level),
-        ("full", "1 while the write cache is full: writes that need room wait or fail.", s.is_full),
-        ("degraded", "1 while overflow writes fail again and again.", s.degraded),
-        ("map_bytes", "Memory of the block map.", s.map.bytes),
-        ("landlock_version", "Landlock that confines the worker; 0 for none.", s.landlock.into()),
-        ("requests_inflight", "Unfinished requests.", s.inflight),
-        ("requests_waiting", "Unfinished requests that wait for room.", s.waiting),
-    ] {
-        t.one(name, "gauge", help, value);
+    for counter in COUNTERS {
+        // Rows of one metric stand together.
+        if of_metric(counter.metric).is_some_and(|first| first.key == counter.key) {
+            t.family(counter.metric, counter.kind.name(), counter.help);
+        }
+        let value = (counter.value)(s);
+        match counter.unit {
+            Unit::Nanoseconds => t.sample(counter.metric, counter.label.as_slice(), seconds(value)),
+            _ => t.sample(counter.metric, counter.label.as_slice(), value),
+        }
     }
-    let (base, o) = (&s.planes.base, &s.overflow);
-    for (name, help, value) in [
-        ("base_store_reads_total", "Base reads past the host's page cache.", base.store_reads),
-        ("base_store_read_bytes_total", "Bytes of those.", base.store_read_bytes),
-        ("overflow_guest_bytes_total", "Guest bytes written straight to the file.", o.guest_bytes),
-        ("overflow_guest_blocks_total", "Blocks written for those.", o.guest_blocks),
-        ("overflow_summaries_total", "Blocks in which segments list what they hold.", o.summaries),
-        ("overflow_lost_blocks_total", "Blocks written to the overflow in vain.", o.lost_blocks),
-        ("overflow_segments_punched_total", "Segments given back to the file system.", o.segments_punched),
-        ("overflow_write_errors_total", "Overflow writes that failed.", o.write_errors),
-        ("overflow_read_errors_total", "Overflow reads that failed.", o.read_errors),
-        ("evicted_blocks_total", "Blocks moved from RAM tier to overflow.", e.blocks),
-        ("promoted_blocks_total", "Blocks moved from overflow to RAM tier.", s.promotions.blocks),
-        ("collector_moved_blocks_total", "Blocks moved within the overflow.", s.collector.moved_blocks),
-        ("collector_read_bytes_total", "Bytes read to move blocks.", s.collector.read_bytes),
-        ("discards_total", "Discard requests completed.", s.discards.count),
-        ("discarded_bytes_total", "Bytes of RAM and overflow given back.", s.discards.bytes),
-        ("write_zeroes_total", "Write-zeroes requests completed.", s.write_zeroes),
-        ("flushes_total", "Flushes completed.", s.flushes),
-        ("stalls_total", "Writes that waited for room.", s.stalls.count),
-        ("throttled_total", "Times that requests waited for the rate limit.", s.throttled.count),
-        ("failed_requests_total", "Requests that ended with an error.", s.failed.requests),
-        ("failed_read_bytes_total", "Bytes that those had read.", s.failed.read_bytes),
-        ("failed_written_bytes_total", "Bytes that those had written.", s.failed.written_bytes),
-        ("resets_total", "Resets.", s.resets),
-        ("worker_restarts_total", "Workers attached after the first.", s.restarts),
-        ("checksum_mismatches_total", "Blocks read back that did not match.", s.checksum_mismatches),
-    ] {
-        t.one(name, "counter", help, value);
-    }
-    t.one("stall_seconds_total", "counter", "How long writes waited for room.", seconds(s.stalls.ns));
-    let throttled = seconds(s.throttled.ns);
-    t.one("throttled_seconds_total", "counter", "How long requests waited for the rate limit.", throttled);
     let l = &s.latency;
     let guest = [("read", &l.read), ("write", &l.write)];
     t.durations("request_duration", "operation", "Guest requests.", &guest);

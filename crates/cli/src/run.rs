@@ -28,7 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Boots, waits for the machine's end, and shows where the I/O went. QEMU's exit code.
 pub fn run(args: &Run) -> Result<ExitCode, Failure> {
-    let mut settings = args.settings()?;
+    let private = private_dir()?;
+    let settings = args.settings(&private.path().join("disk.sock"))?;
     for (option, file) in [("--kernel", &args.kernel), ("--initrd", &args.initrd)] {
         if let Some(file) = file {
             std::fs::File::open(file).map_err(|e| {
@@ -37,9 +38,7 @@ pub fn run(args: &Run) -> Result<ExitCode, Failure> {
         }
     }
     let signals = Signals::new()?;
-    let private = private_dir()?;
-    let socket = settings.vhost_user.get_or_insert_with(|| private.path().join("disk.sock")).clone();
-
+    let socket = settings.vhost_user.clone().unwrap_or_default();
     let Some(accelerator) = kvm::probe(QEMU, private.path(), signals.as_fd())? else {
         signals.take();
         return Ok(ExitCode::SUCCESS);

@@ -3,23 +3,13 @@
 use crate::args::Set;
 use crate::error::{Exit, Failure};
 use crate::output;
-use spillway_control::{Client, LimitChange, Limits, Request, bytes};
+use spillway_control::{Client, DiskSettings, Request, bytes, rate_is_met};
 
 /// Asks for a change and shows the limits that hold then.
 pub fn set(args: &Set) -> Result<(), Failure> {
-    let change = LimitChange {
-        ram_bytes: args.ram,
-        overflow_bytes: args.overflow,
-        full: args.full,
-        warn_at: args.warn_at,
-        critical_at: args.critical_at,
-        iops: args.rate.iops,
-        iops_burst: args.rate.iops_burst,
-        bandwidth_bytes: args.rate.bandwidth,
-        bandwidth_burst_bytes: args.rate.bandwidth_burst,
-    };
-    let answer = Client::connect(&args.control)?.ask(&Request::Set(change.clone()))?;
-    if !change.rate_is_met(&answer) {
+    let change = args.limits.settings();
+    let answer = Client::connect(&args.control)?.ask(&Request::Set(change))?;
+    if !rate_is_met(&change, &answer) {
         let why = "an earlier version serves this disk, which limits no rate: 'spillway upgrade' it first";
         return Err(Failure::new(Exit::Refused, format!("{}: {why}", args.control.display())));
     }
@@ -27,17 +17,17 @@ pub fn set(args: &Set) -> Result<(), Failure> {
         output::print(&format!("{answer}\n"))?;
         return Ok(());
     }
-    let limits: Limits = serde_json::from_value(answer)
+    let settings: DiskSettings = serde_json::from_value(answer)
         .map_err(|e| Failure::new(Exit::Internal, format!("the server said something else: {e}")))?;
     let limit = |n: u64| if n == 0 { "none".into() } else { bytes(n) };
     output::print(&format!(
         "RAM {}, overflow {}, when full {}, warning at {}%, critical at {}%, {}\n",
-        limit(limits.ram_bytes),
-        limit(limits.overflow_bytes),
-        limits.full.name(),
-        limits.warn_at,
-        limits.critical_at,
-        limits.rate
+        limit(settings.ram_bytes()),
+        limit(settings.overflow_bytes()),
+        settings.full().name(),
+        settings.warn_at(),
+        settings.critical_at(),
+        settings.rate()
     ))?;
     Ok(())
 }

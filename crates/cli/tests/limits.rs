@@ -94,10 +94,10 @@ fn what_cannot_be_is_refused_and_nothing_changes() {
     let before = set(&world, &["--full", "pause"]);
     for (options, code, words) in [
         (&["--overflow", "16M", "--ram", "8M"][..], 75, &["overflow"][..]),
-        (&["--ram", "4K"], 75, &["too small", "64 KiB"]),
+        (&["--ram", "4K"], 2, &["64K to 8T"]),
         (&["--ram", "4T"], 75, &["RAM limit", "available"]),
-        (&["--ram", "8M", "--overflow", "5T"], 75, &["4 TiB"]),
-        (&["--warn-at", "95"], 75, &["warning", "95%", "90%"]),
+        (&["--ram", "8M", "--overflow", "5T"], 2, &["16M to 4T"]),
+        (&["--warn-at", "95"], 75, &["warn_at", "95", "90"]),
         (&["--ram", "much"], 2, &["much"]),
         (&["--warn-at", "0"], 2, &["0"]),
         (&[], 2, &["--ram"]),
@@ -129,8 +129,8 @@ fn what_cannot_be_is_refused_and_nothing_changes() {
 
     let direct = World::new();
     let _server = serve(&direct, &["--mode", "direct"]);
-    refuses(&mut control(&direct, "set", &["--ram", "8M"]), 75, &["mode direct has no RAM tier"]);
-    refuses(&mut control(&direct, "set", &["--full", "fail"]), 75, &["mode direct"]);
+    refuses(&mut control(&direct, "set", &["--ram", "8M"]), 75, &["it has no RAM tier"]);
+    refuses(&mut control(&direct, "set", &["--full", "fail"]), 75, &["full", "direct"]);
 }
 
 #[test]

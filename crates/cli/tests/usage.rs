@@ -103,7 +103,11 @@ fn words_that_cannot_be_are_refused_in_one_line() {
             refuses(spillway().args(serve).args(&more), 2, &words);
         }
     }
-    refuses(spillway().args(["serve", "--image", "x.raw"]), 2, &["--vhost-user SOCK", "--nbd SOCK"]);
+    refuses(
+        spillway().args(["serve", "--image", "x.raw"]),
+        2,
+        &["--vhost-user", "--nbd", "nobody could reach"],
+    );
     refuses(spillway().args(["serve", "--nbd", "n"]), 2, &["--image"]);
     refuses(&mut spillway(), 2, &["requires a subcommand", "serve"]);
     refuses(spillway().env_remove("SPILLWAY_SOCKET").arg("image"), 2, &["requires a subcommand", "import"]);

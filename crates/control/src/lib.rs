@@ -5,7 +5,9 @@
 
 mod at_rest;
 mod client;
+pub mod counters;
 mod dirty;
+pub mod disk_settings;
 mod error;
 mod exit;
 pub mod kvm;
@@ -26,9 +28,10 @@ pub mod trace_ring;
 pub use at_rest::{Content, DiskAtRest, Part};
 pub use client::{Client, Recorder};
 pub use dirty::{Dirty, DirtyRange};
+pub use disk_settings::{DiskSettings, Rate, SettingFault};
 pub use error::{ErrorKind, SupervisorError, plain};
 pub use exit::Exit;
-pub use limits::{LimitChange, Limits, Rate};
+pub use limits::rate_is_met;
 pub use messages::{Answer, Request};
 pub use process::{default_signals, end_with_parent};
 pub use settings::{Digests, Report, ServeSettings};

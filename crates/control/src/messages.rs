@@ -2,7 +2,7 @@
 //!
 //! Invariant: an answer is one line, and comes in the order of the requests; those that listen also get a line for each event.
 
-use crate::limits::LimitChange;
+use crate::disk_settings::DiskSettings;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -29,8 +29,9 @@ pub enum Request {
         #[serde(default)]
         discard_data: bool,
     },
-    /// Other limits, without a pause. All that is named, or nothing.
-    Set(LimitChange),
+    /// Other limits, without a pause: all settings that are named but `mode` and `base_cache`, or nothing. Answered with the
+    /// settings that hold then.
+    Set(DiskSettings),
     /// What happens, as it happens: the answer is followed by one line for each event, `{"event":{...}}`, until the
     /// connection ends. A client that does not read them is let go.
     Events,

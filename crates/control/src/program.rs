@@ -70,14 +70,21 @@ pub fn worker_program() -> Result<PathBuf, SupervisorError> {
     })
 }
 
+impl ServeOrder {
+    /// As arguments of the program.
+    pub fn arguments(&self) -> Result<[String; 2], SupervisorError> {
+        let order = serde_json::to_string(self).map_err(|e| {
+            let advice = "give files and sockets names that are UTF-8";
+            SupervisorError::new(ErrorKind::Options, format!("this disk cannot be described ({e}): {advice}"))
+        })?;
+        Ok([SERVE.into(), order])
+    }
+}
+
 /// The command that serves a disk.
 pub fn serve_command(order: &ServeOrder) -> Result<Command, SupervisorError> {
-    let order = serde_json::to_string(order).map_err(|e| {
-        let advice = "give files and sockets names that are UTF-8";
-        SupervisorError::new(ErrorKind::Options, format!("this disk cannot be described ({e}): {advice}"))
-    })?;
     let mut command = Command::new(worker_program()?);
-    command.arg(SERVE).arg(order);
+    command.args(order.arguments()?);
     Ok(command)
 }
 

@@ -1,61 +1,174 @@
-//! What is asked of whoever serves a disk, and what it says when it serves.
+//! What is asked of whoever serves a disk, and what it says when it serves. Owns which settings go together; what a disk is
+//! like are [`DiskSettings`].
+//!
+//! Invariant: a setting that would have no effect is refused.
 
-use crate::limits::Rate;
+use crate::disk_settings::{DiskSettings, SettingFault};
+use crate::error::{ErrorKind, SupervisorError};
 use serde::{Deserialize, Serialize};
-use spillway_layout::{BaseCache, FullPolicy, ImageFormat, Mode};
-use std::path::PathBuf;
+use spillway_layout::{ImageFormat, Mode};
+use std::path::{Path, PathBuf};
 
-/// What is asked of a disk, its exports and its control socket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+const OVERFLOW_DIR_DEFAULT: &str = "/var/tmp";
+/// Queues offered when nothing is said: QEMU asks for one per vCPU.
+const QUEUES_DEFAULT: u16 = 16;
+const SOCKET_MODE_DEFAULT: u32 = 0o600;
+
+/// A disk to be served: what it is like, where it is, who may come. What is left out has its usual value.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ServeSettings {
-    /// The base image. In mode `ephemeral` there is none: the same as `disk`.
-    pub image: PathBuf,
+    /// What it is like.
+    #[serde(flatten)]
+    pub settings: DiskSettings,
+    /// The base image, in all modes but `ephemeral`.
+    pub image: Option<PathBuf>,
     /// The disk's own file, in modes `persistent` and `ephemeral`.
     pub disk: Option<PathBuf>,
-    /// Which image it is, in mode `persistent`; `None`: told by its size and time.
+    /// Which image it is, in mode `persistent`. By default told by its size and time.
     pub image_id: Option<String>,
-    /// Its format; `None`: told by the extensions `.raw` and `.qcow2`.
+    /// Format of the image. By default told by the extensions `.raw` and `.qcow2`.
     pub format: Option<ImageFormat>,
-    /// What it is compared with as it is read, if that is asked for: a raw image.
+    /// What the image is compared with as it is read, if that is asked for: a raw image.
     pub digests: Option<Digests>,
-    /// How it is read.
-    pub base_cache: BaseCache,
-    /// Size that the guest sees; `None`: the image's.
+    /// Size that the guest sees. By default the image's.
     pub size_bytes: Option<u64>,
-    /// Where writes go.
-    pub mode: Mode,
-    /// What happens when there is no room.
-    pub full: FullPolicy,
-    /// Limit of the RAM tier, where the mode has one.
-    pub ram_limit_bytes: u64,
-    /// Limit of the overflow file, where the mode has a log.
-    pub overflow_limit_bytes: u64,
-    /// Where the overflow or difference file lies.
-    pub overflow_dir: PathBuf,
+    /// Where the overflow or difference file lies. By default `/var/tmp`.
+    pub overflow_dir: Option<PathBuf>,
     /// The storage model that the base image's store is to be as slow as.
     pub base_model: Option<PathBuf>,
     /// The same for the store of the overflow or difference file, or of the disk's own.
     pub overflow_model: Option<PathBuf>,
-    /// Request queues offered to a VMM.
-    pub queues: u16,
+    /// Request queues offered to a VMM. By default 16.
+    pub queues: Option<u16>,
     /// Where a VMM connects.
     pub vhost_user: Option<PathBuf>,
     /// Where NBD clients connect.
     pub nbd: Option<PathBuf>,
     /// Where `spillway stats` and `spillway reset` connect.
     pub control: Option<PathBuf>,
-    /// From how many per cent of the write cache on there is a warning.
-    pub warn_at: u8,
-    /// The same for critical.
-    pub critical_at: u8,
-    /// How much it may do in a second.
-    pub rate: Rate,
-    /// Rights of the sockets.
-    pub socket_mode: u32,
-    /// Their group, by name or number.
+    /// Rights of the sockets. By default 0600.
+    pub socket_mode: Option<u32>,
+    /// Group of the sockets, by name or number. By default the server's own.
     pub socket_group: Option<String>,
-    /// What the serial number is made of: a path that is the same at each start of the disk.
-    pub identity: PathBuf,
+    /// What the serial number is made of: a path that is the same at each start of the disk, and no other's. By default one of
+    /// those above.
+    pub identity: Option<PathBuf>,
+}
+
+impl ServeSettings {
+    /// Where writes go.
+    pub fn mode(&self) -> Mode {
+        self.settings.mode()
+    }
+
+    /// What is served: the image, or the copy of one.
+    pub fn image(&self) -> &Path {
+        self.image.as_deref().or(self.disk.as_deref()).unwrap_or(Path::new(""))
+    }
+
+    /// Where the overflow or difference file lies.
+    pub fn overflow_dir(&self) -> &Path {
+        self.overflow_dir.as_deref().unwrap_or(Path::new(OVERFLOW_DIR_DEFAULT))
+    }
+
+    /// Request queues offered to a VMM.
+    pub fn queues(&self) -> u16 {
+        self.queues.unwrap_or(QUEUES_DEFAULT)
+    }
+
+    /// Rights of the sockets.
+    pub fn socket_mode(&self) -> u32 {
+        self.socket_mode.unwrap_or(SOCKET_MODE_DEFAULT)
+    }
+
+    /// What is the same at each start of the disk, and no other's.
+    pub fn identity(&self) -> &Path {
+        // A persistent disk may be served elsewhere.
+        let own = self.disk.as_deref().filter(|_| self.mode() == Mode::Persistent);
+        let socket = || self.sockets().into_iter().find_map(|(_, path)| path);
+        self.identity.as_deref().or(own).or_else(socket).unwrap_or(self.image())
+    }
+
+    /// The sockets that other programs connect to, by the names of their settings.
+    pub fn sockets(&self) -> [(&'static str, Option<&Path>); 3] {
+        [
+            ("vhost_user", self.vhost_user.as_deref()),
+            ("nbd", self.nbd.as_deref()),
+            ("control", self.control.as_deref()),
+        ]
+    }
+
+    /// Refuses settings that do not go together.
+    pub fn check(&self) -> Result<(), SettingFault> {
+        self.settings.check()?;
+        let mode = self.mode();
+        let is_ephemeral = mode == Mode::Ephemeral;
+        let no_overflow = match mode.has_named_file() {
+            true => "its file is that of `disk`",
+            false => "it has no overflow",
+        };
+        for (setting, is_unused, why) in [
+            (
+                "overflow_dir",
+                self.overflow_dir.is_some() && (mode.has_named_file() || !mode.has_file()),
+                no_overflow,
+            ),
+            ("image", self.image.is_some() && is_ephemeral, "its disk is a full copy of one"),
+            ("format", self.format.is_some() && is_ephemeral, "its disk is raw"),
+            ("digests", self.digests.is_some() && is_ephemeral, "its disk is written to"),
+            ("overflow_model", self.overflow_model.is_some() && !mode.has_file(), "it has no overflow"),
+            (
+                "base_model",
+                self.base_model.is_some() && is_ephemeral,
+                "its disk is a full copy of one, whose store is that of `overflow_model`",
+            ),
+            ("disk", self.disk.is_some() && !mode.has_named_file(), "it has no file that is kept"),
+            (
+                "image_id",
+                self.image_id.is_some() && mode != Mode::Persistent,
+                "it knows no image of an earlier start",
+            ),
+        ] {
+            if is_unused {
+                return Err(SettingFault::of_mode(setting, mode, why));
+            }
+        }
+        let fault = |setting, why: String| Err(SettingFault { setting, why });
+        let sockets = self.sockets();
+        for (i, (setting, path)) in sockets.into_iter().enumerate() {
+            if let (Some(path), Some(&(other, _))) = (path, sockets[..i].iter().find(|(_, p)| *p == path)) {
+                let path = path.display();
+                return fault(
+                    other,
+                    format!("and `{setting}` are both {path}: give each a socket of its own"),
+                );
+            }
+        }
+        if self.socket_group.as_deref() == Some("") {
+            return fault("socket_group", "is empty: name a group or leave it out".into());
+        }
+        if self.image.is_none() && !is_ephemeral {
+            return fault("image", "is missing: there is nothing to serve without a base image".into());
+        }
+        if self.disk.is_none() && mode.has_named_file() {
+            return fault("disk", format!("is missing: `mode` {mode} needs a file"));
+        }
+        if self.vhost_user.is_none() && self.nbd.is_none() {
+            let why = "and `nbd` are missing: nobody could reach this disk without a socket for a VMM or for NBD clients";
+            return fault("vhost_user", why.into());
+        }
+        if self.queues.is_some() && self.vhost_user.is_none() {
+            return fault("queues", "is for `vhost_user`: leave it out or give both".into());
+        }
+        Ok(())
+    }
+}
+
+impl From<SettingFault> for SupervisorError {
+    fn from(fault: SettingFault) -> SupervisorError {
+        SupervisorError::new(ErrorKind::Options, fault.to_string())
+    }
 }
 
 /// What an image is compared with as it is read.

@@ -238,9 +238,7 @@ fn machine_folder(state: &Path) -> PathBuf {
 fn parts(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> Result<Parts> {
     if !settings.program.is_file() {
         let program = settings.program.display();
-        complain(&format!(
-            "{program} is not there, and no machine can start: say where it is with --spillway"
-        ));
+        complain(&format!("{program} is not there, and no machine can start: say where it is with --worker"));
     }
     if has_swap() {
         complain(

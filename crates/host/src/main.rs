@@ -5,6 +5,7 @@ use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser}
 use clap::{CommandFactory, Parser, Subcommand};
 use spillway_api::Hypervisor;
 use spillway_api::client::Address;
+use spillway_control::program::{LIBEXEC, WORKER, worker_program};
 use spillway_host::access::tls::Remote;
 use spillway_host::backup;
 use spillway_host::daemon::{self, AuditTo, LIBVIRT_URI_DEFAULT, Settings};
@@ -13,7 +14,7 @@ use spillway_host::systemd::ServiceManager;
 use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Below its options.
@@ -92,9 +93,9 @@ struct Arguments {
     /// [default: 2100000000-2100065535 if spillwayd is root]
     #[arg(long, value_name = "FIRST-LAST|none", value_parser = str::parse::<Choice>)]
     guest_users: Option<Choice>,
-    /// The program that serves disks [default: 'spillway' beside this one]
+    /// The program that serves disks [default: spillway-worker beside this one, or in /usr/lib/spillway]
     #[arg(long, value_name = "PATH")]
-    spillway: Option<PathBuf>,
+    worker: Option<PathBuf>,
     /// Memory that the write caches of all machines may have together [default: half of the host's]
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     ram_budget: Option<u64>,
@@ -186,14 +187,6 @@ fn hypervisor() -> impl TypedValueParser<Value = Hypervisor> {
     })
 }
 
-/// The one that was installed with this one.
-fn beside() -> Result<PathBuf> {
-    let this = std::env::current_exe().context("this program's own file")?;
-    // A package may replace it while it runs.
-    let text = this.to_string_lossy();
-    Ok(PathBuf::from(text.strip_suffix(" (deleted)").unwrap_or(&text)).with_file_name("spillway"))
-}
-
 /// That it is ready is for whoever reads; it is ready if nobody does.
 fn said(place: &str) {
     use std::io::Write;
@@ -226,7 +219,9 @@ fn main() -> Result<()> {
         }
         None => {}
     }
-    let program = arguments.spillway.map_or_else(beside, Ok)?;
+    // Without one it serves what there is, and says that no machine can start.
+    let program =
+        arguments.worker.or_else(|| worker_program().ok()).unwrap_or_else(|| Path::new(LIBEXEC).join(WORKER));
     let remote = match (arguments.listen, arguments.tls_cert, arguments.tls_key, arguments.tokens) {
         (Some(address), Some(certificate), Some(key), Some(tokens)) => {
             Some(Remote { address, certificate, key, tokens })
@@ -251,7 +246,7 @@ fn main() -> Result<()> {
         audit_max_bytes: arguments.audit_size,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),
         guest_users: arguments.guest_users.unwrap_or(Choice::Usual),
-        program: std::path::absolute(&program).context("--spillway")?,
+        program: std::path::absolute(&program).context("--worker")?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let socket = settings.socket.display().to_string();

@@ -20,7 +20,7 @@ use std::time::Duration;
 fn world(count: u32, options: &[&str]) -> World {
     let mut world = World::unstarted();
     let more = options.iter().map(|option| option.to_string());
-    world.start_with(["--spillway".to_owned(), world.sleeper()].into_iter().chain(more).collect());
+    world.start_with(["--worker".to_owned(), world.sleeper()].into_iter().chain(more).collect());
     import(&world, "debian", 1);
     create(&world.client(), "desk", &format!(r#"{{"image": "debian", "count": {count}}}"#)).unwrap();
     world

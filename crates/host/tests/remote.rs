@@ -399,7 +399,7 @@ fn idle_and_slow_connections_keep_no_administrator_out() {
 /// Requests that are being answered are not broken off: what is too much is refused, and of administrators only their own.
 #[test]
 fn too_many_requests_of_a_token_are_refused_and_of_others_none() {
-    let Some(world) = remote_with(|world| vec!["--spillway".into(), world.sleeper()]) else { return };
+    let Some(world) = remote_with(|world| vec!["--worker".into(), world.sleeper()]) else { return };
     import(&world, "debian", 1);
     create(&world.client(), "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
     let start = serde_json::json!({ "action": "start", "select": { "names": ["desk-001"] } });

@@ -16,8 +16,21 @@ pub enum ImageFormat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BaseCache {
-    /// Through the host's page cache: one copy serves all machines.
+    /// Through the host's page cache: all machines share one copy.
     Host,
-    /// Past it: every base read reaches the store.
+    /// Past the page cache (O_DIRECT): every read reaches the store.
     None,
+}
+
+impl BaseCache {
+    /// All ways, the usual one first.
+    pub const ALL: [BaseCache; 2] = [BaseCache::Host, BaseCache::None];
+
+    /// The word for it in the CLI and in documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            BaseCache::Host => "host",
+            BaseCache::None => "none",
+        }
+    }
 }

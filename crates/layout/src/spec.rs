@@ -5,17 +5,17 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Where writes go.
+/// Where a disk's writes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Mode {
-    /// RAM tier, then overflow. The default.
+    /// To the RAM tier, then to the overflow. The default.
     #[serde(rename = "ram+overflow")]
     RamOverflow = 0,
-    /// RAM tier only.
+    /// To the RAM tier alone.
     Ram = 1,
-    /// Straight to the overflow log; acknowledged when written.
+    /// Straight to the overflow log, and acknowledged when written there.
     Overflow = 2,
     /// In place in a difference file; FLUSH is honoured.
     Direct = 3,
@@ -89,19 +89,22 @@ impl FromStr for Mode {
     }
 }
 
-/// What happens to a write that finds no space.
+/// What happens to a write when the cache is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum FullPolicy {
-    /// The request waits until there is space.
+    /// The write waits until there is space; the guest sees a slow disk.
     Pause = 0,
-    /// The request fails with ENOSPC.
+    /// The write fails with ENOSPC; the guest sees an error.
     Fail = 1,
 }
 
 impl FullPolicy {
-    /// Its name in the CLI and in documents.
+    /// All policies, the usual one first.
+    pub const ALL: [FullPolicy; 2] = [FullPolicy::Pause, FullPolicy::Fail];
+
+    /// The word for it.
     pub fn name(self) -> &'static str {
         match self {
             FullPolicy::Pause => "pause",

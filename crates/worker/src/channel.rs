@@ -7,8 +7,8 @@ use rustix::net::{
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use spillway_control::{Limits, Rate};
-use spillway_layout::{BaseCache, FullPolicy, ImageFormat, Mode};
+use spillway_control::DiskSettings;
+use spillway_layout::ImageFormat;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,7 +21,7 @@ pub const MOST_DEAD: usize = 3;
 pub const MAX_FDS: usize = 8 + MOST_DEAD;
 
 /// Version of the messages: supervisor and worker must have the same.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// A way in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,20 +47,12 @@ pub struct Start {
     pub size_bytes: u64,
     /// Virtual size of the base image.
     pub base_bytes: u64,
-    /// Where writes go.
-    pub mode: Mode,
-    /// What happens to a write that finds no room.
-    pub full: FullPolicy,
-    /// Limit of the RAM tier; 0 without one.
-    pub ram_limit_bytes: u64,
-    /// Limit of the overflow file; 0 without one.
-    pub overflow_limit_bytes: u64,
+    /// What the disk is like, every setting said that its mode has.
+    pub settings: DiskSettings,
     /// Format of the base image.
     pub format: ImageFormat,
     /// Its chunks are compared with their digests before they are used.
     pub digests: bool,
-    /// How the base image is read. With `None` the fd is open O_DIRECT where the file system has it.
-    pub base_cache: BaseCache,
     /// The base image's store is as slow as a storage model says.
     pub base_model: bool,
     /// The store of the overflow or difference file is.
@@ -73,12 +65,6 @@ pub struct Start {
     pub serial: String,
     /// What the guest chose the last time, write-back or write-through.
     pub writeback: bool,
-    /// From how many per cent of the write cache on there is a warning, and a critical one.
-    pub warn_at: u8,
-    /// See `warn_at`.
-    pub critical_at: u8,
-    /// How much it may do in a second.
-    pub rate: Rate,
 }
 
 /// From the supervisor.
@@ -122,8 +108,9 @@ pub enum ToWorker {
         /// Disconnect clients first; without it a connected client refuses the reset.
         force: bool,
     },
-    /// Other limits from here on: all of them, or none. Answered by `SetDone`.
-    Set(Limits),
+    /// These settings from here on, which differ from those before in limits alone: all of them, or none. Answered by
+    /// `SetDone`.
+    Set(DiskSettings),
     /// Somebody records what the disk is asked, from here on, in the ring that comes with it; or nobody any more.
     Trace {
         /// Whether somebody does.

@@ -11,10 +11,7 @@ pub use rollout::{
     CatalogRollback, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, InTheWay, Rollout, RolloutAction,
     RolloutChange, RolloutProgress, RolloutState, RolloutStrategy,
 };
-pub use spec::{
-    BaseCache, CatalogKind, CatalogSpec, DiskMode, FullPolicy, Network, OVERFLOW_BYTES_DEFAULT,
-    RAM_BYTES_DEFAULT, Rate, ResetEvent,
-};
+pub use spec::{CatalogKind, CatalogSpec, Network, ResetEvent};
 
 use crate::Name;
 use jiff::Timestamp;

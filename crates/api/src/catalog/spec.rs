@@ -2,15 +2,12 @@
 //! together is the daemon's to say.
 
 use super::Ready;
-use crate::{ImageRef, Name};
+use crate::{DiskMode, ImageRef, Name};
 use serde::{Deserialize, Serialize};
+use spillway_control::{DiskSettings, Rate};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
-/// Limit of a RAM tier of which nothing is said.
-pub const RAM_BYTES_DEFAULT: u64 = 256 << 20;
-/// Limit of an overflow of which nothing is said.
-pub const OVERFLOW_BYTES_DEFAULT: u64 = 10 << 30;
 const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
 const GRACE_SECONDS_DEFAULT: u32 = 60;
 /// Settings that hold secrets: the role `read` does not see them, and no log has them.
@@ -28,39 +25,16 @@ pub struct CatalogSpec {
     /// Whether a machine is somebody's own and keeps what is written.
     #[serde(default, rename = "type")]
     pub kind: CatalogKind,
-    /// Where a disk's writes go. By default `ram+overflow`, for dedicated machines `persistent`.
-    #[serde(default)]
-    pub mode: Option<DiskMode>,
-    /// Limit of a disk's RAM tier, in modes that have one. By default 256 MiB.
-    #[serde(default)]
-    pub ram_bytes: Option<u64>,
-    /// What of it a disk always has.
+    /// Settings of the machines' disks.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub disk: DiskSettings,
+    /// Part of the limit of a disk's RAM tier that the disk always has.
     #[serde(default)]
     pub ram_guarantee_bytes: u64,
-    /// Limit of a disk's overflow file, in modes that have one. By default 10 GiB.
-    #[serde(default)]
-    pub overflow_bytes: Option<u64>,
     /// The store for overflow, difference and data files; the first of class `local` if none is named.
     #[serde(default)]
     pub overflow_store: Option<Name>,
-    /// What happens to a write when the cache is full.
-    #[serde(default)]
-    pub full: FullPolicy,
-    /// Requests a second that a disk may do; 0: as many as it can.
-    #[serde(default)]
-    pub iops: u64,
-    /// Of them, those that may begin at once; 0: what a tenth of a second allows.
-    #[serde(default)]
-    pub iops_burst: u64,
-    /// Bytes of reads and writes a second; 0: as many as it can.
-    #[serde(default)]
-    pub bandwidth_bytes: u64,
-    /// Of them, those that may begin at once; 0: what a tenth of a second allows.
-    #[serde(default)]
-    pub bandwidth_burst_bytes: u64,
-    /// How the image is read.
-    #[serde(default)]
-    pub base_cache: BaseCache,
     /// Compare each MiB of the image with its digest before a disk uses it for the first time. What differs is an I/O error
     /// for the guest, and an event.
     #[serde(default)]
@@ -152,7 +126,12 @@ impl CatalogSpec {
             CatalogKind::Pooled => DiskMode::RamOverflow,
             CatalogKind::Dedicated => DiskMode::Persistent,
         };
-        self.mode.unwrap_or(usual)
+        self.disk.mode.unwrap_or(usual)
+    }
+
+    /// Settings of the machines' disks, with their mode.
+    pub fn disk(&self) -> DiskSettings {
+        DiskSettings { mode: Some(self.mode()), ..self.disk }
     }
 
     /// What throws away what a machine has written. Of dedicated machines nothing does.
@@ -170,22 +149,17 @@ impl CatalogSpec {
 
     /// Limit of a disk's RAM tier; none in modes without one.
     pub fn ram_bytes(&self) -> Option<u64> {
-        self.mode().has_ram().then(|| self.ram_bytes.unwrap_or(RAM_BYTES_DEFAULT))
+        self.mode().has_ram().then(|| self.disk().ram_bytes())
     }
 
     /// Limit of a disk's overflow file; none in modes without one.
     pub fn overflow_bytes(&self) -> Option<u64> {
-        self.mode().has_overflow().then(|| self.overflow_bytes.unwrap_or(OVERFLOW_BYTES_DEFAULT))
+        self.mode().has_log().then(|| self.disk().overflow_bytes())
     }
 
     /// How much a disk may do in a second.
     pub fn rate(&self) -> Rate {
-        Rate {
-            iops: self.iops,
-            iops_burst: self.iops_burst,
-            bandwidth_bytes: self.bandwidth_bytes,
-            bandwidth_burst_bytes: self.bandwidth_burst_bytes,
-        }
+        self.disk.rate()
     }
 
     /// Names of machines, for a catalog of this name.
@@ -196,9 +170,7 @@ impl CatalogSpec {
     /// The same with every usual value said: equal for two that mean the same.
     pub fn said(&self, catalog: &Name) -> CatalogSpec {
         CatalogSpec {
-            mode: Some(self.mode()),
-            ram_bytes: self.ram_bytes(),
-            overflow_bytes: self.overflow_bytes(),
+            disk: self.disk().said(),
             naming: Some(self.naming(catalog)),
             reset: Some(self.reset()),
             ..self.clone()
@@ -249,89 +221,6 @@ pub enum CatalogKind {
     Dedicated,
 }
 
-/// Where a disk's writes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum DiskMode {
-    /// To the RAM tier, then to the overflow.
-    #[serde(rename = "ram+overflow")]
-    RamOverflow,
-    /// To the RAM tier alone.
-    #[serde(rename = "ram")]
-    Ram,
-    /// Writes go to the overflow file, without a RAM tier.
-    #[serde(rename = "overflow")]
-    Overflow,
-    /// In place in a difference file.
-    #[serde(rename = "direct")]
-    Direct,
-    /// To a private copy of the image, destroyed when the machine stops.
-    #[serde(rename = "ephemeral")]
-    Ephemeral,
-    /// To a file that outlives machine, daemon and host.
-    #[serde(rename = "persistent")]
-    Persistent,
-}
-
-impl DiskMode {
-    /// Whether there is a RAM tier.
-    pub fn has_ram(self) -> bool {
-        matches!(self, DiskMode::RamOverflow | DiskMode::Ram)
-    }
-
-    /// Whether there is an overflow.
-    pub fn has_overflow(self) -> bool {
-        matches!(self, DiskMode::RamOverflow | DiskMode::Overflow)
-    }
-
-    /// Its word in the interface.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            DiskMode::RamOverflow => "ram+overflow",
-            DiskMode::Ram => "ram",
-            DiskMode::Overflow => "overflow",
-            DiskMode::Direct => "direct",
-            DiskMode::Ephemeral => "ephemeral",
-            DiskMode::Persistent => "persistent",
-        }
-    }
-}
-
-/// What happens to a write when the cache is full.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum FullPolicy {
-    /// The write waits until there is room; the guest sees a slow disk.
-    #[default]
-    Pause,
-    /// The write fails with ENOSPC; the guest sees an error.
-    Fail,
-}
-
-/// How much a disk may do in a second, and at once before that counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Rate {
-    /// Requests a second; 0: as many as it can.
-    pub iops: u64,
-    /// Requests that may begin at once; 0: what a tenth of a second allows.
-    pub iops_burst: u64,
-    /// Bytes of reads and writes a second; 0: as many as it can.
-    pub bandwidth_bytes: u64,
-    /// Bytes that may begin at once; 0: what a tenth of a second allows.
-    pub bandwidth_burst_bytes: u64,
-}
-
-/// How the image is read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum BaseCache {
-    /// Through the host's page cache, which all machines share.
-    #[default]
-    Host,
-    /// Reads bypass the page cache of the host (O_DIRECT).
-    None,
-}
-
 /// Network to which the machines of a catalog are connected.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -355,4 +244,29 @@ pub enum ResetEvent {
     GuestReboot,
     /// Only a request to reset discards what was written.
     Never,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The settings of a disk are fields of the catalog's own, and still none is taken that there is not.
+    #[test]
+    fn what_is_flat_in_json_is_whole_and_nothing_else() {
+        let read = |settings: &str| {
+            serde_json::from_str::<CatalogSpec>(&format!(r#"{{"image": "debian", {settings}}}"#))
+        };
+        let spec = read(r#""mode": "ram", "ram_bytes": 18446744073709551615, "warm": 2"#).unwrap();
+        assert_eq!(
+            (spec.disk.mode, spec.disk.ram_bytes, spec.warm),
+            (Some(DiskMode::Ram), Some(u64::MAX), 2)
+        );
+        let text = serde_json::to_value(&spec).unwrap();
+        assert_eq!((&text["mode"], &text["overflow_bytes"]), (&"ram".into(), &serde_json::Value::Null));
+        assert_eq!(serde_json::from_value::<CatalogSpec>(text).unwrap(), spec);
+        for wrong in [r#""ram": 5"#, r#""disk": {}"#, r#""ram_bytes": -1"#, r#""mode": "fast""#] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+        assert!(read(r#""ram": 5"#).unwrap_err().to_string().contains("unknown field `ram`"));
+    }
 }

@@ -5,7 +5,6 @@ use super::claim::{self, CLAIM_EXAMPLES, Claim, Renew, release};
 use super::console::console;
 use super::words::{label, number, word};
 use super::{Daemon, Labels, Limit, exit, leftover, table};
-use crate::args::supervisor_rate;
 use crate::error::{Exit, Failure};
 use crate::{attach, output};
 use clap::{Args, Subcommand};
@@ -457,7 +456,7 @@ fn page(machine: &MachineDetails) -> String {
         let limits = limits.into_iter().filter_map(|(name, limit)| Some((name, limit?)));
         lines.extend(limits.map(|(name, limit)| (name, format!("up to {}", size_text(limit)))));
         if run.rate != Rate::default() {
-            lines.push(("rate", supervisor_rate(run.rate).to_string()));
+            lines.push(("rate", run.rate.to_string()));
         }
         lines.push(("run by", word(&run.hypervisor)));
         lines.extend(run.disk_pid.map(|pid| ("disk process", pid.to_string())));

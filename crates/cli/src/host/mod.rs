@@ -14,7 +14,7 @@ mod machine;
 mod operation;
 mod progress;
 mod store;
-mod words;
+pub mod words;
 
 pub use words::word;
 

@@ -65,7 +65,8 @@ impl FromStr for NetworkWord {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::catalog::settings::{BASE_CACHES, FULL, KINDS, MODES, RESETS};
+    use crate::args::settings::{BASE_CACHES, FULL, MODES};
+    use crate::host::catalog::settings::{KINDS, RESETS};
     use spillway_api::{BaseCache, CatalogKind, DiskMode, FullPolicy, ResetEvent};
 
     #[test]

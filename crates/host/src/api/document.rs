@@ -30,6 +30,9 @@ impl Modify for Security {
 
 /// Adds the bounds, what responses are, and what operations are called.
 pub fn complete(api: &mut OpenApi) {
+    for schema in api.components.iter_mut().flat_map(|components| components.schemas.values_mut()) {
+        join(schema);
+    }
     let asked = asked(api);
     if let Some(components) = &mut api.components {
         for (name, schema) in &mut components.schemas {
@@ -76,6 +79,25 @@ fn camel_case(function: &str) -> String {
     let capital = |word: &str| word[..1].to_ascii_uppercase() + &word[1..];
     let words = function.split('_').enumerate();
     words.map(|(n, word)| if n == 0 { word.to_owned() } else { capital(word) }).collect()
+}
+
+/// An object that is made of parts becomes one with the properties of all: each part alone would refuse those of the others.
+fn join(schema: &mut RefOr<Schema>) {
+    let RefOr::T(Schema::AllOf(parts)) = schema else { return };
+    let mut whole = Object::new();
+    whole.description = parts.description.clone();
+    for part in &parts.items {
+        let part = match part {
+            RefOr::T(Schema::OneOf(choice)) if choice.items.len() == 1 => &choice.items[0],
+            part => part,
+        };
+        let RefOr::T(Schema::Object(part)) = part else { return };
+        whole.properties.extend(part.properties.clone());
+        whole.required.extend(part.required.iter().cloned());
+    }
+    // As of each type of a request.
+    whole.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
+    *schema = RefOr::T(Schema::Object(whole));
 }
 
 /// Says of each response that says nothing itself what its body is.
@@ -249,7 +271,11 @@ mod tests {
         let mut found = Vec::new();
         unbounded("", &document, &mut found);
         assert_eq!(found, [""; 0], "spillway_api::bounds has no row for these");
-        let spec = &document["components"]["schemas"]["CatalogSpec"]["properties"];
+        let whole = &document["components"]["schemas"]["CatalogSpec"];
+        assert_eq!(whole["additionalProperties"], false);
+        let spec = &whole["properties"];
+        // Of its disks, whose settings are fields of its own.
+        assert_eq!(spec["ram_bytes"]["minimum"], 64 << 10);
         assert_eq!(spec["memory_bytes"]["maximum"], 16_u64 << 40);
         assert_eq!(spec["memory_bytes"]["multipleOf"], 1 << 20);
         // The test finds what has none.

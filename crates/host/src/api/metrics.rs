@@ -18,6 +18,7 @@ use spillway_api::{
     CURVE_LIMITS, CatalogFigures, CurveFigures, DiskCounters, DiskLevels, EventKind, Figures, MachineCounts,
     PlaneCounters,
 };
+use spillway_control::counters::of_metric;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -83,51 +84,59 @@ async fn get_metrics(State(app): State<App>, Query(detail): Query<Detail>) -> Re
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text.text()).into_response())
 }
 
+/// Name, help and value of what is told of disks. Without a help it is that of a disk's own figure of this name.
+type OfDisk<T> = (&'static str, Option<&'static str>, fn(&T) -> u64);
+
+/// The help of a metric, which each row without one takes from a disk's own.
+fn help_of(metric: &str, own: Option<&'static str>) -> &'static str {
+    own.or_else(|| of_metric(metric).map(|counter| counter.help)).expect("a test looks at each row")
+}
+
 /// Name, what it is, and how it is found.
 type Of<T> = (&'static str, &'static str, fn(&T) -> u64);
 
-const LEVELS: [Of<DiskLevels>; 12] = [
-    ("ram_used_bytes", "RAM tier in use.", |l| l.ram_used_bytes),
-    ("ram_limit_bytes", "Limit of the RAM tier.", |l| l.ram_limit_bytes),
-    ("overflow_used_bytes", "Live bytes in overflow files.", |l| l.overflow_used_bytes),
-    ("overflow_file_bytes", "Bytes that overflow files hold.", |l| l.overflow_file_bytes),
-    ("overflow_limit_bytes", "Limit of overflow files; 0 for none.", |l| l.overflow_limit_bytes),
-    ("map_bytes", "Memory of block maps.", |l| l.map_bytes),
-    ("requests_inflight", "Unfinished requests.", |l| l.inflight),
-    ("requests_waiting", "Unfinished requests that wait for room.", |l| l.waiting),
-    ("disks_warning", "Disks whose write cache is nearly full, or worse.", |l| l.warning),
-    ("disks_critical", "Disks whose write cache is critically full.", |l| l.critical),
-    ("disks_full", "Disks whose write cache is full: writes wait or fail.", |l| l.full),
-    ("disks_degraded", "Disks whose overflow writes go on failing.", |l| l.degraded),
+const LEVELS: [OfDisk<DiskLevels>; 12] = [
+    ("ram_used_bytes", None, |l| l.ram_used_bytes),
+    ("ram_limit_bytes", None, |l| l.ram_limit_bytes),
+    ("overflow_used_bytes", None, |l| l.overflow_used_bytes),
+    ("overflow_file_bytes", None, |l| l.overflow_file_bytes),
+    ("overflow_limit_bytes", None, |l| l.overflow_limit_bytes),
+    ("map_bytes", None, |l| l.map_bytes),
+    ("requests_inflight", None, |l| l.inflight),
+    ("requests_waiting", None, |l| l.waiting),
+    ("disks_warning", Some("Disks whose write cache is nearly full, or worse."), |l| l.warning),
+    ("disks_critical", Some("Disks whose write cache is critically full."), |l| l.critical),
+    ("disks_full", Some("Disks whose write cache is full: writes wait or fail."), |l| l.full),
+    ("disks_degraded", Some("Disks whose overflow writes go on failing."), |l| l.degraded),
 ];
 
-const PLANES: [Of<PlaneCounters>; 4] = [
-    ("reads_total", "Read operations by plane.", |p| p.reads),
-    ("writes_total", "Write operations by plane.", |p| p.writes),
-    ("read_bytes_total", "Bytes read by plane.", |p| p.read_bytes),
-    ("written_bytes_total", "Bytes written by plane.", |p| p.written_bytes),
+const PLANES: [OfDisk<PlaneCounters>; 4] = [
+    ("reads_total", None, |p| p.reads),
+    ("writes_total", None, |p| p.writes),
+    ("read_bytes_total", None, |p| p.read_bytes),
+    ("written_bytes_total", None, |p| p.written_bytes),
 ];
 
-const COUNTERS: [Of<DiskCounters>; 12] = [
-    ("base_store_reads_total", "Base reads past the host's page cache.", |c| c.base_store_reads),
-    ("base_store_read_bytes_total", "Bytes of those.", |c| c.base_store_read_bytes),
-    ("evicted_blocks_total", "Blocks moved from RAM tier to overflow.", |c| c.evicted_blocks),
-    ("stalls_total", "Writes that waited for room.", |c| c.stalls),
-    ("failed_requests_total", "Requests that ended with an error.", |c| c.failed_requests),
-    ("overflow_write_errors_total", "Overflow writes that failed.", |c| c.overflow_write_errors),
-    ("overflow_read_errors_total", "Overflow reads that failed.", |c| c.overflow_read_errors),
-    ("checksum_mismatches_total", "Blocks read back that did not match.", |c| c.checksum_mismatches),
-    ("resets_total", "Resets of disks.", |c| c.resets),
-    ("worker_restarts_total", "Workers attached after the first.", |c| c.worker_restarts),
-    ("guest_reads_completed_total", "Guest reads completed.", |c| c.read_count),
-    ("guest_writes_completed_total", "Guest writes completed.", |c| c.write_count),
+const COUNTERS: [OfDisk<DiskCounters>; 12] = [
+    ("base_store_reads_total", None, |c| c.base_store_reads),
+    ("base_store_read_bytes_total", None, |c| c.base_store_read_bytes),
+    ("evicted_blocks_total", None, |c| c.evicted_blocks),
+    ("stalls_total", None, |c| c.stalls),
+    ("failed_requests_total", None, |c| c.failed_requests),
+    ("overflow_write_errors_total", None, |c| c.overflow_write_errors),
+    ("overflow_read_errors_total", None, |c| c.overflow_read_errors),
+    ("checksum_mismatches_total", None, |c| c.checksum_mismatches),
+    ("resets_total", None, |c| c.resets),
+    ("worker_restarts_total", None, |c| c.worker_restarts),
+    ("guest_reads_completed_total", Some("Guest reads completed."), |c| c.read_count),
+    ("guest_writes_completed_total", Some("Guest writes completed."), |c| c.write_count),
 ];
 
-const SECONDS: [Of<DiskCounters>; 4] = [
-    ("stall_seconds_total", "How long writes waited for room.", |c| c.stall_ns),
-    ("throttled_seconds_total", "How long requests waited for rate limits.", |c| c.throttled_ns),
-    ("guest_read_seconds_total", "How long guest reads took.", |c| c.read_ns),
-    ("guest_write_seconds_total", "How long guest writes took.", |c| c.write_ns),
+const SECONDS: [OfDisk<DiskCounters>; 4] = [
+    ("stall_seconds_total", None, |c| c.stall_ns),
+    ("throttled_seconds_total", None, |c| c.throttled_ns),
+    ("guest_read_seconds_total", Some("How long guest reads took."), |c| c.read_ns),
+    ("guest_write_seconds_total", Some("How long guest writes took."), |c| c.write_ns),
 ];
 
 const MACHINES: [Of<MachineCounts>; 3] = [
@@ -164,15 +173,15 @@ struct Row<'a> {
 
 /// Families of the same figures, whatever they are of.
 fn families(text: &mut Exposition, of: &str, rows: &[Row]) {
-    for (name, help, value) in LEVELS {
-        let name = format!("{of}_{name}");
+    for (metric, help, value) in LEVELS {
+        let (name, help) = (format!("{of}_{metric}"), help_of(metric, help));
         text.family(&name, "gauge", help);
         for row in rows {
             text.sample(&name, row.labels.iter().copied(), value(row.levels));
         }
     }
-    for (name, help, value) in PLANES {
-        let name = format!("{of}_{name}");
+    for (metric, help, value) in PLANES {
+        let (name, help) = (format!("{of}_{metric}"), help_of(metric, help));
         text.family(&name, "counter", help);
         for row in rows {
             let c = row.counters;
@@ -189,15 +198,15 @@ fn families(text: &mut Exposition, of: &str, rows: &[Row]) {
             }
         }
     }
-    for (name, help, value) in COUNTERS {
-        let name = format!("{of}_{name}");
+    for (metric, help, value) in COUNTERS {
+        let (name, help) = (format!("{of}_{metric}"), help_of(metric, help));
         text.family(&name, "counter", help);
         for row in rows {
             text.sample(&name, row.labels.iter().copied(), value(row.counters));
         }
     }
-    for (name, help, value) in SECONDS {
-        let name = format!("{of}_{name}");
+    for (metric, help, value) in SECONDS {
+        let (name, help) = (format!("{of}_{metric}"), help_of(metric, help));
         text.family(&name, "counter", help);
         for row in rows {
             text.sample(&name, row.labels.iter().copied(), seconds(value(row.counters)));
@@ -310,4 +319,19 @@ fn host(text: &mut Exposition, figures: &Figures, app: &App) {
     text.sample("daemon_info", [("version", env!("CARGO_PKG_VERSION"))], 1);
     text.family("daemon_start_time_seconds", "gauge", "When the daemon began.");
     text.sample("daemon_start_time_seconds", [], figures.since.as_millisecond() as f64 / 1000.0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_metric_has_its_help() {
+        let levels = LEVELS.map(|(metric, help, _)| help_of(metric, help));
+        let planes = PLANES.map(|(metric, help, _)| help_of(metric, help));
+        let counters = COUNTERS.map(|(metric, help, _)| help_of(metric, help));
+        let seconds = SECONDS.map(|(metric, help, _)| help_of(metric, help));
+        let all = levels.into_iter().chain(planes).chain(counters).chain(seconds);
+        assert!(all.into_iter().all(|help| help.ends_with('.')));
+    }
 }

@@ -4,7 +4,8 @@ use super::naming::Naming;
 use crate::error::HostError;
 use regex::bytes::{Regex, RegexBuilder};
 use spillway_api::bounds::Bounded;
-use spillway_api::{CatalogKind, CatalogSpec, DiskMode, FullPolicy, Name, Network, Ready, ResetEvent};
+use spillway_api::{CatalogKind, CatalogSpec, DiskMode, Name, Network, Ready, ResetEvent};
+use spillway_control::SettingFault;
 
 const MOST_LABELS: usize = 64;
 const MOST_LABEL_CHARS: usize = 256;
@@ -40,14 +41,14 @@ type Objection = Option<String>;
 
 /// Refuses what cannot be; says what may not be meant so.
 pub fn check(name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> {
-    let rules = [mode, caches, numbers, guarantee, resets, disks, machines, boot, guest, labels];
+    let rules = [mode, numbers, caches, guarantee, resets, disks, machines, boot, guest, labels];
     if let Some(why) = rules.iter().find_map(|rule| rule(spec)) {
         return Err(HostError::invalid(format!("catalog {name}: {why}")));
     }
     naming(name, spec)?.name(spec.count.max(1))?;
     let mut warnings = Vec::new();
     if spec.kind == CatalogKind::Pooled && spec.keeps_writes() {
-        let mode = spec.mode().as_str();
+        let mode = spec.mode().name();
         warnings.push(format!(
             "nothing resets its machines, and what they write is lost when the host restarts (mode {mode})"
         ));
@@ -74,7 +75,7 @@ fn mode(spec: &CatalogSpec) -> Objection {
     match (spec.kind, mode) {
         (CatalogKind::Dedicated, DiskMode::Persistent) => None,
         (CatalogKind::Dedicated, _) => {
-            let word = mode.as_str();
+            let word = mode.name();
             Some(format!("dedicated machines keep what is written: mode persistent, not {word}"))
         }
         (CatalogKind::Pooled, DiskMode::Persistent) => {
@@ -85,28 +86,19 @@ fn mode(spec: &CatalogSpec) -> Objection {
 }
 
 fn caches(spec: &CatalogSpec) -> Objection {
-    let (mode, word) = (spec.mode(), spec.mode().as_str());
-    let cached = mode.has_ram() || mode.has_overflow();
-    let has_not = |what: &str, setting: &str| match mode {
-        DiskMode::Ephemeral => Some(format!(
-            "mode ephemeral writes to a private copy of the image, which excludes a write cache: leave {setting} out"
-        )),
-        _ => Some(format!("mode {word} has no {what}: leave {setting} out")),
-    };
-    if !mode.has_ram() && (spec.ram_bytes.is_some() || spec.ram_guarantee_bytes > 0) {
-        return has_not("RAM tier", "ram_bytes and ram_guarantee_bytes");
+    let mode = spec.mode();
+    if let Err(fault) = spec.disk().check() {
+        return Some(fault.to_string());
     }
-    if !mode.has_overflow() && spec.overflow_bytes.is_some() {
-        return has_not("overflow", "overflow_bytes");
-    }
-    if !cached && spec.full == FullPolicy::Fail {
-        return has_not("write cache that could be full", "full");
+    let unused = |setting, why| Some(SettingFault::of_mode(setting, mode, why).to_string());
+    if !mode.has_ram() && spec.ram_guarantee_bytes > 0 {
+        return unused("ram_guarantee_bytes", "it has no RAM tier");
     }
     if spec.verify_reads && mode == DiskMode::Ephemeral {
-        return Some("mode ephemeral writes to a private copy of the image, which has no digests: leave verify_reads out".into());
+        return unused("verify_reads", "it writes to a private copy of the image, which has no digests");
     }
     if mode == DiskMode::Ram && spec.overflow_store.is_some() {
-        return has_not("file on a disk", "overflow_store");
+        return unused("overflow_store", "it has no file on a disk");
     }
     None
 }

@@ -119,7 +119,6 @@ impl MachineActions {
         }
         self.catalogs.delete_machine(&view.machine, with_data, |changes| {
             if_match(changes, name, expected)?;
-            if_match(changes, name, expected)?;
             view.is_as_seen(changes)?;
             none_is_committed(changes, [name])
         })

@@ -57,7 +57,7 @@ impl DiskCommits {
             return Err(refuse(format!(
                 "a disk of mode {} is gone when its machine stops: do the maintenance on a machine of a catalog of its own, \
                  'spillway catalog create NAME --image {} --type dedicated'",
-                mode.as_str(),
+                mode.name(),
                 catalog.spec.image.name
             )));
         }

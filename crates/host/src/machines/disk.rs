@@ -1,4 +1,4 @@
-//! A machine's disk: a `spillway serve` of its own in the machine's folder, spoken to over its control socket. Owns its
+//! A machine's disk: a `spillway-worker` of its own in the machine's folder, spoken to over its control socket. Owns its
 //! options and its sockets' names.
 //!
 //! Invariant: nothing here waits longer than its deadline for a disk that does not answer.
@@ -11,10 +11,12 @@ use crate::json_lines::JsonLines;
 use crate::processes::{self, Process, Seen};
 use crate::scopes::Scopes;
 use serde::Serialize;
-use spillway_api::{DiskMode, ErrorCode, Hypervisor, Rate};
-use spillway_control::{BaseCache, Client, DiskAtRest, ErrorKind, ImageFormat, Request};
+use spillway_api::{DiskMode, ErrorCode, Hypervisor};
+use spillway_control::program::{ServeOrder, ServeOutput};
+use spillway_control::{
+    BaseCache, Client, Digests, DiskAtRest, DiskSettings, ErrorKind, ImageFormat, Request, ServeSettings,
+};
 use spillway_image::{ImageErrorKind, open_image};
-use std::ffi::OsString;
 use std::future::pending;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -43,7 +45,7 @@ const LOOK: Duration = Duration::from_millis(2);
 /// Where its parts are.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// `spillway`.
+    /// `spillway-worker`.
     pub program: PathBuf,
     /// The image's version: a raw file.
     pub image: PathBuf,
@@ -58,7 +60,7 @@ pub struct Source {
 /// Starts it and waits until it serves.
 pub fn start(folder: &Path, run: &Run, source: &Source, scopes: &Scopes) -> Result<Process, HostError> {
     let mut command = Command::new(&source.program);
-    command.args(options(run, source));
+    command.args(order(run, source).arguments()?);
     let process = processes::start(folder, PROCESS, scopes.place(folder, PROCESS, command))?;
     let until = Instant::now() + READY;
     while let Err(e) = ask(folder, &Request::Ping) {
@@ -80,10 +82,7 @@ pub fn start(folder: &Path, run: &Run, source: &Source, scopes: &Scopes) -> Resu
 pub fn can_be_made(run: &Run, image: &Path) -> Result<(), HostError> {
     // Its own copy is all that a disk in mode `ephemeral` reads.
     let image = run.copy.as_ref().map_or(image, |copy| &copy.path);
-    let cache = match run.spec.base_cache {
-        spillway_api::BaseCache::None if run.copy.is_none() => BaseCache::None,
-        _ => BaseCache::Host,
-    };
+    let cache = if run.copy.is_none() { run.spec.disk.base_cache() } else { BaseCache::Host };
     let opened = open_image(image, Some(ImageFormat::Raw), cache).map_err(|e| {
         use ImageErrorKind::{InUse, Io, Missing, Permission};
         let error = HostError::new(ErrorCode::Damaged, e.to_string());
@@ -164,61 +163,33 @@ impl DiskEvents {
     }
 }
 
-fn options(run: &Run, source: &Source) -> Vec<OsString> {
-    let spec = &run.spec;
-    let mode = spec.mode();
-    let mut options: Vec<OsString> = vec!["serve".into()];
-    let mut add = |name: &str, value: OsString| options.extend([name.into(), value]);
-    add("--mode", word(mode).into());
-    if mode != DiskMode::Ephemeral {
-        add("--image", source.image.clone().into());
-        add("--format", "raw".into());
-        add("--base-cache", word(spec.base_cache).into());
-        if let Some((list, root)) = &source.digests {
-            add("--digests", list.into());
-            add("--digest", root.into());
-        }
-    }
-    let own = run.kept.as_ref().or(run.copy.as_ref().map(|copy| &copy.path));
-    if let Some(path) = own {
-        add("--disk", path.into());
-    }
-    if mode == DiskMode::Persistent {
-        add("--image-id", source.image_id.clone().into());
-    }
-    for (option, bytes) in [("--ram", run.ram_bytes), ("--overflow", run.overflow_bytes)] {
-        if let Some(bytes) = bytes {
-            add(option, bytes.to_string().into());
-        }
-    }
-    let Rate { iops, iops_burst, bandwidth_bytes, bandwidth_burst_bytes } = run.rate;
-    for (option, limit) in [
-        ("--iops", iops),
-        ("--iops-burst", iops_burst),
-        ("--bandwidth", bandwidth_bytes),
-        ("--bandwidth-burst", bandwidth_burst_bytes),
-    ] {
-        if limit > 0 {
-            add(option, limit.to_string().into());
-        }
-    }
-    if spec.ram_bytes().or(spec.overflow_bytes()).is_some() {
-        add("--full", word(spec.full).into());
-    }
-    if matches!(mode, DiskMode::RamOverflow | DiskMode::Overflow | DiskMode::Direct) {
-        add("--overflow-dir", source.overflow.clone().into());
-    }
-    add("--vhost-user", SOCKET.into());
-    add("--control", CONTROL.into());
-    match run.hypervisor {
-        // QEMU asks for one queue per processor.
-        Hypervisor::Qemu | Hypervisor::Libvirt => add("--queues", run.queues.to_string().into()),
-        Hypervisor::None => add("--nbd", NBD.into()),
-    }
-    options
+/// What its server is to do.
+fn order(run: &Run, source: &Source) -> ServeOrder {
+    let mode = run.spec.mode();
+    let is_copy = mode == DiskMode::Ephemeral;
+    let limits =
+        DiskSettings { ram_bytes: run.ram_bytes, overflow_bytes: run.overflow_bytes, ..run.spec.disk() };
+    // QEMU asks for one queue per processor.
+    let has_vmm = run.hypervisor != Hypervisor::None;
+    let digests = source.digests.clone().filter(|_| !is_copy);
+    let settings = ServeSettings {
+        settings: limits.with_rate(run.rate),
+        image: (!is_copy).then(|| source.image.clone()),
+        format: (!is_copy).then_some(ImageFormat::Raw),
+        digests: digests.map(|(list, root)| Digests { list, root }),
+        disk: run.kept.clone().or(run.copy.as_ref().map(|copy| copy.path.clone())),
+        image_id: (mode == DiskMode::Persistent).then(|| source.image_id.clone()),
+        overflow_dir: (mode.has_file() && !mode.has_named_file()).then(|| source.overflow.clone()),
+        vhost_user: Some(SOCKET.into()),
+        control: Some(CONTROL.into()),
+        nbd: (!has_vmm).then(|| NBD.into()),
+        queues: u16::try_from(run.queues).ok().filter(|_| has_vmm),
+        ..ServeSettings::default()
+    };
+    ServeOrder { settings, output: ServeOutput::Line }
 }
 
-/// `spillway serve` and the interface have the same words.
+/// The interface's word of a plain enumeration.
 pub fn word<T: Serialize>(value: T) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use spillway_api::{
     Catalog, CatalogSpec, Difference, DiskMode, ErrorCode, Hypervisor, Name, Rate, differences,
 };
-use spillway_control::LimitChange;
+use spillway_control::DiskSettings;
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
@@ -148,8 +148,10 @@ impl Run {
         if !self.keeps_its_disk() || !self.disk_stays(spec) {
             return spec.clone();
         }
-        let CatalogSpec { overflow_store, full, base_cache, verify_reads, .. } = self.spec.clone();
-        CatalogSpec { overflow_store, full, base_cache, verify_reads, ..spec.clone() }
+        let CatalogSpec { overflow_store, disk: DiskSettings { full, base_cache, .. }, verify_reads, .. } =
+            self.spec.clone();
+        let disk = DiskSettings { full, base_cache, ..spec.disk };
+        CatalogSpec { overflow_store, disk, verify_reads, ..spec.clone() }
     }
 
     /// What its cache was promised: its limit may have been raised since it was started, or lowered for a while.
@@ -165,7 +167,7 @@ impl Run {
     }
 
     /// What its disk is to be asked, now that the catalog wants this and the host's memory allows so much of it.
-    pub fn change_to(&self, spec: &CatalogSpec, squeeze: Squeeze) -> Option<LimitChange> {
+    pub fn change_to(&self, spec: &CatalogSpec, squeeze: Squeeze) -> Option<DiskSettings> {
         if spec.mode() != self.spec.mode() {
             return None;
         }
@@ -177,26 +179,14 @@ impl Run {
         let limits = (spec.ram_bytes().map(squeezed), spec.overflow_bytes(), spec.rate());
         let (ram_bytes, overflow_bytes, rate) = limits;
         let differs = (self.ram_bytes, self.overflow_bytes, self.rate) != limits;
-        differs.then(|| LimitChange {
-            ram_bytes,
-            overflow_bytes,
-            iops: Some(rate.iops),
-            iops_burst: Some(rate.iops_burst),
-            bandwidth_bytes: Some(rate.bandwidth_bytes),
-            bandwidth_burst_bytes: Some(rate.bandwidth_burst_bytes),
-            ..LimitChange::default()
-        })
+        let limits = DiskSettings { ram_bytes, overflow_bytes, ..DiskSettings::default() };
+        differs.then(|| limits.with_rate(rate))
     }
 
     /// Its disk has these limits now.
-    pub fn has_limits(&mut self, change: &LimitChange) {
+    pub fn has_limits(&mut self, change: &DiskSettings) {
         (self.ram_bytes, self.overflow_bytes) = (change.ram_bytes, change.overflow_bytes);
-        self.rate = Rate {
-            iops: change.iops.unwrap_or(0),
-            iops_burst: change.iops_burst.unwrap_or(0),
-            bandwidth_bytes: change.bandwidth_bytes.unwrap_or(0),
-            bandwidth_burst_bytes: change.bandwidth_burst_bytes.unwrap_or(0),
-        };
+        self.rate = change.rate();
     }
 
     /// Whether its disk is served on while the machine is off, since nothing else keeps what was written.
@@ -440,7 +430,7 @@ mod tests {
         let mut renewed = still.clone();
         assert!(still.is_outdated(&catalog(other.clone(), 2)));
         renewed.spec = still.next(&catalog(other.clone(), 2).spec);
-        assert_eq!((renewed.spec.vcpus, renewed.spec.full), (2, still.spec.full));
+        assert_eq!((renewed.spec.vcpus, renewed.spec.disk.full), (2, still.spec.disk.full));
         assert!(!renewed.is_outdated(&catalog(other, 2)), "once it has them there is nothing more to take");
         for gone in [json!({ "reset": "never", "mode": "direct" }), json!({ "reset": "power-cycle" })] {
             let gone = catalog(gone, 1);

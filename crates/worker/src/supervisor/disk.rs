@@ -6,7 +6,7 @@ use super::overflow::{self, Direct, OverflowFile};
 use super::{Log, digests, ephemeral, memory, model, persistent};
 use crate::channel::{Start, ToWorker};
 use spillway_control::persistent::PersistentFile;
-use spillway_control::{ErrorKind, Limits, ServeSettings, SupervisorError};
+use spillway_control::{DiskSettings, ErrorKind, ServeSettings, SupervisorError};
 use spillway_core::{BLOCK_BYTES, DiskSpec, Layout, LogShape, Mode};
 use spillway_image::{ImageError, ImageErrorKind, OpenedImage, open_image, release_lock};
 use spillway_layout::{ImageFormat, persistent_file};
@@ -40,7 +40,7 @@ pub(super) struct Disk {
 impl Disk {
     /// Opens and makes everything that the options ask for.
     pub fn prepare(options: &ServeSettings, log: &mut Log) -> Result<Disk, SupervisorError> {
-        let (image, spec, overflow) = match options.mode {
+        let (image, spec, overflow) = match options.mode() {
             Mode::Ephemeral => Disk::prepare_ephemeral(options)?,
             Mode::Persistent => Disk::prepare_persistent(options, log)?,
             _ => Disk::prepare_disposable(options, log)?,
@@ -50,7 +50,7 @@ impl Disk {
             false => None,
         };
         let base_model = match &options.base_model {
-            Some(path) => Some(model::of_base(path, &options.image, &image.file)?),
+            Some(path) => Some(model::of_base(path, options.image(), &image.file)?),
             None => None,
         };
         let overflow_model = options.overflow_model.as_deref().map(model::open).transpose()?;
@@ -65,22 +65,15 @@ impl Disk {
             disk_id: random()?,
             size_bytes: spec.size_bytes,
             base_bytes: spec.base_bytes,
-            mode: spec.mode,
-            full: spec.full,
-            ram_limit_bytes: spec.ram_limit_bytes,
-            overflow_limit_bytes: spec.overflow_limit_bytes,
+            settings: options.settings.said(),
             format: image.format,
             digests: digests.is_some(),
-            base_cache: options.base_cache,
             base_model: base_model.is_some(),
             overflow_model: overflow_model.is_some(),
             nbd: options.nbd.is_some(),
-            queues: options.queues,
-            serial: serial(&options.identity),
+            queues: options.queues(),
+            serial: serial(options.identity()),
             writeback: true,
-            warn_at: options.warn_at,
-            critical_at: options.critical_at,
-            rate: options.rate,
         };
         let meta = memory::create_meta(Layout::of(&spec).len_bytes())?;
         let (format, image) = (image.format, image.file);
@@ -89,7 +82,8 @@ impl Disk {
 
     /// A file without a name, or none.
     fn prepare_disposable(options: &ServeSettings, log: &mut Log) -> Result<Parts, SupervisorError> {
-        let image = open_image(&options.image, options.format, options.base_cache).map_err(image_error)?;
+        let image = open_image(options.image(), options.format, options.settings.base_cache())
+            .map_err(image_error)?;
         let spec = spec(options, image.virtual_size_bytes, None)?;
         if spec.mode.has_ram() {
             memory::check_ram_limit(spec.ram_limit_bytes, 0)?;
@@ -102,7 +96,7 @@ impl Disk {
                     _ => Direct::Wanted,
                 };
                 let limit_bytes = spec.file_bytes() - BLOCK_BYTES as u64;
-                Some(overflow::create(&options.overflow_dir, spec.file_bytes(), limit_bytes, direct, log)?)
+                Some(overflow::create(options.overflow_dir(), spec.file_bytes(), limit_bytes, direct, log)?)
             }
             false => None,
         };
@@ -111,7 +105,8 @@ impl Disk {
 
     fn prepare_persistent(options: &ServeSettings, log: &mut Log) -> Result<Parts, SupervisorError> {
         let path = own_file(options)?;
-        let image = open_image(&options.image, options.format, options.base_cache).map_err(image_error)?;
+        let image = open_image(options.image(), options.format, options.settings.base_cache())
+            .map_err(image_error)?;
         let identity =
             persistent::identity(&image.file, options.image_id.as_deref(), image.virtual_size_bytes)?;
         let file = PersistentFile::open(path)?;
@@ -162,27 +157,20 @@ impl Disk {
         Ok((ToWorker::Start(start), fds))
     }
 
-    /// The limits that hold.
-    pub fn limits(&self) -> Limits {
-        Limits {
-            ram_bytes: self.spec.ram_limit_bytes,
-            overflow_bytes: self.spec.overflow_limit_bytes,
-            full: self.spec.full,
-            warn_at: self.start.warn_at,
-            critical_at: self.start.critical_at,
-            rate: self.start.rate,
-        }
+    /// The settings that hold.
+    pub fn settings(&self) -> DiskSettings {
+        self.start.settings
     }
 
-    /// Sees to it that the host can give what these limits ask for; `held_bytes` of the RAM tier it has given already.
-    /// The limits that hold are the same as before.
-    pub fn make_room_for(&mut self, limits: &Limits, held_bytes: u64) -> Result<(), SupervisorError> {
-        let spec = self.spec_with(limits);
+    /// Sees to it that the host can give what these settings ask for; `held_bytes` of the RAM tier it has given already.
+    /// The settings that hold are the same as before.
+    pub fn make_room_for(&mut self, settings: &DiskSettings, held_bytes: u64) -> Result<(), SupervisorError> {
+        let spec = self.spec_with(settings);
         spec.check().map_err(|e| SupervisorError::new(ErrorKind::Options, e))?;
-        if limits.ram_bytes > self.spec.ram_limit_bytes {
-            memory::check_ram_limit(limits.ram_bytes, held_bytes)?;
+        if settings.ram_bytes() > self.spec.ram_limit_bytes {
+            memory::check_ram_limit(settings.ram_bytes(), held_bytes)?;
         }
-        if limits.overflow_bytes > self.spec.overflow_limit_bytes
+        if settings.overflow_bytes() > self.spec.overflow_limit_bytes
             && let Some(file) = &self.overflow
         {
             memory::check_file_size_limit(spec.file_bytes())?;
@@ -191,23 +179,19 @@ impl Disk {
         Ok(())
     }
 
-    fn spec_with(&self, limits: &Limits) -> DiskSpec {
+    fn spec_with(&self, settings: &DiskSettings) -> DiskSpec {
         DiskSpec {
-            ram_limit_bytes: limits.ram_bytes,
-            overflow_limit_bytes: limits.overflow_bytes,
-            full: limits.full,
+            ram_limit_bytes: settings.ram_bytes(),
+            overflow_limit_bytes: settings.overflow_bytes(),
+            full: settings.full(),
             ..self.spec
         }
     }
 
     /// These hold from here on: for the workers to come too.
-    pub fn set_limits(&mut self, limits: Limits) {
-        self.spec = self.spec_with(&limits);
-        self.start.ram_limit_bytes = limits.ram_bytes;
-        self.start.overflow_limit_bytes = limits.overflow_bytes;
-        self.start.full = limits.full;
-        (self.start.warn_at, self.start.critical_at) = (limits.warn_at, limits.critical_at);
-        self.start.rate = limits.rate;
+    pub fn set(&mut self, settings: DiskSettings) {
+        self.spec = self.spec_with(&settings);
+        self.start.settings = settings;
     }
 
     /// What the guest has chosen, for the workers to come.
@@ -250,7 +234,7 @@ fn own_file(options: &ServeSettings) -> Result<&Path, SupervisorError> {
     options.disk.as_deref().ok_or_else(|| {
         SupervisorError::new(
             ErrorKind::Options,
-            format!("mode {} needs a file: name it with --disk", options.mode),
+            format!("mode {} needs a file: name it with --disk", options.mode()),
         )
     })
 }
@@ -269,10 +253,10 @@ fn spec(
     let spec = DiskSpec {
         size_bytes: options.size_bytes.or(own_bytes).unwrap_or(image_bytes),
         base_bytes: image_bytes,
-        mode: options.mode,
-        full: options.full,
-        ram_limit_bytes: if options.mode.has_ram() { options.ram_limit_bytes } else { 0 },
-        overflow_limit_bytes: if options.mode.has_log() { options.overflow_limit_bytes } else { 0 },
+        mode: options.mode(),
+        full: options.settings.full(),
+        ram_limit_bytes: options.settings.ram_bytes(),
+        overflow_limit_bytes: options.settings.overflow_bytes(),
         shape: LogShape::default(),
     };
     spec.check().map_err(|e| SupervisorError::new(ErrorKind::Options, e))?;

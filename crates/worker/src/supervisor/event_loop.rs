@@ -24,8 +24,7 @@ use crate::channel::{ClientKind, ToWorker};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use spillway_control::{
-    Answer, Dirty, ErrorKind, LimitChange, Limits, PUT_AWAY, Report, ServeSettings, Stats, SupervisorError,
-    bytes,
+    Answer, Dirty, DiskSettings, ErrorKind, PUT_AWAY, Report, ServeSettings, Stats, SupervisorError, bytes,
 };
 use spillway_core::{Layout, Mode};
 use std::collections::BTreeMap;
@@ -57,12 +56,12 @@ pub struct Supervisor {
     pub(super) log: Log,
 }
 
-/// A change of limits under way. The disk's limits are those that a worker has accepted; one that starts anew is told them, and
+/// A change of limits under way. The disk's settings are those that a worker has accepted; one that starts anew is told them, and
 /// then of this.
 #[derive(Debug)]
 pub(super) struct Change {
     by: u64,
-    limits: Limits,
+    settings: DiskSettings,
 }
 
 #[derive(Clone, Copy)]
@@ -89,8 +88,9 @@ impl Supervisor {
         program: &Program,
         mut log: Log,
     ) -> Result<Supervisor, SupervisorError> {
+        options.check()?;
         allow_fds();
-        let rights = Rights::new(options.socket_mode, options.socket_group.as_deref())?;
+        let rights = Rights::new(options.socket_mode(), options.socket_group.as_deref())?;
         let disk = Disk::prepare(&options, &mut log)?;
         let window = Window::open(&disk.meta)?;
         let mut exports = Vec::new();
@@ -194,7 +194,7 @@ impl Supervisor {
         Report {
             pid: std::process::id(),
             worker_pid: self.life.worker_pid(),
-            image: text(&self.options.image),
+            image: text(self.options.image()),
             disk: self.options.disk.as_deref().map(text),
             format: self.disk.format,
             mode: self.disk.spec.mode.name().into(),
@@ -359,35 +359,39 @@ impl Supervisor {
     }
 
     /// Begins a change of limits. `Some`: it cannot be, and nothing has changed.
-    pub(super) fn begin_change(&mut self, by: u64, change: &LimitChange) -> Option<Answer> {
+    pub(super) fn begin_change(&mut self, by: u64, change: &DiskSettings) -> Option<Answer> {
         if self.change.is_some() || self.reset.is_some() || self.upgrade.is_some() || !self.life.serving {
             return Some(Answer::error("busy", "another change or a restart is under way: try again"));
         }
-        let limits = match changed(change, &self.disk) {
-            Ok(limits) => limits,
+        let settings = match changed(change, &self.disk) {
+            Ok(settings) => settings,
             Err(answer) => return Some(answer),
         };
-        if let Err(e) = self.disk.make_room_for(&limits, self.window.read().ram.used_bytes) {
+        if let Err(e) = self.disk.make_room_for(&settings, self.window.read().ram.used_bytes) {
             return Some(Answer::error("refused", e.message));
         }
-        self.tell(ToWorker::Set(limits), Vec::new());
-        self.change = Some(Change { by, limits });
+        self.tell(ToWorker::Set(settings), Vec::new());
+        self.change = Some(Change { by, settings });
         None
     }
 
     /// The worker has accepted the change, or not.
     pub(super) fn on_change_done(&mut self, result: Result<(), String>) {
-        let Some(Change { by, limits }) = self.change.take() else { return };
+        let Some(Change { by, settings }) = self.change.take() else { return };
         let answer = match result {
             Ok(()) => {
-                self.disk.set_limits(limits);
-                let Limits { ram_bytes, overflow_bytes, full, warn_at, critical_at, rate } = limits;
-                let (ram, overflow, full) = (bytes(ram_bytes), bytes(overflow_bytes), full.name());
+                self.disk.set(settings);
                 let text = format!(
-                    "limits: RAM {ram}, overflow {overflow}, when full {full}, warning at {warn_at}%, critical at {critical_at}%, {rate}"
+                    "limits: RAM {}, overflow {}, when full {}, warning at {}%, critical at {}%, {}",
+                    bytes(settings.ram_bytes()),
+                    bytes(settings.overflow_bytes()),
+                    settings.full().name(),
+                    settings.warn_at(),
+                    settings.critical_at(),
+                    settings.rate()
                 );
                 self.announce("limits", &text);
-                Answer::Ok(serde_json::to_value(limits).expect("plain numbers and text"))
+                Answer::Ok(serde_json::to_value(settings).expect("plain numbers and text"))
             }
             Err(why) => Answer::error("refused", why),
         };
@@ -396,9 +400,9 @@ impl Supervisor {
 
     /// A worker serves anew: a change that its predecessor left is asked for again.
     pub(super) fn resume_change(&mut self) {
-        if let Some(Change { limits, .. }) = &self.change {
-            let limits = *limits;
-            self.tell(ToWorker::Set(limits), Vec::new());
+        if let Some(Change { settings, .. }) = &self.change {
+            let settings = *settings;
+            self.tell(ToWorker::Set(settings), Vec::new());
         }
     }
 }

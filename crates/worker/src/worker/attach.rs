@@ -26,10 +26,10 @@ pub fn spec_of(start: &Start) -> Result<DiskSpec, String> {
     let spec = DiskSpec {
         size_bytes: start.size_bytes,
         base_bytes: start.base_bytes,
-        mode: start.mode,
-        full: start.full,
-        ram_limit_bytes: start.ram_limit_bytes,
-        overflow_limit_bytes: start.overflow_limit_bytes,
+        mode: start.settings.mode(),
+        full: start.settings.full(),
+        ram_limit_bytes: start.settings.ram_bytes(),
+        overflow_limit_bytes: start.settings.overflow_bytes(),
         shape: LogShape::default(),
     };
     spec.check()?;
@@ -68,7 +68,10 @@ pub fn attach(
         None => Disk::attach(meta, existing, spec, data),
     };
     let mut disk = attached.map_err(|e| e.to_string())?;
-    let thresholds = Thresholds { warning_percent: start.warn_at, critical_percent: start.critical_at };
+    let thresholds = Thresholds {
+        warning_percent: start.settings.warn_at(),
+        critical_percent: start.settings.critical_at(),
+    };
     disk.set_thresholds(thresholds).map_err(|e| e.to_string())?;
     let slots = slots.map(|memory| Slots::new(memory, data.huge_pages));
     Ok(Attached { disk, meta: memory, live, slots })

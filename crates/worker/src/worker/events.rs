@@ -112,7 +112,11 @@ fn says_the_same(a: &Event, b: &Event) -> bool {
 pub fn describe(event: Event, start: &Start) -> (&'static str, String) {
     match event {
         Event::FirstOverflow => {
-            let why = if start.mode == Mode::Overflow { "the guest writes" } else { "the RAM tier is full" };
+            let why = if start.settings.mode() == Mode::Overflow {
+                "the guest writes"
+            } else {
+                "the RAM tier is full"
+            };
             ("first-overflow", format!("{why}: blocks go to the overflow from here on"))
         }
         Event::Level(Level::Normal, percent) => {
@@ -122,14 +126,14 @@ pub fn describe(event: Event, start: &Start) -> (&'static str, String) {
             ("warning", format!("warning: {percent}% of the write cache is used"))
         }
         Event::Level(Level::Critical, percent) => {
-            let then = if start.full == FullPolicy::Fail { "fail with ENOSPC" } else { "wait" };
+            let then = if start.settings.full() == FullPolicy::Fail { "fail with ENOSPC" } else { "wait" };
             (
                 "critical",
                 format!("critical: {percent}% of the write cache is used; when it is full, writes {then}"),
             )
         }
         Event::Full => {
-            let then = match start.full {
+            let then = match start.settings.full() {
                 FullPolicy::Fail => "fail with ENOSPC",
                 FullPolicy::Pause => {
                     "wait; discard, reset, or raise a limit with 'spillway set' to make room"
@@ -144,7 +148,7 @@ pub fn describe(event: Event, start: &Start) -> (&'static str, String) {
                 .into(),
         ),
         Event::OverflowWriteFailed(errno) => {
-            let then = match (start.mode, start.full) {
+            let then = match (start.settings.mode(), start.settings.full()) {
                 (Mode::RamOverflow, _) => "the blocks stay in RAM, it is tried again",
                 (Mode::Overflow, FullPolicy::Pause) if errno == Errno::NO_SPACE => {
                     "the writes wait, it is tried again"
@@ -159,7 +163,7 @@ pub fn describe(event: Event, start: &Start) -> (&'static str, String) {
             format!("a read of the overflow file failed: {errno}; who needed it gets an I/O error"),
         ),
         Event::Degraded(errno) => {
-            let then = match (start.mode, start.full) {
+            let then = match (start.settings.mode(), start.settings.full()) {
                 (Mode::RamOverflow, _) => "what is not written stays in RAM",
                 (Mode::Overflow, FullPolicy::Pause) if errno == Errno::NO_SPACE => "writes wait",
                 _ => "writes fail",

@@ -136,7 +136,7 @@ struct Fds {
 
 impl Fds {
     fn sort(start: &Start, fds: Vec<OwnedFd>) -> Result<Fds, String> {
-        let mode = start.mode;
+        let mode = start.settings.mode();
         let predecessors = usize::from(start.predecessors);
         let own = [start.digests, mode.has_ram(), mode.has_file(), start.base_model, start.overflow_model];
         let want = 3 + own.map(usize::from).iter().sum::<usize>() + predecessors;

@@ -88,7 +88,7 @@ impl Reactor {
         // Whoever returns early drops them in the reverse order: the disk first.
         let Attached { slots, live, meta, disk } =
             attach(fds.meta, fds.data, fds.file.as_ref(), spec, start)?;
-        let direct = start.base_cache == BaseCache::None;
+        let direct = start.settings.base_cache() == BaseCache::None;
         let base = BaseImage::open(fds.base, start.format, start.base_bytes, direct, fds.digests, start.nbd)?;
         let dio_align = base.file().dio_align();
         if dio_align as usize > BLOCK_BYTES {
@@ -128,7 +128,7 @@ impl Reactor {
             telling: Telling::new(),
             disk_full: false,
             writeback: start.writeback,
-            throttle: Throttle::new(start.rate),
+            throttle: Throttle::new(start.settings.rate()),
             tap,
             questions: Questions::default(),
         };

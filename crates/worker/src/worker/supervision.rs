@@ -10,7 +10,7 @@ use super::now_ns;
 use super::reactor::Reactor;
 use crate::channel::{self, ClientKind, FromWorker, ToWorker};
 use rustix::event::{PollFd, PollFlags, poll};
-use spillway_control::Limits;
+use spillway_control::DiskSettings;
 use spillway_core::{DiskError, Errno, Thresholds, Token};
 use spillway_export::nbd;
 use spillway_export::vhost_user_blk::{self, Answer, DeviceConfig, Frontend, Handled, Packet};
@@ -82,8 +82,8 @@ impl Reactor {
                     self.stage.resetting = true;
                 }
             }
-            ToWorker::Set(limits) => {
-                let result = self.set_limits(limits);
+            ToWorker::Set(settings) => {
+                let result = self.set(settings);
                 self.send(&FromWorker::SetDone { result }, &[]);
             }
             ToWorker::Trace { on } => {
@@ -108,19 +108,18 @@ impl Reactor {
     }
 
     /// All of them, or none.
-    fn set_limits(&mut self, limits: Limits) -> Result<(), String> {
-        let Limits { ram_bytes, overflow_bytes, full, warn_at, critical_at, rate } = limits;
-        let thresholds = Thresholds { warning_percent: warn_at, critical_percent: critical_at };
+    fn set(&mut self, settings: DiskSettings) -> Result<(), String> {
+        let thresholds =
+            Thresholds { warning_percent: settings.warn_at(), critical_percent: settings.critical_at() };
         let said = |e: DiskError| e.to_string();
         thresholds.check().map_err(said)?;
-        self.disk.set_limits(ram_bytes, overflow_bytes).map_err(said)?;
-        self.disk.set_full_policy(full);
+        self.disk.set_limits(settings.ram_bytes(), settings.overflow_bytes()).map_err(said)?;
+        self.disk.set_full_policy(settings.full());
         self.disk.set_thresholds(thresholds).map_err(said)?;
-        self.start.full = full;
-        if self.start.rate != rate {
-            self.start.rate = rate;
-            self.throttle.set(rate);
+        if self.start.settings.rate() != settings.rate() {
+            self.throttle.set(settings.rate());
         }
+        self.start.settings = settings;
         Ok(())
     }
 

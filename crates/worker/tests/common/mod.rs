@@ -3,10 +3,10 @@
 
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::process::{Pid, Signal, kill_process};
-use spillway_control::Rate;
+use spillway_control::DiskSettings;
 use spillway_core::{DiskSpec, FullPolicy, Layout, LogShape, Mode};
+use spillway_layout::ImageFormat;
 use spillway_layout::persistent_file::DATA_AT;
-use spillway_layout::{BaseCache, ImageFormat};
 use spillway_worker::channel::{self, FromWorker, Start, ToWorker};
 use spillway_worker::supervisor::channel_from_supervisor;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -105,22 +105,21 @@ impl Memory {
             predecessors: predecessors.len() as u8,
             size_bytes: spec.size_bytes,
             base_bytes: spec.base_bytes,
-            mode: spec.mode,
-            full: spec.full,
-            ram_limit_bytes: spec.ram_limit_bytes,
-            overflow_limit_bytes: spec.overflow_limit_bytes,
+            settings: DiskSettings {
+                mode: Some(spec.mode),
+                full: Some(spec.full),
+                ram_bytes: Some(spec.ram_limit_bytes),
+                overflow_bytes: Some(spec.overflow_limit_bytes),
+                ..DiskSettings::default()
+            },
             format: ImageFormat::Raw,
             digests: false,
-            base_cache: BaseCache::Host,
             base_model: false,
             overflow_model: false,
             nbd: true,
             queues: 1,
             serial: "attach".into(),
             writeback: true,
-            warn_at: 80,
-            critical_at: 90,
-            rate: Rate::default(),
         };
         let lifeline = rustix::fs::memfd_create("lifeline", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&lifeline, 4096).unwrap();

@@ -252,7 +252,7 @@ fn a_worker_that_does_not_stop_is_ended_at_the_second_signal() {
 fn each_mode_gets_what_it_has() {
     for (mode, shape) in [(Mode::Ram, 4), (Mode::Overflow, 4), (Mode::Direct, 4), (Mode::RamOverflow, 5)] {
         let world = World::new();
-        let mut supervisor = world.start("serves", ServeSettings { mode, ..world.options() }).unwrap();
+        let mut supervisor = world.start("serves", world.options_in(mode)).unwrap();
         supervisor.ready(&[]).unwrap();
         let line = world.lines.lock().unwrap()[0].clone();
         assert_eq!(line.split(' ').count(), 2 + shape, "{line}");
@@ -263,7 +263,12 @@ fn each_mode_gets_what_it_has() {
         supervisor.stop(&[]).unwrap();
     }
     let world = World::new();
-    let named = |mode| ServeSettings { mode, disk: Some(world.path("disk")), ..world.options() };
+    let named = |mode| ServeSettings {
+        disk: Some(world.path("disk")),
+        overflow_dir: None,
+        image: (mode == Mode::Persistent).then(|| world.path("base.raw")),
+        ..world.options_in(mode)
+    };
     let mut supervisor = world.start("serves", named(Mode::Persistent)).unwrap();
     supervisor.ready(&[]).unwrap();
     // In front of the disk its header and maps.

@@ -1,6 +1,6 @@
 //! A supervisor with a worker that only pretends: this very program, executed again as a worker is.
 
-use spillway_control::{BaseCache, FullPolicy, Mode, Rate, ServeSettings, SupervisorError};
+use spillway_control::{DiskSettings, Mode, ServeSettings, SupervisorError};
 use spillway_core::LAYOUT_VERSION;
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
 use spillway_worker::supervisor::{Program, Supervisor, channel_from_supervisor};
@@ -87,7 +87,7 @@ fn pretend(role: &str, channel: OwnedFd) {
         .collect();
     say(FromWorker::Event {
         kind: "notice".into(),
-        text: format!("{} {} {}", start.mode, start.serial, shape.join(" ")),
+        text: format!("{} {} {}", start.settings.mode(), start.serial, shape.join(" ")),
     });
     let group = rustix::process::getpgrp() == rustix::process::getpid();
     let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
@@ -189,31 +189,33 @@ impl World {
 
     pub fn options(&self) -> ServeSettings {
         ServeSettings {
-            image: self.path("base.raw"),
-            disk: None,
-            image_id: None,
-            format: None,
-            digests: None,
-            base_cache: BaseCache::Host,
+            settings: DiskSettings {
+                ram_bytes: Some(1 << 20),
+                overflow_bytes: Some(64 << 20),
+                ..DiskSettings::default()
+            },
+            image: Some(self.path("base.raw")),
             size_bytes: Some(8 << 20),
-            mode: Mode::RamOverflow,
-            full: FullPolicy::Pause,
-            ram_limit_bytes: 1 << 20,
-            overflow_limit_bytes: 64 << 20,
-            base_model: None,
-            overflow_model: None,
-            overflow_dir: self.dir.path().into(),
-            queues: 4,
+            overflow_dir: Some(self.dir.path().into()),
+            queues: Some(4),
             vhost_user: Some(self.path("vhost")),
             nbd: Some(self.path("nbd")),
             control: Some(self.path("control")),
-            warn_at: 80,
-            critical_at: 90,
-            rate: Rate::default(),
-            socket_mode: 0o600,
-            socket_group: None,
-            identity: self.path("vhost"),
+            ..ServeSettings::default()
         }
+    }
+
+    /// The same in another mode.
+    pub fn options_in(&self, mode: Mode) -> ServeSettings {
+        let settings = self.options().settings;
+        let settings = DiskSettings {
+            mode: Some(mode),
+            ram_bytes: settings.ram_bytes.filter(|_| mode.has_ram()),
+            overflow_bytes: settings.overflow_bytes.filter(|_| mode.has_log()),
+            ..settings
+        };
+        let overflow_dir = mode.has_file().then(|| self.dir.path().into());
+        ServeSettings { settings, overflow_dir, ..self.options() }
     }
 
     pub fn start(&self, role: &str, options: ServeSettings) -> Result<Supervisor, SupervisorError> {

@@ -35,7 +35,7 @@ fn toml_and_json_say_the_same() {
         "lab": {"image": "debian:2", "ram_bytes": null}}}"##;
     let catalogs = parse(toml, None).unwrap();
     assert_eq!(parse(json, None).unwrap(), catalogs);
-    assert_eq!((catalogs[0].name.as_str(), catalogs[0].spec.ram_bytes), ("desk", Some(256 << 20)));
+    assert_eq!((catalogs[0].name.as_str(), catalogs[0].spec.disk.ram_bytes), ("desk", Some(256 << 20)));
     assert_eq!((catalogs[1].name.as_str(), catalogs[1].spec.count), ("lab", 0));
     // What a name says about a file counts more than how it begins.
     assert!(parse(json, Some(Format::Toml)).is_err() && parse(toml, Some(Format::Json)).is_err());
@@ -91,7 +91,7 @@ fn a_word_that_is_not_known_is_refused_with_one_that_is() {
 fn what_is_written_is_read_again() {
     let every_setting = r##"{"image": "debian:7", "count": 20, "type": "pooled", "mode": "ram+overflow",
         "ram_bytes": 268435457, "ram_guarantee_bytes": 4096, "overflow_bytes": 10737418240,
-        "overflow_store": "fast", "full": "fail", "iops": 500, "iops_burst": 50,
+        "overflow_store": "fast", "full": "fail", "warn_at": 70, "critical_at": 95, "iops": 500, "iops_burst": 50,
         "bandwidth_bytes": 104857600, "bandwidth_burst_bytes": 1048576, "base_cache": "none", "verify_reads": true, "data_disk_bytes": 1073741824,
         "data_disk_store": "big", "scratch_disk_bytes": 1048576, "vcpus": 4, "memory_bytes": 4294967296,
         "network": {"bridge": "br0"}, "naming": "d-####", "reset": "guest-reboot", "ready": "serial:\\d+ \"login\":",

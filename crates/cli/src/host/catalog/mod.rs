@@ -139,7 +139,7 @@ fn list(daemon: &Daemon, client: &Client, labels: &Labels, limit: Limit) -> Resu
             let spec = &catalog.spec;
             let image = format!("{}:{}", spec.image.name, catalog.version);
             let rollout = catalog.rollout.as_ref().map_or("-".into(), rollout::short);
-            let mode = spec.mode().as_str().to_owned();
+            let mode = spec.mode().name().to_owned();
             vec![[catalog.name.to_string(), image, spec.count.to_string(), word(&spec.kind), mode, rollout]]
         },
     )

@@ -3,7 +3,7 @@
 //! Invariant: a setting that no option names has its usual value.
 
 use super::{file, show, warn};
-use crate::args::RateLimit;
+use crate::args::settings::DiskOptions;
 use crate::error::Failure;
 use crate::host::Daemon;
 use crate::host::words::{NetworkWord, label, number, size, words};
@@ -11,19 +11,12 @@ use crate::output;
 use clap::Args;
 use spillway_api::client::Client;
 use spillway_api::{
-    BaseCache, Catalog, CatalogKind, CatalogSpec, DiskMode, FullPolicy, ImageRef, Name, NewCatalog, Ready,
-    ResetEvent, bounds, parse_ttl,
+    Catalog, CatalogKind, CatalogSpec, ImageRef, Name, NewCatalog, Ready, ResetEvent, bounds, parse_ttl,
 };
 use std::path::{Path, PathBuf};
 
-/// The words of options, as the interface has them.
-pub const MODES: &[&str] = &["ram+overflow", "ram", "overflow", "direct", "ephemeral", "persistent"];
 /// Types.
 pub const KINDS: &[&str] = &["pooled", "dedicated"];
-/// Policies.
-pub const FULL: &[&str] = &["pause", "fail"];
-/// How the image is read.
-pub const BASE_CACHES: &[&str] = &["host", "none"];
 /// What resets.
 pub const RESETS: &[&str] = &["power-cycle", "guest-reboot", "never"];
 
@@ -34,7 +27,7 @@ pub struct Create {
     #[arg(required_unless_present = "file")]
     name: Option<Name>,
     /// Take the settings from a file, TOML or JSON, - for standard input [default: the only catalog there]
-    #[arg(short, long, value_name = "FILE", conflicts_with = "Settings")]
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["Settings", "DiskOptions", "LimitOptions", "RateLimit"])]
     file: Option<PathBuf>,
     /// Check everything, make nothing
     #[arg(long)]
@@ -55,36 +48,17 @@ struct Settings {
     /// pooled machines forget what is written, dedicated ones keep it
     #[arg(long = "type", value_parser = words::<CatalogKind>(KINDS), default_value = "pooled")]
     kind: CatalogKind,
-    /// Where disks' writes go [default: ram+overflow; of dedicated machines persistent]
-    #[arg(long, value_parser = words::<DiskMode>(MODES))]
-    mode: Option<DiskMode>,
-    #[arg(
-        long, value_name = "SIZE", value_parser = size(&bounds::RAM_BYTES),
-        help = bounds::RAM_BYTES.help("Limit of a disk's RAM tier [default: 256M, in modes that have one]")
-    )]
-    ram: Option<u64>,
+    /// What its disks are like.
+    #[command(flatten)]
+    disk: DiskOptions,
     #[arg(
         long, value_name = "SIZE", value_parser = size(&bounds::RAM_GUARANTEE_BYTES), default_value = "0",
         help = bounds::RAM_GUARANTEE_BYTES.help("What of it a disk always has")
     )]
     ram_guarantee: u64,
-    #[arg(
-        long, value_name = "SIZE", value_parser = size(&bounds::OVERFLOW_BYTES),
-        help = bounds::OVERFLOW_BYTES.help("Limit of a disk's overflow file [default: 10G, in modes that have one]")
-    )]
-    overflow: Option<u64>,
     /// The store for overflow files [default: the first of class local]
     #[arg(long, value_name = "STORE")]
     overflow_store: Option<Name>,
-    /// What happens to a write when the cache is full
-    #[arg(long, value_name = "POLICY", value_parser = words::<FullPolicy>(FULL), default_value = "pause")]
-    full: FullPolicy,
-    /// How much a disk may do in a second.
-    #[command(flatten)]
-    rate: RateLimit,
-    /// Read the image through the host's page cache, or past it
-    #[arg(long, value_name = "HOW", value_parser = words::<BaseCache>(BASE_CACHES), default_value = "host")]
-    base_cache: BaseCache,
     /// Compare each MiB of the image with its digest before a disk uses it for the first time
     #[arg(long)]
     verify_reads: bool,
@@ -199,22 +173,13 @@ impl Settings {
         let image = self.image.ok_or_else(|| Failure::usage("--image: of which image?"))?;
         let keys = self.authorized_keys.as_deref().map(file::text).transpose()?.unwrap_or_default();
         let keys = keys.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        let rate = self.rate.rate();
         Ok(CatalogSpec {
             image,
             count: self.count,
             kind: self.kind,
-            mode: self.mode,
-            ram_bytes: self.ram,
+            disk: self.disk.settings(),
             ram_guarantee_bytes: self.ram_guarantee,
-            overflow_bytes: self.overflow,
             overflow_store: self.overflow_store,
-            full: self.full,
-            iops: rate.iops,
-            iops_burst: rate.iops_burst,
-            bandwidth_bytes: rate.bandwidth_bytes,
-            bandwidth_burst_bytes: rate.bandwidth_burst_bytes,
-            base_cache: self.base_cache,
             verify_reads: self.verify_reads,
             data_disk_bytes: self.data_disk,
             data_disk_store: self.data_disk_store,

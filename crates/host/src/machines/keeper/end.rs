@@ -10,7 +10,7 @@ use crate::machines::wanted::Wanted;
 use crate::machines::{belongings, blocking, disk, last_words, look, vmm};
 use crate::processes::{self, Process, Seen};
 use spillway_api::{Catalog, EventKind, Machine, Phase, Power, ResetEvent};
-use spillway_control::{LimitChange, PUT_AWAY, Request};
+use spillway_control::{DiskSettings, PUT_AWAY, Request};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -138,7 +138,7 @@ impl Keeper {
 
     /// It is off, and its disk keeps what was written until the host ends: in the overflow, so that it takes no memory.
     async fn rests_without_vmm(&mut self, mut run: Run, disk: &Process) -> Result<Next, HostError> {
-        let least = LimitChange { ram_bytes: Some(LEAST_RAM_BYTES), ..LimitChange::default() };
+        let least = DiskSettings { ram_bytes: Some(LEAST_RAM_BYTES), ..DiskSettings::default() };
         let evicts = run.ram_bytes.is_some_and(|ram_bytes| ram_bytes > LEAST_RAM_BYTES);
         if evicts {
             run.ram_bytes = least.ram_bytes;

@@ -9,7 +9,7 @@ use crate::machines::run::Run;
 use crate::machines::{blocking, disk};
 use crate::resources::budget::Need;
 use spillway_api::{Catalog, CatalogSpec, ErrorCode, EventKind};
-use spillway_control::{LimitChange, Request};
+use spillway_control::{DiskSettings, Request, rate_is_met};
 
 /// The limits of a machine that runs.
 #[derive(Default)]
@@ -25,7 +25,7 @@ enum Refused {
     /// The host has not enough memory at this moment.
     Memory,
     /// It knows no rates; what it was asked.
-    Rate(LimitChange),
+    Rate(DiskSettings),
 }
 
 impl Limits {
@@ -49,7 +49,8 @@ impl Limits {
 fn within(spec: &CatalogSpec, promised: Need) -> Option<CatalogSpec> {
     let ram_bytes = spec.ram_bytes().map(|_| promised.limit_bytes);
     let ram_guarantee_bytes = promised.guarantee_bytes;
-    (ram_bytes != Some(0)).then(|| CatalogSpec { ram_bytes, ram_guarantee_bytes, ..spec.clone() })
+    let disk = DiskSettings { ram_bytes, ..spec.disk };
+    (ram_bytes != Some(0)).then(|| CatalogSpec { disk, ram_guarantee_bytes, ..spec.clone() })
 }
 
 impl Keeper {
@@ -94,14 +95,14 @@ impl Keeper {
             }
             set => set?,
         };
-        if change.rate_is_met(&limits) {
+        if rate_is_met(&change, &limits) {
             self.limits.disk_refuses(None);
             run.has_limits(&change);
         } else {
-            run.has_limits(&LimitChange {
+            run.has_limits(&DiskSettings {
                 ram_bytes: change.ram_bytes,
                 overflow_bytes: change.overflow_bytes,
-                ..LimitChange::default()
+                ..DiskSettings::default()
             });
             if self.limits.disk_refuses(Some(Refused::Rate(change))) {
                 let why = "its disk is served by an earlier version, which knows none: restart the machine";
