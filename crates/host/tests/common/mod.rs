@@ -61,7 +61,7 @@ impl World {
         let mut daemon = Command::new(env!("CARGO_BIN_EXE_spillwayd"));
         daemon.arg("--state").arg(self.state()).arg("--socket").arg(self.socket());
         // No machine can start: the lab has tests of those that do.
-        for (option, value) in [("--hypervisor", "none"), ("--spillway", "/nonexistent/spillway")] {
+        for (option, value) in [("--hypervisor", "none"), ("--worker", "/nonexistent/spillway")] {
             if !self.options.iter().any(|given| given == option) {
                 daemon.args([option, value]);
             }
