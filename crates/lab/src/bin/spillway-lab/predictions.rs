@@ -283,10 +283,10 @@ fn fresh_run(
 fn farthest(all: &[SubjectPredictions]) -> String {
     let of = |(engine, _): (&str, f64)| {
         let (replays, fresh) = worst(all, engine);
-        let fresh = fresh.map_or(String::new(), |fresh| format!(" and {fresh:.3} beside fresh runs"));
-        format!("`{engine}` {replays:.3} beside replays{fresh}")
+        let fresh = fresh.map_or(String::new(), |fresh| format!(" and {fresh:.3} from fresh runs"));
+        format!("`{engine}` {replays:.3} from replays{fresh}")
     };
-    format!("Farthest off: {}.", ENGINES.map(of).join("; "))
+    format!("Greatest differences: {}.", ENGINES.map(of).join("; "))
 }
 
 /// How far off an engine was at worst: beside replays, and beside fresh runs, if there were any.
@@ -320,13 +320,36 @@ fn of_what_is_read(all: &[SubjectPredictions]) -> String {
     }
     let farthest = farthest.map_or(String::new(), |(off, name, mib)| {
         format!(
-            " Where at least {:.0}% of it came back, `policy` is off by at most {:.0}% of what did ({name}, {mib} MiB).",
+            " Where at least {:.0}% is read back, `policy` differs by at most {:.0}% of the bytes read back ({name}, {mib} MiB).",
             LEAST_READ * 100.0,
             off * 100.0
         )
     });
-    format!("Read back is at most {:.1}% of what is written.{farthest}", most * 100.0)
+    format!("At most {:.1}% of the bytes written are read back.{farthest}", most * 100.0)
 }
+
+/// Head of the page.
+const HEAD: &str = r#"# Predictions of the advisor, compared with measurements
+
+The lab records one run of each workload on a disk that holds everything in RAM. From this recording, `spillway advise` computes a curve with each of its engines. Then
+the recording is replayed on fresh disks of four smaller RAM sizes. Each disk counts what it evicts, until eviction is at rest, and what it reads back for requests.
+
+| column | meaning |
+| --- | --- |
+| measured | what the replay evicted or read back, as a percentage of the bytes that the guest wrote |
+| fresh | least and greatest value of runs of the same work at that size on new machines, whose requests come at other times |
+| policy, lru, sampled | predictions of the engines: `policy` simulates the eviction policy of Spillway on a scale model; `lru` simulates a cache that evicts the least recently used block; `sampled` is LRU on a sample of the blocks |
+| off | \|predicted - measured\| as a share of the bytes written. The target is at most 0.05, for `sampled` at most 0.10. Greater values are bold |
+
+Spillway keeps blocks that are written repeatedly, so that it evicts less than LRU. This is the difference between `policy` and `lru`.
+
+- Recordings of machines are replayed at their own pace. The patterns of IOMeter and half-reads (as many reads as writes, all random) are sent from the host as fast as the
+  disk replies. Their fresh runs use other random numbers.
+- The session hosts of seed 001 write 1 to 4 GB. The six sessions here write a tenth of 1 GB, and all sizes are reduced accordingly.
+- If the write of a zero block has to wait, the recording contains it as data, and a replay writes it as data. Therefore the replays of file-copy evict slightly more than
+  its fresh runs.
+
+"#;
 
 /// The table, for `docs/`.
 fn table(
@@ -334,19 +357,7 @@ fn table(
     hardware: &BTreeMap<String, String>,
     versions: &BTreeMap<String, String>,
 ) -> String {
-    let mut out = String::from(
-        "# What the advisor predicts, and what disks do\n\n\
-         One run of each kind of work is recorded, on a disk that holds all of it in RAM. From that recording alone `spillway advise` draws a curve, by each of\n\
-         its engines; then fresh disks of four other sizes are asked the same recording at its own pace, and count what they evict, until eviction is at\n\
-         rest, and what they read back for requests. *Off* is |predicted - measured| as a share of the bytes that the guest wrote; asked for is 0.05 at most, 0.10 for the sample.\n\
-         *Fresh* are runs of the same work at that size, by new machines that do the same at other times: least and most. The patterns of IOMeter are asked from the host,\n\
-         as fast as they are answered; their fresh runs are other draws; half-reads is as many reads as writes, all at random. A session host of seed 001 fills 1\n\
-         to 4 GB; the six sessions here write a tenth of the least, and all sizes are as much smaller. A machine's zeroes are told as data if their write had to wait, and a replay\n\
-         writes them: file-copy's replays evict a little more than its fresh machines.\n\n\
-         What is off by more than that is bold. `policy` is what the product does, in miniature; `lru`, and `sampled` on a sample of the blocks, count what a cache\n\
-         does that evicts the least recently used block. What stands between `policy` and `lru` is the product's, which keeps what is written again\n\
-         and evicts less where blocks come back.\n\n",
-    );
+    let mut out = String::from(HEAD);
     let list = |map: &BTreeMap<String, String>| {
         map.iter().map(|(k, v)| format!("{k} {v}")).collect::<Vec<_>>().join("; ")
     };
@@ -356,7 +367,7 @@ fn table(
     for found in all {
         let _ = writeln!(
             out,
-            "## {}\n\n{} requests, {} MB written; nothing overflows from {} MiB on.\n\n\
+            "## {}\n\n{} requests, {} MB written; nothing is evicted from {} MiB on.\n\n\
              | RAM MiB | | measured % | fresh % | policy % | off | lru % | off | sampled % | off |\n\
              | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
             found.name,
