@@ -58,7 +58,7 @@ fn work() -> ExitCode {
 fn probe() -> Result<(), SupervisorError> {
     say(&json(&Probe {
         version: env!("CARGO_PKG_VERSION").into(),
-        io_uring: worker::io_uring_is_usable(),
+        io_uring: worker::io_uring_is_usable().map_err(|error| error.text),
         landlock: worker::sandbox::landlock_version(),
     }))
 }

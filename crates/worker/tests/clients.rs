@@ -10,6 +10,7 @@ use common::{Memory, Worker, spec};
 use spillway_core::Mode;
 use spillway_export::vhost_user_blk::{Answer, Connection, inflight_table};
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
+use spillway_worker::worker::ErrorKind;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -138,7 +139,7 @@ fn a_client_that_left_does_not_stand_in_the_way_of_a_reset() {
     while !(reset && gone) {
         match worker.next() {
             FromWorker::ResetDone { result } => reset = result.expect("nobody is connected") > 1,
-            FromWorker::ClientGone { id: 1, reason } => gone = reason.is_empty(),
+            FromWorker::ClientGone { id: 1, error } => gone = error.is_none(),
             other => panic!("{other:?}"),
         }
     }
@@ -152,7 +153,10 @@ fn a_vmm_that_says_nothing_makes_way_for_one_that_does() {
     hand_over(&worker, 1, ClientKind::VhostUser, theirs.into());
     let begun = Instant::now();
     match worker.next() {
-        FromWorker::ClientGone { id: 1, reason } => assert!(reason.contains("said nothing"), "{reason}"),
+        FromWorker::ClientGone { id: 1, error: Some(error) } => {
+            assert_eq!(error.kind, ErrorKind::Client);
+            assert!(error.text.contains("said nothing"), "{error}");
+        }
         other => panic!("{other:?}"),
     }
     assert!(begun.elapsed() > Duration::from_secs(9));
