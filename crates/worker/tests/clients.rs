@@ -49,6 +49,7 @@ fn relay(worker: &Worker, id: u64, connection: &mut Connection, messages: usize)
 /// Waits for a line for the log with these words.
 fn told(worker: &Worker, words: &str) {
     loop {
+        assert!(vmm::wait(&worker.channel, 60), "a line with {words:?}");
         match channel::receive(&worker.channel).unwrap().expect("the worker lives").0 {
             FromWorker::Event { text, .. } if text.contains(words) => return,
             FromWorker::Event { .. } => {}
@@ -196,7 +197,7 @@ fn a_broken_queue_is_told_of_while_its_vmm_stays() {
     relay(&worker, 1, &mut connection, 6);
     driver.offer(&memory, 16);
     driver.kick();
-    told(&worker, "VMM 1: queue 0: head 16 is beyond");
+    told(&worker, "VMM 1: queue 0: a head lies beyond the descriptor table: 16");
     assert!(vmm::wait(&error, 10), "and the VMM by its eventfd");
     worker.kill();
 }

@@ -369,7 +369,7 @@ impl Supervisor {
             Err(answer) => return Some(answer),
         };
         if let Err(e) = self.disk.make_room_for(&limits, self.window.read().ram.used_bytes) {
-            return Some(Answer::error("refused", e.message));
+            return Some(Answer::error("refused", e.to_string()));
         }
         self.tell(ToWorker::Set(limits), Vec::new());
         self.change = Some(Change { by, limits });

@@ -279,7 +279,7 @@ impl Supervisor {
     pub(super) fn on_failed(&mut self, error: SupervisorError) -> Result<(), SupervisorError> {
         if self.life.has_served {
             if self.life.may_say_more() {
-                (self.log)(&error.message);
+                (self.log)(&error.to_string());
             }
             return Ok(());
         }
@@ -452,7 +452,7 @@ impl Supervisor {
             }
             FromWorker::Ready { engine, landlock } => self.on_ready(engine, landlock),
             FromWorker::Failed { error } => {
-                self.on_failed(SupervisorError::new(ErrorKind::Internal, error.text))?;
+                self.on_failed(SupervisorError::of(ErrorKind::Internal, error))?;
             }
             FromWorker::Answered { id, accepted, answer, writeback } => {
                 self.on_answered(id, accepted, answer, fds, writeback);
