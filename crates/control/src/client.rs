@@ -127,7 +127,10 @@ impl Client {
         answer.truncate(received.bytes);
         let disk = self.value(&answer)?;
         let memory = ring.ok_or_else(|| self.broken("no memory came with its answer"))?;
-        let ring = Reader::open(&memory).map_err(|e| self.lost(e))?;
+        let ring = Reader::open(&memory).map_err(|e| {
+            let what = format!("control socket {}", self.path.display());
+            SupervisorError::caused(ErrorKind::Unavailable, what, e, SEE_WHETHER_IT_RUNS)
+        })?;
         Ok(Recorder { disk, ring, connection: self.stream.into_inner(), memory })
     }
 
