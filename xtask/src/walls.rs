@@ -57,7 +57,7 @@ const WALLS: &[Wall] = &[
     Wall {
         name: "spillway-control",
         ours: &["spillway-advisor", "spillway-layout"],
-        others: Some(&["libc", "rustix", "serde", "serde_json", "sha2", "utoipa"]),
+        others: Some(&["libc", "rustix", "serde", "serde_json", "sha2", "thiserror", "utoipa"]),
         never: SERVES,
     },
     Wall {

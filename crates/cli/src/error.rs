@@ -48,7 +48,7 @@ impl Failure {
 
 impl From<SupervisorError> for Failure {
     fn from(error: SupervisorError) -> Failure {
-        Failure::new(error.kind.exit(), error.message)
+        Failure::new(error.kind.exit(), error.to_string())
     }
 }
 

@@ -107,7 +107,7 @@ impl Machine {
         command.args(arguments(args, accelerator, socket));
         default_signals(&mut command);
         end_with_parent(&mut command);
-        let mut child = command.spawn().map_err(|e| kvm::not_started(QEMU, &e))?;
+        let mut child = command.spawn().map_err(|e| kvm::not_started(QEMU, e))?;
         match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Machine { child, pidfd }),
             Err(e) => {

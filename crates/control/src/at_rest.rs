@@ -197,7 +197,7 @@ mod tests {
         let path = dir.path().join("disk");
         let refused = |id, bytes, word: &str| {
             let error = DiskAtRest::open(&path, id, bytes).unwrap_err();
-            assert!(error.message.contains(word), "{error}");
+            assert!(error.to_string().contains(word), "{error}");
         };
         refused("golden:1", 200 * BLOCK, "is not there");
         assert!(!path.exists(), "it is not made");
@@ -210,7 +210,7 @@ mod tests {
         // Bits that are no state, a mark that is none, a file that was cut.
         file.write_all_at(&[3 << 2], LIVE_AT + 20).unwrap();
         let told = open(&path).unwrap().parts(|_| Ok::<_, SupervisorError>(()));
-        assert!(told.unwrap_err().message.contains("at block 81"));
+        assert!(told.unwrap_err().to_string().contains("at block 81"));
         file.write_all_at(&[1; BLOCK_BYTES], DURABLE_AT).unwrap();
         refused("golden:1", 200 * BLOCK, "mark of a reset is none");
         file.set_len(DATA_AT + BLOCK).unwrap();

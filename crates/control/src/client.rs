@@ -18,6 +18,7 @@ use std::time::Duration;
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 /// How long an answer may take. A forced reset completes what was accepted first.
 const PATIENCE: Duration = Duration::from_secs(60);
+const SEE_WHETHER_IT_RUNS: &str = "see whether 'spillway serve' still runs";
 
 /// Somebody who records what a disk is asked.
 pub struct Recorder {
@@ -61,7 +62,9 @@ impl Client {
                     ErrorKind::Unavailable,
                     format!("control socket {at}: nobody serves it: start 'spillway serve' with --control {at}"),
                 ),
-                _ => SupervisorError::new(ErrorKind::Unavailable, format!("control socket {at}: {e}: check the path")),
+                _ => {
+                    SupervisorError::caused(ErrorKind::Unavailable, format!("control socket {at}"), e, "check the path")
+                }
             }
         })?;
         let client = Client { path: path.to_owned(), stream: BufReader::new(stream) };
@@ -69,7 +72,7 @@ impl Client {
         stream
             .set_read_timeout(Some(PATIENCE))
             .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
-            .map_err(|e| client.lost(&e))?;
+            .map_err(|e| client.lost(e))?;
         Ok(client)
     }
 
@@ -77,12 +80,12 @@ impl Client {
     pub fn ask(&mut self, request: &Request) -> Result<Value, SupervisorError> {
         let mut line = serde_json::to_vec(request).expect("a request is plain data");
         line.push(b'\n');
-        self.stream.get_mut().write_all(&line).map_err(|e| self.lost(&e))?;
+        self.stream.get_mut().write_all(&line).map_err(|e| self.lost(e))?;
         let mut answer = Vec::new();
         let read = (&mut self.stream).take(MAX_ANSWER_BYTES).read_until(b'\n', &mut answer);
-        read.map_err(|e| self.lost(&e))?;
+        read.map_err(|e| self.lost(e))?;
         if answer.last() != Some(&b'\n') {
-            return Err(self.lost(&io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")));
+            return Err(self.broken("it closed the connection"));
         }
         self.value(&answer)
     }
@@ -108,7 +111,7 @@ impl Client {
     pub fn trace(mut self) -> Result<Recorder, SupervisorError> {
         let mut line = serde_json::to_vec(&Request::Trace).expect("a request is plain data");
         line.push(b'\n');
-        self.stream.get_mut().write_all(&line).map_err(|e| self.lost(&e))?;
+        self.stream.get_mut().write_all(&line).map_err(|e| self.lost(e))?;
         // The ring comes with the first byte, and the line is shorter than a packet.
         let mut answer = vec![0; MAX_ANSWER_BYTES as usize];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -116,43 +119,51 @@ impl Client {
         let mut whole = [IoSliceMut::new(&mut answer)];
         let received =
             rustix::net::recvmsg(self.stream.get_ref(), &mut whole, &mut control, RecvFlags::CMSG_CLOEXEC)
-                .map_err(|e| self.lost(&e.into()))?;
+                .map_err(|e| self.lost(io::Error::from(e)))?;
         let ring = control.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
             _ => None,
         });
         answer.truncate(received.bytes);
         let disk = self.value(&answer)?;
-        let memory = ring.ok_or_else(|| self.lost(&io::Error::other("no memory came with the answer")))?;
-        let ring = Reader::open(&memory).map_err(|e| self.lost(&e))?;
+        let memory = ring.ok_or_else(|| self.broken("no memory came with its answer"))?;
+        let ring = Reader::open(&memory).map_err(|e| {
+            let what = format!("control socket {}", self.path.display());
+            SupervisorError::caused(ErrorKind::Unavailable, what, e, SEE_WHETHER_IT_RUNS)
+        })?;
         Ok(Recorder { disk, ring, connection: self.stream.into_inner(), memory })
     }
 
     /// The next event, after [`Request::Events`]; `None` when the server has ended.
     pub fn next_event(&mut self) -> Result<Option<Value>, SupervisorError> {
         // Days may pass.
-        self.stream.get_ref().set_read_timeout(None).map_err(|e| self.lost(&e))?;
+        self.stream.get_ref().set_read_timeout(None).map_err(|e| self.lost(e))?;
         let mut line = Vec::new();
         let read = (&mut self.stream).take(MAX_ANSWER_BYTES).read_until(b'\n', &mut line);
-        if read.map_err(|e| self.lost(&e))? == 0 {
+        if read.map_err(|e| self.lost(e))? == 0 {
             return Ok(None);
         }
         match serde_json::from_slice::<Value>(&line) {
             Ok(mut value) => Ok(Some(value["event"].take())),
-            Err(e) => Err(self.lost(&io::Error::other(format!("not an event: {e}")))),
+            Err(e) => {
+                let what = format!("control socket {}: what came is no event", self.path.display());
+                Err(SupervisorError::caused(ErrorKind::Unavailable, what, e, SEE_WHETHER_IT_RUNS))
+            }
         }
     }
 
-    fn lost(&self, error: &io::Error) -> SupervisorError {
-        let why = match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                format!("no answer in {} s", PATIENCE.as_secs())
-            }
-            _ => error.to_string(),
-        };
-        SupervisorError::new(
-            ErrorKind::Unavailable,
-            format!("control socket {}: {why}: see whether 'spillway serve' still runs", self.path.display()),
-        )
+    /// The connection has failed.
+    fn lost(&self, error: io::Error) -> SupervisorError {
+        if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
+            return self.broken(&format!("no answer in {} s", PATIENCE.as_secs()));
+        }
+        let what = format!("control socket {}", self.path.display());
+        SupervisorError::caused(ErrorKind::Unavailable, what, error, SEE_WHETHER_IT_RUNS)
+    }
+
+    /// The server does not do what it should.
+    fn broken(&self, why: &str) -> SupervisorError {
+        let what = format!("control socket {}: {why}: {SEE_WHETHER_IT_RUNS}", self.path.display());
+        SupervisorError::new(ErrorKind::Unavailable, what)
     }
 }

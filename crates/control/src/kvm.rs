@@ -82,11 +82,8 @@ fn run_guest(
 ) -> Result<Outcome, SupervisorError> {
     let disk = dir.join("probe.raw");
     std::fs::write(&disk, boot_sector()).map_err(|e| {
-        let at = disk.display();
-        SupervisorError::new(
-            ErrorKind::Create,
-            format!("cannot write {at} for the KVM probe: {e}: make room there"),
-        )
+        let what = format!("cannot write {} for the KVM probe", disk.display());
+        SupervisorError::caused(ErrorKind::Create, what, e, "make room there")
     })?;
 
     let mut command = Command::new(qemu);
@@ -100,7 +97,7 @@ fn run_guest(
         .stderr(Stdio::null());
     default_signals(&mut command);
     end_with_parent(&mut command);
-    let mut child = command.spawn().map_err(|e| not_started(qemu, &e))?;
+    let mut child = command.spawn().map_err(|e| not_started(qemu, e))?;
     let ended = rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).and_then(|pidfd| {
         let mut fds = [PollFd::new(&pidfd, PollFlags::IN), PollFd::from_borrowed_fd(wake, PollFlags::IN)];
         rustix::event::poll(&mut fds, Some(&DEADLINE))?;
@@ -120,9 +117,9 @@ fn run_guest(
 }
 
 /// QEMU could not be executed.
-pub fn not_started(qemu: &str, error: &io::Error) -> SupervisorError {
+pub fn not_started(qemu: &str, error: io::Error) -> SupervisorError {
     let advice = "install QEMU (Debian: apt install qemu-system-x86)";
-    SupervisorError::new(ErrorKind::Unavailable, format!("cannot start {qemu}: {error}: {advice}"))
+    SupervisorError::caused(ErrorKind::Unavailable, format!("cannot start {qemu}"), error, advice)
 }
 
 fn boot_sector() -> [u8; 512] {
@@ -145,7 +142,7 @@ mod tests {
         let (quiet, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let outcome = run_guest("qemu-system-x86_64", "tcg", dir.path(), quiet.as_fd());
-        assert_eq!(outcome, Ok(Outcome::Worked));
+        assert_eq!(outcome.unwrap(), Outcome::Worked);
     }
 
     #[test]
@@ -154,7 +151,7 @@ mod tests {
         signal.write_all(b".").unwrap();
         let dir = tempfile::tempdir().unwrap();
         let outcome = run_guest("qemu-system-x86_64", "tcg", dir.path(), wake.as_fd());
-        assert_eq!(outcome, Ok(Outcome::Interrupted));
+        assert_eq!(outcome.unwrap(), Outcome::Interrupted);
     }
 
     #[test]
@@ -165,7 +162,7 @@ mod tests {
         assert!(matches!(&outcome, Outcome::Failed(why) if why.contains("exit status: 0")), "{outcome:?}");
         let missing = run_guest("/nonexistent/qemu", "kvm", dir.path(), quiet.as_fd()).unwrap_err();
         assert!(
-            missing.kind == ErrorKind::Unavailable && missing.message.contains("install QEMU"),
+            missing.kind == ErrorKind::Unavailable && missing.to_string().contains("install QEMU"),
             "{missing}"
         );
     }

@@ -12,10 +12,10 @@ pub fn print(text: &str) -> Result<bool, SupervisorError> {
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(e) => Err(SupervisorError::new(
-            ErrorKind::Create,
-            format!("cannot write to standard output: {e}: see where it goes"),
-        )),
+        Err(e) => {
+            let what = "cannot write to standard output";
+            Err(SupervisorError::caused(ErrorKind::Create, what, e, "see where it goes"))
+        }
     }
 }
 

@@ -75,7 +75,7 @@ impl ServeOrder {
     pub fn arguments(&self) -> Result<[String; 2], SupervisorError> {
         let order = serde_json::to_string(self).map_err(|e| {
             let advice = "give files and sockets names that are UTF-8";
-            SupervisorError::new(ErrorKind::Options, format!("this disk cannot be described ({e}): {advice}"))
+            SupervisorError::caused(ErrorKind::Options, "this disk cannot be described", e, advice)
         })?;
         Ok([SERVE.into(), order])
     }
@@ -91,13 +91,14 @@ pub fn serve_command(order: &ServeOrder) -> Result<Command, SupervisorError> {
 /// Asks the program what there is on this host.
 pub fn probe() -> Result<Probe, SupervisorError> {
     let program = worker_program()?;
-    let broken = |why: String| {
-        SupervisorError::new(
-            ErrorKind::Unavailable,
-            format!("{}: it does not work ({why}): install the whole package again", program.display()),
-        )
-    };
-    let done = Command::new(&program).arg(PROBE).stdin(Stdio::null()).output();
-    let done = done.map_err(|e| broken(e.to_string()))?;
-    serde_json::from_slice(&done.stdout).map_err(|e| broken(format!("{}, {e}", done.status)))
+    let (at, kind, advice) = (program.display(), ErrorKind::Unavailable, "install the whole package again");
+    let done = Command::new(&program)
+        .arg(PROBE)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| SupervisorError::caused(kind, format!("{at}: it cannot be started"), e, advice))?;
+    serde_json::from_slice(&done.stdout).map_err(|e| {
+        let what = format!("{at}: it has ended with {}, and what it says cannot be read", done.status);
+        SupervisorError::caused(kind, what, e, advice)
+    })
 }

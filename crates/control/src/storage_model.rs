@@ -6,9 +6,9 @@
 //! stretch of time it moves no more than its bandwidth and its burst allow; time never goes back. Whatever is in the file, the
 //! arithmetic ends at its bounds: it may make a disk slow, and no more.
 
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::Serialize;
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -135,6 +135,23 @@ struct Shared {
     peak_bytes: AtomicU64,
 }
 
+/// Why a file cannot be used as a storage model.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// It is shorter than a model.
+    #[error("it has {found} bytes, fewer than a storage model")]
+    TooShort {
+        /// Its length.
+        found: u64,
+    },
+    /// It holds something else.
+    #[error("it begins with other bytes than a storage model")]
+    NoModel,
+    /// The host does not let it be measured or mapped.
+    #[error("it cannot be mapped: {0}")]
+    Map(#[from] Errno),
+}
+
 /// A device, mapped.
 pub struct Model {
     shared: *const Shared,
@@ -155,10 +172,10 @@ impl Model {
 
     /// Maps a model's file. Who may change the file may make the disks on it as slow as they like, and no more: but for one
     /// that cuts it short, which ends those disks' workers.
-    pub fn open(file: impl AsFd) -> io::Result<Model> {
-        let have = rustix::fs::fstat(&file)?.st_size;
-        if have < LEN as i64 {
-            return Err(io::Error::other(format!("it has {have} bytes: this is no storage model")));
+    pub fn open(file: impl AsFd) -> Result<Model, ModelError> {
+        let found = rustix::fs::fstat(&file)?.st_size as u64;
+        if found < LEN as u64 {
+            return Err(ModelError::TooShort { found });
         }
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -166,7 +183,7 @@ impl Model {
         let mut model = Model { shared: base.cast_const().cast(), parameters: NONE };
         let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
         if word(&model.shared().magic) != MAGIC {
-            return Err(io::Error::other("it begins with other bytes: this is no storage model"));
+            return Err(ModelError::NoModel);
         }
         model.parameters = Parameters::of(model.shared().parameters.each_ref().map(word));
         Ok(model)
@@ -405,8 +422,8 @@ mod tests {
     #[test]
     fn what_is_no_model_is_refused() {
         let mut file = tempfile::tempfile().unwrap();
-        assert!(Model::open(&file).is_err());
+        assert!(matches!(Model::open(&file), Err(ModelError::TooShort { found: 0 })));
         file.write_all(&[7; LEN]).unwrap();
-        assert!(Model::open(&file).is_err());
+        assert!(matches!(Model::open(&file), Err(ModelError::NoModel)));
     }
 }

@@ -7,6 +7,7 @@
 //! oldest of those before it.
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use spillway_advisor::{Event, Operation};
 use std::io;
@@ -32,6 +33,23 @@ struct Entry {
     len_bytes: AtomicU64,
 }
 
+/// Why memory cannot be used as a ring.
+#[derive(Debug, thiserror::Error)]
+pub enum RingError {
+    /// It is shorter than a ring.
+    #[error("the memory for recorded requests has {found} bytes: at least {LEN} are needed")]
+    TooShort {
+        /// Its length.
+        found: u64,
+    },
+    /// Its other holders could cut it short, which would end whoever has it mapped.
+    #[error("the memory for recorded requests is not sealed against shrinking")]
+    NotSealed,
+    /// The host does not let it be measured or mapped.
+    #[error("the memory for recorded requests cannot be mapped: {0}")]
+    Map(#[from] Errno),
+}
+
 /// The ring's memory, mapped until the value is dropped.
 struct Mapped(*const u8);
 
@@ -39,11 +57,13 @@ struct Mapped(*const u8);
 unsafe impl Send for Mapped {}
 
 impl Mapped {
-    fn map(fd: BorrowedFd<'_>, prot: ProtFlags) -> io::Result<Mapped> {
-        let have = rustix::fs::fstat(fd)?.st_size;
-        let seals = rustix::fs::fcntl_get_seals(fd)?;
-        if have < LEN as i64 || !seals.contains(SealFlags::SHRINK) {
-            return Err(io::Error::other(format!("it has {have} bytes, and seals {seals:?}")));
+    fn map(fd: BorrowedFd<'_>, prot: ProtFlags) -> Result<Mapped, RingError> {
+        let found = rustix::fs::fstat(fd)?.st_size as u64;
+        if found < LEN as u64 {
+            return Err(RingError::TooShort { found });
+        }
+        if !rustix::fs::fcntl_get_seals(fd)?.contains(SealFlags::SHRINK) {
+            return Err(RingError::NotSealed);
         }
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), LEN, prot, MapFlags::SHARED, fd, 0) }?;
@@ -90,7 +110,7 @@ pub struct Writer {
 
 impl Writer {
     /// Goes on where a worker before this one has ended.
-    pub fn open(memory: &OwnedFd) -> io::Result<Writer> {
+    pub fn open(memory: &OwnedFd) -> Result<Writer, RingError> {
         let memory = Mapped::map(memory.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?;
         let next = memory.published().load(Ordering::Relaxed);
         Ok(Writer { memory, next, published: next })
@@ -134,7 +154,7 @@ impl Reader {
     ///
     /// # Errors
     /// It is no such ring, or cannot be mapped.
-    pub fn open(memory: impl AsFd) -> io::Result<Reader> {
+    pub fn open(memory: impl AsFd) -> Result<Reader, RingError> {
         let memory = Mapped::map(memory.as_fd(), ProtFlags::READ)?;
         let next = memory.published().load(Ordering::Acquire);
         Ok(Reader { memory, next })
@@ -253,9 +273,9 @@ mod tests {
     fn other_memory_is_refused() {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let short = rustix::fs::memfd_create("t", flags).unwrap();
-        assert!(Reader::open(&short).is_err());
+        assert!(matches!(Reader::open(&short), Err(RingError::TooShort { found: 0 })));
         rustix::fs::ftruncate(&short, LEN as u64).unwrap();
-        assert!(Reader::open(&short).is_err(), "it could be cut");
+        assert!(matches!(Reader::open(&short), Err(RingError::NotSealed)), "it could be cut");
         // A number that runs away is a number.
         let memory = create().unwrap();
         let mut reader = Reader::open(&memory).unwrap();

@@ -81,6 +81,6 @@ impl From<SupervisorError> for HostError {
             ErrorKind::Image => ErrorCode::Damaged,
             _ => ErrorCode::Internal,
         };
-        HostError::new(code, error.message)
+        HostError::new(code, error.to_string())
     }
 }

@@ -5,6 +5,7 @@
 //! gives for the same bytes later is not looked at again. Of a chunk whose digest is that of zeroes the store is never asked.
 
 use super::digests::{CHUNK_BYTES, ChunkDigest, OF_ZEROES, list_bytes, of_chunk};
+use super::error::ImageError;
 use super::extents::{Extent, ExtentKind, MOST_EXTENTS};
 use super::reader::Contents;
 use super::source::{Source, StoreRead};
@@ -40,11 +41,11 @@ enum State {
 
 impl Checked {
     /// Reads the list.
-    pub fn new(file: File, size_bytes: u64, direct: bool, list: File) -> Result<Checked, String> {
-        let source = Source::new(file, direct).map_err(|e| format!("cannot measure the base image: {e}"))?;
+    pub fn new(file: File, size_bytes: u64, direct: bool, list: File) -> Result<Checked, ImageError> {
+        let source = Source::new(file, direct).map_err(|e| ImageError::io("cannot be measured", &e))?;
         let mut digests = vec![0; list_bytes(size_bytes) as usize];
         list.read_exact_at(&mut digests, 0)
-            .map_err(|e| format!("cannot read the base image's digests: {e}"))?;
+            .map_err(|e| ImageError::io("has digests that cannot be read", &e))?;
         let (digests, _) = digests.as_chunks();
         let chunk = |digest: &ChunkDigest| {
             let state = if *digest == OF_ZEROES { State::Zero } else { State::Unknown };

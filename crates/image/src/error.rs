@@ -1,8 +1,12 @@
 //! Why a base image cannot be used. Owns the words that a person reads; never decides anything.
 //!
-//! Invariant: every error names the image, says what is wrong with it and what to do about it.
+//! Invariant: every error says what is wrong with the image and what to do about it, and names the image where its path is
+//! known: a worker is given an open file and no path.
 
+use rustix::io::Errno;
+use std::borrow::Cow;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Stable kinds, for exit codes and tests.
@@ -28,25 +32,54 @@ pub enum ImageErrorKind {
     Direct,
     /// The host could not read it.
     Io,
+    /// It is not what it was when its disk was started.
+    Changed,
+    /// The host has no memory, thread or file descriptor left to read it with.
+    Resources,
 }
 
-/// Why a base image cannot be used: kind, image, what is wrong, what to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why a base image cannot be used: a kind, the image and what is wrong with it, what to do, and what the operating system
+/// said.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}{what}{}: {advice}", Image(.path.as_deref()), Cause(*.source))]
 pub struct ImageError {
     kind: ImageErrorKind,
-    path: PathBuf,
-    what: String,
-    advice: String,
+    path: Option<PathBuf>,
+    /// A predicate of the image.
+    what: Cow<'static, str>,
+    advice: Cow<'static, str>,
+    source: Option<Errno>,
 }
 
 impl ImageError {
+    /// `what` is a predicate of the image.
     pub(super) fn new(
         kind: ImageErrorKind,
-        path: &Path,
-        what: impl Into<String>,
-        advice: impl Into<String>,
+        what: impl Into<Cow<'static, str>>,
+        advice: impl Into<Cow<'static, str>>,
     ) -> Self {
-        ImageError { kind, path: path.to_owned(), what: what.into(), advice: advice.into() }
+        ImageError { kind, path: None, what: what.into(), advice: advice.into(), source: None }
+    }
+
+    /// A read of the image failed, or a question about its file.
+    pub(super) fn io(what: &'static str, source: &io::Error) -> Self {
+        let advice = "check the store that it is on (`dmesg` tells more)";
+        ImageError::new(ImageErrorKind::Io, what, advice).because(source)
+    }
+
+    /// What is needed to read the image could not be made.
+    pub(super) fn resources(what: &'static str, source: &io::Error) -> Self {
+        let advice = "see that memory, threads and file descriptors are left (free, ulimit -a)";
+        ImageError::new(ImageErrorKind::Resources, what, advice).because(source)
+    }
+
+    fn because(self, source: &io::Error) -> Self {
+        ImageError { source: Errno::from_io_error(source), ..self }
+    }
+
+    /// Names the image.
+    pub(super) fn of(self, path: &Path) -> Self {
+        ImageError { path: Some(path.to_owned()), ..self }
     }
 
     /// Which kind.
@@ -54,16 +87,48 @@ impl ImageError {
         self.kind
     }
 
-    /// The image.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// The image; none where only its open file is known.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
     }
 }
 
-impl fmt::Display for ImageError {
+/// The subject of the sentence.
+struct Image<'a>(Option<&'a Path>);
+
+impl fmt::Display for Image<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "base image {} {}: {}", self.path.display(), self.what, self.advice)
+        match self.0 {
+            Some(path) => write!(f, "base image {} ", path.display()),
+            None => f.write_str("the base image "),
+        }
     }
 }
 
-impl std::error::Error for ImageError {}
+/// The operating system's reason, in brackets.
+struct Cause(Option<Errno>);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |errno| write!(f, " ({errno})"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_which_image_what_is_wrong_why_and_what_to_do() {
+        let source = io::Error::from_raw_os_error(libc::EIO);
+        let error = ImageError::io("cannot be measured", &source);
+        assert_eq!(
+            error.to_string(),
+            "the base image cannot be measured (Input/output error (os error 5)): check the store that it is on \
+             (`dmesg` tells more)"
+        );
+        assert_eq!(std::error::Error::source(&error).unwrap().to_string(), source.to_string());
+        let error = ImageError::new(ImageErrorKind::Size, "is empty", "make it anew").of(Path::new("/a.raw"));
+        assert_eq!(error.to_string(), "base image /a.raw is empty: make it anew");
+    }
+}

@@ -4,6 +4,7 @@
 //! Invariant: zero is said only of what the file system says is a hole within the file. Whatever it does not answer, and
 //! all of a block device, is plain bytes.
 
+use super::error::ImageError;
 use super::extents::{Extent, ExtentKind, MOST_EXTENTS};
 use super::reader::Contents;
 use super::source::{Source, StoreRead};
@@ -86,9 +87,10 @@ pub struct Holes {
 
 impl Holes {
     /// Of an open file; `direct` says that it is open O_DIRECT.
-    pub fn new(file: File, size_bytes: u64, direct: bool) -> Result<Holes, String> {
-        let said = |e: io::Error| format!("cannot measure the base image: {e}");
-        let source = Source::new(file.try_clone().map_err(said)?, direct).map_err(said)?;
+    pub fn new(file: File, size_bytes: u64, direct: bool) -> Result<Holes, ImageError> {
+        let again =
+            file.try_clone().map_err(|e| ImageError::resources("cannot be opened a second time", &e))?;
+        let source = Source::new(again, direct).map_err(|e| ImageError::io("cannot be measured", &e))?;
         Ok(Holes { source, holes: FileHoles::new(file, size_bytes), size_bytes })
     }
 }

@@ -54,14 +54,16 @@ impl BaseImage {
         direct: bool,
         digests: Option<OwnedFd>,
         holes: bool,
-    ) -> Result<BaseImage, String> {
+    ) -> Result<BaseImage, ImageError> {
         match (format, digests) {
             (ImageFormat::Qcow2, _) => BaseReader::qcow2(file, size_bytes, direct).map(BaseImage::Read),
             (ImageFormat::Raw, Some(digests)) => {
                 BaseReader::checked(file, size_bytes, direct, digests).map(BaseImage::Read)
             }
             (ImageFormat::Raw, None) => {
-                let again = file.try_clone().map_err(|e| format!("cannot duplicate an fd: {e}"))?;
+                let again = file
+                    .try_clone()
+                    .map_err(|e| ImageError::resources("cannot be opened a second time", &e))?;
                 let asked = holes && size_bytes > 0;
                 let holes = asked.then(|| BaseReader::holes(again, size_bytes, direct)).transpose()?;
                 Ok(BaseImage::Raw { image: RawImage::new(file, size_bytes, direct), holes })

@@ -30,10 +30,10 @@ pub fn keep_writers_out(file: &File, path: &Path) -> Result<(), ImageError> {
     }
     Err(ImageError::new(
         ImageErrorKind::InUse,
-        path,
         "is open for writing in another program (its QEMU image lock is taken)",
         "stop the machine or program that writes to it; a base image must not change while it is used",
-    ))
+    )
+    .of(path))
 }
 
 /// Takes a reader's locks. `false`: somebody has the image open for writing. Where the file system has no locks

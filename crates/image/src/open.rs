@@ -39,6 +39,14 @@ pub fn open_image(
     format: Option<ImageFormat>,
     cache: BaseCache,
 ) -> Result<OpenedImage, ImageError> {
+    open_and_check(path, format, cache).map_err(|error| error.of(path))
+}
+
+fn open_and_check(
+    path: &Path,
+    format: Option<ImageFormat>,
+    cache: BaseCache,
+) -> Result<OpenedImage, ImageError> {
     let said = format;
     let format = match said {
         Some(format) => format,
@@ -46,11 +54,10 @@ pub fn open_image(
     };
     let direct = cache == BaseCache::None;
     let (mut file, is_device) = open_file(path, direct)?;
-    let file_bytes = file.seek(SeekFrom::End(0)).map_err(|e| io_error(path, "cannot be measured", &e))?;
+    let file_bytes = file.seek(SeekFrom::End(0)).map_err(|e| ImageError::io("cannot be measured", &e))?;
     if file_bytes == 0 {
         return Err(ImageError::new(
             ImageErrorKind::Size,
-            path,
             "is empty",
             "check that it was downloaded or built completely",
         ));
@@ -58,19 +65,14 @@ pub fn open_image(
     if !is_device {
         lock::keep_writers_out(&file, path)?;
     }
-    let start = read_start(path, &file, direct)?;
+    let start = read_start(&file, direct)?;
 
     let virtual_size_bytes = match format {
-        ImageFormat::Qcow2 => {
-            let header = Header::parse(&start, file_bytes)
-                .map_err(|fault| ImageError::new(fault.kind, path, fault.what, fault.advice))?;
-            header.virtual_size
-        }
+        ImageFormat::Qcow2 => Header::parse(&start, file_bytes)?.virtual_size,
         ImageFormat::Raw => {
             if said.is_none() && start.starts_with(&MAGIC) {
                 return Err(ImageError::new(
                     ImageErrorKind::Format,
-                    path,
                     "is named raw but begins like a qcow2 image",
                     "say which it is with --format qcow2 or --format raw",
                 ));
@@ -79,7 +81,6 @@ pub fn open_image(
                 let up = file_bytes.next_multiple_of(512);
                 return Err(ImageError::new(
                     ImageErrorKind::Size,
-                    path,
                     format!("has {file_bytes} bytes, not a multiple of 512"),
                     format!(
                         "check that it is complete, then extend it with `truncate -s {up}` or \
@@ -92,7 +93,7 @@ pub fn open_image(
     };
     if let Some(fault) = size_fault(virtual_size_bytes) {
         let advice = "make a smaller image";
-        return Err(ImageError::new(ImageErrorKind::Size, path, fault, advice));
+        return Err(ImageError::new(ImageErrorKind::Size, fault, advice));
     }
     Ok(OpenedImage { file: file.into(), format, virtual_size_bytes })
 }
@@ -108,11 +109,9 @@ pub fn size_fault(size_bytes: u64) -> Option<String> {
 /// features which are not read here is no such fault.
 pub fn qcow2_damage(file: &File, path: &Path) -> Option<ImageError> {
     let file_bytes = file.metadata().ok()?.len();
-    let start = read_start(path, file, false).ok()?;
+    let start = read_start(file, false).ok()?;
     match Header::parse(&start, file_bytes) {
-        Err(fault) if fault.kind == ImageErrorKind::Damaged => {
-            Some(ImageError::new(fault.kind, path, fault.what, fault.advice))
-        }
+        Err(error) if error.kind() == ImageErrorKind::Damaged => Some(error.of(path)),
         _ => None,
     }
 }
@@ -123,7 +122,6 @@ fn format_by_extension(path: &Path) -> Result<ImageFormat, ImageError> {
         Some("qcow2") => Ok(ImageFormat::Qcow2),
         _ => Err(ImageError::new(
             ImageErrorKind::Format,
-            path,
             "has neither the extension .raw nor .qcow2, and its format is never guessed",
             "say it with --format raw or --format qcow2",
         )),
@@ -134,22 +132,22 @@ fn format_by_extension(path: &Path) -> Result<ImageFormat, ImageError> {
 fn open_file(path: &Path, direct: bool) -> Result<(File, bool), ImageError> {
     // A look before opening: opening alone can act on a device or wait for the other end of a pipe. The look
     // after it is the one that counts.
-    let kind = rustix::fs::stat(path).map_err(|e| open_error(path, e, false))?.st_mode;
-    check_kind(path, kind)?;
+    let kind = rustix::fs::stat(path).map_err(|e| open_error(e, false))?.st_mode;
+    check_kind(kind)?;
     let mut flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     if direct {
         flags |= OFlags::DIRECT;
     }
-    let fd = open(path, flags, Mode::empty()).map_err(|e| open_error(path, e, direct))?;
-    let kind = fstat(&fd).map_err(|e| open_error(path, e, false))?.st_mode;
-    check_kind(path, kind)?;
+    let fd = open(path, flags, Mode::empty()).map_err(|e| open_error(e, direct))?;
+    let kind = fstat(&fd).map_err(|e| open_error(e, false))?.st_mode;
+    check_kind(kind)?;
     // Without NONBLOCK from here on: io_uring would return EAGAIN instead of reading.
     let flags = if direct { OFlags::DIRECT } else { OFlags::empty() };
-    fcntl_setfl(&fd, flags).map_err(|e| open_error(path, e, direct))?;
+    fcntl_setfl(&fd, flags).map_err(|e| open_error(e, direct))?;
     Ok((File::from(fd), FileType::from_raw_mode(kind) == FileType::BlockDevice))
 }
 
-fn check_kind(path: &Path, mode: u32) -> Result<(), ImageError> {
+fn check_kind(mode: u32) -> Result<(), ImageError> {
     let what = match FileType::from_raw_mode(mode) {
         FileType::RegularFile | FileType::BlockDevice => return Ok(()),
         FileType::Directory => "is a directory",
@@ -159,44 +157,34 @@ fn check_kind(path: &Path, mode: u32) -> Result<(), ImageError> {
         _ => "is neither a file nor a block device",
     };
     let advice = "name the image itself, a regular file or a block device";
-    Err(ImageError::new(ImageErrorKind::NotAFile, path, what, advice))
+    Err(ImageError::new(ImageErrorKind::NotAFile, what, advice))
 }
 
-fn open_error(path: &Path, error: Errno, direct: bool) -> ImageError {
+fn open_error(error: Errno, direct: bool) -> ImageError {
     match error {
-        Errno::NOENT | Errno::NOTDIR => ImageError::new(
-            ImageErrorKind::Missing,
-            path,
-            "does not exist",
-            "check the path given with --image",
-        ),
+        Errno::NOENT | Errno::NOTDIR => {
+            ImageError::new(ImageErrorKind::Missing, "does not exist", "check the path given with --image")
+        }
         Errno::ACCESS | Errno::PERM => ImageError::new(
             ImageErrorKind::Permission,
-            path,
             "may not be read by this user",
             "give read permission on the file, and search permission on the directories above it",
         ),
-        Errno::INVAL | Errno::OPNOTSUPP if direct => direct_error(path),
-        error => io_error(path, "cannot be opened", &error.into()),
+        Errno::INVAL | Errno::OPNOTSUPP if direct => direct_error(),
+        error => ImageError::io("cannot be opened", &error.into()),
     }
 }
 
-fn direct_error(path: &Path) -> ImageError {
+fn direct_error() -> ImageError {
     ImageError::new(
         ImageErrorKind::Direct,
-        path,
         "cannot be read past the page cache, as --base-cache none asks: its file system refuses O_DIRECT",
         "use --base-cache host, or put the image on a file system that has O_DIRECT (ext4, xfs)",
     )
 }
 
-fn io_error(path: &Path, what: &str, error: &std::io::Error) -> ImageError {
-    let advice = "check the store that it is on (`dmesg` tells more)";
-    ImageError::new(ImageErrorKind::Io, path, format!("{what} ({error})"), advice)
-}
-
 /// The first [`HEADER_BYTES`], or fewer if there are fewer. With O_DIRECT it is also the proof that reads work.
-fn read_start(path: &Path, file: &File, direct: bool) -> Result<Vec<u8>, ImageError> {
+fn read_start(file: &File, direct: bool) -> Result<Vec<u8>, ImageError> {
     let align = if direct { dio_align(file.as_fd()) as usize } else { 1 };
     let len = HEADER_BYTES.next_multiple_of(align);
     let mut buf = AlignedBuf::new(len, align);
@@ -209,8 +197,8 @@ fn read_start(path: &Path, file: &File, direct: bool) -> Result<Vec<u8>, ImageEr
             Err(Errno::INTR) => {}
             // Past the page cache a read that starts at the file's end, unaligned, is refused: it ended before.
             Err(Errno::INVAL) if direct && done > 0 => break,
-            Err(Errno::INVAL) if direct => return Err(direct_error(path)),
-            Err(error) => return Err(io_error(path, "cannot be read", &error.into())),
+            Err(Errno::INVAL) if direct => return Err(direct_error()),
+            Err(error) => return Err(ImageError::io("cannot be read", &error.into())),
         }
     }
     Ok(start[..done.min(HEADER_BYTES)].to_vec())

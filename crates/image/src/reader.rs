@@ -9,6 +9,7 @@
 //! ([`Finished::extents`]), and the reactor reads those stretches by itself, many at a time.
 
 use super::checked::Checked;
+use super::error::{ImageError, ImageErrorKind};
 use super::extents::Extent;
 use super::holes::Holes;
 use super::qcow2::Image;
@@ -98,14 +99,17 @@ pub struct BaseReader {
 impl BaseReader {
     /// A qcow2 image. Checks its header again, against the size that the supervisor found, and starts the thread.
     /// `direct` says that the file is open O_DIRECT. Reads the header here and now: call it before serving.
-    pub fn qcow2(file: OwnedFd, virtual_size: u64, direct: bool) -> Result<BaseReader, String> {
+    pub fn qcow2(file: OwnedFd, virtual_size: u64, direct: bool) -> Result<BaseReader, ImageError> {
         let file = File::from(file);
         let image = Image::open(share(&file)?, direct)?;
         if image.virtual_size() != virtual_size {
-            return Err(format!(
-                "the base image has changed: its size is {} bytes now, it was {virtual_size}; \
-                 an image in use must not be written",
-                image.virtual_size()
+            return Err(ImageError::new(
+                ImageErrorKind::Changed,
+                format!(
+                    "has changed since its disk was started: it has {} bytes now, it had {virtual_size}",
+                    image.virtual_size()
+                ),
+                "bring the image back as it was, and keep programs from writing to an image in use",
             ));
         }
         BaseReader::start(file, virtual_size, direct, Box::new(image))
@@ -118,14 +122,14 @@ impl BaseReader {
         size_bytes: u64,
         direct: bool,
         digests: OwnedFd,
-    ) -> Result<BaseReader, String> {
+    ) -> Result<BaseReader, ImageError> {
         let file = File::from(file);
         let image = Checked::new(share(&file)?, size_bytes, direct, File::from(digests))?;
         BaseReader::start(file, size_bytes, direct, Box::new(image))
     }
 
     /// The thread of a raw image that is read without it: it says where the file has holes.
-    pub fn holes(file: OwnedFd, size_bytes: u64, direct: bool) -> Result<BaseReader, String> {
+    pub fn holes(file: OwnedFd, size_bytes: u64, direct: bool) -> Result<BaseReader, ImageError> {
         let file = File::from(file);
         let image = Holes::new(share(&file)?, size_bytes, direct)?;
         BaseReader::start(file, size_bytes, direct, Box::new(image))
@@ -136,11 +140,10 @@ impl BaseReader {
         virtual_size: u64,
         direct: bool,
         image: Box<dyn Contents>,
-    ) -> Result<BaseReader, String> {
-        let file_bytes =
-            file.seek(SeekFrom::End(0)).map_err(|e| format!("cannot measure the base image: {e}"))?;
+    ) -> Result<BaseReader, ImageError> {
+        let file_bytes = file.seek(SeekFrom::End(0)).map_err(|e| ImageError::io("cannot be measured", &e))?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| format!("cannot make an eventfd for the base image's reader: {e}"))?;
+            .map_err(|e| ImageError::resources("cannot be read: its reader got no eventfd", &e.into()))?;
         let shared = Arc::new(Shared { wake, wakes: AtomicU64::new(0), stop: AtomicBool::new(false) });
         let (jobs, jobs_in) = channel();
         let (done_out, done) = channel();
@@ -148,7 +151,7 @@ impl BaseReader {
         thread::Builder::new()
             .name("base-reader".into())
             .spawn(move || serve(image, &jobs_in, &done_out, &shared_out))
-            .map_err(|e| format!("cannot start the base image's reader thread: {e}"))?;
+            .map_err(|e| ImageError::resources("cannot be read: its reader got no thread", &e))?;
         let file = RawImage::new(file.into(), file_bytes, direct);
         Ok(BaseReader { virtual_size, file, jobs, done, shared, wakes_seen: 0, unfinished: 0 })
     }
@@ -217,8 +220,8 @@ impl Drop for BaseReader {
     }
 }
 
-fn share(file: &File) -> Result<File, String> {
-    file.try_clone().map_err(|e| format!("cannot share the base image with its reader: {e}"))
+fn share(file: &File) -> Result<File, ImageError> {
+    file.try_clone().map_err(|e| ImageError::resources("cannot be opened a second time", &e))
 }
 
 fn serve(mut image: Box<dyn Contents>, jobs: &Receiver<Job>, done: &Sender<Finished>, shared: &Shared) {

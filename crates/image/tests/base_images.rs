@@ -701,9 +701,13 @@ fn a_worker_refuses_an_image_that_changed_since_it_was_opened() {
     let opened = open_image(&path, None, BaseCache::Host).unwrap();
     let again: OwnedFd = opened.file.as_fd().try_clone_to_owned().unwrap();
     let error = BaseReader::qcow2(again, 4096, false).err().unwrap();
-    assert!(error.contains("8192") && error.contains("4096"), "{error}");
+    assert_eq!(error.kind(), ImageErrorKind::Changed);
+    let words = error.to_string();
+    assert!(words.contains("8192") && words.contains("4096"), "{words}");
     poke(&path, 79, &[4]);
-    assert!(BaseReader::qcow2(opened.file, 8192, false).err().unwrap().contains("another file"));
+    let error = BaseReader::qcow2(opened.file, 8192, false).err().unwrap();
+    assert_eq!(error.kind(), ImageErrorKind::Unsupported);
+    assert!(error.to_string().contains("another file"), "{error}");
 }
 
 // ---- Damaged images -------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 //! What supervisor and worker say to each other: one JSON message with its fds per packet of a SEQPACKET
 //! socket. The supervisor owns every fd and every path; the worker is given fds and knows no path.
 
+use crate::worker::ReportedError;
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -100,8 +102,8 @@ pub enum ToWorker {
     Left {
         /// As in `Client`.
         id: u64,
-        /// Why it is let go; empty when it left by itself.
-        reason: String,
+        /// Why its connection is ended; none when it left by itself.
+        error: Option<ReportedError>,
     },
     /// Throw away everything written. Answered by `ResetDone`.
     Reset {
@@ -148,10 +150,10 @@ pub enum FromWorker {
         /// Version of the Landlock that confines it; 0 for none.
         landlock: u32,
     },
-    /// It cannot serve: why and what to do. It exits after this.
+    /// It cannot serve. It exits after this.
     Failed {
-        /// For people.
-        error: String,
+        /// Why.
+        error: ReportedError,
     },
     /// The answer to `Message`; what goes to the VMM with it has its fd, if any, beside it.
     Answered {
@@ -168,18 +170,18 @@ pub enum FromWorker {
     ClientGone {
         /// As in `Client`.
         id: u64,
-        /// Why, for the log; empty when the client left by itself.
-        reason: String,
+        /// Why, for the log; none when the client left by itself.
+        error: Option<ReportedError>,
     },
     /// The answer to `Reset`.
     ResetDone {
         /// The new generation, or why it was refused.
-        result: Result<u64, String>,
+        result: Result<u64, ReportedError>,
     },
     /// The answer to `Set`.
     SetDone {
         /// Or why nothing has changed.
-        result: Result<(), String>,
+        result: Result<(), ReportedError>,
     },
     /// The answer to `Curve`.
     Curve {
@@ -195,20 +197,65 @@ pub enum FromWorker {
     },
 }
 
+/// Why a message was not sent, or not received.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    /// The socket has failed, has nothing to give or no room to take it (`AGAIN`), or is closed.
+    #[error(transparent)]
+    Socket(#[from] Errno),
+    /// The message is longer than one may be.
+    #[error(
+        "the message has {bytes} bytes and {fds} file descriptors: at most {MAX_MESSAGE_BYTES} and {MAX_FDS} are allowed"
+    )]
+    TooLarge {
+        /// Its length.
+        bytes: usize,
+        /// The file descriptors that were to go with it.
+        fds: usize,
+    },
+    /// What came is a part of a message.
+    #[error("a part of a message came, not the whole")]
+    CutShort,
+    /// What came, or was to be sent, is no message of this channel.
+    #[error("this is no message of the channel: {0}")]
+    NoMessage(#[from] serde_json::Error),
+}
+
+impl ChannelError {
+    /// Nothing is wrong: on an end that does not block there is no message, or no room for one, now.
+    pub fn would_block(&self) -> bool {
+        matches!(self, ChannelError::Socket(Errno::AGAIN))
+    }
+
+    /// The process at the other end has gone.
+    pub fn is_closed(&self) -> bool {
+        matches!(self, ChannelError::Socket(Errno::PIPE | Errno::CONNRESET))
+    }
+}
+
+impl From<ChannelError> for io::Error {
+    fn from(error: ChannelError) -> io::Error {
+        match error {
+            ChannelError::Socket(errno) => errno.into(),
+            error => io::Error::new(io::ErrorKind::InvalidData, error),
+        }
+    }
+}
+
 /// A new channel: its two ends, both blocking and closed on exec.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Sends one message with its fds. All of it is sent, or nothing (`WouldBlock` on a non-blocking end that is
-/// full, `BrokenPipe` when the other side has gone).
-pub fn send<T: Serialize>(channel: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+/// Sends one message with its fds. All of it is sent, or nothing.
+pub fn send<T: Serialize>(
+    channel: impl AsFd,
+    message: &T,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), ChannelError> {
     let bytes = serde_json::to_vec(message)?;
     if bytes.len() > MAX_MESSAGE_BYTES || fds.len() > MAX_FDS {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("a message of {} bytes and {} fds is too large for the channel", bytes.len(), fds.len()),
-        ));
+        return Err(ChannelError::TooLarge { bytes: bytes.len(), fds: fds.len() });
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -218,23 +265,22 @@ pub fn send<T: Serialize>(channel: impl AsFd, message: &T, fds: &[BorrowedFd<'_>
     }
     loop {
         match rustix::net::sendmsg(&channel, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
-            Err(rustix::io::Errno::INTR) => {}
-            result => return result.map(|_| ()).map_err(io::Error::from),
+            Err(Errno::INTR) => {}
+            sent => return sent.map(|_| ()).map_err(ChannelError::from),
         }
     }
 }
 
-/// Receives one message with its fds, which are closed on exec. `None` when the other side has gone;
-/// `InvalidData` for anything that is no whole message; `WouldBlock` as usual.
-pub fn receive<T: DeserializeOwned>(channel: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+/// Receives one message with its fds, which are closed on exec. `None` when the other side has gone.
+pub fn receive<T: DeserializeOwned>(channel: impl AsFd) -> Result<Option<(T, Vec<OwnedFd>)>, ChannelError> {
     let mut bytes = vec![0; MAX_MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         let mut whole = [IoSliceMut::new(&mut bytes)];
         match rustix::net::recvmsg(&channel, &mut whole, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => {}
-            result => break result?,
+            Err(Errno::INTR) => {}
+            received => break received?,
         }
     };
     // Taken in any case, so that fds that come with a bad message are closed.
@@ -245,19 +291,18 @@ pub fn receive<T: DeserializeOwned>(channel: impl AsFd) -> io::Result<Option<(T,
         }
     }
     if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message on the channel was cut short"));
+        return Err(ChannelError::CutShort);
     }
     if received.bytes == 0 {
         return Ok(None);
     }
-    let message = serde_json::from_slice(&bytes[..received.bytes])
-        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not a channel message: {e}")))?;
-    Ok(Some((message, fds)))
+    Ok(Some((serde_json::from_slice(&bytes[..received.bytes])?, fds)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::ErrorKind;
     use rustix::io::{FdFlags, fcntl_getfd};
     use std::fs::File;
     use std::io::{Read, Seek, Write};
@@ -289,28 +334,27 @@ mod tests {
     fn messages_keep_their_borders() {
         let (a, b) = pair().unwrap();
         send(&a, &FromWorker::Ready { engine: "threads".into(), landlock: 6 }, &[]).unwrap();
-        send(&a, &FromWorker::ResetDone { result: Err("a client is connected".into()) }, &[]).unwrap();
+        let refusal = ReportedError::new(ErrorKind::Refused, "a client is connected");
+        send(&a, &FromWorker::ResetDone { result: Err(refusal.clone()) }, &[]).unwrap();
         assert!(matches!(receive::<FromWorker>(&b).unwrap().unwrap().0, FromWorker::Ready { .. }));
         match receive::<FromWorker>(&b).unwrap().unwrap().0 {
-            FromWorker::ResetDone { result: Err(why) } => assert_eq!(why, "a client is connected"),
+            FromWorker::ResetDone { result: Err(error) } => assert_eq!(error, refusal),
             other => panic!("{other:?}"),
         }
         drop(a);
         assert!(receive::<FromWorker>(&b).unwrap().is_none());
-        assert_eq!(
-            send(&b, &FromWorker::Ready { engine: String::new(), landlock: 0 }, &[]).unwrap_err().kind(),
-            io::ErrorKind::BrokenPipe
-        );
+        let ready = FromWorker::Ready { engine: String::new(), landlock: 0 };
+        assert!(send(&b, &ready, &[]).unwrap_err().is_closed());
     }
 
     #[test]
     fn what_is_no_message_is_refused() {
         let (a, b) = pair().unwrap();
         rustix::net::send(&a, b"{\"message\":\"no such\"}", SendFlags::empty()).unwrap();
-        assert_eq!(receive::<ToWorker>(&b).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert!(matches!(receive::<ToWorker>(&b), Err(ChannelError::NoMessage(_))));
         rustix::net::send(&a, &vec![b' '; MAX_MESSAGE_BYTES + 1], SendFlags::empty()).unwrap();
-        assert_eq!(receive::<ToWorker>(&b).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert!(matches!(receive::<ToWorker>(&b), Err(ChannelError::CutShort)));
         let long = FromWorker::Event { kind: "notice".into(), text: "x".repeat(MAX_MESSAGE_BYTES) };
-        assert_eq!(send(&a, &long, &[]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert!(matches!(send(&a, &long, &[]), Err(ChannelError::TooLarge { .. })));
     }
 }

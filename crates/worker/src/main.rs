@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::complain("error", &error.message);
+            output::complain("error", &error.to_string());
             ExitCode::from(error.kind.exit() as u8)
         }
     }
@@ -49,7 +49,7 @@ fn work() -> ExitCode {
     match channel_from_supervisor() {
         Some(channel) => ExitCode::from(worker::main(channel) as u8),
         None => {
-            output::complain("error", &misused().message);
+            output::complain("error", &misused().to_string());
             ExitCode::from(Exit::Usage as u8)
         }
     }
@@ -58,7 +58,7 @@ fn work() -> ExitCode {
 fn probe() -> Result<(), SupervisorError> {
     say(&json(&Probe {
         version: env!("CARGO_PKG_VERSION").into(),
-        io_uring: worker::io_uring_is_usable(),
+        io_uring: worker::io_uring_is_usable().map_err(|error| error.text),
         landlock: worker::sandbox::landlock_version(),
     }))
 }
@@ -69,10 +69,7 @@ fn serve(order: &str) -> Result<(), SupervisorError> {
     let _ = rustix::thread::set_name(c"spillway");
     let order: ServeOrder = serde_json::from_str(order).map_err(|e| {
         let advice = "use spillway, spillwayd and spillway-worker of one version";
-        SupervisorError::new(
-            ErrorKind::Options,
-            format!("this is no disk that can be served ({e}): {advice}"),
-        )
+        SupervisorError::caused(ErrorKind::Options, "this is no disk that can be served", e, advice)
     })?;
     let signals = Signals::new()?;
     let mut supervisor = Supervisor::start(order.settings, &Program::default(), output::log())?;

@@ -10,6 +10,7 @@ use common::{Memory, Worker, spec};
 use spillway_core::Mode;
 use spillway_export::vhost_user_blk::{Answer, Connection, inflight_table};
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
+use spillway_worker::worker::ErrorKind;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -48,6 +49,7 @@ fn relay(worker: &Worker, id: u64, connection: &mut Connection, messages: usize)
 /// Waits for a line for the log with these words.
 fn told(worker: &Worker, words: &str) {
     loop {
+        assert!(vmm::wait(&worker.channel, 60), "a line with {words:?}");
         match channel::receive(&worker.channel).unwrap().expect("the worker lives").0 {
             FromWorker::Event { text, .. } if text.contains(words) => return,
             FromWorker::Event { .. } => {}
@@ -138,7 +140,7 @@ fn a_client_that_left_does_not_stand_in_the_way_of_a_reset() {
     while !(reset && gone) {
         match worker.next() {
             FromWorker::ResetDone { result } => reset = result.expect("nobody is connected") > 1,
-            FromWorker::ClientGone { id: 1, reason } => gone = reason.is_empty(),
+            FromWorker::ClientGone { id: 1, error } => gone = error.is_none(),
             other => panic!("{other:?}"),
         }
     }
@@ -152,7 +154,10 @@ fn a_vmm_that_says_nothing_makes_way_for_one_that_does() {
     hand_over(&worker, 1, ClientKind::VhostUser, theirs.into());
     let begun = Instant::now();
     match worker.next() {
-        FromWorker::ClientGone { id: 1, reason } => assert!(reason.contains("said nothing"), "{reason}"),
+        FromWorker::ClientGone { id: 1, error: Some(error) } => {
+            assert_eq!(error.kind, ErrorKind::Client);
+            assert!(error.text.contains("said nothing"), "{error}");
+        }
         other => panic!("{other:?}"),
     }
     assert!(begun.elapsed() > Duration::from_secs(9));
@@ -192,7 +197,7 @@ fn a_broken_queue_is_told_of_while_its_vmm_stays() {
     relay(&worker, 1, &mut connection, 6);
     driver.offer(&memory, 16);
     driver.kick();
-    told(&worker, "VMM 1: queue 0: head 16 is beyond");
+    told(&worker, "VMM 1: queue 0: a head lies beyond the descriptor table: 16");
     assert!(vmm::wait(&error, 10), "and the VMM by its eventfd");
     worker.kill();
 }

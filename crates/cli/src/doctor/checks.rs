@@ -90,7 +90,7 @@ fn kvm() -> Finding {
         let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
         // Nobody interrupts it.
         let (quiet, _other) = UnixStream::pair().map_err(|e| e.to_string())?;
-        kvm::probe(QEMU, dir.path(), quiet.as_fd()).map_err(|e| e.message)
+        kvm::probe(QEMU, dir.path(), quiet.as_fd()).map_err(|e| e.to_string())
     };
     match probed() {
         Ok(Some(Accelerator::Kvm)) => Finding::ok("kvm", "a guest ran on it"),
@@ -233,7 +233,7 @@ fn worker(probed: Result<&Probe, &SupervisorError>) -> Finding {
         Ok(probe) => {
             Finding::problem("worker", format!("version {}, and this is {own}", probe.version), advice)
         }
-        Err(e) => Finding::problem("worker", e.message.clone(), advice),
+        Err(e) => Finding::problem("worker", e.to_string(), advice),
     }
 }
 

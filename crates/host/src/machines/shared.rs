@@ -147,6 +147,6 @@ fn probe(folder: &Path) -> Result<Accelerator, HostError> {
     match kvm::probe(qemu::PROGRAM, dir, std::os::fd::AsFd::as_fd(&quiet)) {
         Ok(Some(accelerator)) => Ok(accelerator),
         Ok(None) => Err(internal(io::ErrorKind::Interrupted.into())),
-        Err(e) => Err(HostError::new(ErrorCode::Unavailable, e.message)),
+        Err(e) => Err(HostError::new(ErrorCode::Unavailable, e.to_string())),
     }
 }

@@ -4,7 +4,8 @@
 //! Invariant: an accepted header has only features that `image` carries out. Offsets and sizes as in QEMU's
 //! `docs/interop/qcow2.txt`; all numbers are big-endian.
 
-use crate::error::ImageErrorKind;
+use crate::error::{ImageError, ImageErrorKind};
+use std::borrow::Cow;
 
 /// The first four bytes: `QFI\xfb`.
 pub const MAGIC: [u8; 4] = [b'Q', b'F', b'I', 0xfb];
@@ -44,33 +45,13 @@ pub struct Header {
     pub compression: Compression,
 }
 
-/// Why an image is refused: kind, what is wrong, what to do.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// Which kind of error it is.
-    pub kind: ImageErrorKind,
-    /// What is wrong, as a predicate of the image.
-    pub what: String,
-    /// What to do about it.
-    pub advice: String,
+fn unsupported(what: impl Into<Cow<'static, str>>, advice: &'static str) -> ImageError {
+    ImageError::new(ImageErrorKind::Unsupported, what, advice)
 }
 
-impl Fault {
-    fn new(kind: ImageErrorKind, what: impl Into<String>, advice: impl Into<String>) -> Fault {
-        Fault { kind, what: what.into(), advice: advice.into() }
-    }
-
-    fn unsupported(what: impl Into<String>, advice: impl Into<String>) -> Fault {
-        Fault::new(ImageErrorKind::Unsupported, what, advice)
-    }
-
-    fn damaged(what: impl Into<String>) -> Fault {
-        Fault::new(
-            ImageErrorKind::Damaged,
-            what,
-            "run `qemu-img check` on it, or make it anew from its source",
-        )
-    }
+fn damaged(what: impl Into<Cow<'static, str>>) -> ImageError {
+    let advice = "run `qemu-img check` on it, or make it anew from its source";
+    ImageError::new(ImageErrorKind::Damaged, what, advice)
 }
 
 const CONVERT: &str = "make a complete image with `qemu-img convert -O qcow2 OLD NEW`";
@@ -78,30 +59,30 @@ const CONVERT: &str = "make a complete image with `qemu-img convert -O qcow2 OLD
 impl Header {
     /// Checks the first [`HEADER_BYTES`] of an image (fewer only if the file is shorter) against the size of
     /// its file.
-    pub fn parse(bytes: &[u8], file_bytes: u64) -> Result<Header, Fault> {
+    pub fn parse(bytes: &[u8], file_bytes: u64) -> Result<Header, ImageError> {
         if bytes.get(..4) != Some(&MAGIC) {
-            return Err(Fault::new(
+            return Err(ImageError::new(
                 ImageErrorKind::Format,
                 "is not a qcow2 image (its first bytes are not QFI\\xfb)",
                 "if it is a raw image say so with --format raw, else convert it with `qemu-img convert -O qcow2`",
             ));
         }
         if bytes.len() < V2_HEADER_BYTES {
-            return Err(Fault::damaged("ends inside its qcow2 header"));
+            return Err(damaged("ends inside its qcow2 header"));
         }
         let version = be32(bytes, 4);
         if version != 2 && version != 3 {
-            return Err(Fault::unsupported(format!("is qcow2 of the unknown version {version}"), CONVERT));
+            return Err(unsupported(format!("is qcow2 of the unknown version {version}"), CONVERT));
         }
         let compression = if version == 3 { v3_features(bytes)? } else { Compression::Deflate };
 
         if be64(bytes, 8) != 0 {
-            return Err(Fault::unsupported("needs a backing file, which is never followed", CONVERT));
+            return Err(unsupported("needs a backing file, which is never followed", CONVERT));
         }
         match be32(bytes, 32) {
             0 => {}
             _ => {
-                return Err(Fault::unsupported(
+                return Err(unsupported(
                     "is encrypted",
                     "decrypt it with `qemu-img convert` into a new image",
                 ));
@@ -109,13 +90,13 @@ impl Header {
         }
         let cluster_bits = be32(bytes, 20);
         if !(9..=21).contains(&cluster_bits) {
-            return Err(Fault::damaged(format!(
+            return Err(damaged(format!(
                 "has clusters of 2^{cluster_bits} bytes, outside qcow2's 512 bytes to 2 MiB"
             )));
         }
         let virtual_size = be64(bytes, 24);
         if virtual_size == 0 || !virtual_size.is_multiple_of(512) {
-            return Err(Fault::new(
+            return Err(ImageError::new(
                 ImageErrorKind::Size,
                 format!("has a virtual size of {virtual_size} bytes, not a positive multiple of 512"),
                 "give it such a size with `qemu-img resize`",
@@ -125,14 +106,14 @@ impl Header {
         let header = Header { version, cluster_bits, virtual_size, l1_offset: be64(bytes, 40), compression };
         let l1_entries = virtual_size.div_ceil(header.l2_coverage());
         if u64::from(be32(bytes, 36)) < l1_entries {
-            return Err(Fault::damaged("has an L1 table too short for its virtual size"));
+            return Err(damaged("has an L1 table too short for its virtual size"));
         }
         let l1_end = l1_entries.checked_mul(8).and_then(|len| header.l1_offset.checked_add(len));
         if header.l1_offset == 0
             || !header.l1_offset.is_multiple_of(header.cluster_bytes())
             || l1_end.is_none_or(|end| end > file_bytes)
         {
-            return Err(Fault::damaged("has an L1 table that does not lie inside the file"));
+            return Err(damaged("has an L1 table that does not lie inside the file"));
         }
         Ok(header)
     }
@@ -154,37 +135,37 @@ impl Header {
 }
 
 /// The fields that version 3 adds: refuses what a base image may not have.
-fn v3_features(bytes: &[u8]) -> Result<Compression, Fault> {
+fn v3_features(bytes: &[u8]) -> Result<Compression, ImageError> {
     if bytes.len() < V3_HEADER_BYTES as usize || be32(bytes, 100) < V3_HEADER_BYTES {
-        return Err(Fault::damaged("has a header too short for qcow2 version 3"));
+        return Err(damaged("has a header too short for qcow2 version 3"));
     }
     let features = be64(bytes, 72);
     if features & CORRUPT != 0 {
-        return Err(Fault::new(
+        return Err(ImageError::new(
             ImageErrorKind::Damaged,
             "is marked corrupt",
             "repair it with `qemu-img check -r all`, or make it anew from its source",
         ));
     }
     if features & DIRTY != 0 {
-        return Err(Fault::new(
+        return Err(ImageError::new(
             ImageErrorKind::Damaged,
             "was not closed cleanly (it is marked dirty, or a machine still writes to it)",
             "close it, then repair it with `qemu-img check -r all`",
         ));
     }
     if features & EXTERNAL_DATA != 0 {
-        return Err(Fault::unsupported("keeps its data in another file, which is never followed", CONVERT));
+        return Err(unsupported("keeps its data in another file, which is never followed", CONVERT));
     }
     if features & EXTENDED_L2 != 0 {
-        return Err(Fault::unsupported(
+        return Err(unsupported(
             "has subclusters (extended_l2), which Spillway does not read",
             "make a new image with `qemu-img convert -O qcow2 -o extended_l2=off OLD NEW`",
         ));
     }
     let unknown = features & !(DIRTY | CORRUPT | EXTERNAL_DATA | COMPRESSION_TYPE | EXTENDED_L2);
     if unknown != 0 {
-        return Err(Fault::unsupported(
+        return Err(unsupported(
             format!("has features that Spillway does not know (incompatible bits {unknown:#x})"),
             CONVERT,
         ));
@@ -194,7 +175,7 @@ fn v3_features(bytes: &[u8]) -> Result<Compression, Fault> {
     match (features & COMPRESSION_TYPE != 0, kind) {
         (false, 0) => Ok(Compression::Deflate),
         (true, 1) => Ok(Compression::Zstd),
-        (bit, _) => Err(Fault::unsupported(
+        (bit, _) => Err(unsupported(
             format!("has the unknown compression type {kind} (feature bit {})", u8::from(bit)),
             "make a new image with `qemu-img convert -O qcow2 -c OLD NEW`",
         )),

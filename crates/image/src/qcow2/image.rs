@@ -7,6 +7,7 @@
 
 use super::header::{Compression, HEADER_BYTES, Header};
 use super::recent::Recent;
+use crate::error::ImageError;
 use crate::extents::{Extent, ExtentKind, MOST_EXTENTS};
 use crate::holes::FileHoles;
 use crate::reader::Contents;
@@ -71,22 +72,25 @@ fn corrupt() -> io::Error {
 }
 
 impl Image {
-    /// Reads the header of an image that the supervisor has accepted. The error says what is wrong.
-    pub fn open(file: File, direct: bool) -> Result<Image, String> {
-        let again = file.try_clone().map_err(|e| format!("cannot duplicate an fd: {e}"))?;
-        let mut source =
-            Source::new(file, direct).map_err(|e| format!("cannot measure the base image: {e}"))?;
+    /// Reads the header of an image that the supervisor has accepted.
+    pub fn open(file: File, direct: bool) -> Result<Image, ImageError> {
+        let again =
+            file.try_clone().map_err(|e| ImageError::resources("cannot be opened a second time", &e))?;
+        let mut source = Source::new(file, direct).map_err(|e| ImageError::io("cannot be measured", &e))?;
         let mut start = [0; HEADER_BYTES];
-        let n = source.read(&mut start, 0).map_err(|e| format!("cannot read the base image: {e}"))?;
-        let header = Header::parse(&start[..n], source.bytes())
-            .map_err(|fault| format!("the base image {}: {}", fault.what, fault.advice))?;
+        let n = source.read(&mut start, 0).map_err(|e| ImageError::io("cannot be read", &e))?;
+        let header = Header::parse(&start[..n], source.bytes())?;
         // Past the page cache means past every cache: one cluster of scratch, never looked up.
         let kept =
             if direct { 1 } else { (CLUSTER_CACHE_BYTES >> header.cluster_bits).clamp(1, MOST_CLUSTERS) };
         let zstd = match header.compression {
             Compression::Deflate => None,
             Compression::Zstd => {
-                Some(zstd_safe::DCtx::try_create().ok_or("no memory to decompress the base image")?)
+                let no_memory = || {
+                    let source = Errno::NOMEM.into();
+                    ImageError::resources("cannot be decompressed", &source)
+                };
+                Some(zstd_safe::DCtx::try_create().ok_or_else(no_memory)?)
             }
         };
         Ok(Image {

@@ -9,6 +9,7 @@ use super::event_loop::Supervisor;
 use super::session::Session;
 use super::upgrade::Upgrade;
 use crate::channel::{ClientKind, ToWorker};
+use crate::worker::ReportedError;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use spillway_control::{Answer, Request};
@@ -168,13 +169,13 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn on_client_gone(&mut self, id: u64, reason: &str) {
+    pub(super) fn on_client_gone(&mut self, id: u64, error: Option<ReportedError>) {
         self.full_event_sent.clear();
         if let Some(client) = self.clients.remove(&id)
-            && !reason.is_empty()
+            && let Some(error) = error
             && self.life.may_say_more()
         {
-            let text = format!("{} client {id}: {reason}", name(client.kind()));
+            let text = format!("{} client {id}: {error}", name(client.kind()));
             self.announce("client", &text);
         }
     }
@@ -313,7 +314,7 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn on_reset_done(&mut self, result: Result<u64, String>) {
+    pub(super) fn on_reset_done(&mut self, result: Result<u64, ReportedError>) {
         // Nobody has asked: a worker that says so is none of ours any more.
         let Some(reset) = self.reset.take() else { return };
         let answer = match result {
@@ -322,7 +323,7 @@ impl Supervisor {
                 self.announce("reset", &format!("reset: this is generation {generation}"));
                 Answer::Ok(serde_json::json!({ "generation": generation }))
             }
-            Err(why) => Answer::error("refused", why),
+            Err(error) => Answer::error("refused", error.text),
         };
         self.answer(reset.by, &answer);
     }

@@ -21,7 +21,10 @@ pub(super) fn load(digests: &Digests, image: &OpenedImage) -> Result<OwnedFd, Su
     let len = list_bytes(size_bytes);
     let mut list = Vec::new();
     let read = File::open(&digests.list).and_then(|file| file.take(len + 1).read_to_end(&mut list));
-    read.map_err(|e| refuse(format!("they cannot be read: {e}")))?;
+    read.map_err(|e| {
+        let advice = "let this user read them, or leave --digests out";
+        SupervisorError::caused(ErrorKind::Image, format!("digests {path}: they cannot be read"), e, advice)
+    })?;
     if list.len() as u64 != len {
         return Err(refuse(format!(
             "an image of {size_bytes} bytes has {len} bytes of them: is it another's?"

@@ -268,7 +268,7 @@ fn image_error(error: ImageError) -> SupervisorError {
         ImageErrorKind::Permission => ErrorKind::Permission,
         _ => ErrorKind::Image,
     };
-    SupervisorError::new(kind, error.to_string())
+    SupervisorError::of(kind, error)
 }
 
 /// The same at every start of a disk, so that /dev/disk/by-id does not change.

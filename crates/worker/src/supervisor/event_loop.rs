@@ -21,6 +21,7 @@ use super::upgrade::Upgrade;
 use super::watchers::Watchers;
 use super::window::Window;
 use crate::channel::{ClientKind, ToWorker};
+use crate::worker::ReportedError;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use spillway_control::{
@@ -368,7 +369,7 @@ impl Supervisor {
             Err(answer) => return Some(answer),
         };
         if let Err(e) = self.disk.make_room_for(&settings, self.window.read().ram.used_bytes) {
-            return Some(Answer::error("refused", e.message));
+            return Some(Answer::error("refused", e.to_string()));
         }
         self.tell(ToWorker::Set(settings), Vec::new());
         self.change = Some(Change { by, settings });
@@ -376,7 +377,7 @@ impl Supervisor {
     }
 
     /// The worker has accepted the change, or not.
-    pub(super) fn on_change_done(&mut self, result: Result<(), String>) {
+    pub(super) fn on_change_done(&mut self, result: Result<(), ReportedError>) {
         let Some(Change { by, settings }) = self.change.take() else { return };
         let answer = match result {
             Ok(()) => {
@@ -393,7 +394,7 @@ impl Supervisor {
                 self.announce("limits", &text);
                 Answer::Ok(serde_json::to_value(settings).expect("plain numbers and text"))
             }
-            Err(why) => Answer::error("refused", why),
+            Err(error) => Answer::error("refused", error.text),
         };
         self.answer(by, &answer);
     }

@@ -276,14 +276,14 @@ impl Supervisor {
     }
 
     /// The worker cannot serve. The first one's reason is the supervisor's; after that another one is tried.
-    pub(super) fn on_failed(&mut self, error: String) -> Result<(), SupervisorError> {
+    pub(super) fn on_failed(&mut self, error: SupervisorError) -> Result<(), SupervisorError> {
         if self.life.has_served {
             if self.life.may_say_more() {
-                (self.log)(&error);
+                (self.log)(&error.to_string());
             }
             return Ok(());
         }
-        Err(SupervisorError::new(ErrorKind::Internal, error))
+        Err(error)
     }
 
     /// It has died. It runs no instruction any more that could touch the disk, so the next one begins; what I/O of it
@@ -446,16 +446,18 @@ impl Supervisor {
         match message {
             FromWorker::Hello { protocol: PROTOCOL_VERSION, layout: LAYOUT_VERSION, .. } => {}
             FromWorker::Hello { version, .. } => {
-                self.on_failed(format!(
-                    "the worker is of another version, {version}: is the program whole?"
-                ))?;
+                let message =
+                    format!("the worker is of another version, {version}: install the whole package again");
+                self.on_failed(SupervisorError::new(ErrorKind::Internal, message))?;
             }
             FromWorker::Ready { engine, landlock } => self.on_ready(engine, landlock),
-            FromWorker::Failed { error } => self.on_failed(error)?,
+            FromWorker::Failed { error } => {
+                self.on_failed(SupervisorError::of(ErrorKind::Internal, error))?;
+            }
             FromWorker::Answered { id, accepted, answer, writeback } => {
                 self.on_answered(id, accepted, answer, fds, writeback);
             }
-            FromWorker::ClientGone { id, reason } => self.on_client_gone(id, &reason),
+            FromWorker::ClientGone { id, error } => self.on_client_gone(id, error),
             FromWorker::ResetDone { result } => self.on_reset_done(result),
             FromWorker::SetDone { result } => self.on_change_done(result),
             FromWorker::Curve { curve } => self.on_curve(curve),

@@ -210,7 +210,10 @@ pub(super) mod tests {
         check_ram_limit_at(root.path(), 4 << 30, 0).unwrap();
         let error = check_ram_limit_at(root.path(), (4 << 30) + 1, 0).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Memory);
-        assert!(error.message.contains("4.0 GiB") && error.message.contains("MemAvailable"), "{error}");
+        assert!(
+            error.to_string().contains("4.0 GiB") && error.to_string().contains("MemAvailable"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -230,8 +233,8 @@ pub(super) mod tests {
         ]);
         check_ram_limit_at(root.path(), 512 << 20, 0).unwrap();
         let error = check_ram_limit_at(root.path(), 513 << 20, 0).unwrap_err();
-        assert!(error.message.contains("a.slice") && error.message.contains("512.0 MiB"), "{error}");
-        assert!(!error.message.contains("b.scope"), "{error}");
+        assert!(error.to_string().contains("a.slice") && error.to_string().contains("512.0 MiB"), "{error}");
+        assert!(!error.to_string().contains("b.scope"), "{error}");
     }
 
     #[test]

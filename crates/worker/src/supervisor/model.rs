@@ -9,9 +9,10 @@ use spillway_control::{ErrorKind, SupervisorError, named, page_cache};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+const ADVICE: &str = "make one with 'spillway storage-model create'";
+
 fn refuse(path: &Path, what: &str) -> SupervisorError {
-    let advice = "make one with 'spillway storage-model create'";
-    SupervisorError::new(ErrorKind::Options, format!("storage model {}: {what}: {advice}", path.display()))
+    SupervisorError::new(ErrorKind::Options, format!("storage model {}: {what}: {ADVICE}", path.display()))
 }
 
 /// Opens a model's file.
@@ -29,7 +30,9 @@ pub(super) fn open(path: &Path) -> Result<OwnedFd, SupervisorError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let fd = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map_err(cannot)?;
     check_kind(rustix::fs::fstat(&fd).map_err(cannot)?.st_mode)?;
-    let model = Model::open(&fd).map_err(|e| refuse(path, &e.to_string()))?;
+    let model = Model::open(&fd).map_err(|e| {
+        SupervisorError::caused(ErrorKind::Options, format!("storage model {}", path.display()), e, ADVICE)
+    })?;
     model.begin_boot(page_cache::boot_id());
     Ok(fd)
 }
@@ -62,8 +65,8 @@ mod tests {
         let path = dir.path().join("model");
         let refused = |word: &str| {
             let error = open(&path).unwrap_err();
-            assert!(error.kind == ErrorKind::Options && error.message.contains(word), "{error}");
-            assert!(error.message.contains("storage-model create"), "{error}");
+            assert!(error.kind == ErrorKind::Options && error.to_string().contains(word), "{error}");
+            assert!(error.to_string().contains("storage-model create"), "{error}");
         };
         refused("no such file");
         std::fs::write(&path, [0; 100]).unwrap();

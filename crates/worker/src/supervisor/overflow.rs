@@ -243,7 +243,7 @@ mod tests {
         let (mut log, _) = log();
         let error = create(Path::new("/dev/shm"), 1 << 20, 1 << 20, Direct::Wanted, &mut log).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Create);
-        assert!(error.message.contains("tmpfs") && error.message.contains("--mode ram"), "{error}");
+        assert!(error.to_string().contains("tmpfs") && error.to_string().contains("--mode ram"), "{error}");
     }
 
     #[test]
@@ -251,11 +251,11 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let (mut log, _) = log();
         let error = create(&dir.path().join("none"), 1 << 20, 1 << 20, Direct::Wanted, &mut log).unwrap_err();
-        assert!(error.message.contains("no such file or directory"), "{error}");
+        assert!(error.to_string().contains("no such file or directory"), "{error}");
         let file = dir.path().join("file");
         std::fs::File::create(&file).unwrap();
         let error = create(&file, 1 << 20, 1 << 20, Direct::Wanted, &mut log).unwrap_err();
-        assert!(error.message.contains("not a directory"), "{error}");
+        assert!(error.to_string().contains("not a directory"), "{error}");
     }
 
     #[test]

@@ -150,10 +150,8 @@ impl Worker {
         while let Some((message, fds)) = self.outbox.front() {
             let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
             match channel::send(&self.channel, message, &borrowed) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
-                    self.outbox.clear();
-                }
+                Err(e) if e.would_block() => break,
+                Err(e) if e.is_closed() => self.outbox.clear(),
                 Err(e) => return Err(SupervisorError::internal("cannot speak to the worker", e)),
                 Ok(()) => {
                     self.outbox.pop_front();
@@ -168,8 +166,8 @@ impl Worker {
         match channel::receive(&self.channel) {
             Ok(Some((message, fds))) => Ok(Received::Message(message, fds)),
             Ok(None) => Ok(Received::Closed),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Received::Nothing),
-            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => Ok(Received::Closed),
+            Err(e) if e.would_block() => Ok(Received::Nothing),
+            Err(e) if e.is_closed() => Ok(Received::Closed),
             Err(e) => Err(SupervisorError::internal("cannot understand the worker", e)),
         }
     }

@@ -6,6 +6,7 @@
 //! worker answers it, it is carried out and answered once.
 
 use crate::channel::{ClientKind, ToWorker};
+use crate::worker::{ErrorKind, ReportedError};
 use rustix::event::PollFlags;
 use spillway_control::SupervisorError;
 use spillway_export::vhost_user_blk::{
@@ -133,11 +134,11 @@ impl Session {
     /// The VMM is gone, or is to be let go: what to tell the worker.
     pub fn leave(&mut self, why: &Disconnect) -> Parcel {
         self.left = true;
-        let reason = match why {
-            Disconnect::Left => String::new(),
-            why => why.to_string(),
+        let error = match why {
+            Disconnect::Left => None,
+            why => Some(ReportedError::new(ErrorKind::Client, why.to_string())),
         };
-        (ToWorker::Left { id: self.id, reason }, Vec::new())
+        (ToWorker::Left { id: self.id, error }, Vec::new())
     }
 
     /// The worker has answered the message that it had: so does the VMM get its answer.

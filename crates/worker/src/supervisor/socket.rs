@@ -6,7 +6,7 @@
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use spillway_control::{ErrorKind, SupervisorError, plain};
+use spillway_control::{ErrorKind, SupervisorError};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -152,7 +152,11 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SupervisorE
     let found = match rustix::fs::lstat(path) {
         Ok(stat) => stat,
         Err(Errno::NOENT) => return Ok(()),
-        Err(e) => return Err(refuse(&plain(&io::Error::from(e)))),
+        Err(e) => {
+            let what = format!("cannot make socket {}", path.display());
+            let advice = "choose another path";
+            return Err(SupervisorError::caused(ErrorKind::Create, what, io::Error::from(e), advice));
+        }
     };
     if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
         return Err(refuse("something that is not a socket is there: remove it, or choose another path"));
@@ -248,7 +252,7 @@ mod tests {
         let _other = UnixListener::bind(&path).unwrap();
         let error = Listener::bind(&path, &rights()).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Create);
-        assert!(error.message.contains("another process serves it"), "{error}");
+        assert!(error.to_string().contains("another process serves it"), "{error}");
         UnixStream::connect(&path).unwrap();
     }
 
@@ -261,7 +265,7 @@ mod tests {
         drop(Listener::bind(&path, &rights()).unwrap());
         std::fs::write(&path, "precious").unwrap();
         let error = Listener::bind(&path, &rights()).unwrap_err();
-        assert!(error.message.contains("not a socket"), "{error}");
+        assert!(error.to_string().contains("not a socket"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
@@ -280,9 +284,9 @@ mod tests {
     #[test]
     fn a_path_that_cannot_be_is_an_error() {
         let long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
-        assert!(Listener::bind(&long, &rights()).unwrap_err().message.contains("the most is 107"));
+        assert!(Listener::bind(&long, &rights()).unwrap_err().to_string().contains("the most is 107"));
         let missing = Path::new("/nonexistent-directory/s");
-        assert!(Listener::bind(missing, &rights()).unwrap_err().message.contains("make its directory"));
+        assert!(Listener::bind(missing, &rights()).unwrap_err().to_string().contains("make its directory"));
     }
 
     #[test]

@@ -3,11 +3,14 @@
 //! Owns the order; what is in the memory is the core's to judge. Invariant: the disk goes before the memory that it points
 //! into.
 
+use super::cannot_duplicate;
+use super::error::{Error, ErrorKind};
 use super::memory::Shared;
 use super::slots::Slots;
 use crate::channel::Start;
 use spillway_core::{
-    DataMemory, Disk, DiskSpec, Layout, LogShape, Meta, Mode, StateMap, Thresholds, state_map_bytes,
+    DataMemory, Disk, DiskError, DiskSpec, Layout, LogShape, Meta, Mode, StateMap, Thresholds,
+    state_map_bytes,
 };
 use spillway_layout::persistent_file;
 use std::os::fd::OwnedFd;
@@ -22,7 +25,7 @@ pub struct Attached {
 }
 
 /// What the supervisor wants the disk to be.
-pub fn spec_of(start: &Start) -> Result<DiskSpec, String> {
+pub fn spec_of(start: &Start) -> Result<DiskSpec, Error> {
     let spec = DiskSpec {
         size_bytes: start.size_bytes,
         base_bytes: start.base_bytes,
@@ -32,7 +35,7 @@ pub fn spec_of(start: &Start) -> Result<DiskSpec, String> {
         overflow_limit_bytes: start.settings.overflow_bytes(),
         shape: LogShape::default(),
     };
-    spec.check()?;
+    spec.check().map_err(|e| cannot_attach(DiskError::Spec(e)))?;
     Ok(spec)
 }
 
@@ -43,9 +46,10 @@ pub fn attach(
     file: Option<&OwnedFd>,
     spec: DiskSpec,
     start: &Start,
-) -> Result<Attached, String> {
-    let memory = Shared::map(meta, Layout::of(&spec).len_bytes(), "meta")?;
-    let slots = data.map(|fd| Shared::map(fd, spec.ram_limit_bytes, "data")).transpose()?;
+) -> Result<Attached, Error> {
+    let memory = Shared::map(meta, Layout::of(&spec).len_bytes(), "the disk's memory `meta`")?;
+    let slots =
+        data.map(|fd| Shared::map(fd, spec.ram_limit_bytes, "the disk's memory `data`")).transpose()?;
     let data = DataMemory {
         bytes: slots.as_ref().map_or(0, Shared::len_bytes),
         huge_pages: slots.as_ref().is_some_and(Shared::use_huge_pages),
@@ -53,7 +57,7 @@ pub fn attach(
     // SAFETY: the mapping is as long as the layout, is given out with the disk, which goes before it, and its writer is
     // this process alone; the supervisor only reads.
     let (meta, existing) =
-        unsafe { Meta::open(memory.base(), &spec, start.disk_id) }.map_err(|e| e.to_string())?;
+        unsafe { Meta::open(memory.base(), &spec, start.disk_id) }.map_err(cannot_attach)?;
     let live = match (spec.mode, file) {
         (Mode::Persistent, Some(file)) => Some(map_live(file, &spec)?),
         _ => None,
@@ -67,22 +71,26 @@ pub fn attach(
         }
         None => Disk::attach(meta, existing, spec, data),
     };
-    let mut disk = attached.map_err(|e| e.to_string())?;
+    let mut disk = attached.map_err(cannot_attach)?;
     let thresholds = Thresholds {
         warning_percent: start.settings.warn_at(),
         critical_percent: start.settings.critical_at(),
     };
-    disk.set_thresholds(thresholds).map_err(|e| e.to_string())?;
+    disk.set_thresholds(thresholds).map_err(cannot_attach)?;
     let slots = slots.map(|memory| Slots::new(memory, data.huge_pages));
     Ok(Attached { disk, meta: memory, live, slots })
 }
 
-fn map_live(file: &OwnedFd, spec: &DiskSpec) -> Result<Shared, String> {
-    let own = file.try_clone().map_err(|e| format!("cannot duplicate an fd: {e}"))?;
+fn cannot_attach(source: DiskError) -> Error {
+    Error::new(ErrorKind::Disk, "the worker cannot go on with the disk").because(source)
+}
+
+fn map_live(file: &OwnedFd, spec: &DiskSpec) -> Result<Shared, Error> {
+    let own = file.try_clone().map_err(cannot_duplicate)?;
     Shared::map_file(
         own,
         persistent_file::LIVE_AT,
         state_map_bytes(spec.blocks()),
-        "the disk's map in its file",
+        "the disk's file, which holds its block map",
     )
 }

@@ -4,6 +4,7 @@
 //! of them has.
 
 use super::engine::Tag;
+use super::error::{Error, ErrorKind};
 use super::io::Answer;
 use super::transfers::Transfers;
 use rustix::fs::fstat;
@@ -26,10 +27,12 @@ impl Barrier {
         predecessors: Vec<OwnedFd>,
         file: Option<&OwnedFd>,
         file_bytes: u64,
-    ) -> Result<Barrier, String> {
+    ) -> Result<Barrier, Error> {
         let spare_block_at = match file {
             Some(fd) => {
-                let have = fstat(fd).map_err(|e| format!("cannot measure the overflow file: {e}"))?;
+                let have = fstat(fd).map_err(|e| {
+                    Error::new(ErrorKind::Store, "the length of the disk's file cannot be read").because(e)
+                })?;
                 let len = have.st_size as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
                 (len >= file_bytes).then(|| len - BLOCK_BYTES as u64)
             }

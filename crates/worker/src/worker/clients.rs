@@ -3,6 +3,7 @@
 //! Implements the core's view of request buffers by handing each call to the connection that its token names.
 //! Invariant: a connection is dropped only when none of its requests is unfinished.
 
+use super::error::ConnectionEnd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_core::{Errno, GuestBuffers, Token};
 use spillway_export::{nbd, vhost_user_blk};
@@ -18,7 +19,7 @@ pub struct Vmm {
     /// Queues with completions to publish, one bit each.
     pub dirty: u64,
     /// Why it is on its way out, once it is.
-    pub ended: Option<String>,
+    pub ended: Option<Box<ConnectionEnd>>,
     /// Watch on the control socket.
     pub watch: Option<u32>,
     /// Watches on the kick eventfds, and those, by queue. The frontend owns the fd until its `Unkick`.
@@ -45,7 +46,8 @@ pub struct NbdClient {
     pub active: bool,
     /// Something happened to it in this turn: it may have output, or be done.
     pub touched: bool,
-    pub ended: Option<String>,
+    /// Why it is on its way out, once it is.
+    pub ended: Option<Box<ConnectionEnd>>,
     /// The watch on its socket: for which flags, and whether it tells of changes only.
     pub watch: Option<(u32, (i16, bool))>,
     /// Its peer has closed one direction or both: polls say so at once.
@@ -58,6 +60,12 @@ impl NbdClient {
     /// As [`Vmm::is_present`].
     pub fn is_present(&self) -> bool {
         self.ended.is_none() && !has_hung_up(self.connection.fd())
+    }
+
+    /// It is on its way out. The first reason counts.
+    #[cold]
+    pub fn end(&mut self, why: ConnectionEnd) {
+        self.ended.get_or_insert_with(|| Box::new(why));
     }
 }
 

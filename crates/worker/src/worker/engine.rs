@@ -3,6 +3,7 @@
 //!
 //! Invariant: each operation is answered by one [`Done`], never from inside the call that starts it.
 
+use super::error::{Error, ErrorKind};
 use super::threads::Threads;
 use super::uring::Uring;
 use std::os::fd::RawFd;
@@ -129,26 +130,30 @@ const SETTING: &str = "SPILLWAY_ENGINE";
 impl Engine {
     /// Makes what takes the rights of whoever started the worker. Threads come with [`Engine::start`]. What is worth
     /// telling goes into `notices`.
-    pub fn new(notices: &mut Vec<String>) -> Result<Engine, String> {
+    pub fn new(notices: &mut Vec<String>) -> Result<Engine, Error> {
         let setting = std::env::var_os(SETTING);
         match setting.as_ref().map(|w| w.to_string_lossy()).as_deref() {
             None | Some("") => {}
-            Some("io_uring") => return Uring::new().map(Engine::Uring).map_err(|e| no_uring(&e)),
+            Some("io_uring") => return Uring::new().map(Engine::Uring),
             Some("threads") => return Threads::new().map(Engine::Threads),
-            Some(other) => return Err(format!("{SETTING}={other}: it is `io_uring` or `threads`")),
+            Some(other) => {
+                return Err(Error::new(ErrorKind::Settings, "there is no such engine")
+                    .of(format!("{SETTING}={other}"))
+                    .advice("use `io_uring` or `threads`, or unset it"));
+            }
         }
         match Uring::new() {
             Ok(ring) => Ok(Engine::Uring(ring)),
             Err(e) => {
                 let slower = "reads and writes of files go through threads, which is slower";
-                notices.push(format!("{}; {slower}", no_uring(&e)));
+                notices.push(format!("{e}; {slower}"));
                 Threads::new().map(Engine::Threads)
             }
         }
     }
 
     /// From here on it takes operations, on these files and no others.
-    pub fn start(&mut self, files: Files) -> Result<(), String> {
+    pub fn start(&mut self, files: Files) -> Result<(), Error> {
         match self {
             Engine::Uring(ring) => ring.start(files),
             Engine::Threads(threads) => threads.start(files),
@@ -185,7 +190,7 @@ impl Engine {
     }
 
     /// Submits what is queued, without waiting.
-    pub fn submit(&mut self) -> Result<(), String> {
+    pub fn submit(&mut self) -> Result<(), Error> {
         match self {
             Engine::Uring(ring) => ring.submit(),
             Engine::Threads(threads) => {
@@ -196,7 +201,7 @@ impl Engine {
     }
 
     /// Sleeps until something completes or `timeout_ns` have passed.
-    pub fn wait(&mut self, timeout_ns: Option<u64>) -> Result<(), String> {
+    pub fn wait(&mut self, timeout_ns: Option<u64>) -> Result<(), Error> {
         match self {
             Engine::Uring(ring) => ring.wait(timeout_ns),
             Engine::Threads(threads) => threads.wait(timeout_ns),
@@ -205,7 +210,7 @@ impl Engine {
 
     /// Takes completions. While polling this costs a few loads when there is nothing.
     #[inline]
-    pub fn reap(&mut self, out: &mut Vec<Done>) -> Result<(), String> {
+    pub fn reap(&mut self, out: &mut Vec<Done>) -> Result<(), Error> {
         match self {
             Engine::Uring(ring) => ring.reap(out),
             Engine::Threads(threads) => threads.reap(out),
@@ -231,10 +236,6 @@ impl Engine {
 }
 
 /// Makes a ring as a worker does, and throws it away.
-pub fn probe_uring() -> Result<(), String> {
-    Uring::new().map(drop).map_err(|e| no_uring(&e))
-}
-
-fn no_uring(e: &std::io::Error) -> String {
-    format!("cannot make an io_uring: {e}; check /proc/sys/kernel/io_uring_disabled and the seccomp profile")
+pub fn probe_uring() -> Result<(), Error> {
+    Uring::new().map(drop)
 }

@@ -8,6 +8,7 @@ use super::base_reads::{BaseReads, Now};
 use super::calibrate::past_caches_is_faster;
 use super::clients::Clients;
 use super::engine::{Done, Engine, File, Files, Tag};
+use super::error::Error;
 use super::events::state_of;
 use super::models::Models;
 use super::slots::Slots;
@@ -65,7 +66,7 @@ pub struct DiskResources {
 }
 
 impl DiskIo {
-    pub fn new(mut engine: Engine, held: DiskResources, base: BaseImage) -> Result<DiskIo, String> {
+    pub fn new(mut engine: Engine, held: DiskResources, base: BaseImage) -> Result<DiskIo, Error> {
         let DiskResources { slots, meta, file, file_bytes, data_at, predecessors, models } = held;
         let overflow = file.as_ref().map(AsRawFd::as_raw_fd);
         engine.start(Files { base: base.file().fd().as_raw_fd(), overflow })?;

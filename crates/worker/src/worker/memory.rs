@@ -4,11 +4,13 @@
 //! Invariant: the supervisor has sealed both files against shrinking, so that no access here can fault; but for the live map of
 //! mode `persistent`, which lies in a file of the host's.
 
+use super::error::{Error, ErrorKind};
 use libc::iovec;
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use spillway_export::Figures;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Bytes of a huge page.
@@ -23,31 +25,25 @@ pub struct Shared {
 
 impl Shared {
     /// Maps all of a file that has at least `need` bytes. What is never touched costs nothing.
-    pub fn map(file: OwnedFd, need: u64, what: &str) -> Result<Shared, String> {
-        let said = |e: &dyn std::fmt::Display| format!("cannot map the disk's {what} memory: {e}");
-        let have = fstat(&file).map_err(|e| said(&e))?.st_size as u64;
-        if have < need {
-            return Err(said(&format!("{have} bytes where {need} are needed")));
-        }
-        let seals = fcntl_get_seals(&file).map_err(|e| said(&e))?;
+    pub fn map(file: OwnedFd, need: u64, object: &'static str) -> Result<Shared, Error> {
+        let have = len_of(&file, need).map_err(|e| e.of(object))?;
+        let seals = fcntl_get_seals(&file).map_err(|e| cannot_map(e).of(object))?;
         if !seals.contains(SealFlags::SHRINK) {
-            return Err(said(&"it is not sealed against shrinking"));
+            return Err(Error::new(ErrorKind::Disk, "it is not sealed against shrinking").of(object));
         }
-        let len = usize::try_from(have).map_err(|e| said(&e))?;
-        let base = map_aligned(&file, 0, len).map_err(|e| said(&e))?;
-        Ok(Shared { base, len, file })
+        Shared::map_range(file, 0, have).map_err(|e| e.of(object))
     }
 
     /// Maps `need` bytes from `at` on of a file with a name. Who may change it may cut it short, and then an access faults:
     /// that ends this process, and the disk of this file alone.
-    pub fn map_file(file: OwnedFd, at: u64, need: u64, what: &str) -> Result<Shared, String> {
-        let said = |e: &dyn std::fmt::Display| format!("cannot map {what}: {e}");
-        let have = fstat(&file).map_err(|e| said(&e))?.st_size as u64;
-        if have < at + need {
-            return Err(said(&format!("the file has {have} bytes where {} are needed", at + need)));
-        }
-        let len = usize::try_from(need).map_err(|e| said(&e))?;
-        let base = map_aligned(&file, at, len).map_err(|e| said(&e))?;
+    pub fn map_file(file: OwnedFd, at: u64, need: u64, object: &'static str) -> Result<Shared, Error> {
+        len_of(&file, at.saturating_add(need)).map_err(|e| e.of(object))?;
+        Shared::map_range(file, at, need).map_err(|e| e.of(object))
+    }
+
+    fn map_range(file: OwnedFd, at: u64, len: u64) -> Result<Shared, Error> {
+        let len = usize::try_from(len).map_err(cannot_map)?;
+        let base = map_aligned(&file, at, len).map_err(cannot_map)?;
         Ok(Shared { base, len, file })
     }
 
@@ -140,6 +136,22 @@ impl Shared {
     }
 }
 
+/// How many bytes a file has: at least `need`.
+fn len_of(file: &OwnedFd, need: u64) -> Result<u64, Error> {
+    let found = fstat(file).map_err(cannot_map)?.st_size as u64;
+    if found < need {
+        let figures = Figures::Below { found, least: need };
+        return Err(Error::new(ErrorKind::Disk, "it has too few bytes").figures(figures));
+    }
+    Ok(found)
+}
+
+fn cannot_map(source: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::new(ErrorKind::Resources, "it cannot be mapped")
+        .because(source)
+        .advice("see that memory and address space are left (free, ulimit -v)")
+}
+
 /// Maps a file to be shared, at an address that huge pages fit to.
 fn map_aligned(file: &OwnedFd, at: u64, len: usize) -> rustix::io::Result<*mut u8> {
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
@@ -218,7 +230,11 @@ mod tests {
             shared.advise(len as usize, 4096, Advice::LinuxPopulateWrite);
             assert_eq!(fstat(&shared.file).unwrap().st_blocks, if len == 4096 { 8 } else { 16 });
         }
-        assert!(Shared::map(sealed(4096), 8192, "test").is_err());
+        let error = Shared::map(sealed(4096), 8192, "test").err().unwrap();
+        assert_eq!(error.to_string(), "test: it has too few bytes: 4096, at least 8192 is needed");
+        assert_eq!(error.kind(), ErrorKind::Disk);
+        let unsealed = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        assert_eq!(Shared::map(unsealed, 0, "test").err().unwrap().kind(), ErrorKind::Disk);
     }
 
     /// Whatever the host's switch says: `tests/huge_pages.rs` turns it.

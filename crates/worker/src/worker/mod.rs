@@ -2,7 +2,7 @@
 //!
 //! `engine` does I/O without waiting, by `uring` or by `threads`; `staging` owns the buffers that asynchronous I/O uses, the only memory it ever
 //! targets; `memory` maps what the supervisor made; `io` does what the core asks, with files by `transfers`, held back by `models`; `clients` holds the
-//! connections; `block_status` tells NBD clients what is zero; `sandbox` gives up what is not needed; `reactor` is the loop, `watches` what wakes it, `supervision` its talk with the supervisor.
+//! connections; `error` is why something failed; `block_status` tells NBD clients what is zero; `sandbox` gives up what is not needed; `reactor` is the loop, `watches` what wakes it, `supervision` its talk with the supervisor.
 
 mod attach;
 mod barrier;
@@ -11,6 +11,7 @@ mod block_status;
 mod calibrate;
 mod clients;
 mod engine;
+mod error;
 mod events;
 mod io;
 mod memory;
@@ -31,12 +32,15 @@ mod watches;
 
 use crate::channel::{self, FromWorker, Start, ToWorker};
 pub use engine::Kind;
+use error::Error;
+pub use error::{ErrorKind, ReportedError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spillway_export::Figures;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// Whether the I/O of files can be done by io_uring here; if not, why.
-pub fn io_uring_is_usable() -> Result<(), String> {
-    engine::probe_uring()
+pub fn io_uring_is_usable() -> Result<(), ReportedError> {
+    engine::probe_uring().map_err(|error| error.report())
 }
 
 /// Serves the disk that the supervisor describes on `channel`, until it says stop. Returns the exit code that this process
@@ -56,7 +60,7 @@ pub fn main(channel: OwnedFd) -> i32 {
         Ok(()) => 0,
         Err(error) => {
             // If nobody listens any more there is nobody to tell.
-            let _ = channel::send(channel.as_fd(), &FromWorker::Failed { error: error.clone() }, &[]);
+            let _ = channel::send(channel.as_fd(), &FromWorker::Failed { error: error.report() }, &[]);
             eprintln!("spillway worker: {error}");
             1
         }
@@ -87,18 +91,22 @@ fn die_of_panics() {
     }));
 }
 
-fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {
+fn start(channel: &OwnedFd) -> Result<reactor::Reactor, Error> {
     let hello = FromWorker::Hello {
         protocol: channel::PROTOCOL_VERSION,
         layout: spillway_core::LAYOUT_VERSION,
         version: env!("CARGO_PKG_VERSION").into(),
     };
-    channel::send(channel, &hello, &[]).map_err(|e| format!("cannot say what it is: {e}"))?;
-    let said = |e| format!("cannot read what to serve from the supervisor: {e}");
-    let (message, fds) =
-        channel::receive::<ToWorker>(channel).map_err(said)?.ok_or("the supervisor has gone")?;
-    let ToWorker::Start(start) = message else { return Err("the first message was not `start`".into()) };
-    let own = channel.try_clone().map_err(|e| format!("cannot duplicate the channel: {e}"))?;
+    let failed = |reason| Error::new(ErrorKind::Channel, reason);
+    channel::send(channel, &hello, &[])
+        .map_err(|e| failed("the supervisor cannot be told that the worker is there").because(e))?;
+    let (message, fds) = channel::receive::<ToWorker>(channel)
+        .map_err(|e| failed("the supervisor's first message cannot be read").because(e))?
+        .ok_or_else(|| failed("the supervisor has gone before it said what to serve"))?;
+    let ToWorker::Start(start) = message else {
+        return Err(failed("the supervisor's first message is not `start`"));
+    };
+    let own = channel.try_clone().map_err(cannot_duplicate)?;
     let mut notices = Vec::new();
     let engine = engine::Engine::new(&mut notices)?;
     let kind = engine.kind();
@@ -116,8 +124,15 @@ fn start(channel: &OwnedFd) -> Result<reactor::Reactor, String> {
         let _ = channel::send(channel, &FromWorker::Event { kind: "notice".into(), text }, &[]);
     }
     channel::send(channel, &FromWorker::Ready { engine: kind.name().into(), landlock }, &[])
-        .map_err(|e| format!("cannot say that it is ready: {e}"))?;
+        .map_err(|e| failed("the supervisor cannot be told that the worker is ready").because(e))?;
     Ok(reactor)
+}
+
+/// The host gives no second file descriptor for an open file.
+fn cannot_duplicate(source: std::io::Error) -> Error {
+    Error::new(ErrorKind::Resources, "a file descriptor cannot be duplicated")
+        .because(source)
+        .advice("see that file descriptors are left (ulimit -n)")
 }
 
 /// The fds of `Start`, by name.
@@ -135,14 +150,19 @@ struct Fds {
 }
 
 impl Fds {
-    fn sort(start: &Start, fds: Vec<OwnedFd>) -> Result<Fds, String> {
+    fn sort(start: &Start, fds: Vec<OwnedFd>) -> Result<Fds, Error> {
         let mode = start.settings.mode();
         let predecessors = usize::from(start.predecessors);
         let own = [start.digests, mode.has_ram(), mode.has_file(), start.base_model, start.overflow_model];
         let want = 3 + own.map(usize::from).iter().sum::<usize>() + predecessors;
         let got = fds.len();
         let mut fds = fds.into_iter();
-        let mut next = || fds.next().ok_or_else(|| format!("{got} fds came with `start`, {want} expected"));
+        let unequal = || {
+            Error::new(ErrorKind::Channel, "another number of file descriptors came than the message names")
+                .of("the supervisor's message `start`")
+                .figures(Figures::Unequal { found: got as u64, expected: want as u64 })
+        };
+        let mut next = || fds.next().ok_or_else(unequal);
         let sorted = Fds {
             meta: next()?,
             base: next()?,
@@ -155,7 +175,7 @@ impl Fds {
             predecessors: (0..predecessors).map(|_| next()).collect::<Result<_, _>>()?,
         };
         if got != want {
-            return Err(format!("{got} fds came with `start`, {want} expected"));
+            return Err(unequal());
         }
         Ok(sorted)
     }

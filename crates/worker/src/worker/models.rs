@@ -4,6 +4,7 @@
 //! Invariant: what is held is answered once, no earlier than it is due, in the order in which it is.
 
 use super::engine::{Done, File, Tag};
+use super::error::{Error, ErrorKind};
 use spillway_control::storage_model::Model;
 use spillway_core::{Errno, OpId};
 use spillway_image::StoreRead;
@@ -52,9 +53,11 @@ impl Models {
         base: Option<OwnedFd>,
         overflow: Option<OwnedFd>,
         disk_id: u64,
-    ) -> Result<Option<Box<Models>>, String> {
+    ) -> Result<Option<Box<Models>>, Error> {
         let open = |fd: Option<OwnedFd>| {
-            fd.map(Model::open).transpose().map_err(|e| format!("cannot map a storage model: {e}"))
+            fd.map(Model::open).transpose().map_err(|e| {
+                Error::new(ErrorKind::Resources, "the memory of a storage model cannot be used").because(e)
+            })
         };
         let (base, overflow) = (open(base)?, open(overflow)?);
         let any = base.is_some() || overflow.is_some();

@@ -3,11 +3,11 @@
 //! Invariant: a watch that is not `multi` is over with the first thing it finds, as one that could not be set up is.
 
 use super::engine::{Done, Tag};
+use super::error::{Error, ErrorKind};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
@@ -25,8 +25,9 @@ pub(super) struct Polls {
 }
 
 impl Polls {
-    pub fn new() -> io::Result<Polls> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+    pub fn new() -> Result<Polls, Error> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)
+            .map_err(|e| failed("cannot make the fd that watches the others (epoll_create)", e))?;
         Ok(Polls { epoll, watches: HashMap::new(), ready: Vec::new(), more: false })
     }
 
@@ -36,9 +37,10 @@ impl Polls {
     }
 
     /// Takes in an eventfd that is no watch: [`Polls::look`] says when it is raised.
-    pub fn add_alarm(&self, eventfd: impl AsFd) -> io::Result<()> {
+    pub fn add_alarm(&self, eventfd: impl AsFd) -> Result<(), Error> {
         let tag = EventData::new_u64(Tag::Ignore.pack());
-        Ok(epoll::add(&self.epoll, eventfd, tag, EventFlags::IN)?)
+        epoll::add(&self.epoll, eventfd, tag, EventFlags::IN)
+            .map_err(|e| failed("cannot watch the threads' alarm (epoll_ctl)", e))
     }
 
     /// Watches an fd once, or each change (`multi`).
@@ -85,7 +87,7 @@ impl Polls {
 
     /// Asks epoll what there is, and waits for it so long (`None`: for ever). Whether the alarm is raised. It sees a bounded
     /// number of events, as whoever shares a kick may raise it without end.
-    pub fn look(&mut self, timeout_ns: Option<u64>) -> Result<bool, String> {
+    pub fn look(&mut self, timeout_ns: Option<u64>) -> Result<bool, Error> {
         let timeout = timeout_ns
             .map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let mut alarm = false;
@@ -93,7 +95,7 @@ impl Polls {
         let events = match epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
             Ok((events, _)) => events,
             Err(Errno::INTR) => return Ok(false),
-            Err(e) => return Err(format!("epoll_wait: {e}")),
+            Err(e) => return Err(failed("cannot wait for sockets and eventfds (epoll_wait)", e)),
         };
         self.more = events.len() == EVENTS;
         for event in events {
@@ -108,4 +110,9 @@ impl Polls {
         }
         Ok(alarm)
     }
+}
+
+#[cold]
+fn failed(reason: &'static str, source: Errno) -> Error {
+    Error::new(ErrorKind::Engine, reason).because(source)
 }

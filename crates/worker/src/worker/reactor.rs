@@ -10,6 +10,7 @@ use super::attach::{Attached, attach, spec_of};
 use super::block_status::{Question, Questions};
 use super::clients::NbdClient;
 use super::engine::{Done, Engine, Tag};
+use super::error::{Error, ErrorKind};
 use super::events::Telling;
 use super::io::{DiskIo, DiskResources};
 use super::memory::Shared;
@@ -18,12 +19,12 @@ use super::rate::{Throttle, from};
 use super::spin::Idle;
 use super::supervision::channel_nonblocking;
 use super::tap::Tap;
-use super::watches::{POLLIN, Target, Watches, nbd_ended};
-use super::{Fds, now_ns};
+use super::watches::{POLLIN, Target, Watches};
+use super::{Fds, cannot_duplicate, now_ns};
 use crate::channel::Start;
 use spillway_core::{BLOCK_BYTES, Disk, Mode, Request};
-use spillway_export::nbd;
 use spillway_export::vhost_user_blk::Change;
+use spillway_export::{Figures, nbd};
 use spillway_image::BaseImage;
 use spillway_layout::BaseCache;
 use spillway_layout::persistent_file;
@@ -82,20 +83,22 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    pub(super) fn new(channel: OwnedFd, start: &Start, fds: Fds, engine: Engine) -> Result<Reactor, String> {
+    pub(super) fn new(channel: OwnedFd, start: &Start, fds: Fds, engine: Engine) -> Result<Reactor, Error> {
         let spec = spec_of(start)?;
-        let meta_file = fds.meta.try_clone().map_err(|e| format!("cannot duplicate an fd: {e}"))?;
+        let meta_file = fds.meta.try_clone().map_err(cannot_duplicate)?;
         // Whoever returns early drops them in the reverse order: the disk first.
         let Attached { slots, live, meta, disk } =
             attach(fds.meta, fds.data, fds.file.as_ref(), spec, start)?;
         let direct = start.settings.base_cache() == BaseCache::None;
-        let base = BaseImage::open(fds.base, start.format, start.base_bytes, direct, fds.digests, start.nbd)?;
-        let dio_align = base.file().dio_align();
-        if dio_align as usize > BLOCK_BYTES {
-            return Err(format!(
-                "the base image's store wants O_DIRECT reads aligned to {dio_align} bytes, more than a block: use \
-                 --base-cache host"
-            ));
+        let base = BaseImage::open(fds.base, start.format, start.base_bytes, direct, fds.digests, start.nbd)
+            .map_err(|e| Error::new(ErrorKind::Image, "the disk cannot be served").because(e))?;
+        let (found, most) = (u64::from(base.file().dio_align()), BLOCK_BYTES as u64);
+        if found > most {
+            let reason = "its store wants O_DIRECT reads aligned to more bytes than a block has";
+            return Err(Error::new(ErrorKind::Image, reason)
+                .of("the base image")
+                .figures(Figures::Above { found, most })
+                .advice("use --base-cache host"));
         }
         let data_at = if spec.mode == Mode::Persistent { persistent_file::DATA_AT } else { 0 };
         let held = DiskResources {
@@ -144,7 +147,7 @@ impl Reactor {
     }
 
     /// Serves until told to stop. Unless the disk goes on, no file of it is in use any more when this process has ended.
-    pub fn run(&mut self) -> Result<(), String> {
+    pub fn run(&mut self) -> Result<(), Error> {
         self.serve()?;
         if !self.stage.disk_goes_on {
             self.io.transfers.engine.release_files();
@@ -152,7 +155,7 @@ impl Reactor {
         Ok(())
     }
 
-    fn serve(&mut self) -> Result<(), String> {
+    fn serve(&mut self) -> Result<(), Error> {
         self.take_messages()?;
         loop {
             let begin = now_ns();
@@ -209,7 +212,7 @@ impl Reactor {
         self.io.clients.vmms.iter().any(|v| v.ended.is_none())
     }
 
-    fn sleep(&mut self, now: u64) -> Result<(), String> {
+    fn sleep(&mut self, now: u64) -> Result<(), Error> {
         let spare = (self.nbd_budget.kept_bytes() > 0).then_some(self.idle.quiet_since_ns() + SPARE_NS);
         if spare.is_some_and(|ns| ns <= now) {
             self.io.clients.nbd.iter_mut().flatten().for_each(|c| c.connection.release_idle_memory());
@@ -238,7 +241,7 @@ impl Reactor {
         Ok(())
     }
 
-    fn take_completions(&mut self) -> Result<bool, String> {
+    fn take_completions(&mut self) -> Result<bool, Error> {
         let mut done = std::mem::take(&mut self.done);
         self.io.transfers.engine.reap(&mut done)?;
         self.io.transfers.take_due(&mut done);
@@ -393,7 +396,7 @@ impl Reactor {
                 continue;
             }
             if vmm.frontend.poisoned() {
-                self.end_vmm(i, "its guest memory has shrunk".into());
+                self.end_vmm(i, Error::new(ErrorKind::Client, "its guest memory has shrunk").into());
             } else if stopped {
                 // Broken, and it says why; or being stopped.
                 self.finish_stops(i);
@@ -406,7 +409,7 @@ impl Reactor {
             let had_output = client.connection.wants_write();
             worked |= had_output;
             if let Err(e) = client.connection.flush_output() {
-                nbd_ended(client, &e);
+                client.end(e.into());
             } else if had_output {
                 // Room may have come free: buffered input may hold more.
                 client.active = true;

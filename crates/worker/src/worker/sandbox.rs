@@ -91,9 +91,8 @@ fn die_of_faults() {
 /// Leaves every thread the system calls that the worker makes. Any other ends the process: a bug or an intruder, and
 /// neither is to go on; the few by which libraries look at files of the host are refused instead.
 pub fn filter_calls(engine: Kind, notices: &mut Vec<String>) {
-    let applied = programs(engine).and_then(|programs| {
-        programs.iter().try_for_each(|p| seccompiler::apply_filter_all_threads(p)).map_err(|e| e.to_string())
-    });
+    let applied = programs(engine)
+        .and_then(|programs| programs.iter().try_for_each(|p| seccompiler::apply_filter_all_threads(p)));
     if let Err(e) = applied {
         notices.push(format!(
             "the worker has no filter of system calls: {e}; check the kernel and the container"
@@ -102,22 +101,21 @@ pub fn filter_calls(engine: Kind, notices: &mut Vec<String>) {
 }
 
 /// The refusals, then the list.
-fn programs(engine: Kind) -> Result<[BpfProgram; 2], String> {
-    let arch = std::env::consts::ARCH.try_into().map_err(|e| format!("{e}"))?;
+fn programs(engine: Kind) -> Result<[BpfProgram; 2], seccompiler::Error> {
+    let arch = std::env::consts::ARCH.try_into()?;
     let compile = |rules: Rules, others, matched| -> Result<BpfProgram, seccompiler::BackendError> {
         SeccompFilter::new(rules, others, matched, arch)?.try_into()
     };
-    let said = |e: seccompiler::BackendError| e.to_string();
     let refused: Rules = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
-    let mut allowed = conditional(engine).map_err(said)?;
+    let mut allowed = conditional(engine)?;
     let of_engine = match engine {
         Kind::IoUring => OF_IO_URING,
         Kind::Threads => OF_THREADS,
     };
     allowed.extend(ALLOWED.iter().chain(of_engine).chain(REFUSED).map(|&call| (call, Vec::new())));
     Ok([
-        compile(refused, SeccompAction::Allow, SeccompAction::Errno(libc::EACCES as u32)).map_err(said)?,
-        compile(allowed, SeccompAction::KillProcess, SeccompAction::Allow).map_err(said)?,
+        compile(refused, SeccompAction::Allow, SeccompAction::Errno(libc::EACCES as u32))?,
+        compile(allowed, SeccompAction::KillProcess, SeccompAction::Allow)?,
     ])
 }
 

@@ -4,6 +4,7 @@
 //! One anonymous mapping: the parts (for writes), then large and small read buffers. Untouched pages cost
 //! nothing. Invariant: a buffer is with one operation at a time.
 
+use super::error::{Error, ErrorKind};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use spillway_core::{BLOCK_BYTES, PARTS, PartId};
 
@@ -33,11 +34,14 @@ pub struct Staging {
 
 impl Staging {
     /// Reserves address space; pages come when they are used.
-    pub fn new() -> Result<Staging, String> {
+    pub fn new() -> Result<Staging, Error> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a new anonymous mapping at an address of the kernel's choice.
-        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), TOTAL, prot, flags) }
-            .map_err(|e| format!("cannot reserve staging memory: {e}"))?;
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), TOTAL, prot, flags) }.map_err(|e| {
+            Error::new(ErrorKind::Resources, "cannot reserve memory for reads and writes of files")
+                .because(e)
+                .advice("see that memory and address space are left (free, ulimit -v)")
+        })?;
         // A forked child must not share pages that I/O is under way to. Best effort: the worker never forks.
         // SAFETY: advice on our own mapping.
         let _ = unsafe { madvise(base, TOTAL, Advice::LinuxDontFork) };

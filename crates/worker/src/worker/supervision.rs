@@ -5,16 +5,18 @@
 //! `Answered` unless its client goes first, each reset by one `ResetDone`.
 
 use super::clients::{NbdClient, Vmm};
+use super::error::{ConnectionEnd, Error, ErrorKind, ReportedError};
 use super::events::{describe, state_of};
 use super::now_ns;
 use super::reactor::Reactor;
-use crate::channel::{self, ClientKind, FromWorker, ToWorker};
+use crate::channel::{self, ChannelError, ClientKind, FromWorker, ToWorker};
 use rustix::event::{PollFd, PollFlags, poll};
 use spillway_control::DiskSettings;
 use spillway_core::{DiskError, Errno, Thresholds, Token};
-use spillway_export::nbd;
 use spillway_export::vhost_user_blk::{self, Answer, DeviceConfig, Frontend, Handled, Packet};
+use spillway_export::{Figures, nbd};
 use spillway_image::digests::CHUNK_BYTES;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// How long a VMM may say nothing at first.
@@ -25,19 +27,18 @@ const MAX_NBD: usize = 16;
 const MOST_LEAVING: usize = 2;
 
 impl Reactor {
-    pub(super) fn take_messages(&mut self) -> Result<(), String> {
+    pub(super) fn take_messages(&mut self) -> Result<(), Error> {
         loop {
             match channel::receive::<ToWorker>(&self.channel) {
                 Ok(Some((message, fds))) => self.on_message(message, fds),
-                Ok(None) => {
+                Err(e) if e.would_block() => return Ok(()),
+                Ok(None) | Err(ChannelError::Socket(_)) => {
                     self.stage.orphaned = true;
                     return Ok(());
                 }
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
-                Err(e) if e.kind() == std::io::ErrorKind::InvalidData => return Err(e.to_string()),
-                Err(_) => {
-                    self.stage.orphaned = true;
-                    return Ok(());
+                Err(e) => {
+                    let reason = "a message of the supervisor cannot be read";
+                    return Err(Error::new(ErrorKind::Channel, reason).because(e));
                 }
             }
         }
@@ -46,8 +47,8 @@ impl Reactor {
     pub(super) fn on_message(&mut self, message: ToWorker, mut fds: Vec<OwnedFd>) {
         match message {
             ToWorker::Client { id, kind } => {
-                if let Err(reason) = self.add_client(id, kind, fds) {
-                    self.client_gone(id, reason);
+                if let Err(error) = self.add_client(id, kind, fds) {
+                    self.client_gone(id, Some(error.report()));
                 }
             }
             ToWorker::Replay { id, bytes } => {
@@ -66,33 +67,39 @@ impl Reactor {
                     }
                 }
             }
-            ToWorker::Left { id, reason } => {
+            ToWorker::Left { id, error } => {
                 if let Some(i) = self.serving_vmm(id) {
-                    self.end_vmm(i, reason);
+                    self.end_vmm(i, error.map_or(ConnectionEnd::Left, ConnectionEnd::from));
                 }
             }
             ToWorker::Reset { force } => {
                 // One that has closed its side may not have been noticed yet, or still have requests unfinished.
                 let clients = self.io.clients.present();
                 if clients > 0 && !force {
-                    let result =
-                        Err(format!("{clients} client(s) connected: disconnect them, or use --force"));
-                    self.send(&FromWorker::ResetDone { result }, &[]);
+                    let error = Error::new(ErrorKind::Refused, "clients are still connected")
+                        .figures(Figures::Found(clients as u64))
+                        .advice("disconnect them, or use --force");
+                    self.send(&FromWorker::ResetDone { result: Err(error.report()) }, &[]);
                 } else {
                     self.stage.resetting = true;
                 }
             }
             ToWorker::Set(settings) => {
-                let result = self.set(settings);
+                let result = self.set(settings).map_err(|e| {
+                    Error::new(ErrorKind::Settings, "the limits stay as they are").because(e).report()
+                });
                 self.send(&FromWorker::SetDone { result }, &[]);
             }
             ToWorker::Trace { on } => {
+                let cannot = || Error::new(ErrorKind::Channel, "requests cannot be recorded");
                 let recorded = match (on, fds.pop()) {
-                    (true, None) => Err("no memory came with it".into()),
-                    (_, memory) => self.tap.record(memory).map_err(|e| e.to_string()),
+                    (true, None) => {
+                        Err(cannot().advice("the memory for them has to come with the message `trace`"))
+                    }
+                    (_, memory) => self.tap.record(memory).map_err(|e| cannot().because(e)),
                 };
-                if let Err(why) = recorded {
-                    self.tell(&format!("requests cannot be recorded: {why}"));
+                if let Err(error) = recorded {
+                    self.tell(&error.to_string());
                 }
             }
             ToWorker::Curve { goal } => {
@@ -108,14 +115,13 @@ impl Reactor {
     }
 
     /// All of them, or none.
-    fn set(&mut self, settings: DiskSettings) -> Result<(), String> {
+    fn set(&mut self, settings: DiskSettings) -> Result<(), DiskError> {
         let thresholds =
             Thresholds { warning_percent: settings.warn_at(), critical_percent: settings.critical_at() };
-        let said = |e: DiskError| e.to_string();
-        thresholds.check().map_err(said)?;
-        self.disk.set_limits(settings.ram_bytes(), settings.overflow_bytes()).map_err(said)?;
+        thresholds.check()?;
+        self.disk.set_limits(settings.ram_bytes(), settings.overflow_bytes())?;
         self.disk.set_full_policy(settings.full());
-        self.disk.set_thresholds(thresholds).map_err(said)?;
+        self.disk.set_thresholds(thresholds)?;
         if self.start.settings.rate() != settings.rate() {
             self.throttle.set(settings.rate());
         }
@@ -152,13 +158,14 @@ impl Reactor {
         }
     }
 
-    fn add_client(&mut self, id: u64, kind: ClientKind, mut fds: Vec<OwnedFd>) -> Result<(), String> {
+    fn add_client(&mut self, id: u64, kind: ClientKind, mut fds: Vec<OwnedFd>) -> Result<(), Error> {
         if self.stage.takes_none() {
-            return Err("the disk is being reset or stopped".into());
+            return Err(refused("the disk is being reset or stopped").advice("connect again later"));
         }
         let table = if kind == ClientKind::VhostUser { fds.pop() } else { None };
         let (Some(socket), true) = (fds.pop(), fds.is_empty()) else {
-            return Err("a client comes with its socket, a VMM also with a table".into());
+            let reason = "a client came without its socket, or a VMM without its table of requests";
+            return Err(Error::new(ErrorKind::Channel, reason));
         };
         match kind {
             ClientKind::VhostUser => self.add_vmm(id, socket, table.expect("one of two")),
@@ -166,15 +173,17 @@ impl Reactor {
                 let clients = &mut self.io.clients.nbd;
                 let n = clients.iter().position(Option::is_none).unwrap_or(clients.len());
                 if n >= MAX_NBD {
-                    return Err(format!("{MAX_NBD} NBD clients are connected, the most there can be"));
+                    return Err(refused("as many NBD clients are connected as there may be")
+                        .figures(Figures::Found(MAX_NBD as u64))
+                        .advice("disconnect one of them"));
                 }
                 let info = nbd::ExportInfo {
                     size_bytes: self.start.size_bytes,
                     name: String::new(),
                     description: format!("Spillway disk {}", self.start.serial),
                 };
-                let mut connection = nbd::Connection::new(socket, info, n as u16, &self.nbd_budget)
-                    .map_err(|e| e.to_string())?;
+                let mut connection =
+                    nbd::Connection::new(socket, info, n as u16, &self.nbd_budget).map_err(cannot_serve)?;
                 connection.set_disk_full(self.disk_full);
                 let wait = connection.handshake_deadline().map_or(0, |d| d.as_nanos() as u64);
                 let deadline_ns = now_ns() + wait;
@@ -198,16 +207,19 @@ impl Reactor {
         }
     }
 
-    fn add_vmm(&mut self, id: u64, socket: OwnedFd, table: OwnedFd) -> Result<(), String> {
+    fn add_vmm(&mut self, id: u64, socket: OwnedFd, table: OwnedFd) -> Result<(), Error> {
         for i in 0..self.io.clients.vmms.len() {
             if self.io.clients.vmms[i].is_present() {
-                return Err("a VMM is connected already: a disk serves one at a time".into());
+                return Err(refused("a VMM is connected already, and a disk serves one at a time")
+                    .advice("disconnect it first"));
             }
-            self.end_vmm(i, String::new());
+            self.end_vmm(i, ConnectionEnd::Left);
         }
         let leaving = self.io.clients.vmms.iter().filter(|v| v.frontend.unfinished() > 0).count();
         if leaving > MOST_LEAVING {
-            return Err("requests of VMMs that have left are still at the store: connect again later".into());
+            return Err(
+                refused("requests of VMMs that have left are still in flight").advice("connect again later")
+            );
         }
         let config = DeviceConfig {
             size_bytes: self.start.size_bytes,
@@ -220,8 +232,7 @@ impl Reactor {
         while self.io.clients.vmms.iter().any(|v| v.session == session_of(self.next_session)) {
             self.next_session = self.next_session.wrapping_add(1);
         }
-        let frontend =
-            Frontend::resume(socket, config, self.next_session, table).map_err(|e| e.to_string())?;
+        let frontend = Frontend::resume(socket, config, self.next_session, table).map_err(cannot_serve)?;
         let kicks = vec![None; usize::from(frontend.queue_count())];
         let session = session_of(self.next_session);
         let deadline_ns = now_ns() + SILENCE_NS;
@@ -241,10 +252,11 @@ impl Reactor {
 
     /// A VMM is on its way out: its memory is not touched any more, and it is let go when nothing of it is
     /// unfinished.
-    pub(super) fn end_vmm(&mut self, i: usize, why: String) {
+    #[cold]
+    pub(super) fn end_vmm(&mut self, i: usize, why: ConnectionEnd) {
         let vmm = &mut self.io.clients.vmms[i];
         if vmm.ended.is_none() {
-            vmm.ended = Some(why);
+            vmm.ended = Some(Box::new(why));
             vmm.frontend.disconnect();
             self.writeback = vmm.frontend.writeback();
         }
@@ -264,7 +276,7 @@ impl Reactor {
         for i in (0..self.io.clients.vmms.len()).rev() {
             let vmm = &self.io.clients.vmms[i];
             if !vmm.frontend.has_received() && self.io.now_ns() >= vmm.deadline_ns {
-                self.end_vmm(i, "it has said nothing for 10 seconds".into());
+                self.end_vmm(i, too_slow("it has said nothing for 10 seconds").into());
             }
             let vmm = &mut self.io.clients.vmms[i];
             if vmm.ended.is_none() {
@@ -280,7 +292,7 @@ impl Reactor {
             if self.io.clients.vmms[i].frontend.unfinished() == 0 {
                 self.tell_notices(i);
                 let vmm = self.io.clients.vmms.remove(i);
-                self.client_gone(vmm.id, vmm.ended.unwrap_or_default());
+                self.client_gone(vmm.id, vmm.ended.and_then(|why| why.report()));
             }
         }
         let only_waits = self.stage.orphaned && self.disk.only_waits_for_space();
@@ -289,11 +301,11 @@ impl Reactor {
             let Some(client) = self.io.clients.nbd[n].as_mut() else { continue };
             let late = now_ns >= client.deadline_ns;
             if late && client.ended.is_none() && client.connection.handshake_deadline().is_some() {
-                client.ended = Some("its handshake took more than 10 seconds".into());
+                client.end(too_slow("its handshake took more than 10 seconds").into());
             }
             if only_waits && client.hung_up && client.connection.is_disconnecting() {
                 // Nobody will ever make room for what it left behind.
-                client.ended.get_or_insert_default();
+                client.end(ConnectionEnd::Left);
             }
             if client.ended.is_none() {
                 continue;
@@ -308,13 +320,13 @@ impl Reactor {
             let client = self.io.clients.nbd[n].as_ref().expect("looked at above");
             if client.connection.unfinished() == 0 {
                 let client = self.io.clients.nbd[n].take().expect("looked at above");
-                self.client_gone(client.id, client.ended.unwrap_or_default());
+                self.client_gone(client.id, client.ended.and_then(|why| why.report()));
             }
         }
     }
 
-    fn client_gone(&mut self, id: u64, reason: String) {
-        self.send(&FromWorker::ClientGone { id, reason }, &[]);
+    fn client_gone(&mut self, id: u64, error: Option<ReportedError>) {
+        self.send(&FromWorker::ClientGone { id, error }, &[]);
     }
 
     /// Carries a reset on: what was accepted completes, what waits for room fails, clients are let go. True:
@@ -325,12 +337,15 @@ impl Reactor {
         }
         self.disk.cancel(&mut self.io, Errno::IO, |_| true);
         self.publish();
-        let why = |present| if present { "the disk was reset" } else { "" }.to_string();
+        let why = |present| match present {
+            true => refused("the disk was reset").into(),
+            false => ConnectionEnd::Left,
+        };
         for i in 0..self.io.clients.vmms.len() {
             self.end_vmm(i, why(self.io.clients.vmms[i].is_present()));
         }
         for client in self.io.clients.nbd.iter_mut().flatten() {
-            client.ended = client.ended.take().or_else(|| Some(why(client.is_present())));
+            client.end(why(client.is_present()));
         }
         self.release_ended_clients();
         if self.io.clients.count() > 0 || !self.disk.reset(&mut self.io) {
@@ -347,7 +362,7 @@ impl Reactor {
 
     /// Whether it is time to go: told to stop, or left alone, and nothing is unfinished but what waits for room,
     /// which goes unanswered.
-    pub(super) fn is_over(&mut self) -> Result<bool, String> {
+    pub(super) fn is_over(&mut self) -> Result<bool, Error> {
         if !self.stage.stopping {
             return if self.stage.orphaned && self.io.clients.count() == 0 {
                 self.make_durable()
@@ -366,13 +381,16 @@ impl Reactor {
     }
 
     /// What is to outlive this process, and the power, is on the medium.
-    fn make_durable(&mut self) -> Result<bool, String> {
+    fn make_durable(&mut self) -> Result<bool, Error> {
         match self.disk.make_durable(&mut self.io) {
             None => Ok(false),
             Some(Ok(())) => Ok(true),
-            Some(Err(e)) => Err(format!(
-                "what was written since the last FLUSH may not be on the medium ({e}): look after its store (dmesg)"
-            )),
+            Some(Err(errno)) => {
+                let reason = "what was written since the last FLUSH may not be on the medium";
+                Err(Error::new(ErrorKind::Store, reason)
+                    .because(io::Error::from_raw_os_error(errno.0))
+                    .advice("look after its store (dmesg)"))
+            }
         }
     }
 
@@ -420,7 +438,7 @@ impl Reactor {
         }
         while let Err(e) = channel::send(&self.channel, message, fds) {
             let waited_for = !matches!(message, FromWorker::Event { .. });
-            if e.kind() != std::io::ErrorKind::WouldBlock || !waited_for {
+            if !e.would_block() || !waited_for {
                 return;
             }
             let mut room = [PollFd::new(&self.channel, PollFlags::OUT)];
@@ -434,10 +452,23 @@ fn session_of(session: u8) -> u64 {
     u64::from(vhost_user_blk::TOKEN_TAG) << 8 | u64::from(session)
 }
 
-pub fn channel_nonblocking(channel: &OwnedFd) -> Result<(), String> {
+fn refused(reason: &'static str) -> Error {
+    Error::new(ErrorKind::Refused, reason)
+}
+
+fn too_slow(reason: &'static str) -> Error {
+    Error::new(ErrorKind::Client, reason)
+}
+
+/// What a client has connected by cannot be used.
+fn cannot_serve(source: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::new(ErrorKind::Client, "its connection cannot be served").because(source)
+}
+
+pub fn channel_nonblocking(channel: &OwnedFd) -> Result<(), Error> {
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
     let set = fcntl_getfl(channel.as_fd()).and_then(|f| fcntl_setfl(channel.as_fd(), f | OFlags::NONBLOCK));
-    set.map_err(|e| format!("cannot make the channel non-blocking: {e}"))
+    set.map_err(|e| Error::new(ErrorKind::Channel, "the channel cannot be made non-blocking").because(e))
 }
 
 fn nbd_token(token: Token) -> bool {

@@ -8,7 +8,7 @@
 use spillway_advisor::curve::{Curve, DEFAULT_GOAL};
 use spillway_advisor::shards::{Sample, Shards};
 use spillway_advisor::{BLOCK_BYTES, Event, MAX_REQUEST_BYTES, Operation};
-use spillway_control::trace_ring::Writer;
+use spillway_control::trace_ring::{RingError, Writer};
 use spillway_core::{self as core, Request, SECTOR_BYTES};
 use std::os::fd::OwnedFd;
 
@@ -29,7 +29,7 @@ impl Tap {
     }
 
     /// Somebody records, into this memory; or nobody any more.
-    pub fn record(&mut self, memory: Option<OwnedFd>) -> std::io::Result<()> {
+    pub fn record(&mut self, memory: Option<OwnedFd>) -> Result<(), RingError> {
         self.ring = memory.map(|memory| Writer::open(&memory)).transpose()?;
         Ok(())
     }

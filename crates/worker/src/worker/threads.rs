@@ -5,6 +5,7 @@
 //! bounded; what finds it full waits in `backlog`, and each completion is followed by another look at that.
 
 use super::engine::{Done, File, Files, Operation, Tag};
+use super::error::{Error, ErrorKind};
 use super::polls::Polls;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
@@ -58,12 +59,15 @@ pub struct Threads {
 
 impl Threads {
     /// Without its threads yet.
-    pub fn new() -> Result<Threads, String> {
-        let said = |e: io::Error| format!("cannot make the fds of the engine `threads`: {e}");
+    pub fn new() -> Result<Threads, Error> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = eventfd(0, flags).map_err(|e| said(e.into()))?;
-        let polls = Polls::new().map_err(said)?;
-        polls.add_alarm(&wake).map_err(said)?;
+        let wake = eventfd(0, flags).map_err(|e| {
+            Error::new(ErrorKind::Resources, "cannot make the eventfd of the I/O threads")
+                .because(e)
+                .advice("see that file descriptors are left (ulimit -n)")
+        })?;
+        let polls = Polls::new()?;
+        polls.add_alarm(&wake)?;
         let (jobs, jobs_in) = sync_channel(QUEUE);
         let (done_out, done) = channel();
         Ok(Threads {
@@ -80,7 +84,7 @@ impl Threads {
     }
 
     /// Starts the threads. The fds stay open as long as `self`.
-    pub fn start(&mut self, files: Files) -> Result<(), String> {
+    pub fn start(&mut self, files: Files) -> Result<(), Error> {
         let (jobs, done) = self.unstarted.take().expect("started once");
         let jobs = Arc::new(Mutex::new(jobs));
         for n in 0..THREADS {
@@ -89,7 +93,11 @@ impl Threads {
                 .name(format!("io-{n}"))
                 .stack_size(STACK_BYTES)
                 .spawn(move || serve(files, &jobs, &done, &alarm))
-                .map_err(|e| format!("cannot start a thread for I/O: {e}"))?;
+                .map_err(|e| {
+                    Error::new(ErrorKind::Resources, "cannot start a thread for I/O")
+                        .because(e)
+                        .advice("see that memory and processes are left (free, ulimit -u)")
+                })?;
             self.threads.push(thread);
         }
         Ok(())
@@ -130,7 +138,7 @@ impl Threads {
     }
 
     /// Sleeps until something completes or `timeout_ns` have passed.
-    pub fn wait(&mut self, timeout_ns: Option<u64>) -> Result<(), String> {
+    pub fn wait(&mut self, timeout_ns: Option<u64>) -> Result<(), Error> {
         self.submit();
         self.alarm.asleep.store(true, Ordering::Relaxed);
         // A thread puts its completion down and then asks whether we sleep; we say so and then look.
@@ -144,7 +152,7 @@ impl Threads {
 
     /// Takes completions.
     #[inline]
-    pub fn reap(&mut self, out: &mut Vec<Done>) -> Result<(), String> {
+    pub fn reap(&mut self, out: &mut Vec<Done>) -> Result<(), Error> {
         out.extend(self.done.try_iter());
         self.turns = self.turns.wrapping_add(1);
         if self.polls.has_more() || self.turns.is_multiple_of(LOOK_EVERY) && self.ready.is_empty() {
@@ -156,7 +164,7 @@ impl Threads {
     }
 
     /// Asks what the watches have found.
-    fn look(&mut self, timeout_ns: Option<u64>) -> Result<(), String> {
+    fn look(&mut self, timeout_ns: Option<u64>) -> Result<(), Error> {
         if self.polls.look(timeout_ns)? {
             // Completions made before this are in the queue by now, later ones raise it anew.
             let _empty_already = rustix::io::read(&self.alarm.eventfd, &mut [0; 8]);

@@ -4,6 +4,7 @@
 //! Invariant: a buffer or a part is the kernel's from the submission until the completion, and nobody else's.
 
 use super::engine::{Done, Engine, File, Operation, Tag};
+use super::error::Error;
 use super::io::Answer;
 use super::models::Models;
 use super::staging::{Buffer, Staging};
@@ -138,7 +139,7 @@ impl Transfers {
         engine: Engine,
         file: Option<OwnedFd>,
         models: Option<Box<Models>>,
-    ) -> Result<Transfers, String> {
+    ) -> Result<Transfers, Error> {
         Ok(Transfers {
             engine,
             staging: Staging::new()?,

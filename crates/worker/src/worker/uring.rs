@@ -7,6 +7,7 @@
 //! that finds the submission queue full waits in `backlog`.
 
 use super::engine::{Done, File, Files, Operation, Tag};
+use super::error::{Error, ErrorKind};
 use super::polls::Polls;
 use io_uring::register::Restriction;
 use io_uring::squeue::{Entry, Flags};
@@ -45,7 +46,7 @@ const POLL_END_NS: u64 = 100_000_000;
 impl Uring {
     /// A ring for this thread alone, not yet enabled. Kernels before 6.0 get one without the newer flags; those before 5.13,
     /// which cannot poll more than once, none.
-    pub fn new() -> io::Result<Uring> {
+    pub fn new() -> Result<Uring, Error> {
         let builder = |set: fn(&mut Builder) -> &mut Builder| {
             let mut builder = IoUring::builder();
             builder.setup_cqsize(ENTRIES * 4);
@@ -54,29 +55,31 @@ impl Uring {
         };
         let ring =
             builder(|b| b.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_r_disabled())
-                .or_else(|_| builder(Builder::setup_r_disabled))?;
+                .or_else(|_| builder(Builder::setup_r_disabled))
+                .map_err(|e| {
+                    failed("cannot make an io_uring", e)
+                        .advice("check /proc/sys/kernel/io_uring_disabled and the seccomp profile")
+                })?;
         if !ring.params().is_feature_resource_tagging() {
-            return Err(io::Error::new(
-                io::ErrorKind::Unsupported,
-                "this kernel's is older than Linux 5.13's",
-            ));
+            return Err(Error::new(ErrorKind::Engine, "cannot make an io_uring: this kernel's is too old")
+                .advice("Linux 5.13 has one that fits"));
         }
         Ok(Uring { ring, polls: Polls::new()?, backlog: VecDeque::new(), unsubmitted: false })
     }
 
     /// Takes the files in, restricts the ring and enables it.
-    pub fn start(&mut self, files: Files) -> Result<(), String> {
-        let said = |e| format!("io_uring_register: {e}");
+    pub fn start(&mut self, files: Files) -> Result<(), Error> {
+        let refused = |e| failed("cannot restrict the io_uring to the disk's files (io_uring_register)", e);
         let submitter = self.ring.submitter();
         let own = [files.base, files.overflow.unwrap_or(-1), self.polls.fd().as_raw_fd()];
-        submitter.register_files(&own).map_err(said)?;
+        submitter.register_files(&own).map_err(refused)?;
         let mut allowed = Vec::from(OPERATIONS.map(Restriction::sqe_op));
         // Files of its table and no others, and no other flag.
         allowed.push(Restriction::sqe_flags_allowed(Flags::FIXED_FILE.bits()));
         allowed.push(Restriction::sqe_flags_required(Flags::FIXED_FILE.bits()));
         allowed.push(Restriction::register_op(UNREGISTER_FILES));
-        submitter.register_restrictions(&mut allowed).map_err(said)?;
-        submitter.register_enable_rings().map_err(said)?;
+        submitter.register_restrictions(&mut allowed).map_err(refused)?;
+        submitter.register_enable_rings().map_err(refused)?;
         self.watch_polls();
         Ok(())
     }
@@ -142,7 +145,7 @@ impl Uring {
     }
 
     /// Takes completions that nobody waits for any more, and sees whether that of the ring's poll is the last.
-    fn poll_has_ended(&mut self) -> Result<bool, String> {
+    fn poll_has_ended(&mut self) -> Result<bool, Error> {
         self.submit()?;
         let of_poll = |cqe: &io_uring::cqueue::Entry| Tag::unpack(cqe.user_data()) == Tag::Polls;
         let mut polls = self.ring.completion().filter(of_poll);
@@ -163,14 +166,14 @@ impl Uring {
     }
 
     /// Submits what is queued, without waiting.
-    pub fn submit(&mut self) -> Result<(), String> {
+    pub fn submit(&mut self) -> Result<(), Error> {
         while self.unsubmitted {
             match self.ring.submit() {
                 Ok(_) => {}
                 Err(e) if e.raw_os_error() == Some(libc::EINTR) => continue,
                 // The completion queue is full: what is reaped first makes room.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN)) => return Ok(()),
-                Err(e) => return Err(format!("io_uring_enter: {e}")),
+                Err(e) => return Err(cannot_enter(e)),
             }
             let mut queue = self.ring.submission();
             while let Some(entry) = self.backlog.front() {
@@ -186,7 +189,7 @@ impl Uring {
     }
 
     /// Sleeps until something completes or `timeout_ns` have passed.
-    pub fn wait(&mut self, timeout_ns: Option<u64>) -> Result<(), String> {
+    pub fn wait(&mut self, timeout_ns: Option<u64>) -> Result<(), Error> {
         self.submit()?;
         if self.polls.has_found() {
             return Ok(());
@@ -199,21 +202,24 @@ impl Uring {
                 self.ring.submitter().submit_with_args(1, &args).map(drop)
             }
         };
-        match slept.as_ref().map_err(io::Error::raw_os_error) {
-            Ok(()) | Err(Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN)) => Ok(()),
-            Err(_) => Err(format!("io_uring_enter: {}", slept.expect_err("matched"))),
+        match slept {
+            Ok(()) => Ok(()),
+            Err(e) => match e.raw_os_error() {
+                Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(cannot_enter(e)),
+            },
         }
     }
 
     /// Takes completions. While polling this costs two loads when there is nothing.
     #[inline]
-    pub fn reap(&mut self, out: &mut Vec<Done>) -> Result<(), String> {
+    pub fn reap(&mut self, out: &mut Vec<Done>) -> Result<(), Error> {
         if self.ring.submission().taskrun() {
             // Completions are ready but want a visit to the kernel.
             match self.ring.submitter().submit_and_wait(0) {
                 Ok(_) => {}
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
-                Err(e) => return Err(format!("io_uring_enter: {e}")),
+                Err(e) => return Err(cannot_enter(e)),
             }
         }
         let (mut found, mut goes_on) = (self.polls.has_more(), true);
@@ -222,7 +228,7 @@ impl Uring {
             if tag == Tag::Polls {
                 if cqe.result() < 0 {
                     let e = io::Error::from_raw_os_error(-cqe.result());
-                    return Err(format!("the io_uring cannot poll: {e}"));
+                    return Err(failed("the io_uring cannot poll", e));
                 }
                 (found, goes_on) = (true, goes_on && io_uring::cqueue::more(cqe.flags()));
                 continue;
@@ -238,6 +244,16 @@ impl Uring {
         self.polls.take(out);
         Ok(())
     }
+}
+
+#[cold]
+fn failed(reason: &'static str, source: io::Error) -> Error {
+    Error::new(ErrorKind::Engine, reason).because(source)
+}
+
+#[cold]
+fn cannot_enter(source: io::Error) -> Error {
+    failed("the io_uring has failed (io_uring_enter)", source)
 }
 
 #[cfg(test)]

@@ -4,11 +4,10 @@
 //! Invariant: before the loop sleeps every connection has a watch for what it waits for, and none that would wake
 //! it at once and again.
 
-use super::clients::NbdClient;
 use super::engine::{Done, Engine, Tag};
+use super::error::{ConnectionEnd, Error, ErrorKind};
 use super::reactor::Reactor;
 use spillway_core::Errno;
-use spillway_export::nbd;
 use spillway_export::vhost_user_blk::{Change, Disconnect, Frontend};
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
@@ -80,7 +79,7 @@ impl Reactor {
         self.watches.remove(&mut self.io.transfers.engine, serial);
     }
 
-    pub(super) fn watch_fired(&mut self, serial: u32, done: Done) -> Result<(), String> {
+    pub(super) fn watch_fired(&mut self, serial: u32, done: Done) -> Result<(), Error> {
         let Some(target) = self.watches.fired(serial, done.more) else { return Ok(()) };
         match target {
             Target::Channel => {
@@ -99,7 +98,8 @@ impl Reactor {
             }
             Target::Predecessor(fd) => {
                 if done.result < 0 || done.result & i32::from(POLLIN) == 0 {
-                    return Err("the end of the worker before this one cannot be waited for".into());
+                    let reason = "the end of the worker before this one cannot be waited for";
+                    return Err(Error::new(ErrorKind::Engine, reason));
                 }
                 self.io.barrier.predecessor_ended(&mut self.io.transfers, fd);
             }
@@ -146,7 +146,7 @@ impl Reactor {
         }
         if done.result < 0 {
             let e = std::io::Error::from_raw_os_error(-done.result);
-            client.ended.get_or_insert(format!("its socket cannot be watched: {e}"));
+            client.end(Error::new(ErrorKind::Engine, "its socket cannot be watched").because(e).into());
             return;
         }
         client.active = true;
@@ -165,7 +165,7 @@ impl Reactor {
             outcome = c.on_readable();
         }
         if let Err(e) = outcome {
-            nbd_ended(client, &e);
+            client.end(e.into());
         }
     }
 
@@ -182,8 +182,7 @@ impl Reactor {
         let outcome = handle(&mut vmm.frontend, &mut changes);
         let (id, session) = (vmm.id, vmm.session);
         if let Err(why) = &outcome {
-            let left = matches!(why, Disconnect::Left);
-            self.end_vmm(i, if left { String::new() } else { why.to_string() });
+            self.end_vmm(i, ConnectionEnd::from(*why));
         }
         self.tell_notices(i);
         for change in changes.drain(..) {
@@ -263,8 +262,4 @@ impl Reactor {
             self.io.clients.nbd[n].as_mut().expect("looked at above").watch = Some((serial, (flags, multi)));
         }
     }
-}
-
-pub(super) fn nbd_ended(client: &mut NbdClient, why: &nbd::Disconnect) {
-    client.ended.get_or_insert(if why.is_ordinary() { String::new() } else { why.to_string() });
 }

@@ -218,7 +218,7 @@ fn a_worker_that_does_not_come_up_is_an_error_that_says_why() {
         let mut supervisor = world.start(role, world.options()).unwrap();
         let error = supervisor.ready(&[]).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Internal);
-        assert!(error.message.contains(why), "{role}: {error}");
+        assert!(error.to_string().contains(why), "{role}: {error}");
         drop(supervisor);
         assert_eq!(world.left(), ["base.raw"]);
     }
@@ -230,7 +230,7 @@ fn a_worker_that_closes_its_channel_is_ended() {
     let mut supervisor = world.start("closes", world.options()).unwrap();
     let pid = supervisor.report().worker_pid;
     let error = supervisor.ready(&[]).unwrap_err();
-    assert!(error.message.contains("closed its channel"), "{error}");
+    assert!(error.to_string().contains("closed its channel"), "{error}");
     assert!(!PathBuf::from(format!("/proc/{pid}")).exists());
 }
 

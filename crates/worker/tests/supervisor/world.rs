@@ -4,6 +4,7 @@ use spillway_control::{DiskSettings, Mode, ServeSettings, SupervisorError};
 use spillway_core::LAYOUT_VERSION;
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
 use spillway_worker::supervisor::{Program, Supervisor, channel_from_supervisor};
+use spillway_worker::worker::{ErrorKind, ReportedError};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -69,7 +70,9 @@ fn pretend(role: &str, channel: OwnedFd) {
     let say = |message: FromWorker| channel::send(&channel, &message, &[]).unwrap();
     match role {
         "fails" => {
-            say(FromWorker::Failed { error: "no io_uring on this host: enable it".into() });
+            say(FromWorker::Failed {
+                error: ReportedError::new(ErrorKind::Engine, "no io_uring on this host: enable it"),
+            });
             std::process::exit(1);
         }
         "exits" => std::process::exit(3),
@@ -96,10 +99,11 @@ fn pretend(role: &str, channel: OwnedFd) {
     std::fs::File::from(fds[0].try_clone().unwrap()).write_at(&7u64.to_ne_bytes(), 4096).unwrap();
     say(FromWorker::Ready { engine: "threads".into(), landlock: 0 });
     if role == "babbles" {
+        let babble = ReportedError::new(ErrorKind::Engine, "babble");
         for id in 0..BABBLE {
-            say(FromWorker::Failed { error: "babble".into() });
+            say(FromWorker::Failed { error: babble.clone() });
             say(FromWorker::Event { kind: "notice".into(), text: "babble".into() });
-            say(FromWorker::ClientGone { id, reason: "babble".into() });
+            say(FromWorker::ClientGone { id, error: Some(babble.clone()) });
             say(FromWorker::Ready { engine: "babble".into(), landlock: 77 });
             say(FromWorker::ResetDone { result: Ok(77) });
             say(FromWorker::SetDone { result: Ok(()) });
@@ -117,7 +121,8 @@ fn pretend(role: &str, channel: OwnedFd) {
                 }
                 let fd = fds.pop().expect("a client comes with its fd");
                 if kind == ClientKind::VhostUser && clients.iter().any(|(other, _)| *other % 2 == 0) {
-                    say(FromWorker::ClientGone { id, reason: "refused: a VMM is connected".into() });
+                    let error = ReportedError::new(ErrorKind::Refused, "refused: a VMM is connected");
+                    say(FromWorker::ClientGone { id, error: Some(error) });
                     continue;
                 }
                 // It may have left already.
@@ -127,10 +132,10 @@ fn pretend(role: &str, channel: OwnedFd) {
             }
             ToWorker::Reset { force } => {
                 say(FromWorker::Event { kind: "notice".into(), text: "asked for a reset".into() });
-                let result =
-                    if force || clients.is_empty() { Ok(2) } else { Err("a client is connected".into()) };
+                let refusal = ReportedError::new(ErrorKind::Refused, "a client is connected");
+                let result = if force || clients.is_empty() { Ok(2) } else { Err(refusal) };
                 for (id, _) in clients.drain(..if force { clients.len() } else { 0 }) {
-                    say(FromWorker::ClientGone { id, reason: String::new() });
+                    say(FromWorker::ClientGone { id, error: None });
                 }
                 say(FromWorker::ResetDone { result });
             }
@@ -149,9 +154,9 @@ fn pretend(role: &str, channel: OwnedFd) {
             }
             ToWorker::Curve { goal } => say(FromWorker::Curve { curve: serde_json::json!({ "goal": goal }) }),
             ToWorker::Set(_) => say(FromWorker::SetDone { result: Ok(()) }),
-            ToWorker::Left { id, reason } => {
+            ToWorker::Left { id, error } => {
                 clients.retain(|(other, _)| *other != id);
-                say(FromWorker::ClientGone { id, reason });
+                say(FromWorker::ClientGone { id, error });
             }
             ToWorker::Message { bytes, .. } if role == "poisoned" && bytes == POISON => std::process::exit(9),
             ToWorker::Message { id, bytes } => {
