@@ -199,7 +199,7 @@ pub struct CatalogFigures {
     /// Disks that have said their figures.
     pub disks: u64,
     /// Disks that have not said them in time: their last known ones are in the sums.
-    pub silent_disks: u64,
+    pub unresponsive_disks: u64,
     /// Bytes that the disks of the catalog's machines hold now.
     pub levels: DiskLevels,
     /// Counters of the disks of the catalog's machines, since their start.
@@ -222,7 +222,7 @@ pub struct MachineFigures {
     /// True while a client has claimed the machine.
     pub claimed: bool,
     /// Whether its disk is served and has not said its figures in time: they are the last known.
-    pub silent: bool,
+    pub unresponsive: bool,
     /// Bytes that the disk of the machine holds now.
     pub levels: DiskLevels,
     /// What its disks have done.

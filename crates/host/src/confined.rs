@@ -79,7 +79,7 @@ pub struct Confined<'a> {
 }
 
 /// What came of it.
-pub struct Outcome {
+pub struct ConfinedOutput {
     /// It ended with 0.
     pub success: bool,
     /// Its standard output.
@@ -150,7 +150,10 @@ impl<'a> Confined<'a> {
 
     /// Runs it to its end. `hear` is given each piece of its standard output, and now and then nothing, and says whether
     /// it may go on.
-    pub fn run(mut self, mut hear: impl FnMut(&[u8]) -> Result<(), HostError>) -> Result<Outcome, HostError> {
+    pub fn run(
+        mut self,
+        mut hear: impl FnMut(&[u8]) -> Result<(), HostError>,
+    ) -> Result<ConfinedOutput, HostError> {
         let mut ruleset = Some(self.ruleset()?);
         let filter = filter().map_err(|e| self.cannot(&e))?;
         let given: Vec<i32> = self.reads.iter().map(|file| file.as_raw_fd()).collect();
@@ -255,7 +258,7 @@ impl Running {
         until: Instant,
         hear: &mut dyn FnMut(&[u8]) -> Result<(), HostError>,
         cannot: &dyn Fn(String) -> HostError,
-    ) -> Result<Outcome, HostError> {
+    ) -> Result<ConfinedOutput, HostError> {
         let mut stdout = self.0.stdout.take().ok_or_else(|| cannot("no standard output".into()))?;
         let mut stderr = self.0.stderr.take().ok_or_else(|| cannot("no standard error".into()))?;
         let complaint = std::thread::spawn(move || {
@@ -297,7 +300,7 @@ impl Running {
         }
         let status = self.0.wait().map_err(|e| cannot(e.to_string()))?;
         let complaint = complaint.join().unwrap_or_default();
-        Ok(Outcome { success: status.success(), said, complaint })
+        Ok(ConfinedOutput { success: status.success(), said, complaint })
     }
 }
 

@@ -5,25 +5,25 @@
 
 use crate::access::Peer;
 use crate::access::audit::{self, Audit};
-use crate::access::caller::Source;
-use crate::access::connections::{Connections, Limits, Place};
-use crate::access::paced::{Pace, Paced};
-use crate::access::tls::{Door, Remote};
-use crate::api::{self, Answered, App};
+use crate::access::caller::PeerAddress;
+use crate::access::connections::{ConnectionLimits, ConnectionSlot, Connections};
+use crate::access::paced::{PacedStream, ReaderLimits};
+use crate::access::tls::{Remote, RemoteListener};
+use crate::api::{self, ApiState, ResponseCounters};
 use crate::backup::StateStore;
 use crate::catalogs::{Catalogs, HostSettings};
 use crate::confined;
-use crate::events::{Events, say};
-use crate::guest_users::Choice;
+use crate::events::{Events, log_line};
+use crate::guest_users::UserChoice;
 use crate::idempotency::Idempotency;
 use crate::images::Images;
-use crate::machines::{Machines, Parts};
+use crate::machines::{MachineHostConfig, Machines};
 use crate::operations::Operations;
 use crate::records;
 use crate::resources::budget::{Capacity, host_bytes};
 use crate::resources::memory::has_swap;
 use crate::scopes::Scopes;
-use crate::store::{Objects, Reserve, SqliteStore, Store};
+use crate::store::{Objects, ReserveState, SqliteStore, Store};
 use crate::stores::Stores;
 use crate::systemd::ServiceManager;
 use anyhow::{Context, Result, bail};
@@ -48,7 +48,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// How long a request's head may take to come: from the connection's start, or from the end of the last answer.
 const HEAD: Duration = Duration::from_secs(30);
 /// How slowly an answer may be read.
-const PACE: Pace = Pace { stall: Duration::from_secs(30), bytes_a_second: 16 << 10 };
+const PACE: ReaderLimits = ReaderLimits { stall: Duration::from_secs(30), bytes_a_second: 16 << 10 };
 /// Between two looks at what the audit log has counted.
 const AUDIT_EACH: Duration = Duration::from_secs(5);
 
@@ -73,7 +73,7 @@ const LOCK: Duration = Duration::from_secs(2);
 
 /// How it is started.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct DaemonSettings {
     /// Where everything is kept.
     pub state: PathBuf,
     /// Where it listens.
@@ -87,7 +87,7 @@ pub struct Settings {
     /// The libvirt that does, if it does.
     pub libvirt_uri: String,
     /// The users that machines' QEMUs run as.
-    pub guest_users: Choice,
+    pub guest_users: UserChoice,
     /// The program that serves disks.
     pub program: PathBuf,
     /// Memory that all caches may have together; half of the host's if nothing is said.
@@ -121,8 +121,8 @@ pub enum AuditTo {
     File(PathBuf),
 }
 
-impl Settings {
-    fn audit(&self, state: &Path) -> Result<audit::Settings> {
+impl DaemonSettings {
+    fn audit(&self, state: &Path) -> Result<audit::AuditSettings> {
         let mut files = self.audit.iter().filter_map(|to| match to {
             AuditTo::File(path) => Some(path),
             AuditTo::Journal => None,
@@ -136,7 +136,7 @@ impl Settings {
             bail!("--audit: one file can be, and 'journal'");
         }
         let journal = self.audit.contains(&AuditTo::Journal);
-        Ok(audit::Settings { file, journal, keep: self.audit_keep, max_bytes: self.audit_max_bytes })
+        Ok(audit::AuditSettings { file, journal, keep: self.audit_keep, max_bytes: self.audit_max_bytes })
     }
 
     /// What machines may take of this host.
@@ -163,7 +163,7 @@ struct StateFolder {
 
 impl StateFolder {
     /// Makes it, if need be, and closes it to everybody else.
-    fn take(settings: &Settings) -> Result<StateFolder> {
+    fn take(settings: &DaemonSettings) -> Result<StateFolder> {
         let path = std::path::absolute(&settings.state).context("--state")?;
         fs::create_dir_all(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
         is_ours(&path)?;
@@ -188,7 +188,7 @@ struct Records {
 }
 
 impl Records {
-    fn open(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> Result<Records> {
+    fn open(settings: &DaemonSettings, state: &Path, complain: &mut dyn FnMut(&str)) -> Result<Records> {
         let store = Arc::new(SqliteStore::open(&state.join(DATABASE))?);
         let objects = Objects::new(Arc::clone(&store) as Arc<dyn Store>);
         let events = Events::open(&state.join("events"), complain);
@@ -209,14 +209,14 @@ impl Records {
     }
 
     /// Takes over the machines: what the routes ask.
-    fn app(self, parts: Parts, audit: Audit, state: &Path) -> Result<App> {
+    fn app(self, parts: MachineHostConfig, audit: Audit, state: &Path) -> Result<ApiState> {
         let Records { store, objects, events, operations, stores, images, catalogs } = self;
         let idempotency = Idempotency::new(objects.clone());
         let machines =
             Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;
-        Ok(App {
+        Ok(ApiState {
             audit,
-            answered: Answered::default(),
+            answered: ResponseCounters::default(),
             catalogs,
             events,
             idempotency,
@@ -235,7 +235,11 @@ fn machine_folder(state: &Path) -> PathBuf {
 }
 
 /// Where the parts are that machines are made of.
-fn parts(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> Result<Parts> {
+fn parts(
+    settings: &DaemonSettings,
+    state: &Path,
+    complain: &mut dyn FnMut(&str),
+) -> Result<MachineHostConfig> {
     if !settings.program.is_file() {
         let program = settings.program.display();
         complain(&format!(
@@ -248,7 +252,7 @@ fn parts(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> R
         );
     }
     let guest_users = settings.guest_users.settle(settings.hypervisor, complain);
-    Ok(Parts {
+    Ok(MachineHostConfig {
         folder: machine_folder(state),
         program: settings.program.clone(),
         hypervisor: settings.hypervisor,
@@ -263,14 +267,14 @@ fn parts(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> R
 
 /// Serves until it is told to end. What goes on then is broken off, which the next one undoes.
 pub async fn run(
-    settings: Settings,
+    settings: DaemonSettings,
     mut service_manager: ServiceManager,
     ready: impl FnOnce(Option<SocketAddr>),
 ) -> Result<()> {
     // Before anything that takes time: unheard it would end the daemon, and the service manager takes that for an end in order.
     let hangup = signal(SignalKind::hangup())?;
     let state = StateFolder::take(&settings)?;
-    let mut complain = |line: &str| say(&format!("warning: {line}"));
+    let mut complain = |line: &str| log_line(&format!("warning: {line}"));
     if !confined::is_supported() {
         complain(
             "this kernel has no Landlock: qemu-img and debugfs are kept from sockets, devices and rights, not from files",
@@ -289,7 +293,7 @@ pub async fn run(
     tokio::spawn(keep_reserve(Arc::clone(&app.state.store), events.clone()));
 
     let door = match settings.remote {
-        Some(remote) => Some(Arc::new(Door::open(remote).await?)),
+        Some(remote) => Some(Arc::new(RemoteListener::open(remote).await?)),
         None => None,
     };
     let is_kept = service_manager.keep(&listener);
@@ -320,15 +324,15 @@ pub async fn run(
 
 /// Keeps room for what frees room. Told once when there is none, and when there is again.
 async fn keep_reserve(store: Arc<SqliteStore>, events: Events) {
-    let mut before = Reserve::Whole;
+    let mut before = ReserveState::Whole;
     loop {
         let filled = Arc::clone(&store);
         let Ok(now) = tokio::task::spawn_blocking(move || filled.fill_reserve()).await else { return };
         let text = match now {
-            Reserve::Short => {
+            ReserveState::Short => {
                 "the state's file system is full: nothing new can be recorded until there is room again"
             }
-            Reserve::Whole => "the state's file system has room again",
+            ReserveState::Whole => "the state's file system has room again",
         };
         if now != before {
             events.raise(EventKind::Space, "host", text);
@@ -349,7 +353,7 @@ async fn look_after(audit: Audit) {
 
 /// Lets clients in for as long as it is asked.
 async fn accept(listener: UnixListener, router: Router) {
-    let connections = Connections::new(Limits::LOCAL);
+    let connections = Connections::new(ConnectionLimits::LOCAL);
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             // Out of descriptors: others give some back.
@@ -358,7 +362,7 @@ async fn accept(listener: UnixListener, router: Router) {
         };
         let who = stream.peer_cred().ok();
         let source =
-            Source::Local { uid: who.as_ref().map(|who| who.uid()), pid: who.and_then(|who| who.pid()) };
+            PeerAddress::Local { uid: who.as_ref().map(|who| who.uid()), pid: who.and_then(|who| who.pid()) };
         // All of that user's connections are being answered: this one goes.
         let Ok(place) = connections.admit(source) else { continue };
         let peer = Peer { source, tokens: None, place: Arc::clone(&place) };
@@ -367,15 +371,15 @@ async fn accept(listener: UnixListener, router: Router) {
 }
 
 /// The same for those who come over TCP; nobody, without a door.
-async fn accept_remote(door: Option<Arc<Door>>, router: Router) {
+async fn accept_remote(door: Option<Arc<RemoteListener>>, router: Router) {
     let Some(door) = door else { return pending().await };
-    let connections = Connections::new(Limits::REMOTE);
+    let connections = Connections::new(ConnectionLimits::REMOTE);
     loop {
         let Some(stranger) = door.next().await else {
             tokio::time::sleep(OUT_OF_DESCRIPTORS).await;
             continue;
         };
-        let source = Source::Remote(stranger.address.ip());
+        let source = PeerAddress::Remote(stranger.address.ip());
         let Ok(place) = connections.admit(source) else { continue };
         let peer = Peer { source, tokens: Some(Arc::clone(&door.tokens)), place: Arc::clone(&place) };
         let router = router.clone();
@@ -388,7 +392,7 @@ async fn accept_remote(door: Option<Arc<Door>>, router: Router) {
 }
 
 /// Answers a connection until it ends, or another one needs its place.
-async fn until_closed(place: Arc<Place>, answering: impl Future<Output = ()>) {
+async fn until_closed(place: Arc<ConnectionSlot>, answering: impl Future<Output = ()>) {
     tokio::select! {
         () = answering => {}
         () = place.closed() => {}
@@ -397,14 +401,14 @@ async fn until_closed(place: Arc<Place>, answering: impl Future<Output = ()>) {
 
 /// Reads again who may come over TCP, and by what they know us, each time that it is asked to (daemon(7): SIGHUP). All else
 /// needs another start, which no machine notices.
-async fn reload(mut hangup: Signal, door: Option<Arc<Door>>, events: Events) {
+async fn reload(mut hangup: Signal, door: Option<Arc<RemoteListener>>, events: Events) {
     while hangup.recv().await.is_some() {
         let Some(door) = &door else {
-            say("SIGHUP: there is nothing to read again without --listen");
+            log_line("SIGHUP: there is nothing to read again without --listen");
             continue;
         };
         match door.reload() {
-            Ok(()) => say("SIGHUP: the files of --tokens, --tls-cert and --tls-key were read again"),
+            Ok(()) => log_line("SIGHUP: the files of --tokens, --tls-cert and --tls-key were read again"),
             // Where those look who have not sent it.
             Err(e) => events.raise(
                 EventKind::Failed,
@@ -422,7 +426,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, peer
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
-        .serve_connection(TokioIo::new(Paced::new(stream, PACE)), service);
+        .serve_connection(TokioIo::new(PacedStream::new(stream, PACE)), service);
     let Ok(parts) = connection.without_shutdown().await else { return };
     let mut stream = parts.io.into_inner();
     // A connection that is closed with something unread loses the answer on its way: what was too much is read first.
@@ -500,7 +504,7 @@ pub(crate) fn lock(path: &Path) -> Result<File> {
 }
 
 /// Nobody can connect before the rights are right. One that nobody listens on any more is replaced.
-fn listen(settings: &Settings) -> Result<std::os::unix::net::UnixListener> {
+fn listen(settings: &DaemonSettings) -> Result<std::os::unix::net::UnixListener> {
     let path = &settings.socket;
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;

@@ -23,7 +23,7 @@ const MOST_AT_ONCE: usize = 4096;
 const MOST_TEXT_BYTES: usize = 16 << 10;
 
 /// A line for whoever reads standard error. What runs does not end because nobody can.
-pub fn say(line: &str) {
+pub fn log_line(line: &str) {
     // In one piece: others write there too.
     let _ = std::io::stderr().write_all(format!("spillwayd: {line}\n").as_bytes());
 }
@@ -33,7 +33,7 @@ pub fn say(line: &str) {
 pub struct Events(Arc<Inner>);
 
 struct Inner {
-    known: Mutex<Known>,
+    known: Mutex<EventBuffer>,
     /// How many there were since the daemon began, in the order of [`EventKind::ALL`].
     counts: [AtomicU64; EventKind::ALL.len()],
     last: watch::Sender<u64>,
@@ -41,7 +41,7 @@ struct Inner {
     written: SyncSender<()>,
 }
 
-struct Known {
+struct EventBuffer {
     history: u32,
     /// The number of the next one.
     next: u64,
@@ -54,7 +54,7 @@ struct Known {
 impl Default for Events {
     /// In memory alone.
     fn default() -> Events {
-        Events::with(Known { history: log::new_history(), next: 1, recent: VecDeque::new(), log: None })
+        Events::with(EventBuffer { history: log::new_history(), next: 1, recent: VecDeque::new(), log: None })
     }
 }
 
@@ -70,7 +70,8 @@ impl Events {
             }
         };
         let recent = log.read(found.next.saturating_sub(MOST_AT_ONCE as u64), MOST_AT_ONCE);
-        let known = Known { history: log.history(), next: found.next, recent: recent.into(), log: Some(log) };
+        let known =
+            EventBuffer { history: log.history(), next: found.next, recent: recent.into(), log: Some(log) };
         let events = Events::with(known);
         if found.may_lack_some {
             let text = "the host has ended before the last events were safe: some may be missing here";
@@ -79,7 +80,7 @@ impl Events {
         events
     }
 
-    fn with(known: Known) -> Events {
+    fn with(known: EventBuffer) -> Events {
         let (written, wakes) = sync_channel(1);
         let last = watch::Sender::new(known.next.saturating_sub(1));
         let inner = Inner { known: Mutex::new(known), counts: Default::default(), last, written };
@@ -112,7 +113,7 @@ impl Events {
         drop(known);
         // One that waits already comes after this.
         let _ = self.0.written.try_send(());
-        say(&line);
+        log_line(&line);
     }
 
     /// How many of a kind there were since the daemon began.
@@ -157,20 +158,20 @@ impl Events {
     pub fn close(&self) {
         let mut known = self.known();
         if let Some(Err(e)) = known.log.as_mut().map(EventLog::close) {
-            say(&format!("warning: the last events may be lost: {e}"));
+            log_line(&format!("warning: the last events may be lost: {e}"));
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, EventBuffer> {
         self.0.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl Known {
+impl EventBuffer {
     fn write(&mut self, event: &Event) {
         let Some(log) = &mut self.log else { return };
         if let Err(e) = log.append(event) {
-            say(&format!("warning: events are in memory alone until the daemon starts again: {e}"));
+            log_line(&format!("warning: events are in memory alone until the daemon starts again: {e}"));
             self.log = None;
         }
     }

@@ -97,7 +97,7 @@ impl fmt::Display for UserRange {
 
 /// What was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum UserChoice {
     /// Nothing: users of the usual range, if the daemon may give any.
     Usual,
     /// Users of this range.
@@ -106,15 +106,15 @@ pub enum Choice {
     DaemonsOwn,
 }
 
-impl FromStr for Choice {
+impl FromStr for UserChoice {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Choice, String> {
-        if text == "none" { Ok(Choice::DaemonsOwn) } else { text.parse().map(Choice::Range) }
+    fn from_str(text: &str) -> Result<UserChoice, String> {
+        if text == "none" { Ok(UserChoice::DaemonsOwn) } else { text.parse().map(UserChoice::Range) }
     }
 }
 
-impl Choice {
+impl UserChoice {
     /// The range that is used, tried out; `None`: VMMs run as the daemon does, or as whoever starts them has it. Complains of
     /// what is a risk.
     pub fn settle(
@@ -124,15 +124,15 @@ impl Choice {
     ) -> Result<Option<UserRange>, String> {
         let is_root = rustix::process::geteuid().is_root();
         let range = match (self, hypervisor) {
-            (Choice::Range(_), Hypervisor::Libvirt | Hypervisor::None) => {
+            (UserChoice::Range(_), Hypervisor::Libvirt | Hypervisor::None) => {
                 return Err("--guest-users is for --hypervisor qemu: leave it out".into());
             }
             (_, Hypervisor::Libvirt | Hypervisor::None) => return Ok(None),
-            (Choice::Range(_), _) if !is_root => {
+            (UserChoice::Range(_), _) if !is_root => {
                 return Err("--guest-users takes a spillwayd that is root: leave it out".into());
             }
-            (Choice::Usual, _) if !is_root => return Ok(None),
-            (Choice::DaemonsOwn, _) => {
+            (UserChoice::Usual, _) if !is_root => return Ok(None),
+            (UserChoice::DaemonsOwn, _) => {
                 if is_root {
                     complain(
                         "--guest-users none: machines' QEMUs run as root, and a guest that breaks out of its QEMU has this host",
@@ -140,8 +140,8 @@ impl Choice {
                 }
                 return Ok(None);
             }
-            (Choice::Usual, _) => UserRange::DEFAULT,
-            (Choice::Range(range), _) => range,
+            (UserChoice::Usual, _) => UserRange::DEFAULT,
+            (UserChoice::Range(range), _) => range,
         };
         range.conflicts(Path::new("/")).iter().for_each(|conflict| {
             complain(&format!(
@@ -283,7 +283,7 @@ mod tests {
         let range: UserRange = "100000-100002".parse().unwrap();
         let mut told = Vec::new();
         let mut settle = |choice: &str, hypervisor| {
-            let choice = if choice.is_empty() { Choice::Usual } else { choice.parse().unwrap() };
+            let choice = if choice.is_empty() { UserChoice::Usual } else { choice.parse().unwrap() };
             choice.settle(hypervisor, &mut |line| told.push(line.to_owned()))
         };
         for other in [Hypervisor::Libvirt, Hypervisor::None] {

@@ -17,22 +17,22 @@ const REMEMBERED: usize = 1000;
 
 /// All operations since the daemon began. A clone is the same.
 #[derive(Clone)]
-pub struct Operations(Arc<Mutex<Table>>);
+pub struct Operations(Arc<Mutex<OperationTable>>);
 
 impl Default for Operations {
     fn default() -> Operations {
         // A client must not take one for another that an earlier daemon told it of. JSON's numbers have 53 bits.
         let last = (jiff::Timestamp::now().as_second() as u64) << 20;
-        Operations(Arc::new(Mutex::new(Table { last, known: BTreeMap::new() })))
+        Operations(Arc::new(Mutex::new(OperationTable { last, known: BTreeMap::new() })))
     }
 }
 
-struct Table {
+struct OperationTable {
     last: u64,
-    known: BTreeMap<u64, Arc<Known>>,
+    known: BTreeMap<u64, Arc<TrackedOperation>>,
 }
 
-struct Known {
+struct TrackedOperation {
     id: u64,
     what: String,
     image: ImageRef,
@@ -91,13 +91,13 @@ impl Operations {
             table.last += 1;
             let progress = Arc::new(Progress::default());
             let state = watch::Sender::new(OperationState::Running);
-            let known = Arc::new(Known { id: table.last, what, image, progress, state });
+            let known = Arc::new(TrackedOperation { id: table.last, what, image, progress, state });
             table.known.insert(known.id, Arc::clone(&known));
             table.forget();
             known
         };
         let described = known.describe();
-        let ending = Ending(Some(known));
+        let ending = CompletionGuard(Some(known));
         let thread = std::thread::Builder::new().name("operation".into()).spawn(move || ending.after(work));
         let failed = |e| HostError::new(ErrorCode::Exhausted, format!("no thread can be started: {e}"));
         thread.map(|_| described).map_err(failed)
@@ -123,12 +123,12 @@ impl Operations {
         known.inspect(|known| known.progress.cancelled.store(true, Ordering::Relaxed)).is_some()
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, OperationTable> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl Table {
+impl OperationTable {
     fn forget(&mut self) {
         let ended = self.known.values().filter(|known| known.state.borrow().has_ended());
         let surplus = ended.clone().count().saturating_sub(REMEMBERED);
@@ -138,9 +138,9 @@ impl Table {
 }
 
 /// Says how an operation has ended, whatever happens to its thread.
-struct Ending(Option<Arc<Known>>);
+struct CompletionGuard(Option<Arc<TrackedOperation>>);
 
-impl Ending {
+impl CompletionGuard {
     fn after(mut self, work: impl FnOnce(&Progress) -> Result<(), HostError>) {
         let Some(known) = self.0.as_ref() else { return };
         let end = match work(&known.progress) {
@@ -152,7 +152,7 @@ impl Ending {
     }
 }
 
-impl Drop for Ending {
+impl Drop for CompletionGuard {
     fn drop(&mut self) {
         if let Some(known) = self.0.take() {
             let message = format!("{} was broken off: please report this", known.what);
@@ -162,7 +162,7 @@ impl Drop for Ending {
     }
 }
 
-impl Known {
+impl TrackedOperation {
     fn describe(&self) -> Operation {
         Operation {
             id: self.id,

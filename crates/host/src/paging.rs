@@ -12,7 +12,7 @@ const MOST_TOKEN_BYTES: usize = 256;
 
 /// Which part of a list is asked for.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct PageRequest {
     /// What comes after this name; all if it is empty.
     pub after: String,
     /// So many at most, one at least.
@@ -41,7 +41,7 @@ pub struct PageBuilder<T> {
 
 impl<T> PageBuilder<T> {
     /// Starts with an empty page.
-    pub fn new(part: &Part) -> PageBuilder<T> {
+    pub fn new(part: &PageRequest) -> PageBuilder<T> {
         PageBuilder { items: Vec::new(), most: part.most, last: String::new(), is_cut: false }
     }
 
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_page_that_is_cut_says_how_the_list_goes_on() {
-        let mut page = PageBuilder::new(&Part { after: String::new(), most: 2 });
+        let mut page = PageBuilder::new(&PageRequest { after: String::new(), most: 2 });
         assert!(page.add("desk-1", 1) && page.add("desk-2", 2));
         let (full, mut cut) =
             (PageBuilder { items: page.items.clone(), last: page.last.clone(), ..page }, page);

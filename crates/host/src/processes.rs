@@ -47,7 +47,7 @@ pub struct Process {
 
 /// What became of the last process of a name in a folder.
 #[derive(Debug)]
-pub enum Seen {
+pub enum ObservedProcess {
     /// There has been none.
     None,
     /// It lives.
@@ -78,7 +78,7 @@ pub fn start_with(
         };
         HostError::new(code, format!("{name} in {}: {program} {what}: {e}", folder.display()))
     };
-    if let Seen::Alive(_) = look(folder, name)? {
+    if let ObservedProcess::Alive(_) = look(folder, name)? {
         let message = format!("{name} in {} runs already", folder.display());
         return Err(HostError::new(ErrorCode::Conflict, message));
     }
@@ -126,22 +126,24 @@ pub fn start_with(
     drop(record);
     spawned.map_err(|e| cannot("cannot be executed", e))?;
     match look(folder, name)? {
-        Seen::Alive(process) => Ok(process),
-        Seen::None | Seen::Ended => Err(cannot("ended at once", io::Error::other(last_words(folder, name)))),
+        ObservedProcess::Alive(process) => Ok(process),
+        ObservedProcess::None | ObservedProcess::Ended => {
+            Err(cannot("ended at once", io::Error::other(last_words(folder, name))))
+        }
     }
 }
 
 /// Takes a process that somebody else has begun for the one of this name in a folder, if its command line has this
 /// argument: its number may be somebody else's by now.
-pub fn adopt(folder: &Path, name: &str, pid: u32, argument: &str) -> Result<Seen, HostError> {
+pub fn adopt(folder: &Path, name: &str, pid: u32, argument: &str) -> Result<ObservedProcess, HostError> {
     let broken = |e: io::Error| {
         let message = format!("{name} in {}: process {pid} cannot be taken over: {e}", folder.display());
         HostError::new(ErrorCode::Internal, message)
     };
-    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(Seen::None) };
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(ObservedProcess::None) };
     let process = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(pidfd) => Process { pid, pidfd, name: name.to_owned() },
-        Err(Errno::SRCH) => return Ok(Seen::None),
+        Err(Errno::SRCH) => return Ok(ObservedProcess::None),
         Err(e) => return Err(broken(e.into())),
     };
     let of = |file: &str| std::fs::read(format!("/proc/{}/{file}", process.pid())).unwrap_or_default();
@@ -150,42 +152,48 @@ pub fn adopt(folder: &Path, name: &str, pid: u32, argument: &str) -> Result<Seen
     if process.ends_within(Duration::ZERO)
         || !command_line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes())
     {
-        return Ok(Seen::None);
+        return Ok(ObservedProcess::None);
     }
     let record = File::options().create(true).truncate(false).write(true).open(record_path(folder, name));
     let record = record.map_err(broken)?;
     lock(&record, FlockOperation::NonBlockingLockExclusive).map_err(broken)?;
     let text = [boot_id().map_err(broken)?.as_slice(), &stat].concat();
     record.set_len(0).and_then(|()| record.write_all_at(&text, 0)).map_err(broken)?;
-    Ok(Seen::Alive(process))
+    Ok(ObservedProcess::Alive(process))
 }
 
 /// What became of the last process of that name in a folder.
-pub fn look(folder: &Path, name: &str) -> Result<Seen, HostError> {
+pub fn look(folder: &Path, name: &str) -> Result<ObservedProcess, HostError> {
     let path = record_path(folder, name);
     let broken = |e: io::Error| HostError::new(ErrorCode::Internal, format!("{}: {e}", path.display()));
     let record = match File::open(&path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Seen::None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(ObservedProcess::None),
         record => record.map_err(broken)?,
     };
     lock(&record, FlockOperation::NonBlockingLockShared).map_err(broken)?;
     let mut text = [0; BOOT_ID_BYTES + 1024];
     let n = record.read_at(&mut text, 0).map_err(broken)?;
-    let Some((boot, stat)) = text[..n].split_at_checked(BOOT_ID_BYTES) else { return Ok(Seen::None) };
-    let Some((pid, begun)) = identity(stat) else { return Ok(Seen::None) };
+    let Some((boot, stat)) = text[..n].split_at_checked(BOOT_ID_BYTES) else {
+        return Ok(ObservedProcess::None);
+    };
+    let Some((pid, begun)) = identity(stat) else { return Ok(ObservedProcess::None) };
     if boot != boot_id().map_err(broken)? {
-        return Ok(Seen::Ended);
+        return Ok(ObservedProcess::Ended);
     }
     let process = match pidfd_open(pid, PidfdFlags::empty()) {
         // Opened before it is looked at, so that it cannot become another meanwhile.
         Ok(pidfd) if begins(pid).map_err(broken)? == Some(begun) => {
             Process { pid, pidfd, name: name.to_owned() }
         }
-        Ok(_) | Err(Errno::SRCH) => return Ok(Seen::Ended),
+        Ok(_) | Err(Errno::SRCH) => return Ok(ObservedProcess::Ended),
         Err(e) => return Err(broken(e.into())),
     };
     // One that nobody has waited for is still there, and has ended.
-    Ok(if process.ends_within(Duration::ZERO) { Seen::Ended } else { Seen::Alive(process) })
+    Ok(if process.ends_within(Duration::ZERO) {
+        ObservedProcess::Ended
+    } else {
+        ObservedProcess::Alive(process)
+    })
 }
 
 /// Forgets the last process of that name, which must have ended.
@@ -336,7 +344,7 @@ mod tests {
 
     fn alive(folder: &Path, name: &str) -> Process {
         match look(folder, name).unwrap() {
-            Seen::Alive(process) => process,
+            ObservedProcess::Alive(process) => process,
             other => panic!("{other:?}"),
         }
     }
@@ -344,7 +352,7 @@ mod tests {
     #[test]
     fn a_process_is_found_again_and_is_nobodys_child() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::None));
+        assert!(matches!(look(dir.path(), "disk").unwrap(), ObservedProcess::None));
         let begun = start(dir.path(), "disk", sleep("1000")).unwrap();
         let pid = begun.pid();
         drop(begun);
@@ -365,11 +373,11 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         found.end(Duration::from_secs(5)).unwrap();
-        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::Ended));
+        assert!(matches!(look(dir.path(), "disk").unwrap(), ObservedProcess::Ended));
         // Its place is free.
         start(dir.path(), "disk", sleep("1000")).unwrap().end(Duration::ZERO).unwrap();
         forget(dir.path(), "disk").unwrap();
-        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::None));
+        assert!(matches!(look(dir.path(), "disk").unwrap(), ObservedProcess::None));
     }
 
     #[test]
@@ -387,7 +395,7 @@ mod tests {
         assert_eq!(last_words(dir.path(), "y"), "the reason");
         std::fs::write(log_path(dir.path(), "y"), format!("{}\nthe end \n\n", "x".repeat(5000))).unwrap();
         assert_eq!(last_words(dir.path(), "y"), "the end");
-        assert!(matches!(look(dir.path(), "y").unwrap(), Seen::Ended));
+        assert!(matches!(look(dir.path(), "y").unwrap(), ObservedProcess::Ended));
     }
 
     #[test]
@@ -402,19 +410,19 @@ mod tests {
         for (pid, argument) in
             [(child.id(), "100"), (child.id(), "sleep 1000"), (0, "1000"), (u32::MAX, "1000")]
         {
-            assert!(matches!(adopt(pid, argument), Seen::None), "{pid} {argument}");
-            assert!(matches!(look(dir.path(), "vmm").unwrap(), Seen::None));
+            assert!(matches!(adopt(pid, argument), ObservedProcess::None), "{pid} {argument}");
+            assert!(matches!(look(dir.path(), "vmm").unwrap(), ObservedProcess::None));
         }
-        assert!(matches!(adopt(child.id(), "1000"), Seen::Alive(_)));
+        assert!(matches!(adopt(child.id(), "1000"), ObservedProcess::Alive(_)));
         let found = alive(dir.path(), "vmm");
         assert_eq!(found.pid(), child.id());
         child.kill().unwrap();
         // Nobody has waited for it yet.
         assert!(found.ends_within(Duration::from_secs(5)));
-        assert!(matches!(adopt(child.id(), "1000"), Seen::None));
-        assert!(matches!(look(dir.path(), "vmm").unwrap(), Seen::Ended));
+        assert!(matches!(adopt(child.id(), "1000"), ObservedProcess::None));
+        assert!(matches!(look(dir.path(), "vmm").unwrap(), ObservedProcess::Ended));
         child.wait().unwrap();
-        assert!(matches!(look(dir.path(), "vmm").unwrap(), Seen::Ended));
+        assert!(matches!(look(dir.path(), "vmm").unwrap(), ObservedProcess::Ended));
     }
 
     #[test]
@@ -427,13 +435,13 @@ mod tests {
         let mut fields: Vec<&str> = after.split_whitespace().collect();
         fields[19] = "1";
         std::fs::write(&path, format!("{before}) {}", fields.join(" "))).unwrap();
-        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::Ended));
+        assert!(matches!(look(dir.path(), "disk").unwrap(), ObservedProcess::Ended));
         let another_boot = format!("{}{}", "0".repeat(36), &true_record[36..]);
         std::fs::write(&path, another_boot).unwrap();
-        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::Ended));
+        assert!(matches!(look(dir.path(), "disk").unwrap(), ObservedProcess::Ended));
         // One that was forked and has not said who it is, and never will.
         std::fs::write(&path, &true_record[..BOOT_ID_BYTES]).unwrap();
-        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::None));
+        assert!(matches!(look(dir.path(), "disk").unwrap(), ObservedProcess::None));
         begun.end(Duration::ZERO).unwrap();
     }
 }

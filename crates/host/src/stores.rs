@@ -4,7 +4,7 @@
 //! file system that is not mounted) is not used.
 
 use crate::error::HostError;
-use crate::store::{Kind, Objects, RecordKind};
+use crate::store::{Objects, RecordKind, StoredRecord};
 use serde::{Deserialize, Serialize};
 use spillway_api::{ErrorCode, Name, StoreClass, StoreFolder};
 use std::fs::{DirBuilder, File};
@@ -27,7 +27,7 @@ struct StoreRecord {
     mark: String,
 }
 
-impl Kind for StoreRecord {
+impl StoredRecord for StoreRecord {
     const PREFIX: &'static str = "stores/";
     const WORD: &'static str = "store";
 }

@@ -11,32 +11,32 @@ const MAX_NAME_CHARACTERS: usize = 256;
 
 /// What a request does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Act {
+pub struct RequestAction {
     /// Such as `claim`.
     pub verb: String,
     /// To which object.
-    pub object: Object,
+    pub object: ActionObject,
     /// The least role that may do it.
     pub role: Role,
 }
 
 /// An object of the interface.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Object {
+pub struct ActionObject {
     /// Such as `catalog`.
     pub kind: String,
     /// Its name, if the path says it.
     pub name: Option<String>,
 }
 
-impl Act {
+impl RequestAction {
     /// What a request with this method and path does.
-    pub fn of(method: &Method, path: &str) -> Act {
+    pub fn of(method: &Method, path: &str) -> RequestAction {
         let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
         let act = |role, verb: &str, kind: &str, name: &str| {
             let name: String = name.chars().take(MAX_NAME_CHARACTERS).collect();
-            let object = Object { kind: kind.into(), name: (!name.is_empty()).then_some(name) };
-            Act { verb: verb.chars().take(MAX_NAME_CHARACTERS).collect(), object, role }
+            let object = ActionObject { kind: kind.into(), name: (!name.is_empty()).then_some(name) };
+            RequestAction { verb: verb.chars().take(MAX_NAME_CHARACTERS).collect(), object, role }
         };
         let [_, collection, ..] = parts.as_slice() else {
             return act(Role::Admin, method.as_str(), "path", path);
@@ -104,10 +104,13 @@ mod tests {
             (Method::OPTIONS, "/v1/images", Admin, "OPTIONS", "path", "/v1/images"),
             (Method::PUT, "", Admin, "PUT", "path", ""),
         ] {
-            let act = Act::of(&method, path);
+            let act = RequestAction::of(&method, path);
             let found = (act.role, act.verb.as_str(), act.object.kind.as_str(), act.object.name.as_deref());
             assert_eq!(found, (role, verb, kind, (!name.is_empty()).then_some(name)), "{method} {path}");
         }
-        assert_eq!(Act::of(&Method::PUT, &long).object.name.unwrap().chars().count(), MAX_NAME_CHARACTERS);
+        assert_eq!(
+            RequestAction::of(&Method::PUT, &long).object.name.unwrap().chars().count(),
+            MAX_NAME_CHARACTERS
+        );
     }
 }

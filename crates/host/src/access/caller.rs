@@ -35,7 +35,7 @@ impl Role {
 
 /// Where a connection comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Source {
+pub enum PeerAddress {
     /// The unix socket: user and process, as the kernel reports them. The process may have ended since.
     Local {
         /// The user.
@@ -47,13 +47,13 @@ pub enum Source {
     Remote(IpAddr),
 }
 
-impl Source {
+impl PeerAddress {
     /// A source of which connections are counted together: a user; an IPv4 address; an IPv6 network of 64 bits, since
     /// one host may have all addresses of it.
-    pub fn counted(self) -> Source {
+    pub fn counted(self) -> PeerAddress {
         match self {
-            Source::Local { uid, .. } => Source::Local { uid, pid: None },
-            Source::Remote(address) => Source::Remote(match address.to_canonical() {
+            PeerAddress::Local { uid, .. } => PeerAddress::Local { uid, pid: None },
+            PeerAddress::Remote(address) => PeerAddress::Remote(match address.to_canonical() {
                 IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64))),
                 v4 => v4,
             }),
@@ -61,11 +61,11 @@ impl Source {
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for PeerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Local { .. } => f.write_str("local"),
-            Source::Remote(address) => address.to_canonical().fmt(f),
+            PeerAddress::Local { .. } => f.write_str("local"),
+            PeerAddress::Remote(address) => address.to_canonical().fmt(f),
         }
     }
 }
@@ -78,15 +78,15 @@ pub struct Caller {
     /// What they may ask.
     pub role: Role,
     /// Where the connection comes from.
-    pub source: Source,
+    pub source: PeerAddress,
 }
 
 impl fmt::Display for Caller {
     /// For people: `uid 0`, `ci from 192.0.2.1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.source {
-            Source::Local { .. } => f.write_str(&self.name),
-            Source::Remote(_) => write!(f, "{} from {}", self.name, self.source),
+            PeerAddress::Local { .. } => f.write_str(&self.name),
+            PeerAddress::Remote(_) => write!(f, "{} from {}", self.name, self.source),
         }
     }
 }
@@ -97,12 +97,12 @@ mod tests {
 
     #[test]
     fn a_host_is_counted_once_whatever_addresses_it_has() {
-        let counted = |text: &str| Source::Remote(text.parse().unwrap()).counted();
+        let counted = |text: &str| PeerAddress::Remote(text.parse().unwrap()).counted();
         assert_eq!(counted("2001:db8::1"), counted("2001:db8::ffff:1"));
         assert_ne!(counted("2001:db8::1"), counted("2001:db8:0:1::1"));
         assert_eq!(counted("::ffff:192.0.2.1"), counted("192.0.2.1"));
         assert_ne!(counted("192.0.2.2"), counted("192.0.2.1"));
-        let local = |uid, pid| Source::Local { uid: Some(uid), pid: Some(pid) }.counted();
+        let local = |uid, pid| PeerAddress::Local { uid: Some(uid), pid: Some(pid) }.counted();
         assert_eq!(local(0, 1), local(0, 2));
         assert_ne!(local(0, 1), local(1, 1));
     }

@@ -15,15 +15,15 @@ pub mod tls;
 pub mod tokens;
 
 use crate::error::HostError;
-use act::Act;
-use audit::{Audit, Outcome};
+use act::RequestAction;
+use audit::{Audit, RequestOutcome};
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use caller::{Caller, Role, Source};
-use connections::{Busy, Place};
-use note::Note;
+use caller::{Caller, PeerAddress, Role};
+use connections::{ActiveRequest, ConnectionSlot};
+use note::RequestNote;
 use spillway_api::{ErrorCode, Problem};
 use std::sync::Arc;
 use tokens::Tokens;
@@ -33,18 +33,18 @@ use tokio::sync::watch;
 #[derive(Clone)]
 pub struct Peer {
     /// Where it comes from.
-    pub source: Source,
+    pub source: PeerAddress,
     /// Over TCP: the tokens that are known. On the unix socket none is needed: who can open it may do everything.
     pub tokens: Option<Arc<Tokens>>,
     /// Its entry in the table of connections.
-    pub place: Arc<Place>,
+    pub place: Arc<ConnectionSlot>,
 }
 
 /// Tells a route that the connection went before the request was answered.
 #[derive(Clone)]
-pub struct Gone(watch::Receiver<()>);
+pub struct ConnectionClosed(watch::Receiver<()>);
 
-impl Gone {
+impl ConnectionClosed {
     /// Waits until the connection is gone.
     pub async fn wait(&mut self) {
         // The other end is dropped with the connection, and nothing is ever sent.
@@ -61,8 +61,8 @@ pub trait Undo: Send + Sync {
 /// Lets a request through if its role is enough, and writes changes down: also those of clients that do not wait for the
 /// answer.
 pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next) -> Response {
-    let act = Act::of(request.method(), request.uri().path());
-    let outcome = |response: &Response, let_in| Outcome {
+    let act = RequestAction::of(request.method(), request.uri().path());
+    let outcome = |response: &Response, let_in| RequestOutcome {
         status: response.status().as_u16(),
         code: response.extensions().get::<Problem>().map(|problem| problem.code),
         let_in,
@@ -80,7 +80,7 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
         Err(crowded) => {
             let mut response = crowded.into_response();
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-            audit.write(&caller, &act, note::Noted::default(), outcome(&response, false));
+            audit.write(&caller, &act, note::AuditNotes::default(), outcome(&response, false));
             return response;
         }
     };
@@ -91,9 +91,9 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
         return response;
     }
     let (stays, gone) = watch::channel(());
-    let note = Note::default();
+    let note = RequestNote::default();
     request.extensions_mut().insert(note.clone());
-    request.extensions_mut().insert(Gone(gone));
+    request.extensions_mut().insert(ConnectionClosed(gone));
     let answer = async move {
         let let_in = caller.role >= act.role;
         let response = if let_in {
@@ -117,16 +117,16 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
     response
 }
 
-type Identified = (Caller, Result<Busy, HostError>);
+type Identified = (Caller, Result<ActiveRequest, HostError>);
 
 /// Who asks, and the place of their connection while they are answered.
-fn identify(request: &Request) -> Result<Identified, (HostError, Source)> {
+fn identify(request: &Request) -> Result<Identified, (HostError, PeerAddress)> {
     let Some(peer) = request.extensions().get::<Peer>() else {
         let nobody = HostError::new(ErrorCode::Unauthenticated, "nobody knows who asks");
-        return Err((nobody, Source::Local { uid: None, pid: None }));
+        return Err((nobody, PeerAddress::Local { uid: None, pid: None }));
     };
     let (caller, token) = match (&peer.tokens, peer.source) {
-        (None, Source::Local { uid, .. }) => {
+        (None, PeerAddress::Local { uid, .. }) => {
             let name = uid.map_or_else(|| "uid unknown".to_owned(), |uid| format!("uid {uid}"));
             (Caller { name: name.into(), role: Role::Admin, source: peer.source }, false)
         }

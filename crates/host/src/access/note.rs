@@ -22,11 +22,11 @@ const SECRET: &str = "(secret)";
 
 /// The notes of a request. A clone is the same notes.
 #[derive(Clone, Debug, Default)]
-pub struct Note(Arc<Mutex<Noted>>);
+pub struct RequestNote(Arc<Mutex<AuditNotes>>);
 
 /// All that was noted.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Noted {
+pub struct AuditNotes {
     /// The verb, where the body says it.
     #[serde(skip)]
     pub verb: Option<String>,
@@ -44,15 +44,15 @@ pub struct Noted {
     asked: Map<String, Value>,
     /// What has become another.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    changed: Vec<Changed>,
-    /// An earlier request with the same `Idempotency-Key` had done it already.
+    changed: Vec<FieldChange>,
+    /// An earlier request with the same `Idempotency-IdempotentRequest` had done it already.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     repeated: bool,
 }
 
 /// A setting that has become another.
 #[derive(Clone, Debug, Serialize)]
-struct Changed {
+struct FieldChange {
     field: String,
     old: Value,
     new: Value,
@@ -62,7 +62,7 @@ fn is_zero(n: &usize) -> bool {
     *n == 0
 }
 
-impl Note {
+impl RequestNote {
     /// The verb that the body says.
     pub fn verb(&self, verb: impl Into<String>) {
         self.noted().verb = Some(verb.into());
@@ -105,7 +105,7 @@ impl Note {
                 true => SECRET.into(),
                 false => bounded(value),
             };
-            Changed { old: value(now), new: value(then), field: setting }
+            FieldChange { old: value(now), new: value(then), field: setting }
         };
         self.noted().changed = differences.into_iter().take(MAX_SETTINGS).map(changed).collect();
     }
@@ -127,20 +127,20 @@ impl Note {
     }
 
     /// All of it.
-    pub fn take(&self) -> Noted {
+    pub fn take(&self) -> AuditNotes {
         std::mem::take(&mut *self.noted())
     }
 
-    fn noted(&self) -> MutexGuard<'_, Noted> {
+    fn noted(&self) -> MutexGuard<'_, AuditNotes> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Note {
+impl<S: Send + Sync> FromRequestParts<S> for RequestNote {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Note, Infallible> {
-        Ok(parts.extensions.get::<Note>().cloned().unwrap_or_default())
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<RequestNote, Infallible> {
+        Ok(parts.extensions.get::<RequestNote>().cloned().unwrap_or_default())
     }
 }
 
@@ -187,13 +187,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn noted(note: &Note) -> Value {
+    fn noted(note: &RequestNote) -> Value {
         serde_json::to_value(note.take()).unwrap()
     }
 
     #[test]
     fn secrets_are_not_in_it() {
-        let note = Note::default();
+        let note = RequestNote::default();
         let spec: CatalogSpec =
             serde_json::from_value(json!({ "image": "debian", "count": 2, "user_data": "hunter2" })).unwrap();
         note.asked(&json!({ "name": "desk", "spec": spec, "force": false, "none": null }));
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn it_is_bounded() {
-        let note = Note::default();
+        let note = RequestNote::default();
         let names: Vec<String> = (0..10_000).map(|n| format!("desk-{n}")).collect();
         note.machines(names.iter().map(String::as_str));
         let labels: Map<String, Value> =

@@ -34,7 +34,7 @@ pub struct Remote {
 }
 
 /// The open port.
-pub struct Door {
+pub struct RemoteListener {
     listener: TcpListener,
     remote: Remote,
     /// What the next who comes is greeted with.
@@ -43,15 +43,15 @@ pub struct Door {
     pub tokens: Arc<Tokens>,
 }
 
-impl Door {
+impl RemoteListener {
     /// Opens it, once everything that it takes was read.
-    pub async fn open(remote: Remote) -> Result<Door> {
+    pub async fn open(remote: Remote) -> Result<RemoteListener> {
         let tokens = Arc::new(Tokens::load(&remote.tokens).context("--tokens")?);
         let config = config(&remote)?;
         let listener = TcpListener::bind(remote.address).await;
         let listener = listener.with_context(|| format!("--listen {}", remote.address))?;
         let acceptor = RwLock::new(TlsAcceptor::from(Arc::new(config)));
-        Ok(Door { listener, remote, acceptor, tokens })
+        Ok(RemoteListener { listener, remote, acceptor, tokens })
     }
 
     /// Reads the files again: tokens hold for the next request of each connection, the certificate for the next connection. All
@@ -71,22 +71,22 @@ impl Door {
     }
 
     /// Whoever comes next, unknown yet. May be given up at any time.
-    pub async fn next(&self) -> Option<Stranger> {
+    pub async fn next(&self) -> Option<PendingHandshake> {
         let (stream, address) = self.listener.accept().await.ok()?;
         let acceptor = self.acceptor.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
-        Some(Stranger { stream, address, acceptor })
+        Some(PendingHandshake { stream, address, acceptor })
     }
 }
 
 /// Somebody who has said nothing yet.
-pub struct Stranger {
+pub struct PendingHandshake {
     stream: TcpStream,
     /// Where it comes from.
     pub address: SocketAddr,
     acceptor: TlsAcceptor,
 }
 
-impl Stranger {
+impl PendingHandshake {
     /// Speaks TLS with it, if it does in time.
     pub async fn greet(self) -> Option<TlsStream<TcpStream>> {
         let _ = self.stream.set_nodelay(true);

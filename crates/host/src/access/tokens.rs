@@ -17,14 +17,14 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Longest token that is looked at.
 const MAX_TOKEN_BYTES: usize = 512;
 
-struct Known {
+struct TokenEntry {
     role: Role,
     name: String,
     hash: [u8; 32],
 }
 
 /// All of them.
-pub struct Tokens(RwLock<Vec<Known>>);
+pub struct Tokens(RwLock<Vec<TokenEntry>>);
 
 impl Tokens {
     /// Those of a file that nobody else may read or write.
@@ -40,7 +40,7 @@ impl Tokens {
     }
 
     fn parse(text: &str) -> Result<Tokens> {
-        let mut known: Vec<Known> = Vec::new();
+        let mut known: Vec<TokenEntry> = Vec::new();
         for (number, line) in text.lines().enumerate() {
             if line.trim().is_empty() || line.starts_with('#') {
                 continue;
@@ -60,7 +60,7 @@ impl Tokens {
                     number + 1
                 );
             }
-            known.push(Known { role, name: name.into(), hash });
+            known.push(TokenEntry { role, name: name.into(), hash });
         }
         if known.is_empty() {
             bail!("there is no token in it: 'spillway token new' makes one");

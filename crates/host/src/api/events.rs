@@ -1,7 +1,7 @@
 //! Routes of events.
 
 use super::extract::Query;
-use super::{App, ask};
+use super::{ApiState, ask};
 use crate::error::HostError;
 use axum::Json;
 use axum::extract::State;
@@ -16,11 +16,11 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub fn routes() -> OpenApiRouter<App> {
+pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(list_events))
 }
 
-pub fn stream_routes() -> OpenApiRouter<App> {
+pub fn stream_routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(stream_events))
 }
 
@@ -28,7 +28,7 @@ pub fn stream_routes() -> OpenApiRouter<App> {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Since {
+struct EventQuery {
     /// Those after the event with this id, the oldest 4,096 of them; the last 4,096, if nothing is said
     #[serde(default)]
     #[param(value_type = Option<String>)]
@@ -38,10 +38,10 @@ struct Since {
 /// What has happened on the host, oldest first. Events are kept for a week, over restarts of the daemon too, as long as all of
 /// them take at most 64 MiB. If some of those that were asked for are not known any more, the first item is an event of kind
 /// `lost`, which says so. Who asks again after the last one that was told, until nothing comes, misses none.
-#[utoipa::path(get, path = "", params(Since), responses((status = 200, body = List<Event>), super::Failure))]
+#[utoipa::path(get, path = "", params(EventQuery), responses((status = 200, body = List<Event>), super::ProblemResponse))]
 async fn list_events(
-    State(app): State<App>,
-    Query(since): Query<Since>,
+    State(app): State<ApiState>,
+    Query(since): Query<EventQuery>,
 ) -> Result<Json<List<Event>>, HostError> {
     ask(move || Ok(List { items: app.events.after(since.after) })).await
 }
@@ -49,10 +49,10 @@ async fn list_events(
 /// What has happened, then what happens, as server-sent events: `id` is an event's id, `data` the event. Who connects again says
 /// which one was the last (`Last-Event-ID`, or `after`), and gets all that came after it, also from before a restart of the
 /// daemon. If some of that is not known any more, the first event is of kind `lost`, and says so.
-#[utoipa::path(get, path = "", params(Since), responses((status = 200, content_type = "text/event-stream", body = String), super::Failure))]
+#[utoipa::path(get, path = "", params(EventQuery), responses((status = 200, content_type = "text/event-stream", body = String), super::ProblemResponse))]
 async fn stream_events(
-    State(app): State<App>,
-    Query(since): Query<Since>,
+    State(app): State<ApiState>,
+    Query(since): Query<EventQuery>,
     headers: HeaderMap,
 ) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
     let resumed = headers.get("last-event-id").map(|id| {

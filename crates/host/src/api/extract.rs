@@ -1,10 +1,10 @@
 //! What a request carries, checked. Owns the words of a refusal.
 
 use super::conditions::header_parameter;
-use crate::access::note::Note;
+use crate::access::note::RequestNote;
 use crate::error::HostError;
-use crate::idempotency::Key;
-use crate::paging::{Part, name_of};
+use crate::idempotency::IdempotentRequest;
+use crate::paging::{PageRequest, name_of};
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
@@ -18,7 +18,7 @@ use spillway_api::{ErrorCode, Name, Selector};
 use std::time::Duration;
 use utoipa::openapi::path::{Parameter, ParameterIn};
 
-/// Longest `Idempotency-Key`.
+/// Longest `Idempotency-IdempotentRequest`.
 const MOST_KEY_CHARACTERS: usize = 128;
 /// Objects on a page if nothing is said.
 const PAGE: usize = 500;
@@ -33,7 +33,7 @@ impl<T: DeserializeOwned + Serialize + Bounded, S: Send + Sync> FromRequest<S> f
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, HostError> {
         is_json(request.headers())?;
-        let note = request.extensions().get::<Note>().cloned();
+        let note = request.extensions().get::<RequestNote>().cloned();
         let bytes = tokio::time::timeout(BODY, Bytes::from_request(request, state)).await;
         let late = |_| {
             let message = format!("the request's body did not come within {} s", BODY.as_secs());
@@ -90,7 +90,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Query<T>, HostError> {
         let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
         let query = query.map_err(|e: QueryRejection| HostError::invalid(e.body_text()))?;
-        if let (Some(note), Some(text)) = (parts.extensions.get::<Note>(), parts.uri.query()) {
+        if let (Some(note), Some(text)) = (parts.extensions.get::<RequestNote>(), parts.uri.query()) {
             note.asked_beside(text);
         }
         Ok(Query(query.0))
@@ -101,7 +101,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "for the document")]
-pub struct PartOfList {
+pub struct PageQuery {
     /// How many objects a page has at most. By default 500.
     #[param(required = false)]
     limit: u32,
@@ -110,13 +110,13 @@ pub struct PartOfList {
     r#continue: String,
 }
 
-/// The key of a request that is to be done once, if the client gives one: `Idempotency-Key: 8e03978e`.
+/// The key of a request that is to be done once, if the client gives one: `Idempotency-IdempotentRequest: 8e03978e`.
 pub struct IdempotencyKey(Option<String>);
 
 impl IdempotencyKey {
     /// With who asks, the route and what is asked.
-    pub fn of(&self, caller: &str, route: &str, body: &impl Serialize) -> Option<Key> {
-        self.0.as_ref().map(|key| Key::new(caller, route, key, body))
+    pub fn of(&self, caller: &str, route: &str, body: &impl Serialize) -> Option<IdempotentRequest> {
+        self.0.as_ref().map(|key| IdempotentRequest::new(caller, route, key, body))
     }
 }
 
@@ -177,8 +177,8 @@ pub struct DryRun {
 }
 
 /// Takes which part of a list is asked for out of what follows the question mark.
-pub fn part(pairs: &mut Vec<(String, String)>) -> Result<Part, HostError> {
-    let mut part = Part { after: String::new(), most: PAGE };
+pub fn part(pairs: &mut Vec<(String, String)>) -> Result<PageRequest, HostError> {
+    let mut part = PageRequest { after: String::new(), most: PAGE };
     for (word, value) in pairs.extract_if(.., |(word, _)| word == "limit" || word == "continue") {
         if word == "limit" {
             let most = value.parse().map_err(|_| HostError::invalid("limit: it is a number"))?;

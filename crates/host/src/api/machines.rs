@@ -1,10 +1,10 @@
 //! Routes of machines.
 
 use super::conditions::{IfMatch, Tagged};
-use super::extract::{Body, PartOfList, Path, Query, Wait, part, select};
-use super::{App, Failure, ask, ask_for};
+use super::extract::{Body, PageQuery, Path, Query, Wait, part, select};
+use super::{ApiState, ProblemResponse, ask, ask_for};
 use crate::access::caller::{Caller, Role};
-use crate::access::note::Note;
+use crate::access::note::RequestNote;
 use crate::error::HostError;
 use axum::extract::State;
 use axum::{Extension, Json};
@@ -14,16 +14,16 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-type Answer<T> = Result<Json<T>, HostError>;
+type JsonResult<T> = Result<Json<T>, HostError>;
 
-pub fn routes() -> OpenApiRouter<App> {
+pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
         .routes(routes!(list_machines))
         .routes(routes!(get_machine, delete_machine))
         .routes(routes!(get_machine_curve))
 }
 
-pub fn action_routes() -> OpenApiRouter<App> {
+pub fn action_routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(run_machine_action))
 }
 
@@ -31,7 +31,7 @@ pub fn action_routes() -> OpenApiRouter<App> {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "for the document")]
-struct Which {
+struct MachineQuery {
     /// Lists only machines of this catalog.
     catalog: Option<Name>,
     /// Those whose catalog has this label, `KEY=VALUE`; again for more, all of which must be there.
@@ -42,11 +42,11 @@ struct Which {
 }
 
 /// All machines, or those of certain catalogs or owners.
-#[utoipa::path(get, path = "", params(Which, PartOfList), responses((status = 200, body = Page<MachineDetails>), Failure))]
+#[utoipa::path(get, path = "", params(MachineQuery, PageQuery), responses((status = 200, body = Page<MachineDetails>), ProblemResponse))]
 async fn list_machines(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Query(mut pairs): Query<Vec<(String, String)>>,
-) -> Answer<Page<MachineDetails>> {
+) -> JsonResult<Page<MachineDetails>> {
     let part = part(&mut pairs)?;
     let owners = pairs.extract_if(.., |(word, _)| word == "owner");
     let owners: Vec<String> = owners.map(|(_, owner)| owner).collect();
@@ -55,9 +55,9 @@ async fn list_machines(
 }
 
 /// A machine. With `wait` it is answered when the machine is what is wanted of it.
-#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path), Wait), responses((status = 200, body = MachineDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path), Wait), responses((status = 200, body = MachineDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn get_machine(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
     Query(wait): Query<Wait>,
 ) -> Result<Tagged<MachineDetails>, HostError> {
@@ -71,18 +71,18 @@ async fn get_machine(
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Goal {
+struct CurveQuery {
     /// The share of the written bytes that it should absorb, 0 to 1; 0.95 if nothing is said.
     goal: Option<f64>,
 }
 
 /// What every size of a machine's RAM tier would have done since its disk's worker began. `conflict`: its disk is not served.
-#[utoipa::path(get, path = "/{name}/curve", params(("name" = Name, Path), Goal), responses((status = 200, body = DiskCurve), Failure))]
+#[utoipa::path(get, path = "/{name}/curve", params(("name" = Name, Path), CurveQuery), responses((status = 200, body = DiskCurve), ProblemResponse))]
 async fn get_machine_curve(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
-    Query(Goal { goal }): Query<Goal>,
-) -> Answer<DiskCurve> {
+    Query(CurveQuery { goal }): Query<CurveQuery>,
+) -> JsonResult<DiskCurve> {
     ask(move || app.machines.curves.of(&name, goal)).await
 }
 
@@ -97,13 +97,13 @@ struct DeleteTerms {
 }
 
 /// Removes a machine that is off and that nobody has claimed. Its catalog's count goes down by one.
-#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch, DeleteTerms), responses((status = 200, body = Empty), Failure))]
+#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch, DeleteTerms), responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_machine(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
     Query(DeleteTerms { with_data }): Query<DeleteTerms>,
-) -> Answer<Empty> {
+) -> JsonResult<Empty> {
     ask(move || app.machines.actions.delete(&name, with_data, expected).map(|()| Empty {})).await
 }
 
@@ -122,14 +122,14 @@ fn word(action: &Action) -> &'static str {
 /// Records what is wanted of machines: it is done after the answer, or while that is held back by `wait`. Answers the first
 /// 1,000 of these machines as they are; `next` goes on with `GET /v1/machines` of the same catalog and labels. To throw away what machines keep takes the
 /// role `admin`.
-#[utoipa::path(post, path = "", params(Wait), request_body = MachineAction, responses((status = 200, body = Page<MachineDetails>), Failure))]
+#[utoipa::path(post, path = "", params(Wait), request_body = MachineAction, responses((status = 200, body = Page<MachineDetails>), ProblemResponse))]
 async fn run_machine_action(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Extension(caller): Extension<Caller>,
-    note: Note,
+    note: RequestNote,
     Query(wait): Query<Wait>,
     Body(action): Body<MachineAction>,
-) -> Answer<Page<MachineDetails>> {
+) -> JsonResult<Page<MachineDetails>> {
     let until = tokio::time::Instant::now() + wait.at_most()?;
     note.verb(word(&action.action));
     if action.discard_data && caller.role < Role::Admin {

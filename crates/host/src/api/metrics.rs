@@ -3,10 +3,10 @@
 //!
 //! Invariant: labels are bounded: by catalogs, stores and codes, and by machines only for who asks for those.
 
-use super::App;
+use super::ApiState;
 use super::extract::Query;
 use crate::error::HostError;
-use crate::machines::CurvesOf;
+use crate::machines::CurvesByMachine;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::header;
@@ -25,34 +25,34 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub fn figure_routes() -> OpenApiRouter<App> {
+pub fn figure_routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(get_figures))
 }
 
-pub fn metric_routes() -> OpenApiRouter<App> {
+pub fn metric_routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(get_metrics))
 }
 
 /// Requests that were answered, by status. A clone is the same.
 #[derive(Clone, Default)]
-pub struct Answered(Arc<Mutex<BTreeMap<u16, u64>>>);
+pub struct ResponseCounters(Arc<Mutex<BTreeMap<u16, u64>>>);
 
-impl Answered {
+impl ResponseCounters {
     fn by_status(&self) -> MutexGuard<'_, BTreeMap<u16, u64>> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 /// Counts an answer.
-pub async fn count(State(answered): State<Answered>, request: Request, next: Next) -> Response {
+pub async fn count(State(answered): State<ResponseCounters>, request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     *answered.by_status().entry(response.status().as_u16()).or_default() += 1;
     response
 }
 
 /// What machines' disks hold and have done, by machine and by catalog. Not older than half a second.
-#[utoipa::path(get, path = "", responses((status = 200, body = Figures), super::Failure))]
-async fn get_figures(State(app): State<App>) -> Result<Json<Figures>, HostError> {
+#[utoipa::path(get, path = "", responses((status = 200, body = Figures), super::ProblemResponse))]
+async fn get_figures(State(app): State<ApiState>) -> Result<Json<Figures>, HostError> {
     Ok(Json(Figures::clone(&*app.machines.figures.all().await?)))
 }
 
@@ -60,15 +60,18 @@ async fn get_figures(State(app): State<App>) -> Result<Json<Figures>, HostError>
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Detail {
+struct FigureQuery {
     /// With `true` each figure is given for each machine, too.
     #[serde(default)]
     machines: bool,
 }
 
 /// The same for Prometheus, by catalog, and what the daemon has done.
-#[utoipa::path(get, path = "", params(Detail), responses((status = 200, body = String, content_type = "text/plain"), super::Failure))]
-async fn get_metrics(State(app): State<App>, Query(detail): Query<Detail>) -> Result<Response, HostError> {
+#[utoipa::path(get, path = "", params(FigureQuery), responses((status = 200, body = String, content_type = "text/plain"), super::ProblemResponse))]
+async fn get_metrics(
+    State(app): State<ApiState>,
+    Query(detail): Query<FigureQuery>,
+) -> Result<Response, HostError> {
     let begun = Instant::now();
     // At once: both ask all disks.
     let (figures, curves) = tokio::try_join!(app.machines.figures.all(), app.machines.curves.all())?;
@@ -84,9 +87,9 @@ async fn get_metrics(State(app): State<App>, Query(detail): Query<Detail>) -> Re
 }
 
 /// Name, what it is, and how it is found.
-type Of<T> = (&'static str, &'static str, fn(&T) -> u64);
+type FigureColumn<T> = (&'static str, &'static str, fn(&T) -> u64);
 
-const LEVELS: [Of<DiskLevels>; 12] = [
+const LEVELS: [FigureColumn<DiskLevels>; 12] = [
     ("ram_used_bytes", "RAM tier in use.", |l| l.ram_used_bytes),
     ("ram_limit_bytes", "Limit of the RAM tier.", |l| l.ram_limit_bytes),
     ("overflow_used_bytes", "Live bytes in overflow files.", |l| l.overflow_used_bytes),
@@ -101,14 +104,14 @@ const LEVELS: [Of<DiskLevels>; 12] = [
     ("disks_degraded", "Disks whose overflow writes go on failing.", |l| l.degraded),
 ];
 
-const PLANES: [Of<PlaneCounters>; 4] = [
+const PLANES: [FigureColumn<PlaneCounters>; 4] = [
     ("reads_total", "Read operations by plane.", |p| p.reads),
     ("writes_total", "Write operations by plane.", |p| p.writes),
     ("read_bytes_total", "Bytes read by plane.", |p| p.read_bytes),
     ("written_bytes_total", "Bytes written by plane.", |p| p.written_bytes),
 ];
 
-const COUNTERS: [Of<DiskCounters>; 12] = [
+const COUNTERS: [FigureColumn<DiskCounters>; 12] = [
     ("base_store_reads_total", "Base reads past the host's page cache.", |c| c.base_store_reads),
     ("base_store_read_bytes_total", "Bytes of those.", |c| c.base_store_read_bytes),
     ("evicted_blocks_total", "Blocks moved from RAM tier to overflow.", |c| c.evicted_blocks),
@@ -123,27 +126,29 @@ const COUNTERS: [Of<DiskCounters>; 12] = [
     ("guest_writes_completed_total", "Guest writes completed.", |c| c.write_count),
 ];
 
-const SECONDS: [Of<DiskCounters>; 4] = [
+const SECONDS: [FigureColumn<DiskCounters>; 4] = [
     ("stall_seconds_total", "How long writes waited for room.", |c| c.stall_ns),
     ("throttled_seconds_total", "How long requests waited for rate limits.", |c| c.throttled_ns),
     ("guest_read_seconds_total", "How long guest reads took.", |c| c.read_ns),
     ("guest_write_seconds_total", "How long guest writes took.", |c| c.write_ns),
 ];
 
-const MACHINES: [Of<MachineCounts>; 3] = [
+const MACHINES: [FigureColumn<MachineCounts>; 3] = [
     ("machines_ready", "Machines that are ready.", |m| m.ready),
     ("machines_claimed", "Machines that are claimed.", |m| m.claimed),
     ("machines_available", "Machines that are ready to be claimed.", |m| m.available),
 ];
 
-const CATALOG: [Of<CatalogFigures>; 4] = [
+const CATALOG: [FigureColumn<CatalogFigures>; 4] = [
     ("machines_warm", "Machines that are to be kept ready.", |c| c.warm.into()),
     ("disks", "Disks that have said their figures.", |c| c.disks),
-    ("disks_silent", "Disks that have not: their last known figures are in the sums.", |c| c.silent_disks),
+    ("disks_unresponsive", "Disks that have not: their last known figures are in the sums.", |c| {
+        c.unresponsive_disks
+    }),
     ("spared_bytes", "Bytes written by guests that never reached a disk.", |c| c.spared_bytes),
 ];
 
-const CURVES: [Of<CurveFigures>; 3] = [
+const CURVES: [FigureColumn<CurveFigures>; 3] = [
     ("written_bytes", "What guests wrote while the curves were counted, zeroes left out.", |c| {
         c.written_bytes
     }),
@@ -156,14 +161,14 @@ const CURVES: [Of<CurveFigures>; 3] = [
 ];
 
 /// What a family's samples are of.
-struct Row<'a> {
+struct SampleSource<'a> {
     labels: Vec<(&'a str, &'a str)>,
     levels: &'a DiskLevels,
     counters: &'a DiskCounters,
 }
 
 /// Families of the same figures, whatever they are of.
-fn families(text: &mut Exposition, of: &str, rows: &[Row]) {
+fn families(text: &mut Exposition, of: &str, rows: &[SampleSource]) {
     for (name, help, value) in LEVELS {
         let name = format!("{of}_{name}");
         text.family(&name, "gauge", help);
@@ -228,7 +233,7 @@ fn curve_families(text: &mut Exposition, of: &str, rows: &[(Vec<(&str, &str)>, C
     }
 }
 
-fn disks(text: &mut Exposition, figures: &Figures, curves: &CurvesOf) {
+fn disks(text: &mut Exposition, figures: &Figures, curves: &CurvesByMachine) {
     text.family("catalog_machines", "gauge", "Machines by phase.");
     for catalog in &figures.catalogs {
         let m = &catalog.machines;
@@ -257,7 +262,7 @@ fn disks(text: &mut Exposition, figures: &Figures, curves: &CurvesOf) {
     for (name, help, value) in CATALOG {
         by_catalog(name, help, &value);
     }
-    let rows = figures.catalogs.iter().map(|catalog| Row {
+    let rows = figures.catalogs.iter().map(|catalog| SampleSource {
         labels: vec![("catalog", catalog.name.as_str())],
         levels: &catalog.levels,
         counters: &catalog.counters,
@@ -269,13 +274,13 @@ fn disks(text: &mut Exposition, figures: &Figures, curves: &CurvesOf) {
     curve_families(text, "catalog", &rows.collect::<Vec<_>>());
 }
 
-fn machines(text: &mut Exposition, figures: &Figures, curves: &CurvesOf) {
+fn machines(text: &mut Exposition, figures: &Figures, curves: &CurvesByMachine) {
     text.family("machine_spared_bytes", "gauge", "Bytes written by the guest that never reached a disk.");
     for machine in &figures.machines {
         let labels = [("catalog", machine.catalog.as_str()), ("machine", machine.name.as_str())];
         text.sample("machine_spared_bytes", labels, machine.spared_bytes);
     }
-    let rows = figures.machines.iter().map(|machine| Row {
+    let rows = figures.machines.iter().map(|machine| SampleSource {
         labels: vec![("catalog", machine.catalog.as_str()), ("machine", machine.name.as_str())],
         levels: &machine.levels,
         counters: &machine.counters,
@@ -288,7 +293,7 @@ fn machines(text: &mut Exposition, figures: &Figures, curves: &CurvesOf) {
 }
 
 /// What is the host's and the daemon's.
-fn host(text: &mut Exposition, figures: &Figures, app: &App) {
+fn host(text: &mut Exposition, figures: &Figures, app: &ApiState) {
     text.family("store_size_bytes", "gauge", "Size of a store's file system.");
     for store in &figures.stores {
         text.sample("store_size_bytes", [("store", store.name.as_str())], store.size_bytes);

@@ -20,7 +20,7 @@ mod operations;
 mod problem;
 mod stores;
 
-pub use metrics::Answered;
+pub use metrics::ResponseCounters;
 
 use crate::access;
 use crate::access::audit::Audit;
@@ -48,11 +48,11 @@ const MAX_REQUEST_BYTES: usize = 256 << 10;
 
 /// What the routes ask.
 #[derive(Clone)]
-pub struct App {
+pub struct ApiState {
     /// Where changes are written down.
     pub audit: Audit,
     /// What was answered.
-    pub answered: Answered,
+    pub answered: ResponseCounters,
     /// Catalogs.
     pub catalogs: Catalogs,
     /// What happens.
@@ -103,9 +103,9 @@ struct Document;
     content_type = "application/problem+json"
 )]
 #[expect(dead_code, reason = "for the document")]
-struct Failure(Problem);
+struct ProblemResponse(Problem);
 
-fn routes() -> OpenApiRouter<App> {
+fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::with_openapi(Document::openapi())
         .nest("/v1/catalogs", catalogs::routes().merge(claims::catalog_routes()))
         .nest("/v1/events", events::routes())
@@ -130,7 +130,7 @@ pub fn document() -> String {
 }
 
 /// The interface.
-pub fn router(app: App) -> Router {
+pub fn router(app: ApiState) -> Router {
     let (router, _) = routes().split_for_parts();
     let nowhere = |uri: Uri| async move {
         HostError::new(ErrorCode::NotFound, format!("there is nothing at {}", uri.path()))

@@ -4,7 +4,7 @@
 //! whoever made the response.
 
 use super::extract::Path;
-use super::{App, Failure};
+use super::{ApiState, ProblemResponse};
 use crate::error::HostError;
 use axum::Json;
 use axum::body::Body;
@@ -21,18 +21,18 @@ const MAX_INSTANCE_BYTES: usize = 1024;
 /// Seconds after which a request that was refused for the sake of others may be sent again.
 const RETRY_AFTER: &str = "1";
 
-pub fn routes() -> OpenApiRouter<App> {
+pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(list_problem_types)).routes(routes!(get_problem_type))
 }
 
 /// Lists the kinds of problems that error responses can have, in the order of their statuses.
-#[utoipa::path(get, path = "", responses((status = 200, body = List<ProblemType>), Failure))]
+#[utoipa::path(get, path = "", responses((status = 200, body = List<ProblemType>), ProblemResponse))]
 async fn list_problem_types() -> Json<List<ProblemType>> {
     Json(List { items: ErrorCode::ALL.map(ErrorCode::describe).into() })
 }
 
 /// Describes a kind of problem: the `type` of a problem leads here.
-#[utoipa::path(get, path = "/{code}", params(("code" = ErrorCode, Path)), responses((status = 200, body = ProblemType), Failure))]
+#[utoipa::path(get, path = "/{code}", params(("code" = ErrorCode, Path)), responses((status = 200, body = ProblemType), ProblemResponse))]
 async fn get_problem_type(Path(code): Path<ErrorCode>) -> Json<ProblemType> {
     Json(code.describe())
 }

@@ -10,7 +10,7 @@ use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, Name};
 
 /// On which terms a change is asked for.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Terms {
+pub struct CatalogChangeTerms {
     /// The revision that it was decided on: nothing is done if the catalog has another one.
     pub expected: Option<Revision>,
     /// What machines keep may be thrown away.
@@ -30,20 +30,20 @@ impl Catalogs {
         &self,
         name: &Name,
         spec: &CatalogSpec,
-        terms: Terms,
+        terms: CatalogChangeTerms,
     ) -> Result<(Catalog, Catalog), HostError> {
-        spec::is_whole(name, spec)?;
+        spec::check_not_redacted(name, spec)?;
         let counting = self.counting();
         let warnings = self.check(name, spec)?;
-        self.names_are_free(name, spec)?;
+        self.check_names_free(name, spec)?;
         let (mut catalog, before, notes, is_new) = self.objects.change(|changes| {
             let before = self.found(changes, name, terms.expected)?;
             check(&before, spec, terms.discard_data)?;
             // A claim ends with a machine that forgets.
             let count = if !before.spec.keeps_writes() && spec.keeps_writes() { 0 } else { spec.count };
-            self.none_is_claimed(changes, &self.surplus(name, count)?, terms.force)?;
+            self.check_none_claimed(changes, &self.surplus(name, count)?, terms.force)?;
             let mut warnings = warnings.clone();
-            warnings.extend(self.fits(name, spec, Some(&before.spec))?);
+            warnings.extend(self.check_capacity(name, spec, Some(&before.spec))?);
             let mut catalog = Catalog { spec: spec.clone(), warnings, ..before.clone() };
             let mut notes = Vec::new();
             if before.spec.image != spec.image {

@@ -11,15 +11,15 @@ mod scale_tests;
 mod spec;
 mod update;
 
-pub use change::Terms;
-pub(crate) use records::{none_is_removed, whole};
+pub use change::CatalogChangeTerms;
+pub(crate) use records::{check_no_removal, whole};
 pub use spec::serial_pattern;
 pub(crate) use update::follow;
 
 use crate::error::HostError;
 use crate::hypervisor::domain;
 use crate::resources::budget::{Capacity, Need};
-use crate::store::{Changes, Kind, Objects, RecordKind, Revision};
+use crate::store::{Changes, Objects, RecordKind, Revision, StoredRecord};
 use crate::stores::Stores;
 use jiff::Timestamp;
 use records::Removal;
@@ -30,7 +30,7 @@ use spillway_api::{
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-impl Kind for Catalog {
+impl StoredRecord for Catalog {
     const PREFIX: &'static str = "catalogs/";
     const WORD: &'static str = "catalog";
 
@@ -39,7 +39,7 @@ impl Kind for Catalog {
     }
 }
 
-impl Kind for Machine {
+impl StoredRecord for Machine {
     const PREFIX: &'static str = "machines/";
     const WORD: &'static str = "machine";
 }
@@ -115,12 +115,12 @@ impl Catalogs {
 
     /// A new one. It is there, with its machines, when this returns. With `dry_run` all is looked at and nothing made.
     pub fn create(&self, name: &Name, spec: &CatalogSpec, dry_run: bool) -> Result<Catalog, HostError> {
-        spec::is_whole(name, spec)?;
+        spec::check_not_redacted(name, spec)?;
         let counting = self.counting();
         self.finish_removal(&counting, name)?;
         let mut warnings = self.check(name, spec)?;
-        warnings.extend(self.fits(name, spec, None)?);
-        self.names_are_free(name, spec)?;
+        warnings.extend(self.check_capacity(name, spec, None)?);
+        self.check_names_free(name, spec)?;
         let catalog = self.objects.change(|changes| {
             if changes.get::<Catalog>(name.as_str())?.is_some() {
                 return Err(HostError::new(
@@ -154,11 +154,11 @@ impl Catalogs {
     }
 
     /// Removes a catalog and its machines, and what they keep too if that is said.
-    pub fn delete(&self, name: &Name, terms: Terms) -> Result<(), HostError> {
+    pub fn delete(&self, name: &Name, terms: CatalogChangeTerms) -> Result<(), HostError> {
         let counting = self.counting();
         self.objects.change(|changes| {
             self.found(changes, name, terms.expected)?;
-            self.none_is_claimed(changes, &self.machines(Some(name))?, terms.force)?;
+            self.check_none_claimed(changes, &self.machines(Some(name))?, terms.force)?;
             changes.delete::<Catalog>(name.as_str());
             changes.put(name.as_str(), &Removal { with_data: terms.with_data });
             Ok::<_, HostError>(())
@@ -191,7 +191,7 @@ impl Catalogs {
     /// Whether the settings can be on this host; what may not be meant so.
     fn check(&self, name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> {
         let warnings = spec::check(name, spec)?;
-        self.can_run(name, spec)?;
+        self.check_hypervisor(name, spec)?;
         let refuse = |why: String| Err(HostError::invalid(format!("catalog {name}: {why}")));
         for (store, keeps) in [(&spec.overflow_store, spec.keeps_writes()), (&spec.data_disk_store, true)] {
             let Some(store) = store else { continue };
@@ -215,19 +215,19 @@ impl Catalogs {
     }
 
     /// Refuses settings that whoever runs machines here cannot give them.
-    fn can_run(&self, name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
+    fn check_hypervisor(&self, name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
         if self.host.hypervisor != Hypervisor::Libvirt {
             return Ok(());
         }
         // All names are equally long.
         let machine = spec::naming(name, spec)?.name(1)?;
-        domain::can_be(spec)
+        domain::check_supported(spec)
             .and_then(|()| domain::fits(&self.host.machines.join(machine.as_str())))
             .map_err(|e| HostError { message: format!("catalog {name}: {}", e.message), ..e })
     }
 
     /// Refuses what can never start on this host, unless it was so before; says if not all machines can run at a time.
-    fn fits(
+    fn check_capacity(
         &self,
         name: &Name,
         spec: &CatalogSpec,
@@ -256,7 +256,7 @@ impl Catalogs {
         let version = image.version.map_or_else(published, |version| Ok(version.get()))?;
         let record = changes.get::<ImageVersion>(&crate::images::key(&image.name, version))?;
         match record.map(|record| record.value) {
-            Some(record) if record.state == VersionState::Ready => crate::images::can_be_served(&record)?,
+            Some(record) if record.state == VersionState::Ready => crate::images::check_size(&record)?,
             Some(_) => {
                 let message = format!("{}:{version} is being made or deleted", image.name);
                 return Err(HostError::new(ErrorCode::Conflict, message));
@@ -285,7 +285,7 @@ impl Catalogs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::{Images, Terms as ImageTerms, key};
+    use crate::images::{ImageChangeTerms, Images, key};
     use crate::operations::Operations;
     use crate::store::SqliteStore;
     use serde_json::json;
@@ -363,10 +363,10 @@ mod tests {
             assert!(error.code == ErrorCode::Invalid && says, "{error:?}");
         };
         too_large(catalogs.create(&large, &spec("big:2"), false).unwrap_err());
-        too_large(catalogs.change(&small, &spec("big:2"), Terms::default()).unwrap_err());
+        too_large(catalogs.change(&small, &spec("big:2"), CatalogChangeTerms::default()).unwrap_err());
         let update = serde_json::from_value(json!({ "image": "big:2" })).unwrap();
-        too_large(catalogs.update(&small, &update, Terms::default()).unwrap_err());
-        too_large(images.publish(&name, 2, ImageTerms::default()).unwrap_err());
+        too_large(catalogs.update(&small, &update, CatalogChangeTerms::default()).unwrap_err());
+        too_large(images.publish(&name, 2, ImageChangeTerms::default()).unwrap_err());
         too_large(images.disk(&name, 2).unwrap_err());
         assert_eq!(catalogs.get(&small).unwrap().version, 1);
     }

@@ -1,6 +1,6 @@
 //! What goes with what in a catalog. Owns the rules and their words; looks at nothing else.
 
-use super::naming::Naming;
+use super::naming::NamePattern;
 use crate::error::HostError;
 use regex::bytes::{Regex, RegexBuilder};
 use spillway_api::bounds::Bounded;
@@ -21,8 +21,8 @@ const MOST_PATTERN_BYTES: usize = 256;
 const MOST_PATTERN_MEMORY_BYTES: usize = 1 << 20;
 
 /// The names of its machines.
-pub fn naming(name: &Name, spec: &CatalogSpec) -> Result<Naming, HostError> {
-    Naming::parse(&spec.naming(name))
+pub fn naming(name: &Name, spec: &CatalogSpec) -> Result<NamePattern, HostError> {
+    NamePattern::parse(&spec.naming(name))
 }
 
 /// What a line of a serial console is matched with. The pattern is a stranger's: its length and its memory are bounded, and
@@ -56,7 +56,7 @@ pub fn check(name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> 
 }
 
 /// Refuses settings of which some were left out for a reader that may not see them: what was left out would be lost.
-pub fn is_whole(name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
+pub fn check_not_redacted(name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
     let setting = match spec.redacted.as_slice() {
         // What stood for it once, in files that were exported then.
         [] if spec.user_data.as_deref() == Some(REDACTED_ONCE) => "user_data",

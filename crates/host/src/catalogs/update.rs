@@ -4,7 +4,7 @@
 //! Invariant: the history's last entry is what machines take at their next start, and what a rollout brings.
 
 use super::Catalogs;
-use super::change::{Terms, check};
+use super::change::{CatalogChangeTerms, check};
 use crate::error::HostError;
 use crate::store::{Changes, Revision};
 use jiff::Timestamp;
@@ -24,7 +24,7 @@ impl Catalogs {
         &self,
         name: &Name,
         update: &CatalogUpdate,
-        terms: Terms,
+        terms: CatalogChangeTerms,
     ) -> Result<(Catalog, Catalog), HostError> {
         self.move_to(name, update, terms, |_| Ok(update.image.clone()))
     }
@@ -34,7 +34,7 @@ impl Catalogs {
         &self,
         name: &Name,
         rollback: &CatalogRollback,
-        terms: Terms,
+        terms: CatalogChangeTerms,
     ) -> Result<(Catalog, Catalog), HostError> {
         // Which image it is, is seen when it is decided.
         let update = CatalogUpdate {
@@ -77,7 +77,7 @@ impl Catalogs {
     }
 
     /// A rollout has ended, unless somebody has changed the catalog since it was looked at.
-    pub fn is_rolled_out(&self, name: &Name, seen: Revision) -> Result<(), HostError> {
+    pub fn end_rollout(&self, name: &Name, seen: Revision) -> Result<(), HostError> {
         self.objects.change(|changes| {
             if let Some(found) = changes.get::<Catalog>(name.as_str())?.filter(|found| found.revision == seen)
             {
@@ -93,7 +93,7 @@ impl Catalogs {
         &self,
         name: &Name,
         update: &CatalogUpdate,
-        terms: Terms,
+        terms: CatalogChangeTerms,
         choose: impl Fn(&Catalog) -> Result<ImageRef, HostError>,
     ) -> Result<(Catalog, Catalog), HostError> {
         let ((mut catalog, before, notes), written) = self.objects.change_at(|changes| {

@@ -30,7 +30,7 @@ const JUMP: u64 = 1 << 20;
 
 /// What is known of the whole.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct State {
+struct LogState {
     history: u32,
     /// The start of the host in which it was written last.
     boot: String,
@@ -49,7 +49,7 @@ struct Segment {
 /// The log.
 pub struct EventLog {
     folder: PathBuf,
-    state: State,
+    state: LogState,
     /// The oldest first; the last one is written.
     segments: VecDeque<Segment>,
     file: Arc<File>,
@@ -58,7 +58,7 @@ pub struct EventLog {
 }
 
 /// What was there when it was opened.
-pub struct Opened {
+pub struct OpenedLog {
     /// The number of the next event.
     pub next: u64,
     /// The host has ended, and the daemon before it not in order.
@@ -67,11 +67,11 @@ pub struct Opened {
 
 impl EventLog {
     /// That of this folder, which is made if it is not there.
-    pub fn open(folder: &Path) -> io::Result<(EventLog, Opened)> {
+    pub fn open(folder: &Path) -> io::Result<(EventLog, OpenedLog)> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let boot = String::from_utf8_lossy(&crate::processes::boot_id()?).trim().to_owned();
         let before = fs::read(folder.join(STATE)).ok();
-        let before: Option<State> = before.and_then(|text| serde_json::from_slice(&text).ok());
+        let before: Option<LogState> = before.and_then(|text| serde_json::from_slice(&text).ok());
         let may_lack_some = before.as_ref().is_some_and(|state| !state.closed && state.boot != boot);
         let history = before.map_or_else(new_history, |state| state.history);
         let mut segments = segments(folder, history)?;
@@ -86,12 +86,12 @@ impl EventLog {
         let may_lack_some = may_lack_some | cut_off(&file, at)?;
         let next =
             events.last().map_or(first, |event| event.id.number + 1) + if may_lack_some { JUMP } else { 0 };
-        let state = State { history, boot, closed: false };
+        let state = LogState { history, boot, closed: false };
         let mut log = EventLog { folder: folder.to_owned(), state, segments, file: Arc::new(file), at };
         log.write_state()?;
         log.make_spare();
         log.forget_old(Timestamp::now(), MOST_SEGMENTS);
-        Ok((log, Opened { next, may_lack_some }))
+        Ok((log, OpenedLog { next, may_lack_some }))
     }
 
     /// Which history it is of.
@@ -316,7 +316,7 @@ pub mod tests {
     /// Makes it look as if another start of the host had written it.
     pub fn is_of_another_boot(folder: &Path) {
         let path = folder.join(STATE);
-        let mut state: State = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let mut state: LogState = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         state.boot = "another".into();
         fs::write(path, serde_json::to_vec(&state).unwrap()).unwrap();
     }
@@ -331,8 +331,8 @@ pub mod tests {
     }
 
     impl EventLog {
-        fn open_as_it_is(folder: &Path) -> (PathBuf, State) {
-            let state: State = serde_json::from_slice(&fs::read(folder.join(STATE)).unwrap()).unwrap();
+        fn open_as_it_is(folder: &Path) -> (PathBuf, LogState) {
+            let state: LogState = serde_json::from_slice(&fs::read(folder.join(STATE)).unwrap()).unwrap();
             (segments(folder, state.history).unwrap().back().unwrap().path.clone(), state)
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! Invariant: what a name, a path or a text holds never becomes another element or attribute.
 
-use super::qemu::{self, Files};
+use super::qemu::{self, HostFiles};
 use crate::error::HostError;
 use spillway_api::{CatalogSpec, Machine, Network, Ready};
 use spillway_control::kvm::Accelerator;
@@ -16,7 +16,7 @@ pub const NAMESPACE: &str = "urn:spillway:machine";
 const MOST_SOCKET_BYTES: usize = 107;
 
 /// Refuses settings that no domain can have.
-pub fn can_be(spec: &CatalogSpec) -> Result<(), HostError> {
+pub fn check_supported(spec: &CatalogSpec) -> Result<(), HostError> {
     match (&spec.ready, &spec.network) {
         (Some(Ready::Tcp(_)), Network::User) => Err(HostError::invalid(
             "ready: tcp with network user is QEMU's alone: with libvirt take a bridge, agent or serial",
@@ -52,7 +52,7 @@ pub fn describe(
     spec: &CatalogSpec,
     accelerator: &Accelerator,
     (folder, disk_socket): (&Path, &str),
-    files: &Files,
+    files: &HostFiles,
     ends_at_reboot: bool,
 ) -> String {
     let (kind, cpu) = match accelerator {
@@ -118,7 +118,7 @@ fn direct_boot(kernel: &str, spec: &CatalogSpec, accelerator: &Accelerator) -> S
 }
 
 /// Its disks besides the first, in the order in which its guest finds them.
-fn file_disks(folder: &Path, files: &Files) -> String {
+fn file_disks(folder: &Path, files: &HostFiles) -> String {
     let disks = [
         ("data", files.data, " discard='unmap'", ""),
         ("scratch", files.scratch, " discard='unmap'", ""),
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn described(spec: serde_json::Value, files: &Files) -> String {
+    fn described(spec: serde_json::Value, files: &HostFiles) -> String {
         let machine: Machine = serde_json::from_value(json!({
             "name": "desk-001", "catalog": "desk", "number": 1, "created": "2026-01-01T00:00:00Z",
             "identity": { "uuid": "11111111-2222-4333-8444-555555555555", "mac": "52:54:00:12:34:56" },
@@ -200,7 +200,7 @@ mod tests {
             "kernel": "/boot/k", "initrd": "/boot/i", "append": "console=ttyS0",
         });
         let (seed, data) = (Some(Path::new("seed.img")), Some(Path::new("/data/x.raw")));
-        let text = described(spec, &Files { seed, data, most_queues: Some(2), ..Files::default() });
+        let text = described(spec, &HostFiles { seed, data, most_queues: Some(2), ..HostFiles::default() });
         for part in [
             "<domain type='kvm'>",
             "<name>spillway-desk-001</name>",
@@ -220,7 +220,7 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("boot order"));
-        let text = described(json!({ "image": "debian", "network": "none" }), &Files::default());
+        let text = described(json!({ "image": "debian", "network": "none" }), &HostFiles::default());
         assert!(text.contains("<boot order='1'/>"), "{text}");
         assert!(!text.contains("<interface") && !text.contains("<kernel") && !text.contains("vdb"), "{text}");
     }
@@ -230,7 +230,8 @@ mod tests {
         assert_eq!(escape("a b"), "a b");
         assert_eq!(escape("<a b='\"'>&\n\u{7}"), "&lt;a b=&apos;&quot;&apos;&gt;&amp;&#10;\u{fffd}");
         let evil = "x</cmdline><loader>/tmp/evil</loader><cmdline>";
-        let text = described(json!({ "image": "debian", "kernel": "/k", "append": evil }), &Files::default());
+        let text =
+            described(json!({ "image": "debian", "kernel": "/k", "append": evil }), &HostFiles::default());
         assert!(!text.contains("<loader>"), "{text}");
         let socket = "path='/run/a &apos;b&apos; &amp; &lt;c&gt;/disk.sock'";
         assert!(text.contains(socket), "{text}");

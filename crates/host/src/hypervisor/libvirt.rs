@@ -33,19 +33,19 @@ pub struct Libvirt {
     uri: String,
     group: OnceCell<Option<u32>>,
     listening: Once,
-    heard: Arc<Heard>,
+    shutdowns: Arc<ShutdownReasons>,
 }
 
 /// Of domains that are listened to, what their QEMU has said of a shutdown.
 #[derive(Default)]
-struct Heard {
+struct ShutdownReasons {
     reasons: Mutex<HashMap<String, Option<String>>>,
     news: Notify,
 }
 
 /// What libvirt knows of a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum DomainState {
     /// Nothing.
     Absent,
     /// It has a QEMU.
@@ -57,7 +57,7 @@ pub enum State {
 impl Libvirt {
     /// Nothing is connected to before something is asked.
     pub fn new(uri: String) -> Libvirt {
-        Libvirt { uri, group: OnceCell::new(), listening: Once::new(), heard: Arc::default() }
+        Libvirt { uri, group: OnceCell::new(), listening: Once::new(), shutdowns: Arc::default() }
     }
 
     /// Carries out a command of virsh's. What it answers.
@@ -91,7 +91,7 @@ impl Libvirt {
     }
 
     /// What is known of the domain with this UUID.
-    pub async fn state(&self, uuid: &str) -> Result<State, HostError> {
+    pub async fn state(&self, uuid: &str) -> Result<DomainState, HostError> {
         match self.ask(&["domstate", uuid, "--reason"]).await {
             Ok(said) => Ok(state(&said)),
             Err(e) if e.code == ErrorCode::Unavailable => Err(e),
@@ -99,7 +99,7 @@ impl Libvirt {
             Err(e) => {
                 match self.ask(&["list", "--all", "--uuid"]).await?.lines().any(|line| line.trim() == uuid) {
                     true => Err(e),
-                    false => Ok(State::Absent),
+                    false => Ok(DomainState::Absent),
                 }
             }
         }
@@ -123,13 +123,13 @@ impl Libvirt {
 
     /// From now on it is noted why the guest of this domain ends.
     pub fn listen_to(&self, domain: &str) {
-        self.heard.reasons().insert(domain.to_owned(), None);
+        self.shutdowns.reasons().insert(domain.to_owned(), None);
         self.listening.call_once(|| {
-            let (virsh, heard) = (Libvirt::new(self.uri.clone()), Arc::clone(&self.heard));
+            let (virsh, shutdowns) = (Libvirt::new(self.uri.clone()), Arc::clone(&self.shutdowns));
             // A thread of its own: with it the child ends that it has started.
             std::thread::spawn(move || {
                 loop {
-                    virsh.hear(&heard);
+                    virsh.read_events(&shutdowns);
                     std::thread::sleep(PAUSE);
                 }
             });
@@ -138,7 +138,7 @@ impl Libvirt {
 
     /// Whether this domain is listened to.
     pub fn listens_to(&self, domain: &str) -> bool {
-        self.heard.reasons().contains_key(domain)
+        self.shutdowns.reasons().contains_key(domain)
     }
 
     /// Why the guest of a domain has ended, as QEMU's `SHUTDOWN` event has it, if it was listened to. It may come a little
@@ -146,8 +146,8 @@ impl Libvirt {
     pub async fn reason(&self, domain: &str) -> Option<String> {
         let wait = async {
             loop {
-                let news = self.heard.news.notified();
-                if let reason @ Some(_) = self.heard.reasons().get(domain)?.clone() {
+                let news = self.shutdowns.news.notified();
+                if let reason @ Some(_) = self.shutdowns.reasons().get(domain)?.clone() {
                     return reason;
                 }
                 news.await;
@@ -158,11 +158,11 @@ impl Libvirt {
 
     /// Nobody asks for this domain any more.
     pub fn forget(&self, domain: &str) {
-        self.heard.reasons().remove(domain);
+        self.shutdowns.reasons().remove(domain);
     }
 
     /// Listens until libvirtd ends or says no.
-    fn hear(&self, heard: &Heard) {
+    fn read_events(&self, shutdowns: &ShutdownReasons) {
         let mut virsh = self.virsh(&["qemu-monitor-event", "--event", "SHUTDOWN", "--loop"]);
         end_with_parent(&mut virsh);
         let Ok(mut child) = virsh.stderr(Stdio::null()).spawn() else { return };
@@ -171,7 +171,7 @@ impl Libvirt {
             let mut line = Vec::new();
             while output.by_ref().take(MOST_LINE_BYTES).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
                 if let Some((domain, reason)) = shutdown(&String::from_utf8_lossy(&line)) {
-                    heard.note(&domain, reason);
+                    shutdowns.note(&domain, reason);
                 }
                 line.clear();
             }
@@ -189,7 +189,7 @@ impl Libvirt {
     }
 }
 
-impl Heard {
+impl ShutdownReasons {
     /// The first reason counts: QEMU gives another when libvirtd ends it then.
     fn note(&self, domain: &str, reason: String) {
         if let Some(known) = self.reasons().get_mut(domain) {
@@ -213,10 +213,10 @@ async fn read(stream: Option<impl AsyncRead + Unpin>, most_bytes: u64) -> String
     String::from_utf8_lossy(&said).into_owned()
 }
 
-fn state(said: &str) -> State {
+fn state(said: &str) -> DomainState {
     match said.trim().split_once(" (") {
-        Some(("shut off", reason)) => State::Off(reason.trim_end_matches(')').to_owned()),
-        _ => State::On,
+        Some(("shut off", reason)) => DomainState::Off(reason.trim_end_matches(')').to_owned()),
+        _ => DomainState::On,
     }
 }
 
@@ -252,9 +252,9 @@ mod tests {
 
     #[test]
     fn what_virsh_says_is_understood() {
-        assert_eq!(state("running (booted)\n\n"), State::On);
-        assert_eq!(state("in shutdown (unknown)\n"), State::On);
-        assert_eq!(state("shut off (crashed)\n\n"), State::Off("crashed".into()));
+        assert_eq!(state("running (booted)\n\n"), DomainState::On);
+        assert_eq!(state("in shutdown (unknown)\n"), DomainState::On);
+        assert_eq!(state("shut off (crashed)\n\n"), DomainState::Off("crashed".into()));
         let line = "event SHUTDOWN at 1795368940.970306 for domain 'spillway-a': {\"guest\":true,\"reason\":\"guest-reset\"}\n";
         assert_eq!(shutdown(line), Some(("spillway-a".into(), "guest-reset".into())));
         for nonsense in ["", "events received: 3", "event X for domain 'a': {", "event X for domain 'a': {}"]
@@ -288,11 +288,11 @@ mod tests {
     #[tokio::test]
     async fn the_first_reason_counts_and_only_of_whom_is_listened_to() {
         let libvirt = Libvirt::new("qemu:///system".into());
-        libvirt.heard.reasons().insert("spillway-a".into(), None);
+        libvirt.shutdowns.reasons().insert("spillway-a".into(), None);
         for (domain, reason) in
             [("spillway-a", "guest-reset"), ("spillway-a", "host-signal"), ("b", "guest-shutdown")]
         {
-            libvirt.heard.note(domain, reason.into());
+            libvirt.shutdowns.note(domain, reason.into());
         }
         assert_eq!(libvirt.reason("spillway-a").await.as_deref(), Some("guest-reset"));
         assert_eq!(libvirt.reason("b").await, None);

@@ -22,7 +22,7 @@ pub const AGENT: &str = "agent.sock";
 
 /// What a machine gets besides its disk: files of the host.
 #[derive(Clone, Debug, Default)]
-pub struct Files<'a> {
+pub struct HostFiles<'a> {
     /// The cloud-init disk.
     pub seed: Option<&'a Path>,
     /// Its data disk.
@@ -35,7 +35,7 @@ pub struct Files<'a> {
     pub most_queues: Option<u32>,
 }
 
-impl Files<'_> {
+impl HostFiles<'_> {
     /// Queues of its own disk: one for each processor, if it has so many.
     pub fn queues(&self, spec: &CatalogSpec) -> u32 {
         self.most_queues.map_or(spec.vcpus, |most| most.min(spec.vcpus))
@@ -79,11 +79,11 @@ pub fn command(
     spec: &CatalogSpec,
     accelerator: &Accelerator,
     disk_socket: &str,
-    files: &Files,
+    files: &HostFiles,
     handles: &Handles,
     exits_at_reboot: bool,
 ) -> Command {
-    let mut line = Line { command: Command::new(PROGRAM), machine, spec, accelerator, files, handles };
+    let mut line = CommandLine { command: Command::new(PROGRAM), machine, spec, accelerator, files, handles };
     line.guest(exits_at_reboot);
     line.consoles();
     line.disks(disk_socket);
@@ -94,16 +94,16 @@ pub fn command(
 }
 
 /// A command line that grows. The order of devices is the order in which the guest finds them.
-struct Line<'a> {
+struct CommandLine<'a> {
     command: Command,
     machine: &'a Machine,
     spec: &'a CatalogSpec,
     accelerator: &'a Accelerator,
-    files: &'a Files<'a>,
+    files: &'a HostFiles<'a>,
     handles: &'a Handles,
 }
 
-impl Line<'_> {
+impl CommandLine<'_> {
     fn add(&mut self, name: &str, value: impl Into<OsString>) {
         self.command.arg(name).arg(value.into());
     }

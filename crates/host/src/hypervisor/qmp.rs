@@ -18,7 +18,7 @@ const MAX_LINE_BYTES: usize = 1 << 20;
 const MOST_EVENTS: usize = 64;
 /// Names of the events that something is done about. Of others a guest can cause as many as it likes (`BLOCK_IO_ERROR`,
 /// `RTC_CHANGE`): they are dropped as they come.
-const HEARD: [&str; 1] = ["SHUTDOWN"];
+const KEPT_EVENTS: [&str; 1] = ["SHUTDOWN"];
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -84,13 +84,13 @@ impl Qmp {
     }
 
     /// Events that nobody has asked for yet, in order.
-    pub fn heard(&self) -> impl Iterator<Item = &Event> {
+    pub fn pending_events(&self) -> impl Iterator<Item = &Event> {
         self.events.iter()
     }
 
     fn keep(&mut self, message: Value) -> io::Result<()> {
         let event: Event = serde_json::from_value(message).map_err(|_| strange("it says something else"))?;
-        if !HEARD.contains(&event.name.as_str()) {
+        if !KEPT_EVENTS.contains(&event.name.as_str()) {
             return Ok(());
         }
         if self.events.len() == MOST_EVENTS {
@@ -122,8 +122,8 @@ mod tests {
         let other = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
             let _ = stream.write_all(said.as_bytes()).await;
-            let mut heard = Vec::new();
-            let _ = stream.read_to_end(&mut heard).await;
+            let mut pending_events = Vec::new();
+            let _ = stream.read_to_end(&mut pending_events).await;
         });
         let qmp = Qmp::connect(&path).await;
         if qmp.is_err() {

@@ -4,7 +4,7 @@
 //! who waits holds no thread.
 
 use super::Images;
-use super::check::{self, Checked};
+use super::check::{self, CheckedVersion};
 use super::files::VersionFiles;
 use crate::error::HostError;
 use spillway_api::{ErrorCode, ImageCheck, ImageVersion, Name};
@@ -30,11 +30,11 @@ const FAILED: Duration = Duration::from_secs(600);
 pub struct Checks {
     turns: Arc<Semaphore>,
     /// The one that was asked for last comes last.
-    kept: Arc<Mutex<VecDeque<(String, Outcome)>>>,
+    kept: Arc<Mutex<VecDeque<(String, CheckOutcome)>>>,
 }
 
 /// What came of a look, and when; nothing before its end.
-type Outcome = watch::Receiver<Option<(Instant, Result<Arc<Checked>, HostError>)>>;
+type CheckOutcome = watch::Receiver<Option<(Instant, Result<Arc<CheckedVersion>, HostError>)>>;
 
 impl Default for Checks {
     fn default() -> Checks {
@@ -47,8 +47,8 @@ impl Checks {
     async fn of(
         &self,
         digest: &str,
-        look: impl FnOnce() -> Result<Checked, HostError> + Send + 'static,
-    ) -> Result<Arc<Checked>, HostError> {
+        look: impl FnOnce() -> Result<CheckedVersion, HostError> + Send + 'static,
+    ) -> Result<Arc<CheckedVersion>, HostError> {
         let mut outcome = self.outcome(digest, look);
         let ended = timeout(PATIENCE, outcome.wait_for(Option::is_some)).await;
         let ended = ended.map_err(|_| {
@@ -66,8 +66,8 @@ impl Checks {
     fn outcome(
         &self,
         digest: &str,
-        look: impl FnOnce() -> Result<Checked, HostError> + Send + 'static,
-    ) -> Outcome {
+        look: impl FnOnce() -> Result<CheckedVersion, HostError> + Send + 'static,
+    ) -> CheckOutcome {
         let mut kept = self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let at = kept.iter().position(|(of, _)| of == digest);
         let outcome = match at.and_then(|at| kept.remove(at)) {
@@ -82,7 +82,10 @@ impl Checks {
     }
 
     /// The task has its turn and goes on whether somebody waits for it or not.
-    fn begin(&self, look: impl FnOnce() -> Result<Checked, HostError> + Send + 'static) -> Outcome {
+    fn begin(
+        &self,
+        look: impl FnOnce() -> Result<CheckedVersion, HostError> + Send + 'static,
+    ) -> CheckOutcome {
         let (tell, outcome) = watch::channel(None);
         let turns = Arc::clone(&self.turns);
         tokio::spawn(async move {
@@ -96,7 +99,7 @@ impl Checks {
 }
 
 /// Whether an outcome is good for who asks now.
-fn counts(outcome: &Outcome) -> bool {
+fn counts(outcome: &CheckOutcome) -> bool {
     match &*outcome.borrow() {
         Some((_, Ok(_))) => true,
         // A program that is missing may be installed at any time.
@@ -133,7 +136,7 @@ impl Images {
     }
 }
 
-fn look(files: &VersionFiles) -> Result<Checked, HostError> {
+fn look(files: &VersionFiles) -> Result<CheckedVersion, HostError> {
     let (disk, _) = files.open()?;
     let until = Instant::now() + CHECK;
     check::check(&disk, until).map_err(|why| match Instant::now() < until {
@@ -148,8 +151,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc;
 
-    fn nothing() -> Result<Checked, HostError> {
-        Ok(Checked { volumes: vec![], boot: Default::default(), findings: vec![] })
+    fn nothing() -> Result<CheckedVersion, HostError> {
+        Ok(CheckedVersion { volumes: vec![], boot: Default::default(), findings: vec![] })
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

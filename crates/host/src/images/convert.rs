@@ -29,7 +29,7 @@ const LEAST_FREE_BYTES: u64 = 1 << 30;
 
 /// What is used of `qemu-img info --output=json`.
 #[derive(Deserialize)]
-struct Info {
+struct QemuImgInfo {
     #[serde(rename = "virtual-size")]
     virtual_size: u64,
     #[serde(rename = "backing-filename")]
@@ -37,25 +37,25 @@ struct Info {
     #[serde(default)]
     encrypted: bool,
     #[serde(rename = "format-specific")]
-    specific: Option<Specific>,
+    specific: Option<FormatDetails>,
 }
 
 #[derive(Deserialize)]
-struct Specific {
+struct FormatDetails {
     #[serde(default)]
-    data: SpecificData,
+    data: FormatData,
 }
 
 #[derive(Default, Deserialize)]
-struct SpecificData {
+struct FormatData {
     #[serde(rename = "data-file")]
     data_file: Option<String>,
     #[serde(default)]
-    extents: Vec<Extent>,
+    extents: Vec<ExtentFile>,
 }
 
 #[derive(Deserialize)]
-struct Extent {
+struct ExtentFile {
     filename: Option<String>,
 }
 
@@ -70,7 +70,7 @@ pub struct Conversion {
 
 /// A file that is to be imported: opened once, so that what is looked at is what is converted. While this lives it is locked
 /// against writers, as a base image is that is served.
-pub struct Source {
+pub struct ImportSource {
     file: File,
     format: SourceFormat,
     /// For people.
@@ -79,9 +79,9 @@ pub struct Source {
     opened: (u64, Option<SystemTime>),
 }
 
-impl Source {
+impl ImportSource {
     /// Opens a regular file. Of anything else nothing is opened: that alone may do something.
-    pub fn open(path: &Path, format: SourceFormat) -> Result<Source, HostError> {
+    pub fn open(path: &Path, format: SourceFormat) -> Result<ImportSource, HostError> {
         let failed = |e: rustix::io::Errno| {
             let e = io::Error::from(e);
             HostError::invalid(format!("{}: {e}: spillwayd must be able to read it", path.display()))
@@ -99,7 +99,7 @@ impl Source {
         let file: File = rustix::fs::open(again, flags, Mode::empty()).map_err(failed)?.into();
         keep_writers_out(&file, path).map_err(|e| HostError::new(ErrorCode::InUse, e.to_string()))?;
         let opened = last_write(&file);
-        Ok(Source { file, format, path: path.to_owned(), opened })
+        Ok(ImportSource { file, format, path: path.to_owned(), opened })
     }
 
     /// Refuses a file that somebody wrote to since it was opened: what was read may be of two states.
@@ -135,7 +135,7 @@ impl Source {
         if !outcome.success {
             return Err(self.refuse(&in_plain_words(&outcome.complaint, &name)));
         }
-        let info: Info = serde_json::from_slice(&outcome.said)
+        let info: QemuImgInfo = serde_json::from_slice(&outcome.said)
             .map_err(|e| self.refuse(&format!("qemu-img says what is not understood: {e}")))?;
         if info.backing.is_some() {
             return Err(self.refuse("it has a backing file: make one file of both first (qemu-img convert)"));
@@ -272,7 +272,7 @@ mod tests {
         writer.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         let convert = |before: &dyn Fn()| {
             File::create(&to).unwrap().set_len(1 << 20).unwrap();
-            let source = Source::open(&path, SourceFormat::Raw).unwrap();
+            let source = ImportSource::open(&path, SourceFormat::Raw).unwrap();
             let size_bytes = source.look().unwrap().size_bytes;
             before();
             source.convert(&to, size_bytes, &Progress::default())

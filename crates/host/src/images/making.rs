@@ -4,14 +4,14 @@
 //! Invariant: a number is given once; what fails, or is told to stop, leaves neither file nor record; whoever deletes the
 //! version that another is made from, or starts the machine, sees that.
 
-use super::convert::Source;
+use super::convert::ImportSource;
 use super::digest::{self, ChunkDigest};
 use super::files::{VersionFiles, highest};
-use super::merged::Merged;
+use super::merged::MergedDisk;
 use super::{Images, key, reference};
 use crate::error::HostError;
 use crate::operations::Progress;
-use crate::store::{Changes, Kind};
+use crate::store::{Changes, StoredRecord};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
@@ -32,7 +32,7 @@ pub(super) struct LastVersion {
     version: u32,
 }
 
-impl Kind for LastVersion {
+impl StoredRecord for LastVersion {
     const PREFIX: &'static str = "last-versions/";
     const WORD: &'static str = "number";
 }
@@ -40,7 +40,7 @@ impl Kind for LastVersion {
 impl Images {
     /// Begins to make a new version from a file.
     pub fn import(&self, name: &Name, import: ImageImport) -> Result<Operation, HostError> {
-        let source = Source::open(Path::new(&import.path), import.format)?;
+        let source = ImportSource::open(Path::new(&import.path), import.format)?;
         let store = self.stores.for_images(import.store.as_ref())?;
         self.stores.check(&store)?;
         let found = source.look()?;
@@ -72,7 +72,7 @@ impl Images {
         self.stores.check(&store)?;
         let from = reference(image, number);
         let base = VersionFiles::of(&store.path, image, number).disk();
-        let merged = Merged::open(&base, disk, &from.to_string())
+        let merged = MergedDisk::open(&base, disk, &from.to_string())
             .map_err(|e| HostError::new(e.code, format!("{machine} cannot be committed: {e}")))?;
         let size_bytes = merged.size_bytes();
         let origin = Origin::Commit { machine: machine.clone(), from };
@@ -209,7 +209,7 @@ fn commits(changes: &mut Changes) -> Result<Vec<(ImageVersion, Name, ImageRef)>,
 
 /// Refuses if the disk of one of these machines is being made a version. The machines' records were looked at before, with
 /// these changes: whoever begins that writes them.
-pub(crate) fn none_is_committed<'a>(
+pub(crate) fn check_none_committed<'a>(
     changes: &mut Changes,
     machines: impl IntoIterator<Item = &'a Name>,
 ) -> Result<(), HostError> {
@@ -227,7 +227,11 @@ pub(crate) fn none_is_committed<'a>(
 }
 
 /// Refuses if a version is being made from this one, or from any of the image.
-pub(super) fn none_reads(changes: &mut Changes, image: &Name, version: Option<u32>) -> Result<(), HostError> {
+pub(super) fn check_no_commit_reads(
+    changes: &mut Changes,
+    image: &Name,
+    version: Option<u32>,
+) -> Result<(), HostError> {
     let reads = |from: &ImageRef| {
         from.name == *image
             && version.is_none_or(|version| from.version.map(NonZeroU32::get) == Some(version))

@@ -17,14 +17,14 @@ use std::io;
 use std::path::Path;
 
 /// A disk that is to become a version.
-pub struct Merged {
+pub struct MergedDisk {
     image: File,
     disk: DiskAtRest,
 }
 
-impl Merged {
+impl MergedDisk {
     /// The disk in this file, of the image in that one, which the disk's server was told to be `image_id`.
-    pub fn open(image: &Path, disk: &Path, image_id: &str) -> Result<Merged, HostError> {
+    pub fn open(image: &Path, disk: &Path, image_id: &str) -> Result<MergedDisk, HostError> {
         let open = || {
             let file = File::open(image)?;
             let bytes = file.metadata()?.len();
@@ -34,7 +34,7 @@ impl Merged {
             HostError::new(ErrorCode::Internal, format!("{}: cannot be read: {e}", image.display()))
         };
         let (image, image_bytes) = open().map_err(failed)?;
-        Ok(Merged { image, disk: DiskAtRest::open(disk, image_id, image_bytes)? })
+        Ok(MergedDisk { image, disk: DiskAtRest::open(disk, image_id, image_bytes)? })
     }
 
     /// Of the disk.
@@ -94,7 +94,7 @@ mod tests {
 
     /// A disk of 16 blocks and a sector, over an image of 8 blocks and a sector: block 1 is written, 2 is zero, 3 is written
     /// with zeroes that take no room, as are 4 and 9 with some; the last sector too.
-    fn disk(dir: &Path) -> (Merged, Vec<u8>) {
+    fn disk(dir: &Path) -> (MergedDisk, Vec<u8>) {
         let [image, disk] = ["image", "disk"].map(|name| dir.join(name));
         let content: Vec<u8> = (0..8 * BLOCK + 512).map(|at| (at / 512) as u8 | 1).collect();
         std::fs::write(&image, &content).unwrap();
@@ -118,7 +118,7 @@ mod tests {
             file.write_all_at(&bytes, DATA_AT + at).unwrap();
             merged[at as usize..][..len as usize].copy_from_slice(&bytes);
         }
-        (Merged::open(&image, &disk, "golden:1").unwrap(), merged)
+        (MergedDisk::open(&image, &disk, "golden:1").unwrap(), merged)
     }
 
     #[test]
@@ -153,7 +153,7 @@ mod tests {
             (&image, &none, "golden:1", "is not there"),
             (&image, &image, "golden:1", "is no disk of mode persistent"),
         ] {
-            let error = Merged::open(image, disk, id).map(drop).unwrap_err();
+            let error = MergedDisk::open(image, disk, id).map(drop).unwrap_err();
             assert!(error.message.contains(word), "{error}");
         }
     }

@@ -15,13 +15,13 @@ mod source;
 
 pub use digest::CHUNK_BYTES;
 pub use files::VersionFiles;
-pub(crate) use making::none_is_committed;
+pub(crate) use making::check_none_committed;
 
 use crate::catalogs;
 use crate::error::HostError;
 use crate::machines::leftovers;
 use crate::operations::Operations;
-use crate::store::{Changes, Kind, Object, Objects, RecordKind, Revision};
+use crate::store::{Changes, Object, Objects, RecordKind, Revision, StoredRecord};
 use crate::stores::Stores;
 use digest::ChunkDigest;
 use making::LastVersion;
@@ -35,12 +35,12 @@ use std::io::Read;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-impl Kind for Image {
+impl StoredRecord for Image {
     const PREFIX: &'static str = "images/";
     const WORD: &'static str = "image";
 }
 
-impl Kind for ImageVersion {
+impl StoredRecord for ImageVersion {
     const PREFIX: &'static str = "versions/";
     const WORD: &'static str = "version";
 }
@@ -60,7 +60,7 @@ pub struct Images {
 
 /// On which terms an image is changed.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Terms {
+pub struct ImageChangeTerms {
     /// The revision that the change was decided on: nothing is done if the image has another one.
     pub expected: Option<Revision>,
     /// What the change makes must not be there before.
@@ -80,7 +80,7 @@ pub(crate) fn key(image: &Name, version: u32) -> String {
 }
 
 /// Refuses a version that no disk can be made of: one of an earlier daemon, which took larger ones.
-pub(crate) fn can_be_served(version: &ImageVersion) -> Result<(), HostError> {
+pub(crate) fn check_size(version: &ImageVersion) -> Result<(), HostError> {
     match size_fault(version.size_bytes) {
         Some(fault) => {
             let message = format!("{}:{} {fault}: import a smaller image", version.image, version.version);
@@ -136,7 +136,7 @@ impl Images {
     /// The file of a version, which must be ready and there.
     pub fn disk(&self, name: &Name, version: u32) -> Result<PathBuf, HostError> {
         let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
-        can_be_served(&version)?;
+        check_size(&version)?;
         let store = self.stores.get(&version.store)?;
         self.stores.check(&store)?;
         Ok(VersionFiles::of(&store.path, name, version.version).disk())
@@ -156,9 +156,14 @@ impl Images {
     }
 
     /// What those take who name no version; catalogs that follow the image go along.
-    pub fn publish(&self, name: &Name, version: u32, terms: Terms) -> Result<Object<Image>, HostError> {
+    pub fn publish(
+        &self,
+        name: &Name,
+        version: u32,
+        terms: ImageChangeTerms,
+    ) -> Result<Object<Image>, HostError> {
         self.change_image(name, terms, |image, changes| {
-            can_be_served(&self.ready(changes, name, version)?.value)?;
+            check_size(&self.ready(changes, name, version)?.value)?;
             image.published = Some(version);
             catalogs::follow(changes, name, version)
         })
@@ -170,7 +175,7 @@ impl Images {
         name: &Name,
         tag: &Name,
         version: u32,
-        terms: Terms,
+        terms: ImageChangeTerms,
     ) -> Result<Object<Image>, HostError> {
         self.change_image(name, terms, |image, changes| {
             self.ready(changes, name, version)?;
@@ -184,7 +189,12 @@ impl Images {
     }
 
     /// Takes a name from a version.
-    pub fn untag(&self, name: &Name, tag: &Name, terms: Terms) -> Result<Object<Image>, HostError> {
+    pub fn untag(
+        &self,
+        name: &Name,
+        tag: &Name,
+        terms: ImageChangeTerms,
+    ) -> Result<Object<Image>, HostError> {
         self.change_image(name, terms, |image, _| match image.tags.remove(tag) {
             Some(_) => Ok(()),
             None => {
@@ -235,40 +245,40 @@ impl Images {
         version: u32,
         expected: Option<Revision>,
     ) -> Result<(), HostError> {
-        let doomed = self.objects.change(|changes| {
-            is_as_expected(&self.image(changes, name)?, expected)?;
+        let deleting = self.objects.change(|changes| {
+            check_revision(&self.image(changes, name)?, expected)?;
             let found = self.version(changes, name, version)?.value;
             if found.state == VersionState::Deleting {
                 return Ok(found);
             }
-            self.is_ready(&found)?;
+            self.check_ready(&found)?;
             let mut image = self.image(changes, name)?.value;
             let others = changes.list_below::<ImageVersion>(&format!("{name}/"))?.len() > 1;
             let in_use = |why: String| HostError::new(ErrorCode::InUse, format!("{name}:{version}: {why}"));
             if image.published == Some(version) && others {
                 return Err(in_use("it is published: publish another version first".into()));
             }
-            self.unused(changes, name, Some(version))?;
+            self.check_unused(changes, name, Some(version))?;
             if let Some((tag, _)) = image.tags.iter().find(|(_, v)| **v == version) {
                 return Err(in_use(format!("it is tagged '{tag}': take the tag away first")));
             }
             // Written whether it changes or not: an import that begins now must see that this version goes.
             image.published = image.published.filter(|published| *published != version);
             changes.put(name.as_str(), &image);
-            let doomed = ImageVersion { state: VersionState::Deleting, ..found };
-            changes.put(&key(name, version), &doomed);
-            Ok(doomed)
+            let deleting = ImageVersion { state: VersionState::Deleting, ..found };
+            changes.put(&key(name, version), &deleting);
+            Ok(deleting)
         })?;
-        self.remove(&doomed)
+        self.remove(&deleting)
     }
 
     /// Removes an image with all its versions. What was not finished is gone on with.
     pub fn delete(&self, name: &Name, expected: Option<Revision>) -> Result<(), HostError> {
-        let doomed = self.objects.change(|changes| {
+        let deleting = self.objects.change(|changes| {
             let image = self.image(changes, name)?;
-            is_as_expected(&image, expected)?;
+            check_revision(&image, expected)?;
             let image = image.value;
-            self.unused(changes, name, None)?;
+            self.check_unused(changes, name, None)?;
             let versions = changes.list_below::<ImageVersion>(&format!("{name}/"))?;
             if let Some(busy) = versions.iter().find(|v| v.value.state == VersionState::Importing) {
                 let number = busy.value.version;
@@ -276,13 +286,13 @@ impl Images {
                 return Err(HostError::new(ErrorCode::Conflict, message));
             }
             for version in &versions {
-                let doomed = ImageVersion { state: VersionState::Deleting, ..version.value.clone() };
-                changes.put(&version.name, &doomed);
+                let deleting = ImageVersion { state: VersionState::Deleting, ..version.value.clone() };
+                changes.put(&version.name, &deleting);
             }
             changes.put(name.as_str(), &Image { published: None, tags: BTreeMap::new(), ..image });
             Ok(versions)
         })?;
-        doomed.iter().try_for_each(|version| self.remove(&version.value))
+        deleting.iter().try_for_each(|version| self.remove(&version.value))
     }
 
     /// Removes a version's files, then its record; and the image's with the last. May be repeated.
@@ -308,12 +318,12 @@ impl Images {
     fn change_image(
         &self,
         name: &Name,
-        terms: Terms,
+        terms: ImageChangeTerms,
         mut change: impl FnMut(&mut Image, &mut Changes) -> Result<(), HostError>,
     ) -> Result<Object<Image>, HostError> {
         let (image, written) = self.objects.change_at(|changes| {
             let mut image = self.image(changes, name)?;
-            is_as_expected(&image, terms.expected)?;
+            check_revision(&image, terms.expected)?;
             change(&mut image.value, changes)?;
             match terms.dry_run {
                 true => changes.forget(),
@@ -336,11 +346,11 @@ impl Images {
         version: u32,
     ) -> Result<Object<ImageVersion>, HostError> {
         let found = self.version(changes, name, version)?;
-        self.is_ready(&found.value)?;
+        self.check_ready(&found.value)?;
         Ok(found)
     }
 
-    fn is_ready(&self, version: &ImageVersion) -> Result<(), HostError> {
+    fn check_ready(&self, version: &ImageVersion) -> Result<(), HostError> {
         let why = match version.state {
             VersionState::Ready => return Ok(()),
             VersionState::Importing => match version.origin {
@@ -371,7 +381,12 @@ impl Images {
 
     /// Refuses if a catalog has or had the version, or any of the image, since it may be rolled back to it; if a disk is of it
     /// that a deleted machine has left; or if one is made from it.
-    fn unused(&self, changes: &mut Changes, name: &Name, version: Option<u32>) -> Result<(), HostError> {
+    fn check_unused(
+        &self,
+        changes: &mut Changes,
+        name: &Name,
+        version: Option<u32>,
+    ) -> Result<(), HostError> {
         for catalog in changes.list_below::<Catalog>("")? {
             let uses = |entry: &&HistoryEntry| {
                 entry.image == *name && version.is_none_or(|version| entry.version == version)
@@ -384,9 +399,9 @@ impl Images {
                 return Err(HostError::new(ErrorCode::InUse, message));
             }
         }
-        catalogs::none_is_removed(changes)?;
-        leftovers::none_needs(changes, name, version)?;
-        making::none_reads(changes, name, version)
+        catalogs::check_no_removal(changes)?;
+        leftovers::check_no_leftover_needs(changes, name, version)?;
+        making::check_no_commit_reads(changes, name, version)
     }
 
     fn no_image(&self, name: &Name) -> HostError {
@@ -396,6 +411,6 @@ impl Images {
 }
 
 /// Refuses a change of an image that has another revision than the client has read.
-fn is_as_expected(image: &Object<Image>, expected: Option<Revision>) -> Result<(), HostError> {
+fn check_revision(image: &Object<Image>, expected: Option<Revision>) -> Result<(), HostError> {
     HostError::if_match(&format!("image {}", image.name), expected, image.revision)
 }

@@ -18,7 +18,7 @@ const SECTOR_BYTES: u64 = 512;
 
 /// What a file says of itself.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Source {
+pub struct SourceFacts {
     /// The size of its disk, if the file records one.
     pub recorded_bytes: Option<u64>,
     /// What whoever named it may not expect.
@@ -29,7 +29,7 @@ pub struct Source {
 ///
 /// # Errors
 /// Why it is none that can be imported, and what to do.
-pub fn look(file: &File, format: SourceFormat) -> Result<Source, String> {
+pub fn look(file: &File, format: SourceFormat) -> Result<SourceFacts, String> {
     let file_bytes = file.metadata().map_or(0, |metadata| metadata.len());
     let head = read(file, 0, HEAD_BYTES);
     let footer = footer(file, &head, file_bytes);
@@ -38,7 +38,7 @@ pub fn look(file: &File, format: SourceFormat) -> Result<Source, String> {
         (SourceFormat::Raw, None) => true,
         (SourceFormat::Raw, Some(found)) => {
             let note = format!("the file begins like {}, and was taken as raw, as was said", found.name);
-            return Ok(Source { recorded_bytes: Some(file_bytes), note: Some(note) });
+            return Ok(SourceFacts { recorded_bytes: Some(file_bytes), note: Some(note) });
         }
         (said, Some(found)) => found.format == Some(said),
         (_, None) => false,
@@ -46,10 +46,10 @@ pub fn look(file: &File, format: SourceFormat) -> Result<Source, String> {
     if !is_said {
         let said = format.as_str();
         return Err(match found {
-            Some(Kind { name, format: Some(other), .. }) => {
+            Some(ContentKind { name, format: Some(other), .. }) => {
                 format!("it is {name}: say --format {}", other.as_str())
             }
-            Some(Kind { name, advice, .. }) => format!("it is {name}: {advice}"),
+            Some(ContentKind { name, advice, .. }) => format!("it is {name}: {advice}"),
             None => format!(
                 "it does not begin like a {said} image: if it is the plain bytes of a disk say --format raw"
             ),
@@ -62,18 +62,18 @@ pub fn look(file: &File, format: SourceFormat) -> Result<Source, String> {
         SourceFormat::Vpc => vhd(&footer.unwrap_or_default())?,
         SourceFormat::Vhdx => None,
     };
-    Ok(Source { recorded_bytes, note: None })
+    Ok(SourceFacts { recorded_bytes, note: None })
 }
 
 /// What content begins like.
-struct Kind {
+struct ContentKind {
     name: &'static str,
     /// The one that it can be imported as.
     format: Option<SourceFormat>,
     advice: &'static str,
 }
 
-fn kind(file: &File, head: &[u8], has_footer: bool) -> Option<Kind> {
+fn kind(file: &File, head: &[u8], has_footer: bool) -> Option<ContentKind> {
     const UNPACK: &str = "unpack it first";
     const CONVERT: &str = "convert it first with 'qemu-img convert -O qcow2 OLD NEW'";
     let known = [
@@ -94,9 +94,9 @@ fn kind(file: &File, head: &[u8], has_footer: bool) -> Option<Kind> {
     ];
     let begins = known.into_iter().find(|(magic, ..)| head.starts_with(magic));
     if let Some((_, name, format, advice)) = begins {
-        return Some(Kind { name, format, advice });
+        return Some(ContentKind { name, format, advice });
     }
-    let kind = |name, format, advice| Some(Kind { name, format, advice });
+    let kind = |name, format, advice| Some(ContentKind { name, format, advice });
     if is_descriptor(head) {
         return kind("the descriptor of a VMware disk", Some(SourceFormat::Vmdk), "");
     }
@@ -251,7 +251,7 @@ mod tests {
         assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
     }
 
-    fn looked(path: &Path, format: SourceFormat) -> Result<Source, String> {
+    fn looked(path: &Path, format: SourceFormat) -> Result<SourceFacts, String> {
         look(&File::open(path).unwrap(), format)
     }
 

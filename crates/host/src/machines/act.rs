@@ -3,14 +3,14 @@
 //!
 //! Invariant: what is refused of one machine is refused of all that are named with it, before anything is recorded.
 
-use super::closing::is_open;
+use super::closing::require_open;
+use super::desired_state::DesiredState;
 use super::tag::if_match;
 use super::views::{MachineReader, View};
-use super::wanted::Wanted;
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
-use crate::images::none_is_committed;
-use crate::paging::Part;
+use crate::images::check_none_committed;
+use crate::paging::PageRequest;
 use crate::store::{Objects, Revision};
 use spillway_api::{
     Action, Catalog, ErrorCode, MOST_NAMES, Machine, MachineAction, MachineDetails, Name, Page, Power,
@@ -54,7 +54,7 @@ impl MachineActions {
             (false, Some(seconds)) => seconds,
             (false, None) => catalogs.get(&machine.catalog).map_or(0, |catalog| catalog.spec.grace_seconds),
         };
-        let asked = |machine: &Machine, is: &Wanted| {
+        let asked = |machine: &Machine, is: &DesiredState| {
             if !catalogs.contains_key(&machine.catalog) {
                 // An error if it cannot be read: then nobody knows what the machine keeps.
                 self.objects.get::<Catalog>(machine.catalog.as_str())?;
@@ -88,14 +88,15 @@ impl MachineActions {
                     if changes.get::<Machine>(name)?.is_none() {
                         return Err(HostError::not_found("machine", name, []));
                     }
-                    let is = changes.get::<Wanted>(name)?.map(|wanted| wanted.value).unwrap_or_default();
+                    let is =
+                        changes.get::<DesiredState>(name)?.map(|wanted| wanted.value).unwrap_or_default();
                     // Written even if it is as it was: one that has failed is tried again at once.
                     changes.put(name, &asked(machine, &is)?);
                 }
                 match action.action {
                     Action::Start | Action::Restart => {
-                        is_open(changes)?;
-                        none_is_committed(changes, batch.iter().map(|view| &view.machine.name))
+                        require_open(changes)?;
+                        check_none_committed(changes, batch.iter().map(|view| &view.machine.name))
                     }
                     Action::Stop | Action::Reset | Action::Drain | Action::Undrain => Ok(()),
                 }
@@ -103,7 +104,7 @@ impl MachineActions {
             batch.iter().for_each(|view| note(&view.machine.name));
             Ok(true)
         })?;
-        self.reader.page(select, &[], &Part { after: String::new(), most: MOST_NAMES })
+        self.reader.page(select, &[], &PageRequest { after: String::new(), most: MOST_NAMES })
     }
 
     /// A machine that is off and nobody's is no more, and its catalog has one less. Its data disk and its kept one stay in
@@ -112,7 +113,7 @@ impl MachineActions {
         let view = self.reader.view(name)?;
         // Before what the other change may have made of it.
         self.objects.change(|changes| if_match(changes, name, expected))?;
-        view.is_off()?;
+        view.check_off()?;
         if view.wanted.claim.is_some() {
             let message = format!("{name} is claimed: release it first ('spillway machine release {name}')");
             return Err(HostError::new(ErrorCode::Conflict, message));
@@ -120,15 +121,20 @@ impl MachineActions {
         self.catalogs.delete_machine(&view.machine, with_data, |changes| {
             if_match(changes, name, expected)?;
             if_match(changes, name, expected)?;
-            view.is_as_seen(changes)?;
-            none_is_committed(changes, [name])
+            view.check_unchanged(changes)?;
+            check_none_committed(changes, [name])
         })
     }
 }
 
 /// What is wanted of a machine once it was asked this.
-fn ask(name: &Name, is: &Wanted, action: Action, grace_seconds: u32) -> Result<Wanted, HostError> {
-    let mut wanted = Wanted { grace_seconds, ..is.clone() };
+fn ask(
+    name: &Name,
+    is: &DesiredState,
+    action: Action,
+    grace_seconds: u32,
+) -> Result<DesiredState, HostError> {
+    let mut wanted = DesiredState { grace_seconds, ..is.clone() };
     match action {
         Action::Start | Action::Restart if is.drained && is.power == Power::Off => {
             let message = format!("{name} is drained: 'machine undrain {name}' first");

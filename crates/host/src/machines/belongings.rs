@@ -7,7 +7,7 @@
 use crate::error::HostError;
 use crate::events::Events;
 use crate::seed::{HostKey, Seed, SeedNetwork, host_key};
-use crate::store::{Kind, Objects};
+use crate::store::{Objects, StoredRecord};
 use crate::stores::Stores;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
@@ -63,7 +63,7 @@ impl KeptDisk {
     }
 }
 
-impl Kind for Belongings {
+impl StoredRecord for Belongings {
     const PREFIX: &'static str = "belongings/";
     const WORD: &'static str = "machine";
 }
@@ -124,7 +124,7 @@ impl MachineFiles {
             }
             (None, Some(bytes)) => {
                 // One that was deleted since may have left its data there. What it has is recorded as long as it is.
-                self.is_there(machine)?;
+                self.check_exists(machine)?;
                 let store = self.stores.for_disks(spec.data_disk_store.as_ref())?;
                 self.stores.check(&store)?;
                 let path = store.path.join(DATA).join(format!("{name}-{uuid}.raw"));
@@ -154,7 +154,7 @@ impl MachineFiles {
     }
 
     /// An error if a machine is no more, or another one has its name.
-    fn is_there(&self, machine: &Machine) -> Result<(), HostError> {
+    fn check_exists(&self, machine: &Machine) -> Result<(), HostError> {
         let name = machine.name.as_str();
         match self.objects.get::<Machine>(name)? {
             Some(found) if found.value.identity.uuid == machine.identity.uuid => Ok(()),
@@ -163,7 +163,7 @@ impl MachineFiles {
     }
 
     /// A machine's kept disk is being served: once its file is there it must be from now on. Whether that is recorded.
-    pub fn disk_is_made(&self, name: &str) -> Result<bool, HostError> {
+    pub fn record_disk_made(&self, name: &str) -> Result<bool, HostError> {
         let disk = self.objects.get::<Belongings>(name)?.and_then(|found| found.value.disk);
         let Some(served) = disk.filter(|disk| disk.made || disk.path.exists()) else { return Ok(false) };
         self.objects.change(|changes| {

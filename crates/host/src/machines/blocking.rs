@@ -2,9 +2,9 @@
 //!
 //! Invariant: no task of a machine waits for its folder on a thread that others need.
 
-use super::run::Folder;
+use super::run::MachineFolder;
 use crate::error::HostError;
-use crate::processes::{self, Seen};
+use crate::processes::{self, ObservedProcess};
 use spillway_api::ErrorCode;
 
 /// Does it there.
@@ -16,13 +16,13 @@ pub async fn blocking<T: Send + 'static>(
 }
 
 /// What became of a machine's process. It may have to be waited for until it says who it is.
-pub async fn look(folder: &Folder, name: &'static str) -> Result<Seen, HostError> {
+pub async fn look(folder: &MachineFolder, name: &'static str) -> Result<ObservedProcess, HostError> {
     let folder = folder.clone();
     blocking(move || processes::look(folder.path(), name)).await
 }
 
 /// The last that a machine's process has said.
-pub async fn last_words(folder: &Folder, name: &'static str) -> Result<String, HostError> {
+pub async fn last_words(folder: &MachineFolder, name: &'static str) -> Result<String, HostError> {
     let folder = folder.clone();
     blocking(move || Ok(processes::last_words(folder.path(), name))).await
 }

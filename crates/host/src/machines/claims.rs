@@ -2,16 +2,16 @@
 //!
 //! Invariant: a machine is claimed once, whoever asks at the same time.
 
-use super::closing::is_open;
+use super::closing::require_open;
+use super::desired_state::{ClaimRecord, DesiredState};
 use super::host::SpaceWatch;
 use super::tag::if_match;
 use super::views::{MachineReader, View};
-use super::wanted::{Claimed, Wanted};
 use crate::catalogs::{Catalogs, whole};
 use crate::error::HostError;
 use crate::events::Events;
-use crate::idempotency::Key;
-use crate::images::none_is_committed;
+use crate::idempotency::IdempotentRequest;
+use crate::images::check_none_committed;
 use crate::store::{Changes, Objects, Revision};
 use serde::{Deserialize, Serialize};
 use spillway_api::{
@@ -32,12 +32,12 @@ pub struct Claimant {
     /// The owner of the claim, if the claim does not say it.
     pub owner: String,
     /// It is made once with this key.
-    pub key: Option<Key>,
+    pub key: Option<IdempotentRequest>,
 }
 
 /// Which claim of a machine is renewed or released: whichever there is, unless more is said.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct WhichClaim<'a> {
+pub struct ClaimSelector<'a> {
     /// The claim of this id alone.
     pub id: Option<&'a str>,
     /// Only if the machine still has this tag.
@@ -46,18 +46,18 @@ pub struct WhichClaim<'a> {
 
 /// What a claim with a key has made.
 #[derive(Serialize, Deserialize)]
-struct ClaimMade {
+struct KeyedClaim {
     machine: Name,
     claim: String,
 }
 
 /// What became of trying to claim a machine.
-enum Tried {
+enum ClaimAttempt {
     Claimed,
     /// Somebody was faster.
-    Changed,
+    Conflict,
     /// The key had made a claim already.
-    Before(ClaimMade),
+    Repeated(KeyedClaim),
 }
 
 /// Gives machines away, and takes them back.
@@ -92,15 +92,15 @@ impl Claims {
         claim: &NewClaim,
         by: &Claimant,
     ) -> Result<(MachineDetails, bool), HostError> {
-        can_claim_so(claim)?;
+        check_new_claim(claim)?;
         if let Some(key) = &by.key
-            && let Some(made) = self.objects.change(|changes| key.made::<ClaimMade>(changes))?
+            && let Some(made) = self.objects.change(|changes| key.made::<KeyedClaim>(changes))?
         {
-            return Ok((self.claimed_before(&made)?, true));
+            return Ok((self.repeated_claim(&made)?, true));
         }
         let spec = self.catalogs.get(catalog)?.spec;
-        can_be_claimed(catalog, &spec)?;
-        if self.space.has_no_room(&spec)? {
+        check_claimable(catalog, &spec)?;
+        if self.space.is_nearly_full(&spec)? {
             let message =
                 format!("the store of the overflow of '{catalog}' is nearly full: make room there first");
             return Err(HostError::new(ErrorCode::Exhausted, message));
@@ -127,13 +127,13 @@ impl Claims {
         });
         for view in views {
             match self.try_to_claim(&view, claim, by)? {
-                Tried::Claimed => {
+                ClaimAttempt::Claimed => {
                     let object = format!("machine/{}", view.machine.name);
                     self.events.raise(EventKind::Claimed, &object, format!("it is claimed by {}", by.who));
                     return Ok((self.reader.get(&view.machine.name)?, false));
                 }
-                Tried::Changed => {}
-                Tried::Before(made) => return Ok((self.claimed_before(&made)?, true)),
+                ClaimAttempt::Conflict => {}
+                ClaimAttempt::Repeated(made) => return Ok((self.repeated_claim(&made)?, true)),
             }
         }
         let message = format!(
@@ -143,7 +143,7 @@ impl Claims {
     }
 
     /// The machine of a claim that a key has made, if that claim still holds.
-    fn claimed_before(&self, made: &ClaimMade) -> Result<MachineDetails, HostError> {
+    fn repeated_claim(&self, made: &KeyedClaim) -> Result<MachineDetails, HostError> {
         let machine = &made.machine;
         match self.reader.get(machine) {
             Ok(found) if found.claim.as_ref().is_some_and(|claim| claim.id == made.claim) => Ok(found),
@@ -158,42 +158,42 @@ impl Claims {
     }
 
     /// Claims a machine, if it is still as it was seen.
-    fn try_to_claim(&self, seen: &View, claim: &NewClaim, by: &Claimant) -> Result<Tried, HostError> {
+    fn try_to_claim(&self, seen: &View, claim: &NewClaim, by: &Claimant) -> Result<ClaimAttempt, HostError> {
         let name = seen.machine.name.as_str();
         self.objects.change(|changes| {
             if let Some(key) = &by.key
-                && let Some(made) = key.made::<ClaimMade>(changes)?
+                && let Some(made) = key.made::<KeyedClaim>(changes)?
             {
-                return Ok(Tried::Before(made));
+                return Ok(ClaimAttempt::Repeated(made));
             }
-            let is = changes.get::<Wanted>(name)?;
+            let is = changes.get::<DesiredState>(name)?;
             let there = changes.get::<Machine>(name)?.is_some();
             let revision = is.as_ref().map(|wanted| wanted.revision).unwrap_or_default();
             if !there || revision != seen.revision {
-                return Ok(Tried::Changed);
+                return Ok(ClaimAttempt::Conflict);
             }
             let mut is = is.map(|wanted| wanted.value).unwrap_or_default();
-            is_open(changes)?;
+            require_open(changes)?;
             let spec = whole(changes, &seen.machine.catalog)?.spec;
-            can_be_claimed(&seen.machine.catalog, &spec)?;
-            match none_is_committed(changes, [&seen.machine.name]) {
-                Err(committed) if committed.code == ErrorCode::Conflict => return Ok(Tried::Changed),
+            check_claimable(&seen.machine.catalog, &spec)?;
+            match check_none_committed(changes, [&seen.machine.name]) {
+                Err(committed) if committed.code == ErrorCode::Conflict => return Ok(ClaimAttempt::Conflict),
                 looked => looked?,
             }
             let ttl = claim.ttl_seconds.or(spec.claim_ttl_seconds).or(self.ttl_seconds);
             let owner = claim.owner.as_deref().unwrap_or(&by.owner);
-            let mut claimed = Claimed::new(ttl.filter(|ttl| *ttl > 0), is.power == Power::Off, owner);
+            let mut claimed = ClaimRecord::new(ttl.filter(|ttl| *ttl > 0), is.power == Power::Off, owner);
             claimed.labels = claim.labels.clone();
             if let Some(key) = &by.key {
                 key.record(
                     changes,
-                    &ClaimMade { machine: seen.machine.name.clone(), claim: claimed.id.clone() },
+                    &KeyedClaim { machine: seen.machine.name.clone(), claim: claimed.id.clone() },
                 );
             }
             is.claim = Some(claimed);
-            is.start_anew(&spec);
+            is.start_fresh(&spec);
             changes.put(name, &is);
-            Ok(Tried::Claimed)
+            Ok(ClaimAttempt::Claimed)
         })
     }
 
@@ -202,7 +202,7 @@ impl Claims {
     pub fn release(
         &self,
         name: &Name,
-        which: WhichClaim<'_>,
+        which: ClaimSelector<'_>,
         text: String,
     ) -> Result<MachineDetails, HostError> {
         let catalog = self.catalogs.get(&self.catalogs.machine(name)?.catalog)?;
@@ -210,7 +210,7 @@ impl Claims {
             self.reader.views(&Selector { catalog: Some(catalog.name.clone()), ..Selector::default() })?;
         let free = free(&views, Some(name));
         self.objects.change(|changes| {
-            let (mut wanted, _) = has_claim(changes, name, which)?;
+            let (mut wanted, _) = claimed_state(changes, name, which)?;
             wanted.release(&catalog.spec, free);
             changes.put(name.as_str(), &wanted);
             Ok::<_, HostError>(())
@@ -224,13 +224,13 @@ impl Claims {
     pub fn renew(
         &self,
         name: &Name,
-        which: WhichClaim<'_>,
+        which: ClaimSelector<'_>,
         ttl_seconds: Option<u32>,
     ) -> Result<MachineDetails, HostError> {
         self.catalogs.machine(name)?;
         self.objects.change(|changes| {
-            let (mut wanted, mut claim) = has_claim(changes, name, which)?;
-            if claim.left().is_some_and(|left| left.is_zero()) {
+            let (mut wanted, mut claim) = claimed_state(changes, name, which)?;
+            if claim.remaining().is_some_and(|left| left.is_zero()) {
                 let message = format!("the claim of {name} is over: claim a machine again");
                 return Err(HostError::new(ErrorCode::Conflict, message));
             }
@@ -244,13 +244,13 @@ impl Claims {
 }
 
 /// What is wanted of a machine that is claimed, and its claim. With an id only if it is that one.
-fn has_claim(
+fn claimed_state(
     changes: &mut Changes,
     name: &Name,
-    which: WhichClaim<'_>,
-) -> Result<(Wanted, Claimed), HostError> {
+    which: ClaimSelector<'_>,
+) -> Result<(DesiredState, ClaimRecord), HostError> {
     if_match(changes, name, which.expected)?;
-    let wanted = changes.get::<Wanted>(name.as_str())?.map(|wanted| wanted.value);
+    let wanted = changes.get::<DesiredState>(name.as_str())?.map(|wanted| wanted.value);
     let claimed = wanted.and_then(|wanted| wanted.claim.clone().map(|claim| (wanted, claim)));
     let (wanted, claim) =
         claimed.ok_or_else(|| HostError::new(ErrorCode::Conflict, format!("nobody has claimed {name}")))?;
@@ -262,7 +262,7 @@ fn has_claim(
 }
 
 /// Refuses a claim whose words cannot be.
-fn can_claim_so(NewClaim { owner, labels, .. }: &NewClaim) -> Result<(), HostError> {
+fn check_new_claim(NewClaim { owner, labels, .. }: &NewClaim) -> Result<(), HostError> {
     let is_plain = |text: &str, most| text.chars().count() <= most && !text.chars().any(char::is_control);
     if owner.as_ref().is_some_and(|owner| owner.is_empty() || !is_plain(owner, MOST_OWNER_CHARACTERS)) {
         return Err(HostError::invalid(format!(
@@ -296,7 +296,7 @@ fn is_ready(view: &View) -> bool {
 }
 
 /// Refuses to give away what the next one would find as the last one has left it.
-fn can_be_claimed(catalog: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
+fn check_claimable(catalog: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
     let refuse = |why: &str| {
         let message = format!("the machines of '{catalog}' {why}: start one by its name");
         Err(HostError::new(ErrorCode::Conflict, message))

@@ -4,12 +4,12 @@
 //! Invariant: it is recorded before the first machine is stopped, and every change that starts one has looked at it.
 
 use super::act::BATCH;
-use super::desired::DesiredState;
+use super::desired_state::{DesiredState, boot_id};
+use super::desired_writer::DesiredStateWriter;
 use super::host_start::HostStart;
-use super::shared::Shared;
+use super::shared::MachineServices;
 use super::status::ObservedMachine;
 use super::views::MachineReader;
-use super::wanted::{Wanted, boot_id};
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::store::{Changes, Object, Revision, StoreError, Unreadable};
@@ -24,7 +24,7 @@ const NAME: &str = "closed";
 const GRACE_SECONDS: u32 = 60;
 
 /// Whether the host is closed. That it is as it is becomes a condition of the change.
-pub(super) fn is_closed(changes: &mut Changes) -> Result<bool, HostError> {
+pub(super) fn read_closed(changes: &mut Changes) -> Result<bool, HostError> {
     is_of_this_start(changes.get::<HostStart>(NAME))
 }
 
@@ -45,8 +45,8 @@ fn tag(closed: Result<Option<Object<HostStart>>, StoreError>) -> Result<Revision
 }
 
 /// Refuses while the host is closed.
-pub(super) fn is_open(changes: &mut Changes) -> Result<(), HostError> {
-    match is_closed(changes)? {
+pub(super) fn require_open(changes: &mut Changes) -> Result<(), HostError> {
+    match read_closed(changes)? {
         false => Ok(()),
         true => {
             let message = "the host is closed, since it goes down or somebody has closed it: 'spillway host open' first";
@@ -58,19 +58,19 @@ pub(super) fn is_open(changes: &mut Changes) -> Result<(), HostError> {
 /// The gate by which machines come to run on the host: open, or closed.
 #[derive(Clone)]
 pub struct HostGate {
-    shared: Arc<Shared>,
+    shared: Arc<MachineServices>,
     reader: MachineReader,
     catalogs: Catalogs,
-    desired: DesiredState,
+    desired: DesiredStateWriter,
 }
 
 impl HostGate {
     /// Of the machines that these see and change.
     pub fn new(
-        shared: Arc<Shared>,
+        shared: Arc<MachineServices>,
         reader: MachineReader,
         catalogs: Catalogs,
-        desired: DesiredState,
+        desired: DesiredStateWriter,
     ) -> HostGate {
         HostGate { shared, reader, catalogs, desired }
     }
@@ -97,7 +97,7 @@ impl HostGate {
     /// Machines of which something runs or is being started or ended, those too that are deleted. Of one that has failed
     /// something may run as long as there is a record of it.
     fn busy(&self) -> Result<u32, HostError> {
-        let wanted = self.shared.objects.list::<Wanted>()?;
+        let wanted = self.shared.objects.list::<DesiredState>()?;
         let revisions: HashMap<String, Revision> =
             wanted.into_iter().map(|wanted| (wanted.name, wanted.revision)).collect();
         let is_busy = |name: &Name, known: &ObservedMachine| {
@@ -140,7 +140,7 @@ impl HostGate {
         for batch in on.chunks(BATCH) {
             let is_still_closed = self.shared.objects.change(|changes| {
                 // Somebody may have opened it meanwhile, and started what is stopped here.
-                if !is_closed(changes)? {
+                if !read_closed(changes)? {
                     return Ok::<_, HostError>(false);
                 }
                 for view in batch {

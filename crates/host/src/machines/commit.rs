@@ -4,12 +4,12 @@
 //! Invariant: the machine is off when this begins, and cannot be started until it has ended.
 
 use super::belongings::{Belongings, KeptDisk};
+use super::desired_state::DesiredState;
 use super::views::MachineReader;
-use super::wanted::Wanted;
 use super::{View, disk};
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
-use crate::images::{Images, none_is_committed};
+use crate::images::{Images, check_none_committed};
 use crate::store::{Changes, Objects};
 use spillway_api::{DiskMode, ErrorCode, ImageCommit, Machine, Name, Operation, Phase, Power};
 
@@ -31,14 +31,14 @@ impl DiskCommits {
     /// Begins to make a new version of an image from a machine's disk.
     pub fn begin(&self, image: &Name, commit: &ImageCommit) -> Result<Operation, HostError> {
         let view = self.reader.view(&commit.machine)?;
-        view.is_off()?;
+        view.check_off()?;
         let name = &view.machine.name;
         // Here for its words: the lock of its disk would say less.
-        self.objects.change(|changes| none_is_committed(changes, [name]))?;
+        self.objects.change(|changes| check_none_committed(changes, [name]))?;
         let disk = self.kept_disk(&view)?;
         let may_begin = |changes: &mut Changes| {
-            view.is_as_seen(changes)?;
-            none_is_committed(changes, [name])?;
+            view.check_unchanged(changes)?;
+            check_none_committed(changes, [name])?;
             // Written as it was: who wants the machine to start or to go meanwhile must see that its disk is read.
             changes.put(name.as_str(), &view.machine);
             Ok(())
@@ -78,7 +78,7 @@ impl DiskCommits {
 
 impl View {
     /// Refuses if it is to run, or has not stopped yet.
-    pub(super) fn is_off(&self) -> Result<(), HostError> {
+    pub(super) fn check_off(&self) -> Result<(), HostError> {
         let name = &self.machine.name;
         let why = match self.status.phase {
             _ if self.wanted.power == Power::On => {
@@ -92,10 +92,10 @@ impl View {
     }
 
     /// Refuses if it is another machine by now, or something else was wanted of it. That it stays so becomes a condition.
-    pub(super) fn is_as_seen(&self, changes: &mut Changes) -> Result<(), HostError> {
+    pub(super) fn check_unchanged(&self, changes: &mut Changes) -> Result<(), HostError> {
         let name = &self.machine.name;
         let machine = changes.get::<Machine>(name.as_str())?.map(|machine| machine.value.identity);
-        let revision = changes.get::<Wanted>(name.as_str())?.map(|wanted| wanted.revision);
+        let revision = changes.get::<DesiredState>(name.as_str())?.map(|wanted| wanted.revision);
         if machine.as_ref() == Some(&self.machine.identity) && revision.unwrap_or_default() == self.revision {
             return Ok(());
         }

@@ -4,11 +4,11 @@
 //! Invariant: nothing here waits longer than its deadline for a disk that does not answer.
 
 use super::look;
-use super::run::{Folder, Run};
+use super::run::{MachineFolder, RunRecord};
 use super::short_path::ShortPath;
 use crate::error::HostError;
 use crate::json_lines::JsonLines;
-use crate::processes::{self, Process, Seen};
+use crate::processes::{self, ObservedProcess, Process};
 use crate::scopes::Scopes;
 use serde::Serialize;
 use spillway_api::{DiskMode, ErrorCode, Hypervisor, Rate};
@@ -42,7 +42,7 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// Where its parts are.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct DiskSource {
     /// `spillway`.
     pub program: PathBuf,
     /// The image's version: a raw file.
@@ -56,7 +56,12 @@ pub struct Source {
 }
 
 /// Starts it and waits until it serves.
-pub fn start(folder: &Path, run: &Run, source: &Source, scopes: &Scopes) -> Result<Process, HostError> {
+pub fn start(
+    folder: &Path,
+    run: &RunRecord,
+    source: &DiskSource,
+    scopes: &Scopes,
+) -> Result<Process, HostError> {
     let mut command = Command::new(&source.program);
     command.args(options(run, source));
     let process = processes::start(folder, PROCESS, scopes.place(folder, PROCESS, command))?;
@@ -77,7 +82,7 @@ pub fn start(folder: &Path, run: &Run, source: &Source, scopes: &Scopes) -> Resu
 }
 
 /// Refuses what no other try could serve either: the server of a disk would say so each time, and its end tells less.
-pub fn can_be_made(run: &Run, image: &Path) -> Result<(), HostError> {
+pub fn check_servable(run: &RunRecord, image: &Path) -> Result<(), HostError> {
     // Its own copy is all that a disk in mode `ephemeral` reads.
     let image = run.copy.as_ref().map_or(image, |copy| &copy.path);
     let cache = match run.spec.base_cache {
@@ -102,15 +107,15 @@ pub fn can_be_made(run: &Run, image: &Path) -> Result<(), HostError> {
 }
 
 /// Which version a disk is of, for one that must never be put on another.
-pub fn image_id(run: &Run) -> String {
+pub fn image_id(run: &RunRecord) -> String {
     format!("{}:{}", run.image, run.version)
 }
 
 /// Its process, if it lives.
-pub async fn find(folder: &Folder) -> Result<Option<Process>, HostError> {
+pub async fn find(folder: &MachineFolder) -> Result<Option<Process>, HostError> {
     Ok(match look(folder, PROCESS).await? {
-        Seen::Alive(process) => Some(process),
-        Seen::None | Seen::Ended => None,
+        ObservedProcess::Alive(process) => Some(process),
+        ObservedProcess::None | ObservedProcess::Ended => None,
     })
 }
 
@@ -164,7 +169,7 @@ impl DiskEvents {
     }
 }
 
-fn options(run: &Run, source: &Source) -> Vec<OsString> {
+fn options(run: &RunRecord, source: &DiskSource) -> Vec<OsString> {
     let spec = &run.spec;
     let mode = spec.mode();
     let mut options: Vec<OsString> = vec!["serve".into()];
@@ -238,7 +243,7 @@ mod tests {
     fn what_no_other_try_could_serve_is_refused_for_good() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let [image, own] = ["image", "own"].map(|name| dir.path().join(name));
-        let run = |version: u32, mode: &str| -> Run {
+        let run = |version: u32, mode: &str| -> RunRecord {
             serde_json::from_value(json!({
                 "uuid": "u", "boot": "b", "image": "golden", "version": version, "hypervisor": "none",
                 "spec": { "image": "golden", "mode": mode }, "restarts": 0, "resets": 0, "queues": 1,
@@ -247,7 +252,7 @@ mod tests {
             }))
             .unwrap()
         };
-        let is_final = |run: &Run| can_be_made(run, &image).map_err(|e| e.is_permanent);
+        let is_final = |run: &RunRecord| check_servable(run, &image).map_err(|e| e.is_permanent);
         assert_eq!(is_final(&run(1, "ram")), Err(false), "its store may come back");
         for (bytes, expected) in
             [(0, Err(true)), (1000, Err(true)), ((4 << 40) + 512, Err(true)), (1 << 20, Ok(()))]

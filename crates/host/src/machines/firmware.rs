@@ -5,7 +5,7 @@
 
 use super::blocking::blocking;
 use super::disk;
-use super::run::{Folder, Run};
+use super::run::{MachineFolder, RunRecord};
 use spillway_control::{Request, Stats, bytes};
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ impl Firmware {
     }
 
     /// Why its guest may never be ready, if that can be told.
-    pub async fn look(&mut self, folder: &Folder, run: &Run) -> Option<String> {
+    pub async fn look(&mut self, folder: &MachineFolder, run: &RunRecord) -> Option<String> {
         let since = *self.since.get_or_insert_with(Instant::now);
         // A kernel from outside may need nothing of the disk.
         self.is_past |= run.ready && (run.spec.ready.is_some() || run.spec.kernel.is_some());

@@ -7,8 +7,8 @@ use super::blocking;
 use super::registry::MachineRegistry;
 use crate::error::HostError;
 use crate::events::Events;
-use crate::resources::memory::{Squeeze, available_bytes};
-use crate::resources::space::{self, Room};
+use crate::resources::memory::{CachePressure, available_bytes};
+use crate::resources::space::{self, SpaceHistory};
 use crate::stores::Stores;
 use spillway_api::{CatalogSpec, EventKind, Name, Space, SpaceLevel, StoreDetails, StoreFolder};
 use spillway_control::bytes;
@@ -21,7 +21,7 @@ const SPACE_EACH: Duration = Duration::from_secs(10);
 
 /// Watches how much memory the host has available.
 pub struct MemoryWatch {
-    squeeze: Mutex<Squeeze>,
+    squeeze: Mutex<CachePressure>,
     /// Caches shrink when less than this is available.
     floor_bytes: u64,
     events: Events,
@@ -35,7 +35,7 @@ impl MemoryWatch {
     }
 
     /// How much of what is above their guarantees caches may have now.
-    pub fn squeeze(&self) -> Squeeze {
+    pub fn squeeze(&self) -> CachePressure {
         *self.lock()
     }
 
@@ -66,17 +66,17 @@ impl MemoryWatch {
         told.into_iter().for_each(|text| self.events.raise(EventKind::Memory, "host", text));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Squeeze> {
+    fn lock(&self) -> MutexGuard<'_, CachePressure> {
         self.squeeze.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 /// Stores by name, as they were seen last.
-type Rooms = HashMap<Name, (Room, Option<Space>)>;
+type StoreLevels = HashMap<Name, (SpaceHistory, Option<Space>)>;
 
 /// Watches how full the stores are.
 pub struct SpaceWatch {
-    rooms: Mutex<Rooms>,
+    levels: Mutex<StoreLevels>,
     stores: Stores,
     events: Events,
 }
@@ -84,7 +84,7 @@ pub struct SpaceWatch {
 impl SpaceWatch {
     /// Of these stores, which were not looked at yet.
     pub fn new(stores: Stores, events: Events) -> SpaceWatch {
-        SpaceWatch { rooms: Mutex::default(), stores, events }
+        SpaceWatch { levels: Mutex::default(), stores, events }
     }
 
     /// Keeps an eye on the stores for as long as the daemon lives.
@@ -101,18 +101,18 @@ impl SpaceWatch {
     /// The host's stores, and how full each was when it was seen last.
     pub fn details(&self) -> Result<Vec<StoreDetails>, HostError> {
         let stores = self.stores.list()?;
-        let rooms = self.rooms();
+        let levels = self.levels();
         let details = |folder: StoreFolder| {
-            let space = rooms.get(&folder.name).and_then(|(_, space)| space.clone());
+            let space = levels.get(&folder.name).and_then(|(_, space)| space.clone());
             StoreDetails::new(folder, space)
         };
         Ok(stores.into_iter().map(details).collect())
     }
 
     /// Whether the store that a machine's overflow would be in is nearly full.
-    pub fn has_no_room(&self, spec: &CatalogSpec) -> Result<bool, HostError> {
+    pub fn is_nearly_full(&self, spec: &CatalogSpec) -> Result<bool, HostError> {
         let store = self.stores.for_disks(spec.overflow_store.as_ref())?;
-        Ok(self.rooms().get(&store.name).is_some_and(|(_, space)| {
+        Ok(self.levels().get(&store.name).is_some_and(|(_, space)| {
             space.as_ref().is_some_and(|space| space.level == SpaceLevel::Critical)
         }))
     }
@@ -121,9 +121,9 @@ impl SpaceWatch {
         for store in self.stores.list()? {
             // One that is not mounted is told of when it is used.
             let Ok((total, free)) = space::of(&store.path) else { continue };
-            let mut rooms = self.rooms();
-            let (room, last) = rooms.entry(store.name.clone()).or_default();
-            let (space, changed) = room.look(Instant::now(), total, free);
+            let mut levels = self.levels();
+            let (history, last) = levels.entry(store.name.clone()).or_default();
+            let (space, changed) = history.look(Instant::now(), total, free);
             if changed {
                 let object = format!("store/{}", store.name);
                 self.events.raise(EventKind::Space, &object, space::words(&space));
@@ -133,7 +133,7 @@ impl SpaceWatch {
         Ok(())
     }
 
-    fn rooms(&self) -> MutexGuard<'_, Rooms> {
-        self.rooms.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn levels(&self) -> MutexGuard<'_, StoreLevels> {
+        self.levels.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

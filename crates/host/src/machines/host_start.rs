@@ -3,9 +3,9 @@
 //!
 //! Invariant: a start of the host is seen once, together with what it changes.
 
-use super::wanted::{Wanted, boot_id};
+use super::desired_state::{DesiredState, boot_id};
 use crate::error::HostError;
-use crate::store::{Kind, Objects, StoreError};
+use crate::store::{Objects, StoreError, StoredRecord};
 use serde::{Deserialize, Serialize};
 use spillway_api::{Catalog, Machine, Power};
 use utoipa::ToSchema;
@@ -23,7 +23,7 @@ impl HostStart {
     }
 }
 
-impl Kind for HostStart {
+impl StoredRecord for HostStart {
     const PREFIX: &'static str = "host/";
     const WORD: &'static str = "host";
     const IS_A_MARK: bool = true;
@@ -53,7 +53,7 @@ fn look_at(objects: &Objects, boot: &str) -> Result<(), HostError> {
         }
         for machine in changes.list_readable_below::<Machine>("")? {
             let catalog = changes.get::<Catalog>(machine.value.catalog.as_str());
-            let wanted = changes.get::<Wanted>(&machine.name);
+            let wanted = changes.get::<DesiredState>(&machine.name);
             // Nothing is done about a machine one of whose records cannot be read.
             let (catalog, wanted) = match (catalog, wanted) {
                 (Err(StoreError::Unreadable { .. }), _) | (_, Err(StoreError::Unreadable { .. })) => continue,
@@ -63,7 +63,7 @@ fn look_at(objects: &Objects, boot: &str) -> Result<(), HostError> {
             // One of which nothing was ever wanted is looked after like a new one.
             if let Some(wanted) = wanted {
                 let power = if starts && !wanted.value.drained { Power::On } else { Power::Off };
-                changes.put(&machine.name, &Wanted { power, claim: None, ..wanted.value });
+                changes.put(&machine.name, &DesiredState { power, claim: None, ..wanted.value });
             }
         }
         Ok(())
@@ -96,7 +96,7 @@ mod tests {
             });
             serde_json::from_value(machine).unwrap()
         };
-        let on = Wanted { power: Power::On, ..Wanted::default() };
+        let on = DesiredState { power: Power::On, ..DesiredState::default() };
         objects
             .change(|changes| {
                 changes.put("kept", &catalog("kept", true));
@@ -105,15 +105,16 @@ mod tests {
                 {
                     changes.put(name, &machine(name, of));
                 }
-                changes.put("a", &Wanted { power: Power::Off, ..on.clone() });
+                changes.put("a", &DesiredState { power: Power::Off, ..on.clone() });
                 changes.put("b", &on);
-                changes.put("c", &Wanted { drained: true, ..on.clone() });
+                changes.put("c", &DesiredState { drained: true, ..on.clone() });
                 changes.put("d", &on);
                 Ok::<_, HostError>(())
             })
             .unwrap();
         let power = || {
-            ["a", "b", "c", "d", "e"].map(|name| objects.get::<Wanted>(name).unwrap().map(|w| w.value.power))
+            ["a", "b", "c", "d", "e"]
+                .map(|name| objects.get::<DesiredState>(name).unwrap().map(|w| w.value.power))
         };
         let (off, on) = (Some(Power::Off), Some(Power::On));
         // The first daemon of all changes nothing, nor does another one of the same start.

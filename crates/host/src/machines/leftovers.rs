@@ -5,8 +5,8 @@
 
 use super::belongings::{Belongings, KeptDisk, MachineFiles};
 use crate::error::HostError;
-use crate::paging::{PageBuilder, Part};
-use crate::store::{Changes, Kind, Object, Objects};
+use crate::paging::{PageBuilder, PageRequest};
+use crate::store::{Changes, Object, Objects, StoredRecord};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use spillway_api::{ErrorCode, LeftDisk, Leftover, Machine, Name, Page};
@@ -27,7 +27,7 @@ pub struct LeftoverOwner {
     machine: Name,
 }
 
-impl Kind for LeftoverOwner {
+impl StoredRecord for LeftoverOwner {
     const PREFIX: &'static str = "leftover-owners/";
     const WORD: &'static str = "leftover";
 }
@@ -43,10 +43,10 @@ pub struct LeftoverFiles {
     data: Option<PathBuf>,
     disk: Option<KeptDisk>,
     /// It is to go.
-    doomed: bool,
+    to_be_removed: bool,
 }
 
-impl Kind for LeftoverFiles {
+impl StoredRecord for LeftoverFiles {
     const PREFIX: &'static str = "leftovers/";
     const WORD: &'static str = "leftover";
 }
@@ -58,8 +58,8 @@ impl LeftoverFiles {
     }
 
     /// Whether it is to go.
-    pub fn is_doomed(&self) -> bool {
-        self.doomed
+    pub fn is_to_be_removed(&self) -> bool {
+        self.to_be_removed
     }
 
     fn files(&self) -> impl Iterator<Item = &PathBuf> {
@@ -91,14 +91,14 @@ impl LeftoverFiles {
 }
 
 /// A machine is no more: what it had is somebody's to delete, or goes.
-pub fn leave(changes: &mut Changes, machine: &Machine, with_data: bool) -> Result<(), HostError> {
+pub fn record(changes: &mut Changes, machine: &Machine, with_data: bool) -> Result<(), HostError> {
     let name = machine.name.as_str();
     let Some(had) = changes.get::<Belongings>(name)? else { return Ok(()) };
     changes.delete::<Belongings>(name);
     let Belongings { uuid, data, disk, .. } = had.value;
     if uuid == machine.identity.uuid && (data.is_some() || disk.is_some()) {
         let deleted = Timestamp::now();
-        let left = LeftoverFiles { machine: machine.clone(), deleted, data, disk, doomed: with_data };
+        let left = LeftoverFiles { machine: machine.clone(), deleted, data, disk, to_be_removed: with_data };
         changes.put(&format!("{name}/{uuid}"), &left);
         changes.put(&uuid, &LeftoverOwner { machine: machine.name.clone() });
     }
@@ -106,14 +106,18 @@ pub fn leave(changes: &mut Changes, machine: &Machine, with_data: bool) -> Resul
 }
 
 /// Refuses if a disk that is left is of that version, or of any of the image.
-pub fn none_needs(changes: &mut Changes, image: &Name, version: Option<u32>) -> Result<(), HostError> {
+pub fn check_no_leftover_needs(
+    changes: &mut Changes,
+    image: &Name,
+    version: Option<u32>,
+) -> Result<(), HostError> {
     for left in changes.list_below::<LeftoverFiles>("")? {
         let needs =
             |disk: &&KeptDisk| disk.image == *image && version.is_none_or(|version| disk.version == version);
         if let Some(disk) = left.value.disk.as_ref().filter(needs) {
             let Machine { name, identity, .. } = &left.value.machine;
             let version = disk.version;
-            let message = match left.value.doomed {
+            let message = match left.value.to_be_removed {
                 true => format!(
                     "the disk that the deleted machine '{name}' had of {image}:{version} is being removed: try again"
                 ),
@@ -142,11 +146,11 @@ impl Leftovers {
     }
 
     /// A part of what deleted machines have left, in the order of their names.
-    pub fn page(&self, part: &Part) -> Result<Page<Leftover>, HostError> {
+    pub fn page(&self, part: &PageRequest) -> Result<Page<Leftover>, HostError> {
         let mut page = PageBuilder::new(part);
         for left in self.objects.each_after::<LeftoverFiles>(&part.after) {
             let Object { name, value: left, .. } = left?;
-            if !left.doomed && !left.is_nothing() && !page.add(&name, left.describe()) {
+            if !left.to_be_removed && !left.is_nothing() && !page.add(&name, left.describe()) {
                 break;
             }
         }
@@ -161,7 +165,7 @@ impl Leftovers {
                 None => None,
             };
             let Some(left) = left else { return Err(self.none(uuid)?) };
-            changes.put(&left.name, &LeftoverFiles { doomed: true, ..left.value });
+            changes.put(&left.name, &LeftoverFiles { to_be_removed: true, ..left.value });
             Ok(())
         })
     }
@@ -174,27 +178,28 @@ impl Leftovers {
     }
 
     /// The names of machines of which something is left that is to go.
-    pub fn doomed(&self) -> Result<Vec<Name>, HostError> {
-        let left = self.objects.list::<LeftoverFiles>()?.into_iter().filter(|left| left.value.is_doomed());
+    pub fn to_be_removed(&self) -> Result<Vec<Name>, HostError> {
+        let left =
+            self.objects.list::<LeftoverFiles>()?.into_iter().filter(|left| left.value.is_to_be_removed());
         Ok(left.map(|left| left.value.machine.name).collect())
     }
 
     /// Whether what the machine of this name and UUID had is to go.
-    pub fn is_doomed(&self, name: &Name, uuid: &str) -> Result<bool, HostError> {
+    pub fn is_to_be_removed(&self, name: &Name, uuid: &str) -> Result<bool, HostError> {
         let left = self.objects.get::<LeftoverFiles>(&format!("{name}/{uuid}"))?;
-        Ok(left.is_some_and(|left| left.value.doomed))
+        Ok(left.is_some_and(|left| left.value.to_be_removed))
     }
 
     /// Of what machines of this name have left, but for the one of this UUID, that goes which is to. Nothing of them may run.
-    pub fn dispose(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
+    pub fn remove_marked(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
         let mut all = self.objects.list_below::<LeftoverFiles>(&format!("{name}/"))?;
         all.retain(|left| but != Some(left.value.machine.identity.uuid.as_str()));
         // What cannot go keeps nothing else.
-        all.iter().map(|left| self.dispose_of(left)).fold(Ok(()), Result::and)
+        all.iter().map(|left| self.remove_one(left)).fold(Ok(()), Result::and)
     }
 
-    fn dispose_of(&self, left: &Object<LeftoverFiles>) -> Result<(), HostError> {
-        if left.value.doomed {
+    fn remove_one(&self, left: &Object<LeftoverFiles>) -> Result<(), HostError> {
+        if left.value.to_be_removed {
             left.value.files().map(|path| self.files.remove_kept(path)).fold(Ok(()), Result::and)?;
         } else if !left.value.is_nothing() {
             return Ok(());
@@ -254,7 +259,7 @@ mod tests {
                     Ok::<_, HostError>(())
                 };
                 objects.change(record).unwrap();
-                objects.change(|changes| leave(changes, &machine, false)).unwrap();
+                objects.change(|changes| super::record(changes, &machine, false)).unwrap();
             }
         };
         leave_some(0..10);
@@ -268,7 +273,7 @@ mod tests {
         let error = leftovers.delete("uuid-0001x").unwrap_err();
         assert!(error.message.contains("do you mean 'uuid-0001"), "{error}");
         // What is gone is not found by its UUID any more.
-        leftovers.dispose(&"own-00009".parse().unwrap(), None).unwrap();
+        leftovers.remove_marked(&"own-00009".parse().unwrap(), None).unwrap();
         assert_eq!(leftovers.delete("uuid-00009").unwrap_err().code, ErrorCode::NotFound);
     }
 }

@@ -10,18 +10,19 @@ mod blocking;
 mod claims;
 mod closing;
 mod commit;
-mod desired;
+pub mod desired_state;
+mod desired_writer;
 mod disk;
 mod figures;
 mod firmware;
 mod host;
 mod host_start;
-mod keeper;
 pub mod leftovers;
 mod neighbours;
 mod oversee;
 mod placing;
 mod ready;
+mod reconciler;
 mod registry;
 mod rolling;
 mod rollout;
@@ -35,7 +36,6 @@ mod tasks;
 mod testing;
 mod views;
 mod vmm;
-pub mod wanted;
 
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
@@ -50,14 +50,15 @@ use act::MachineActions;
 use belongings::Belongings;
 use blocking::{blocking, last_words, look};
 use claims::Claims;
-pub use claims::{Claimant, WhichClaim};
+pub use claims::{ClaimSelector, Claimant};
 use closing::HostGate;
 use commit::DiskCommits;
-use desired::DesiredState;
+use desired_state::DesiredState;
+use desired_writer::DesiredStateWriter;
 pub use disk::word;
 use figures::FigureCollector;
 use figures::curves::CurveCollector;
-pub use figures::curves::CurvesOf;
+pub use figures::curves::CurvesByMachine;
 use host::SpaceWatch;
 use host_start::HostStart;
 use leftovers::{LeftoverFiles, LeftoverOwner, Leftovers};
@@ -65,18 +66,17 @@ use oversee::Overseer;
 use registry::MachineRegistry;
 use rolling::Rollouts;
 use run::MachineFolders;
-use shared::Shared;
+use shared::MachineServices;
 use spillway_api::{Catalog, Hypervisor, Machine, Name, Power};
 use status::ObservedMachine;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tasks::TaskStarter;
 use views::{MachineReader, View};
-use wanted::Wanted;
 
 /// What is recorded here.
 pub(crate) const RECORDS: [RecordKind; 5] = [
-    RecordKind::of::<Wanted>(),
+    RecordKind::of::<DesiredState>(),
     RecordKind::of::<Belongings>(),
     RecordKind::of::<LeftoverFiles>(),
     RecordKind::of::<LeftoverOwner>(),
@@ -86,7 +86,7 @@ pub(crate) const RECORDS: [RecordKind; 5] = [
 /// What a run's record looks like: it is stored too.
 #[cfg(test)]
 pub(crate) fn run_schema() -> crate::store::RecordSchema {
-    crate::store::schema::<run::Run>()
+    crate::store::schema::<run::RunRecord>()
 }
 
 /// The machines of a host, by what can be asked of them. A clone is the same.
@@ -116,7 +116,7 @@ pub struct Machines {
 
 /// Where the parts are that machines are made of.
 #[derive(Clone, Debug)]
-pub struct Parts {
+pub struct MachineHostConfig {
     /// The folder that machines run in.
     pub folder: PathBuf,
     /// The program `spillway`.
@@ -145,7 +145,7 @@ impl Machines {
         stores: Stores,
         images: Images,
         catalogs: Catalogs,
-        parts: Parts,
+        parts: MachineHostConfig,
     ) -> Result<Machines, HostError> {
         let folders = MachineFolders::new(parts.folder.clone());
         folders.make()?;
@@ -158,7 +158,7 @@ impl Machines {
             stores.clone(),
             folders.clone(),
         ));
-        let shared = Shared::new(
+        let shared = MachineServices::new(
             events.clone(),
             objects.clone(),
             stores.clone(),
@@ -181,7 +181,7 @@ impl Machines {
             let shared = Arc::clone(&shared);
             tokio::spawn(async move { _ = shared.accelerator().await });
         }
-        let desired = DesiredState::new(objects.clone());
+        let desired = DesiredStateWriter::new(objects.clone());
         let gate = HostGate::new(Arc::clone(&shared), reader.clone(), catalogs.clone(), desired.clone());
         let rollouts = Arc::new(Rollouts::new(catalogs.clone(), desired.clone(), events.clone()));
         let space = Arc::new(SpaceWatch::new(stores, events.clone()));
@@ -220,7 +220,7 @@ impl Machines {
 }
 
 /// Notes what runs has of the host, and removes files of runs that nothing names any more.
-fn take_over(shared: &Shared) -> Result<(), HostError> {
+fn take_over(shared: &MachineServices) -> Result<(), HostError> {
     let runs = shared.folders.runs()?;
     // What runs has its memory, before anything else is promised some.
     for (name, run) in runs.iter().filter(|(_, run)| !run.is_of_another_boot()) {
@@ -228,14 +228,16 @@ fn take_over(shared: &Shared) -> Result<(), HostError> {
     }
     shared.note_users(&runs)?;
     // Nobody knows what a run names whose record cannot be read: its machine's name says enough.
-    let unread = shared.folders.unread()?;
+    let unreadable = shared.folders.unreadable()?;
     // Nor what it was promised. It has as much as its catalog says by now, until its task knows that nothing of it runs.
-    for name in &unread {
+    for name in &unreadable {
         need_by_catalog(shared, name)?.into_iter().for_each(|need| shared.admission.note(name, need));
     }
     let may_be_of_one = |path: &Path| {
         let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        unread.iter().any(|name| file.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-')))
+        unreadable
+            .iter()
+            .any(|name| file.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-')))
     };
     let scratch = |path: &Path| runs.iter().any(|(_, run)| run.scratch.as_deref() == Some(path));
     shared.files.sweep(belongings::SCRATCH, |path| scratch(path) || may_be_of_one(path))?;
@@ -245,7 +247,7 @@ fn take_over(shared: &Shared) -> Result<(), HostError> {
 }
 
 /// What a machine of this name needs by the settings of its catalog, if both can be read.
-fn need_by_catalog(shared: &Shared, name: &Name) -> Result<Option<Need>, HostError> {
+fn need_by_catalog(shared: &MachineServices, name: &Name) -> Result<Option<Need>, HostError> {
     let Some(machine) = shared.objects.get_readable::<Machine>(name.as_str())? else { return Ok(None) };
     let catalog = shared.objects.get_readable::<Catalog>(machine.value.catalog.as_str())?;
     Ok(catalog.map(|catalog| Need::of(&catalog.value.spec, shared.parts.hypervisor)))
@@ -253,8 +255,9 @@ fn need_by_catalog(shared: &Shared, name: &Name) -> Result<Option<Need>, HostErr
 
 /// What is known of machines before they have tasks: those that are off are so as it was wanted. Those that have a folder are to
 /// be looked at first, whatever is wanted.
-fn known(shared: &Shared) -> Result<Vec<(Name, ObservedMachine)>, HostError> {
-    let off = shared.objects.list::<Wanted>()?.into_iter().filter(|wanted| wanted.value.power == Power::Off);
+fn known(shared: &MachineServices) -> Result<Vec<(Name, ObservedMachine)>, HostError> {
+    let off =
+        shared.objects.list::<DesiredState>()?.into_iter().filter(|wanted| wanted.value.power == Power::Off);
     let off =
         off.filter_map(|wanted| Some((wanted.name.parse().ok()?, ObservedMachine::off(wanted.revision))));
     let found = |name: &Name, run| (name.clone(), ObservedMachine::found(run, &shared.folders.of(name)));

@@ -21,8 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// An error that says why, unless the address is that of the machine with this MAC on this bridge.
-pub async fn is_machines(address: Ipv4Addr, bridge: &str, mac: &str) -> Result<(), String> {
-    if !is_for_one(address) {
+pub async fn check_owner(address: Ipv4Addr, bridge: &str, mac: &str) -> Result<(), String> {
+    if !is_unicast(address) {
         return Err(format!("its guest names {address}, which is no address of one machine"));
     }
     // An entry that is old is asked for again by this too.
@@ -50,7 +50,7 @@ pub async fn is_machines(address: Ipv4Addr, bridge: &str, mac: &str) -> Result<(
 }
 
 /// Whether an address can be one machine's, and others reach it.
-pub fn is_for_one(address: Ipv4Addr) -> bool {
+pub fn is_unicast(address: Ipv4Addr) -> bool {
     let is_this_network = address.octets()[0] == 0;
     let is_reserved = address.octets()[0] >= 240;
     !(address.is_loopback()
@@ -113,7 +113,7 @@ nonsense
             "224.0.0.1",
             "255.255.255.255",
         ] {
-            let why = is_machines(address.parse().unwrap(), "no-bridge", MAC).await.unwrap_err();
+            let why = check_owner(address.parse().unwrap(), "no-bridge", MAC).await.unwrap_err();
             assert!(why.contains(address) && why.contains("no address of one machine"), "{why}");
         }
     }
@@ -162,7 +162,7 @@ nonsense
         let Some(bridge) = Bridge::new() else { return };
         let ask = |address: &str, mac| {
             let (address, bridge) = (address.parse().unwrap(), bridge.0.clone());
-            async move { is_machines(address, &bridge, mac).await }
+            async move { check_owner(address, &bridge, mac).await }
         };
         assert_eq!(ask("10.213.57.5", MAC).await, Ok(()));
         assert_eq!(ask("10.213.57.6", "52:54:00:12:34:56").await, Ok(()));

@@ -4,9 +4,9 @@
 
 use super::claims::free;
 use super::closing::HostGate;
-use super::desired::DesiredState;
+use super::desired_writer::DesiredStateWriter;
 use super::rolling::Rollouts;
-use super::shared::Shared;
+use super::shared::MachineServices;
 use super::views::MachineReader;
 use super::{View, blocking};
 use crate::catalogs::Catalogs;
@@ -29,10 +29,10 @@ type Failures = BTreeMap<Name, String>;
 /// Looks after what concerns more than one machine.
 #[derive(Clone)]
 pub struct Overseer {
-    shared: Arc<Shared>,
+    shared: Arc<MachineServices>,
     reader: MachineReader,
     catalogs: Catalogs,
-    desired: DesiredState,
+    desired: DesiredStateWriter,
     gate: HostGate,
     rollouts: Arc<Rollouts>,
 }
@@ -40,10 +40,10 @@ pub struct Overseer {
 impl Overseer {
     /// Of the machines that these see and change.
     pub fn new(
-        shared: Arc<Shared>,
+        shared: Arc<MachineServices>,
         reader: MachineReader,
         catalogs: Catalogs,
-        desired: DesiredState,
+        desired: DesiredStateWriter,
         gate: HostGate,
         rollouts: Arc<Rollouts>,
     ) -> Overseer {
@@ -55,11 +55,11 @@ impl Overseer {
         let mut told = Failures::new();
         loop {
             let (looking, begun) = (self.clone(), Instant::now());
-            let looked = blocking(move || looking.look_after()).await;
+            let looked = blocking(move || looking.reconcile()).await;
             let took = begun.elapsed();
             let pause = match looked {
                 Ok((pause, failures)) => {
-                    self.tell(&told, &failures);
+                    self.report_failures(&told, &failures);
                     told = failures;
                     pause
                 }
@@ -71,12 +71,12 @@ impl Overseer {
             };
             // With many machines, of which much happens, it does not keep a core to itself.
             tokio::time::sleep(LEAST.max(took * LOOKS)).await;
-            let _ = tokio::time::timeout(pause, self.shared.registry.stirred()).await;
+            let _ = tokio::time::timeout(pause, self.shared.registry.wait_for_change()).await;
         }
     }
 
     /// Tells of each catalog that cannot be looked after, once for each reason.
-    fn tell(&self, told: &Failures, failures: &Failures) {
+    fn report_failures(&self, told: &Failures, failures: &Failures) {
         for (catalog, why) in failures.iter().filter(|(catalog, why)| told.get(*catalog) != Some(why)) {
             let text = format!("its machines are not looked after: {why}");
             self.shared.events.raise(EventKind::Failed, &format!("catalog/{catalog}"), text);
@@ -85,7 +85,7 @@ impl Overseer {
 
     /// Records what is to be wanted next. How long nothing else is, unless something changes; and what could not be done: that
     /// keeps no other catalog's machines from being looked after.
-    fn look_after(&self) -> Result<(Duration, Failures), HostError> {
+    fn reconcile(&self) -> Result<(Duration, Failures), HostError> {
         // Before the machines: one that says now what it runs with has not read an older catalog since.
         let catalogs = self.catalogs.list()?;
         let rests = self.gate.is_closed()?;
@@ -105,7 +105,7 @@ impl Overseer {
         let mut rollouts = HashSet::new();
         for catalog in catalogs {
             let views = of.remove(&catalog.name).unwrap_or_default();
-            match self.look_after_one(&catalog, &views, rests) {
+            match self.reconcile_catalog(&catalog, &views, rests) {
                 Ok(at_most) => pause = pause.min(at_most),
                 Err(e) => _ = failures.insert(catalog.name.clone(), e.message),
             }
@@ -118,7 +118,12 @@ impl Overseer {
     }
 
     /// The same of the machines of one catalog. While the host is closed only claims end.
-    fn look_after_one(&self, catalog: &Catalog, views: &[View], rests: bool) -> Result<Duration, HostError> {
+    fn reconcile_catalog(
+        &self,
+        catalog: &Catalog,
+        views: &[View],
+        rests: bool,
+    ) -> Result<Duration, HostError> {
         let mut pause = MOST;
         for view in views {
             pause = pause.min(self.end_claim(catalog, view, views)?);
@@ -136,7 +141,9 @@ impl Overseer {
 
     /// Releases a machine whose claim is over. How long it still lasts.
     fn end_claim(&self, catalog: &Catalog, view: &View, views: &[View]) -> Result<Duration, HostError> {
-        let Some(left) = view.wanted.claim.as_ref().and_then(|claim| claim.left()) else { return Ok(MOST) };
+        let Some(left) = view.wanted.claim.as_ref().and_then(|claim| claim.remaining()) else {
+            return Ok(MOST);
+        };
         // Not counted for each one whose claim goes on.
         if !left.is_zero() {
             return Ok(left);
@@ -174,7 +181,7 @@ impl Overseer {
             view.wanted.power == Power::Off && view.wanted.claim.is_none() && !view.wanted.drained
         };
         for view in views.iter().filter(startable).take(missing) {
-            self.desired.change(view, |wanted| wanted.start_anew(&catalog.spec))?;
+            self.desired.change(view, |wanted| wanted.start_fresh(&catalog.spec))?;
         }
         Ok(())
     }
@@ -183,10 +190,10 @@ impl Overseer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machines::desired_state::DesiredState;
     use crate::machines::testing::TestHost;
-    use crate::machines::wanted::Wanted;
     use crate::resources::budget::NO_LIMITS;
-    use crate::store::{Changed, Entry, Store, StoreError, Transaction};
+    use crate::store::{ChangeNotice, Store, StoreEntry, StoreError, Transaction};
     use serde_json::json;
     use tokio::sync::broadcast;
 
@@ -194,15 +201,15 @@ mod tests {
     struct Refusing(Arc<dyn Store>, &'static str);
 
     impl Store for Refusing {
-        fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+        fn get(&self, key: &str) -> Result<Option<StoreEntry>, StoreError> {
             self.0.get(key)
         }
 
-        fn list(&self, prefix: &str) -> Result<(Vec<Entry>, Revision), StoreError> {
+        fn list(&self, prefix: &str) -> Result<(Vec<StoreEntry>, Revision), StoreError> {
             self.0.list(prefix)
         }
 
-        fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Entry>, StoreError> {
+        fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<StoreEntry>, StoreError> {
             self.0.page(prefix, after, most)
         }
 
@@ -218,7 +225,7 @@ mod tests {
             }
         }
 
-        fn watch(&self) -> broadcast::Receiver<Changed> {
+        fn watch(&self) -> broadcast::Receiver<ChangeNotice> {
             self.0.watch()
         }
     }
@@ -229,21 +236,24 @@ mod tests {
         for name in ["bad", "good"] {
             host.catalog(name, json!({ "warm": 1 }));
         }
-        let desired = DesiredState::new(host.objects.clone());
+        let desired = DesiredStateWriter::new(host.objects.clone());
         let (reader, catalogs) = (host.reader.clone(), host.catalogs.clone());
         let shared = Arc::clone(&host.shared);
         let gate = HostGate::new(Arc::clone(&shared), reader.clone(), catalogs.clone(), desired.clone());
         let rollouts = Rollouts::new(catalogs.clone(), desired.clone(), shared.events.clone());
         let overseer = Overseer::new(shared, reader, catalogs, desired, gate, Arc::new(rollouts));
-        let (_, failures) = overseer.look_after().unwrap();
+        let (_, failures) = overseer.reconcile().unwrap();
         assert_eq!(failures.keys().map(Name::as_str).collect::<Vec<_>>(), ["bad"]);
         let is_on = |name: &str| {
-            host.objects.get::<Wanted>(name).unwrap().is_some_and(|wanted| wanted.value.power == Power::On)
+            host.objects
+                .get::<DesiredState>(name)
+                .unwrap()
+                .is_some_and(|wanted| wanted.value.power == Power::On)
         };
         assert!(is_on("good-001") && !is_on("bad-001"));
         let told = || host.shared.events.count(EventKind::Failed);
-        overseer.tell(&Failures::new(), &failures);
-        overseer.tell(&failures, &failures);
+        overseer.report_failures(&Failures::new(), &failures);
+        overseer.report_failures(&failures, &failures);
         assert_eq!(told(), 1, "once");
     }
 }

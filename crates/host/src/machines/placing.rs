@@ -5,7 +5,7 @@
 
 use super::belongings;
 use super::disk;
-use super::run::{MachineFolders, Run};
+use super::run::{MachineFolders, RunRecord};
 use crate::copying;
 use crate::error::HostError;
 use crate::stores::Stores;
@@ -106,7 +106,7 @@ impl Placement {
 
     /// What a run's copy may still take of the file system that it is on. Of one that shares its room nobody knows what is
     /// its own already: as much as it can ever be.
-    fn reserved(&self, name: &Name, run: &Run, folder: &Path) -> u64 {
+    fn reserved(&self, name: &Name, run: &RunRecord, folder: &Path) -> u64 {
         let Some(copy) = run.copy.as_ref().filter(|copy| copy.path.starts_with(folder)) else { return 0 };
         if copy.is_shared {
             return copy.size_bytes;
@@ -127,14 +127,14 @@ impl Placement {
 
 /// A copy that has been made.
 #[derive(Debug)]
-pub struct Made {
+pub struct FinishedCopy {
     /// It shares its room with the image.
     pub is_shared: bool,
 }
 
 /// Copies an image: shared with it where the file system can, else what is in it. The copy is whole, and has its name
 /// once it is finished. `None`: nobody wants it any more.
-pub fn copy(image: &Path, to: &Path, unwanted: &AtomicBool) -> Result<Option<Made>, HostError> {
+pub fn copy(image: &Path, to: &Path, unwanted: &AtomicBool) -> Result<Option<FinishedCopy>, HostError> {
     let partial = partial(to);
     let failed = |e: io::Error| {
         let code = match e.kind() {
@@ -165,9 +165,9 @@ pub fn copy(image: &Path, to: &Path, unwanted: &AtomicBool) -> Result<Option<Mad
         }
         // What cannot be written shows now, not when a guest reads it.
         target.sync_all().map_err(failed)?;
-        Ok(Made { is_shared })
+        Ok(FinishedCopy { is_shared })
     };
-    let copied: Result<Made, HostError> = copy();
+    let copied: Result<FinishedCopy, HostError> = copy();
     if copied.is_err() {
         let _ = fs::remove_file(&partial);
     }

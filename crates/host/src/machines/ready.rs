@@ -4,7 +4,7 @@
 //! Invariant: a guest can keep itself from being ready, and nothing else: what it says is bounded and not trusted. Nobody is
 //! connected to because a guest names them.
 
-use super::neighbours::{is_for_one, is_machines};
+use super::neighbours::{check_owner, is_unicast};
 use super::short_path::ShortPath;
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu;
@@ -37,7 +37,7 @@ const MAX_STRAY_ANSWERS: usize = 100;
 
 /// Where a machine's network can be reached from this host.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum GuestNetwork {
     /// A port of this host's loopback is passed on to the guest's.
     Forwarded(u16),
     /// On this bridge, by the machine's MAC.
@@ -51,9 +51,9 @@ pub enum Place {
 /// address that the guest names is refused, if that goes on.
 pub async fn until_ready(
     folder: &Path,
-    agent: &Agent,
+    agent: &GuestAgent,
     ready: &Ready,
-    place: &Place,
+    place: &GuestNetwork,
     mut console: Option<UnixStream>,
     tell: impl Fn(&str),
 ) -> Option<String> {
@@ -62,11 +62,13 @@ pub async fn until_ready(
         let tried = match ready {
             Ready::Agent => agent.address(folder).await,
             Ready::Tcp(guest_port) => match place {
-                Place::Forwarded(port) => speaks(SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).await,
-                Place::Bridge(bridge, mac) => {
+                GuestNetwork::Forwarded(port) => speaks(SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).await,
+                GuestNetwork::Bridge(bridge, mac) => {
                     takes_connections(folder, agent, guest_port.get(), (bridge, mac)).await
                 }
-                Place::Nowhere => Err(not_its_own("it has no network in which a port could be reached")),
+                GuestNetwork::Nowhere => {
+                    Err(not_its_own("it has no network in which a port could be reached"))
+                }
             },
             Ready::Serial(pattern) => read_console(folder, pattern, console.take()).await,
         };
@@ -90,19 +92,19 @@ fn not_its_own(why: &str) -> io::Error {
 
 /// Who speaks with the guest agent.
 #[derive(Clone)]
-pub enum Agent {
+pub enum GuestAgent {
     /// We do.
-    Ours,
+    Socket,
     /// libvirt does, for a domain.
-    Libvirts(Arc<Libvirt>, String),
+    Libvirt(Arc<Libvirt>, String),
 }
 
-impl Agent {
+impl GuestAgent {
     /// Where it says that the guest can be reached.
     async fn address(&self, folder: &Path) -> io::Result<Option<String>> {
         match self {
-            Agent::Ours => ours(folder).await,
-            Agent::Libvirts(libvirt, domain) => {
+            GuestAgent::Socket => ours(folder).await,
+            GuestAgent::Libvirt(libvirt, domain) => {
                 let question = json!({ "execute": "guest-network-get-interfaces" }).to_string();
                 let asked = ["qemu-agent-command", domain, "--timeout", "3", &question];
                 let answer = libvirt.ask(&asked).await.map_err(io::Error::other)?;
@@ -140,7 +142,7 @@ fn address(interfaces: &Value) -> Option<String> {
     let mut addresses = all.filter_map(|entry| entry["ip-address"].as_str()?.parse::<IpAddr>().ok());
     addresses
         .find(|address| match address {
-            IpAddr::V4(v4) => is_for_one(*v4),
+            IpAddr::V4(v4) => is_unicast(*v4),
             IpAddr::V6(_) => false,
         })
         .map(|address| address.to_string())
@@ -161,7 +163,7 @@ async fn speaks(address: SocketAddr) -> io::Result<Option<String>> {
 /// The guest says where it is; the host sees whether that is so, and connects by way of the bridge alone.
 async fn takes_connections(
     folder: &Path,
-    agent: &Agent,
+    agent: &GuestAgent,
     port: u16,
     (bridge, mac): (&str, &str),
 ) -> io::Result<Option<String>> {
@@ -169,7 +171,7 @@ async fn takes_connections(
         return Err(io::ErrorKind::AddrNotAvailable.into());
     };
     let address: Ipv4Addr = named.parse().map_err(io::Error::other)?;
-    is_machines(address, bridge, mac).await.map_err(|why| not_its_own(&why))?;
+    check_owner(address, bridge, mac).await.map_err(|why| not_its_own(&why))?;
     let socket = TcpSocket::new_v4()?;
     socket.bind_device(Some(bridge.as_bytes()))?;
     timeout(PATIENCE, socket.connect((address, port).into())).await??;
@@ -196,11 +198,11 @@ async fn read_console(
         }
         for piece in buffer[..n].split_inclusive(|byte| *byte == b'\n') {
             // The beginning of a line is enough to know it by.
-            let room = MAX_CONSOLE_LINE_BYTES.saturating_sub(line.len());
+            let space = MAX_CONSOLE_LINE_BYTES.saturating_sub(line.len());
             let piece_line = without_end(piece);
-            line.extend_from_slice(&piece_line[..piece_line.len().min(room)]);
+            line.extend_from_slice(&piece_line[..piece_line.len().min(space)]);
             // The last line may be a prompt, which does not end.
-            if room > 0 && pattern.is_match(&plain(&line)) {
+            if space > 0 && pattern.is_match(&plain(&line)) {
                 return Ok(None);
             }
             if piece.ends_with(b"\n") {
@@ -280,7 +282,7 @@ mod tests {
         assert_eq!(
             timeout(
                 PATIENCE * 2,
-                until_ready(dir.path(), &Agent::Ours, &ready, &Place::Nowhere, None, |_| ())
+                until_ready(dir.path(), &GuestAgent::Socket, &ready, &GuestNetwork::Nowhere, None, |_| ())
             )
             .await
             .unwrap(),
@@ -300,7 +302,14 @@ mod tests {
         let ready = Ready::Tcp(22.try_into().unwrap());
         let found = timeout(
             PATIENCE * 2,
-            until_ready(Path::new("/"), &Agent::Ours, &ready, &Place::Forwarded(port), None, |_| ()),
+            until_ready(
+                Path::new("/"),
+                &GuestAgent::Socket,
+                &ready,
+                &GuestNetwork::Forwarded(port),
+                None,
+                |_| (),
+            ),
         )
         .await
         .unwrap();
@@ -333,10 +342,10 @@ mod tests {
         });
         let ready = Ready::Tcp(port.try_into().unwrap());
         let mac = "52:54:00:12:34:56".to_owned();
-        for place in [Place::Bridge("no-bridge".into(), mac), Place::Nowhere] {
+        for place in [GuestNetwork::Bridge("no-bridge".into(), mac), GuestNetwork::Nowhere] {
             let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
             let tell = move |why: &str| told.send(why.to_owned()).unwrap();
-            let probe = until_ready(dir.path(), &Agent::Ours, &ready, &place, None, tell);
+            let probe = until_ready(dir.path(), &GuestAgent::Socket, &ready, &place, None, tell);
             tokio::select! {
                 found = probe => panic!("it is ready on {found:?}"),
                 connected = elsewhere.accept() => panic!("it was connected to: {connected:?}"),

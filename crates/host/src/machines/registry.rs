@@ -1,4 +1,4 @@
-//! Which machines have a task, and what is known of each. Owns the handles of the tasks; what they do is the keeper's.
+//! Which machines have a task, and what is known of each. Owns the handles of the tasks; what they do is the reconciler's.
 //!
 //! Invariant: a machine has one task at most. What the last task of one that is off knew stays known.
 
@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 pub struct MachineRegistry {
     machines: Mutex<HashMap<Name, TrackedMachine>>,
     /// Something has changed that concerns more than one machine.
-    stir: Notify,
+    change: Notify,
 }
 
 /// A machine of which something is known. While it has no task it stays so.
@@ -27,14 +27,14 @@ struct TrackedMachine {
 /// How a machine's task is woken.
 #[derive(Default)]
 struct Task {
-    poke: Arc<Notify>,
-    pokes: u64,
+    wakeup: Arc<Notify>,
+    wakeups: u64,
 }
 
 /// What a task that is to begin is given.
 pub struct NewTask {
     /// Wakes it.
-    pub poke: Arc<Notify>,
+    pub wakeup: Arc<Notify>,
     /// Takes what it finds out.
     pub status: watch::Sender<ObservedMachine>,
 }
@@ -43,14 +43,14 @@ impl TrackedMachine {
     /// Wakes its task, if it has one.
     fn wake(&mut self) {
         if let Some(task) = &mut self.task {
-            task.pokes += 1;
-            task.poke.notify_one();
+            task.wakeups += 1;
+            task.wakeup.notify_one();
         }
     }
 
     /// How often its task was woken.
-    fn pokes(&self) -> u64 {
-        self.task.as_ref().map_or(0, |task| task.pokes)
+    fn wakeups(&self) -> u64 {
+        self.task.as_ref().map_or(0, |task| task.wakeups)
     }
 }
 
@@ -62,15 +62,15 @@ impl MachineRegistry {
     }
 
     /// Wakes a machine's task. What to begin one with, if there is none: whoever asks must begin it.
-    pub fn demand(&self, name: &Name) -> Option<NewTask> {
+    pub fn wake_or_begin(&self, name: &Name) -> Option<NewTask> {
         let mut machines = self.machines();
         let machine = machines.entry(name.clone()).or_default();
         machine.wake();
         if machine.task.is_some() {
             return None;
         }
-        let poke = Arc::clone(&machine.task.insert(Task::default()).poke);
-        Some(NewTask { poke, status: machine.status.clone() })
+        let wakeup = Arc::clone(&machine.task.insert(Task::default()).wakeup);
+        Some(NewTask { wakeup, status: machine.status.clone() })
     }
 
     /// Wakes these, if they have tasks.
@@ -87,15 +87,15 @@ impl MachineRegistry {
     }
 
     /// How often a machine's task was woken.
-    pub fn pokes(&self, name: &Name) -> u64 {
-        self.machines().get(name).map_or(0, TrackedMachine::pokes)
+    pub fn wakeups(&self, name: &Name) -> u64 {
+        self.machines().get(name).map_or(0, TrackedMachine::wakeups)
     }
 
     /// A task that has nothing to keep ends, unless it was woken more often than this. Whether it does.
-    pub fn end_task(&self, name: &Name, pokes: u64) -> bool {
+    pub fn end_task(&self, name: &Name, wakeups: u64) -> bool {
         let mut machines = self.machines();
         let Some(machine) = machines.get_mut(name) else { return true };
-        let ends = machine.pokes() == pokes;
+        let ends = machine.wakeups() == wakeups;
         if ends {
             machine.task = None;
             // One that is no more, or of which nothing was ever wanted, is as one of which nothing is known.
@@ -128,13 +128,13 @@ impl MachineRegistry {
     }
 
     /// Something has changed that concerns more than one machine.
-    pub fn stir(&self) {
-        self.stir.notify_one();
+    pub fn notify_change(&self) {
+        self.change.notify_one();
     }
 
     /// Until something has that nobody has waited for yet.
-    pub async fn stirred(&self) {
-        self.stir.notified().await;
+    pub async fn wait_for_change(&self) {
+        self.change.notified().await;
     }
 
     fn machines(&self) -> MutexGuard<'_, HashMap<Name, TrackedMachine>> {

@@ -3,8 +3,8 @@
 //!
 //! Invariant: a rollout that makes no progress within its deadline says so, once, and goes on by itself when it can.
 
-use super::desired::DesiredState;
-use super::rollout::{self, Has, Step, Tally};
+use super::desired_writer::DesiredStateWriter;
+use super::rollout::{self, RolloutMember, RolloutTally, VersionMatch};
 use super::views::View;
 use super::word;
 use crate::catalogs::Catalogs;
@@ -28,7 +28,7 @@ const MOST_LETTERS: usize = 300;
 
 /// What was seen of a rollout.
 #[derive(Debug)]
-struct Rolling {
+struct TrackedRollout {
     /// Which rollout it is: when it was asked for, and the version that it brings.
     of: (Timestamp, Name, u32),
     /// Until when machines that are claimed are left alone; none: until they are released.
@@ -40,13 +40,13 @@ struct Rolling {
     progress: RolloutProgress,
 }
 
-impl Rolling {
+impl TrackedRollout {
     /// Of one that was not seen before. The wall clock is asked here alone: it may be set.
-    fn new(rollout: &Rollout) -> Rolling {
+    fn new(rollout: &Rollout) -> TrackedRollout {
         let (wall, now) = (Timestamp::now(), Instant::now());
         let passed = u64::try_from(wall.duration_since(rollout.since).as_secs()).unwrap_or(0);
         let left = |grace: u32| Duration::from_secs(u64::from(grace).saturating_sub(passed));
-        Rolling {
+        TrackedRollout {
             of: identity(rollout),
             spares_until: rollout.grace_seconds.map(|grace| now + left(grace)),
             best: 0,
@@ -74,7 +74,7 @@ impl Rolling {
     fn look(
         &mut self,
         rollout: &Rollout,
-        tally: Tally,
+        tally: RolloutTally,
         restarted: usize,
         in_the_way: Vec<InTheWay>,
         now: Instant,
@@ -92,7 +92,7 @@ impl Rolling {
             () => RolloutState::Running,
         };
         let was_stalled = self.progress.state == RolloutState::Stalled;
-        let Tally { done, of, restarting, failed, waiting } = tally;
+        let RolloutTally { done, of, restarting, failed, waiting } = tally;
         let first =
             in_the_way.first().map(|one| format!(": {}: {}", one.machine, one.why)).unwrap_or_default();
         let reason = match state {
@@ -139,15 +139,15 @@ fn deadline(rollout: &Rollout) -> Duration {
 /// The rollouts that go on.
 pub struct Rollouts {
     /// What was seen of each, by its catalog.
-    rolling: Mutex<HashMap<Name, Rolling>>,
+    rolling: Mutex<HashMap<Name, TrackedRollout>>,
     catalogs: Catalogs,
-    desired: DesiredState,
+    desired: DesiredStateWriter,
     events: Events,
 }
 
 impl Rollouts {
     /// Of these catalogs, none of which was looked at yet.
-    pub fn new(catalogs: Catalogs, desired: DesiredState, events: Events) -> Rollouts {
+    pub fn new(catalogs: Catalogs, desired: DesiredStateWriter, events: Events) -> Rollouts {
         Rollouts { rolling: Mutex::default(), catalogs, desired, events }
     }
 
@@ -160,16 +160,17 @@ impl Rollouts {
     ) -> Result<Duration, HostError> {
         let on: Vec<&View> = views.iter().filter(|view| view.wanted.power == Power::On).collect();
         // What they say of themselves may be older than the catalog.
-        let has = |view: &View| Has::of(view, rollout, &catalog.spec);
+        let has = |view: &View| VersionMatch::of(view, rollout, &catalog.spec);
         // One that has not stopped yet may be wanted again, and go on with what it has.
         let is_stopping = |view: &&View| {
             let has_stopped = view.status.settled && view.status.phase == Phase::Stopped;
-            view.wanted.power == Power::Off && !has_stopped && has(view) == Has::Other
+            view.wanted.power == Power::Off && !has_stopped && has(view) == VersionMatch::Outdated
         };
         let stopping: Vec<&View> = views.iter().filter(is_stopping).collect();
         let spared = self.look(catalog, rollout, |rolling| rolling.spares());
         let spares = spared != Some(Duration::ZERO);
-        let steps: Vec<Step> = on.iter().map(|view| Step::of(view, has(view), spares)).collect();
+        let steps: Vec<RolloutMember> =
+            on.iter().map(|view| RolloutMember::of(view, has(view), spares)).collect();
         let next = match rollout.paused {
             true => Vec::new(),
             false => rollout::next(&steps, rollout.strategy, rollout.max_failed),
@@ -182,12 +183,12 @@ impl Rollouts {
                 wanted.grace_seconds = grace_seconds;
             })?);
         }
-        let tally = Tally::of(&steps, stopping.len());
+        let tally = RolloutTally::of(&steps, stopping.len());
         let (object, version) =
             (format!("catalog/{}", catalog.name), format!("{}:{}", rollout.image, rollout.version));
         if tally.is_over(rollout.max_failed) {
-            self.catalogs.is_rolled_out(&catalog.name, Revision(catalog.revision))?;
-            let kept = steps.iter().filter(|step| step.has == Has::Kept).count();
+            self.catalogs.end_rollout(&catalog.name, Revision(catalog.revision))?;
+            let kept = steps.iter().filter(|step| step.has == VersionMatch::Pinned).count();
             let mut text = format!("{version} has reached all machines");
             if kept > 0 {
                 text += &format!(" but {kept}, whose disks stay on their version");
@@ -223,22 +224,22 @@ impl Rollouts {
     }
 
     /// Asks what was seen of one.
-    fn look<T>(&self, catalog: &Catalog, rollout: &Rollout, ask: impl FnOnce(&mut Rolling) -> T) -> T {
+    fn look<T>(&self, catalog: &Catalog, rollout: &Rollout, ask: impl FnOnce(&mut TrackedRollout) -> T) -> T {
         let mut rollouts = self.lock();
-        let rolling = rollouts.entry(catalog.name.clone()).or_insert_with(|| Rolling::new(rollout));
+        let rolling = rollouts.entry(catalog.name.clone()).or_insert_with(|| TrackedRollout::new(rollout));
         if rolling.of != identity(rollout) {
-            *rolling = Rolling::new(rollout);
+            *rolling = TrackedRollout::new(rollout);
         }
         ask(rolling)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Name, Rolling>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Name, TrackedRollout>> {
         self.rolling.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 /// Machines that are not done and not next, and why: those first that have failed.
-fn in_the_way(on: &[&View], steps: &[Step], stopping: &[&View]) -> Vec<InTheWay> {
+fn in_the_way(on: &[&View], steps: &[RolloutMember], stopping: &[&View]) -> Vec<InTheWay> {
     let mut all: Vec<(u8, &View)> = Vec::new();
     for (view, step) in on.iter().zip(steps) {
         let place = match () {
@@ -295,10 +296,10 @@ mod tests {
     #[test]
     fn a_rollout_that_makes_no_progress_says_so_once_and_goes_on() {
         let rollout = rollout(600, 0);
-        let mut rolling = Rolling::new(&rollout);
+        let mut rolling = TrackedRollout::new(&rollout);
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
-        let tally = |done, failed| Tally { done, of: 5, restarting: 0, failed, waiting: 0 };
+        let tally = |done, failed| RolloutTally { done, of: 5, restarting: 0, failed, waiting: 0 };
         assert_eq!(rolling.look(&rollout, tally(0, 0), 1, vec![], at(0)), None);
         assert_eq!(rolling.look(&rollout, tally(1, 0), 1, vec![], at(100)), None);
         assert_eq!(rolling.look(&rollout, tally(1, 1), 0, failed(), at(699)), None);
@@ -325,15 +326,15 @@ mod tests {
     #[test]
     fn who_is_paused_or_waits_for_claims_is_not_stalled() {
         let mut rollout = rollout(10, 1);
-        let mut rolling = Rolling::new(&rollout);
+        let mut rolling = TrackedRollout::new(&rollout);
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
-        let claimed = Tally { done: 3, of: 5, restarting: 0, failed: 1, waiting: 1 };
+        let claimed = RolloutTally { done: 3, of: 5, restarting: 0, failed: 1, waiting: 1 };
         for seconds in [0, 1000] {
             assert_eq!(rolling.look(&rollout, claimed, 0, vec![], at(seconds)), None);
             assert_eq!(rolling.progress.state, RolloutState::Waiting);
         }
-        let stuck = Tally { done: 3, of: 5, restarting: 1, failed: 0, waiting: 0 };
+        let stuck = RolloutTally { done: 3, of: 5, restarting: 1, failed: 0, waiting: 0 };
         rollout.paused = true;
         assert_eq!(rolling.look(&rollout, stuck, 0, vec![], at(2000)), None);
         assert_eq!(rolling.progress.state, RolloutState::Paused);

@@ -4,11 +4,11 @@
 //! runs any more; once it is there it can be written again on a file system that is full. It is of one start of the host: what
 //! a power loss makes of it is of no matter.
 
-use super::wanted::boot_id;
+use super::desired_state::boot_id;
 use super::{belongings, blocking};
 use crate::error::HostError;
 use crate::resources::budget::Need;
-use crate::resources::memory::Squeeze;
+use crate::resources::memory::CachePressure;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,7 @@ const BLOCK_BYTES: usize = 4096;
 
 /// A run: from a disk as its image is to the end of that disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Run {
+pub struct RunRecord {
     /// Of the machine's identity: another machine may have its name by now.
     pub uuid: String,
     /// Which start of the host it is of: with the host all that it names has ended.
@@ -62,7 +62,7 @@ pub struct Run {
     #[schema(value_type = Option<String>)]
     pub kept: Option<PathBuf>,
     /// Its private copy of the image, in mode `ephemeral`.
-    pub copy: Option<Copied>,
+    pub copy: Option<PrivateCopy>,
     /// Its data disk.
     #[schema(value_type = Option<String>)]
     pub data: Option<PathBuf>,
@@ -70,7 +70,7 @@ pub struct Run {
     #[schema(value_type = Option<String>)]
     pub scratch: Option<PathBuf>,
     /// Why its VMM has ended or is being ended, if it said so.
-    pub ending: Option<Ending>,
+    pub ending: Option<VmmEnding>,
     /// Its guest was asked to shut down.
     pub asked: bool,
     /// Its guest has become ready since its VMM was started.
@@ -100,7 +100,7 @@ impl DiskKind {
     }
 }
 
-impl Run {
+impl RunRecord {
     /// Whether a start would take something else now.
     pub fn is_outdated(&self, catalog: &Catalog) -> bool {
         !self.pending(catalog).is_empty()
@@ -113,7 +113,7 @@ impl Run {
     }
 
     /// Whether a start that forgets what was written would take something else now.
-    pub fn is_outdated_but_for_data(&self, catalog: &Catalog) -> bool {
+    pub fn is_outdated_after_reset(&self, catalog: &Catalog) -> bool {
         !self.differences(catalog, &catalog.spec, catalog.version).is_empty()
     }
 
@@ -145,7 +145,7 @@ impl Run {
 
     /// The settings that a start would take: a disk that is served on stays what it is.
     pub fn next(&self, spec: &CatalogSpec) -> CatalogSpec {
-        if !self.keeps_its_disk() || !self.disk_stays(spec) {
+        if !self.keeps_disk_while_off() || !self.disk_stays(spec) {
             return spec.clone();
         }
         let CatalogSpec { overflow_store, full, base_cache, verify_reads, .. } = self.spec.clone();
@@ -165,7 +165,7 @@ impl Run {
     }
 
     /// What its disk is to be asked, now that the catalog wants this and the host's memory allows so much of it.
-    pub fn change_to(&self, spec: &CatalogSpec, squeeze: Squeeze) -> Option<LimitChange> {
+    pub fn limit_change(&self, spec: &CatalogSpec, squeeze: CachePressure) -> Option<LimitChange> {
         if spec.mode() != self.spec.mode() {
             return None;
         }
@@ -189,7 +189,7 @@ impl Run {
     }
 
     /// Its disk has these limits now.
-    pub fn has_limits(&mut self, change: &LimitChange) {
+    pub fn set_limits(&mut self, change: &LimitChange) {
         (self.ram_bytes, self.overflow_bytes) = (change.ram_bytes, change.overflow_bytes);
         self.rate = Rate {
             iops: change.iops.unwrap_or(0),
@@ -200,7 +200,7 @@ impl Run {
     }
 
     /// Whether its disk is served on while the machine is off, since nothing else keeps what was written.
-    pub fn keeps_its_disk(&self) -> bool {
+    pub fn keeps_disk_while_off(&self) -> bool {
         self.spec.keeps_writes() && self.kept.is_none()
     }
 
@@ -225,7 +225,7 @@ impl Run {
 
 /// A private copy of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Copied {
+pub struct PrivateCopy {
     /// Its file, until its disk's server has taken it.
     #[schema(value_type = String)]
     pub path: PathBuf,
@@ -238,7 +238,7 @@ pub struct Copied {
 /// Why a VMM ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ending {
+pub enum VmmEnding {
     /// The guest has shut down.
     GuestShutdown,
     /// The guest reboots.
@@ -262,8 +262,8 @@ impl MachineFolders {
     }
 
     /// A machine's.
-    pub fn of(&self, name: &Name) -> Folder {
-        Folder::of(&self.0, name)
+    pub fn of(&self, name: &Name) -> MachineFolder {
+        MachineFolder::of(&self.0, name)
     }
 
     /// The names of machines that have one.
@@ -278,7 +278,7 @@ impl MachineFolders {
     }
 
     /// What runs, as it is written down. Where that cannot be read the machine's task says so.
-    pub fn runs(&self) -> Result<Vec<(Name, Run)>, HostError> {
+    pub fn runs(&self) -> Result<Vec<(Name, RunRecord)>, HostError> {
         let run = |name| {
             let run = self.of(&name).load().ok().flatten();
             run.map(|run| (name, run))
@@ -287,7 +287,7 @@ impl MachineFolders {
     }
 
     /// The names of machines of which something may run, and that cannot be read.
-    pub fn unread(&self) -> Result<Vec<Name>, HostError> {
+    pub fn unreadable(&self) -> Result<Vec<Name>, HostError> {
         Ok(self.names()?.into_iter().filter(|name| self.of(name).load().is_err()).collect())
     }
 
@@ -298,12 +298,12 @@ impl MachineFolders {
 
 /// A machine's folder.
 #[derive(Clone, Debug)]
-pub struct Folder(PathBuf);
+pub struct MachineFolder(PathBuf);
 
-impl Folder {
+impl MachineFolder {
     /// Below the folder of all machines.
-    pub fn of(machines: &Path, name: &Name) -> Folder {
-        Folder(machines.join(name.as_str()))
+    pub fn of(machines: &Path, name: &Name) -> MachineFolder {
+        MachineFolder(machines.join(name.as_str()))
     }
 
     /// The machine's name.
@@ -322,7 +322,7 @@ impl Folder {
     }
 
     /// The run that goes on, or was going on when a daemon ended.
-    pub fn load(&self) -> Result<Option<Run>, HostError> {
+    pub fn load(&self) -> Result<Option<RunRecord>, HostError> {
         match fs::read(self.0.join(FILE)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(self.failed("cannot be read", e)),
@@ -337,7 +337,7 @@ impl Folder {
     }
 
     /// Writes what the run is.
-    pub fn save(&self, run: &Run) -> Result<(), HostError> {
+    pub fn save(&self, run: &RunRecord) -> Result<(), HostError> {
         let mut text = serde_json::to_vec_pretty(run).expect("a run is plain data");
         let (file, spare) = (self.0.join(FILE), self.0.join(SPARE));
         let mut write = || {
@@ -357,7 +357,7 @@ impl Folder {
     }
 
     /// The same, on a thread that may wait for the disk.
-    pub async fn save_in_background(&self, run: &Run) -> Result<(), HostError> {
+    pub async fn save_in_background(&self, run: &RunRecord) -> Result<(), HostError> {
         let (folder, run) = (self.clone(), run.clone());
         blocking(move || folder.save(&run)).await
     }
@@ -419,7 +419,7 @@ mod tests {
         .unwrap()
     }
 
-    fn run(settings: Value, kept: Option<&str>) -> Run {
+    fn run(settings: Value, kept: Option<&str>) -> RunRecord {
         let spec = catalog(settings, 1).spec;
         serde_json::from_value(json!({
             "uuid": "u", "boot": "b", "image": "debian", "version": 1, "spec": spec, "hypervisor": "qemu",
@@ -432,10 +432,7 @@ mod tests {
     fn a_disk_that_is_served_on_stays_what_it_is_and_the_rest_is_taken() {
         let still = run(json!({ "reset": "never", "vcpus": 1 }), None);
         let same = catalog(json!({ "reset": "never", "vcpus": 1 }), 2);
-        assert!(
-            !still.is_outdated(&same) && still.is_outdated_but_for_data(&same),
-            "it stays on its version"
-        );
+        assert!(!still.is_outdated(&same) && still.is_outdated_after_reset(&same), "it stays on its version");
         let other = json!({ "reset": "never", "vcpus": 2, "full": "fail", "data_disk_bytes": 1 << 20 });
         let mut renewed = still.clone();
         assert!(still.is_outdated(&catalog(other.clone(), 2)));

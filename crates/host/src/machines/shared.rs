@@ -3,7 +3,7 @@
 //!
 //! Invariant: every part guards its own state; a task holds the lock of none of them while it waits.
 
-use super::Parts;
+use super::MachineHostConfig;
 use super::admission::Admission;
 use super::belongings::MachineFiles;
 use super::blocking::blocking;
@@ -13,7 +13,7 @@ use super::host::MemoryWatch;
 use super::leftovers::Leftovers;
 use super::placing::Placement;
 use super::registry::MachineRegistry;
-use super::run::{MachineFolders, Run};
+use super::run::{MachineFolders, RunRecord};
 use crate::error::HostError;
 use crate::events::Events;
 use crate::guest_users::GuestUsers;
@@ -35,12 +35,12 @@ use tokio::sync::{OnceCell, Semaphore};
 const STARTS: usize = 4;
 
 /// The parts of the host that the tasks of machines ask.
-pub struct Shared {
+pub struct MachineServices {
     pub(super) events: Events,
     pub(super) objects: Objects,
     pub(super) stores: Stores,
     pub(super) images: Images,
-    pub(super) parts: Parts,
+    pub(super) parts: MachineHostConfig,
     pub(super) folders: MachineFolders,
     pub(super) libvirt: Arc<Libvirt>,
     pub(super) registry: Arc<MachineRegistry>,
@@ -55,20 +55,20 @@ pub struct Shared {
     accelerator: OnceCell<Accelerator>,
 }
 
-impl Shared {
+impl MachineServices {
     /// Of these parts, which know of no machine yet.
     pub(super) fn new(
         events: Events,
         objects: Objects,
         stores: Stores,
         images: Images,
-        parts: Parts,
+        parts: MachineHostConfig,
         figures: Arc<FigureCollector>,
         registry: Arc<MachineRegistry>,
-    ) -> Shared {
+    ) -> MachineServices {
         let folders = MachineFolders::new(parts.folder.clone());
         let files = Arc::new(MachineFiles::new(objects.clone(), stores.clone(), events.clone()));
-        Shared {
+        MachineServices {
             admission: Arc::new(Admission::new(parts.capacity, Arc::clone(&registry))),
             memory: Arc::new(MemoryWatch::new(
                 parts.memory_floor_bytes,
@@ -99,7 +99,7 @@ impl Shared {
     }
 
     /// Notes whose VMM runs as which user. Of a run whose record cannot be read the folder's group says so.
-    pub(super) fn note_users(&self, runs: &[(Name, Run)]) -> Result<(), HostError> {
+    pub(super) fn note_users(&self, runs: &[(Name, RunRecord)]) -> Result<(), HostError> {
         let mut users = self.users();
         for name in self.folders.names()? {
             if let Ok(found) = std::fs::metadata(self.folders.of(&name).path()) {
@@ -111,9 +111,9 @@ impl Shared {
     }
 
     /// What a run's disk is made from.
-    pub(super) fn source(&self, run: &Run) -> Result<disk::Source, HostError> {
+    pub(super) fn source(&self, run: &RunRecord) -> Result<disk::DiskSource, HostError> {
         let image = self.images.disk(&run.image, run.version)?;
-        disk::can_be_made(run, &image)?;
+        disk::check_servable(run, &image)?;
         let store = self.stores.for_disks(run.spec.overflow_store.as_ref())?;
         self.stores.check(&store)?;
         let overflow = store.path.join("overflow");
@@ -126,7 +126,7 @@ impl Shared {
             true => Some(self.images.digests(&run.image, run.version)?),
             false => None,
         };
-        Ok(disk::Source { program: self.parts.program.clone(), image, image_id, digests, overflow })
+        Ok(disk::DiskSource { program: self.parts.program.clone(), image, image_id, digests, overflow })
     }
 
     /// How QEMU runs guests here: found out once.

@@ -4,7 +4,7 @@
 //! done about a machine, or its guest is waited for.
 
 use super::disk;
-use super::run::{DiskKind, Folder, Run};
+use super::run::{DiskKind, MachineFolder, RunRecord};
 use crate::error::HostError;
 use crate::hypervisor::qemu;
 use crate::processes::Process;
@@ -49,13 +49,13 @@ impl ObservedMachine {
     }
 
     /// Something of it is there that this daemon has not looked at: of this run, if that can be read.
-    pub fn found(run: Option<&Run>, folder: &Folder) -> ObservedMachine {
+    pub fn found(run: Option<&RunRecord>, folder: &MachineFolder) -> ObservedMachine {
         let (mut known, status) = (ObservedMachine::default(), Status::new(Phase::Starting));
         let status = match run {
             Some(run) => status.of(run, folder),
             None => status,
         };
-        known.becomes(status, Revision::default());
+        known.update(status, Revision::default());
         known
     }
 
@@ -100,8 +100,8 @@ impl ObservedMachine {
     }
 
     /// It is something else now, found out by a step that has looked at the record of this revision.
-    pub fn becomes(&mut self, status: Status, seen: Revision) {
-        self.enters(status.phase);
+    pub fn update(&mut self, status: Status, seen: Revision) {
+        self.set_phase(status.phase);
         if !status.is_unstable && !matches!(status.phase, Phase::Starting | Phase::Stopping) {
             self.failure = None;
         }
@@ -113,14 +113,14 @@ impl ObservedMachine {
     }
 
     /// It has not become what was wanted.
-    pub fn fails(&mut self, why: &HostError, seen: Revision) {
-        self.enters(Phase::Failed);
+    pub fn record_failure(&mut self, why: &HostError, seen: Revision) {
+        self.set_phase(Phase::Failed);
         (self.status.message, self.status.code) = (Some(why.message.clone()), Some(why.code));
         (self.status.ready, self.status.permanent) = (false, why.is_permanent);
         (self.seen, self.settled, self.failure) = (seen, true, Some(why.message.clone()));
     }
 
-    fn enters(&mut self, phase: Phase) {
+    fn set_phase(&mut self, phase: Phase) {
         if self.status.phase != phase {
             (self.status.phase, self.status.since) = (phase, Some(Timestamp::now()));
         }
@@ -158,12 +158,12 @@ impl Status {
     }
 
     /// For this reason.
-    pub fn because(self, why: &HostError) -> Status {
+    pub fn with_failure(self, why: &HostError) -> Status {
         Status { message: Some(why.message.clone()), code: Some(why.code), ..self }
     }
 
     /// Of this run.
-    pub fn of(mut self, run: &Run, folder: &Folder) -> Status {
+    pub fn of(mut self, run: &RunRecord, folder: &MachineFolder) -> Status {
         let path = |name| folder.path().join(name);
         let is_ours = run.hypervisor != Hypervisor::None;
         self.disk = Some(run.disk_kind());
@@ -196,7 +196,7 @@ impl Status {
     }
 
     /// Whether its guest is ready, and where it is then.
-    pub fn ready(mut self, run: &Run) -> Status {
+    pub fn ready(mut self, run: &RunRecord) -> Status {
         (self.ready, self.address) = (run.ready, run.address.clone());
         self
     }
@@ -240,40 +240,40 @@ mod tests {
         assert_eq!(seen(&known, 0), (Phase::Stopped, true), "nothing was ever wanted of it");
         assert_eq!(seen(&known, 1), (Phase::Stopped, false), "nobody has looked at that yet");
         assert!(!known.is_recorded());
-        known.becomes(Status::new(Phase::Starting), Revision(0));
+        known.update(Status::new(Phase::Starting), Revision(0));
         assert_eq!(seen(&known, 0), (Phase::Starting, false));
         for (phase, is_idle) in [(Phase::Running, false), (Phase::Stopped, true)] {
-            known.becomes(Status::new(phase).settled(), Revision(5));
+            known.update(Status::new(phase).settled(), Revision(5));
             assert_eq!((seen(&known, 5), seen(&known, 6)), ((phase, true), (phase, false)));
             assert_eq!((known.is_idle(Revision(5)), known.is_idle(Revision(6))), (is_idle, false));
             assert!(known.is_recorded());
         }
         // Its guest is waited for; it is wanted, and another one of its name has ended.
         for phase in [Phase::Stopping, Phase::Running, Phase::Stopped] {
-            known.becomes(Status::new(phase), Revision(5));
+            known.update(Status::new(phase), Revision(5));
             assert_eq!(seen(&known, 5), (phase, false));
             assert!(!known.is_recorded());
             // A rollout knows by this what it may restart.
             assert_eq!((known.has_seen(Revision(5)), known.has_seen(Revision(6))), (true, false));
         }
-        known.fails(&HostError::invalid("it cannot").permanent(), Revision(7));
+        known.record_failure(&HostError::invalid("it cannot").permanent(), Revision(7));
         assert!(known.status(Revision(7)).permanent);
-        known.becomes(Status::new(Phase::Starting), Revision(7));
+        known.update(Status::new(Phase::Starting), Revision(7));
         assert!(!known.status(Revision(7)).permanent);
-        known.fails(&HostError::invalid("it cannot"), Revision(7));
+        known.record_failure(&HostError::invalid("it cannot"), Revision(7));
         assert!(!known.status(Revision(7)).permanent);
         assert_eq!((seen(&known, 7), seen(&known, 8)), ((Phase::Failed, true), (Phase::Failed, false)));
         // A rollout counts it as failed while it is tried again.
         for (phase, has_failed) in
             [(Phase::Starting, true), (Phase::Running, false), (Phase::Starting, false)]
         {
-            known.becomes(Status::new(phase), Revision(8));
+            known.update(Status::new(phase), Revision(8));
             assert_eq!(known.failure().is_some(), has_failed, "{phase:?}");
         }
-        known.fails(&HostError::invalid("it crashes"), Revision(8));
-        known.becomes(Status::new(Phase::Running).unstable(true), Revision(8));
+        known.record_failure(&HostError::invalid("it crashes"), Revision(8));
+        known.update(Status::new(Phase::Running).unstable(true), Revision(8));
         assert!(known.failure().is_some(), "it may end at any moment");
-        known.becomes(Status::new(Phase::Running), Revision(8));
+        known.update(Status::new(Phase::Running), Revision(8));
         assert!(known.failure().is_none());
     }
 
@@ -281,9 +281,9 @@ mod tests {
     fn since_when_it_is_off_is_not_known_of_what_was_off_before() {
         let mut known = ObservedMachine::off(Revision(3));
         let since = |known: &ObservedMachine| known.status(Revision(4)).since;
-        known.becomes(Status::new(Phase::Stopped).settled(), Revision(4));
+        known.update(Status::new(Phase::Stopped).settled(), Revision(4));
         assert_eq!(since(&known), None);
-        known.becomes(Status::new(Phase::Starting), Revision(4));
+        known.update(Status::new(Phase::Starting), Revision(4));
         assert!(since(&known).is_some());
     }
 }

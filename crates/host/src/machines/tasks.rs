@@ -1,16 +1,16 @@
 //! When the tasks of machines begin and are woken: a record has changed that concerns them. Owns the tasks' beginning; what they
-//! do is the keeper's.
+//! do is the reconciler's.
 //!
 //! Invariant: a machine that runs, or is to, has one task; each change of a record that concerns it wakes that task.
 
 use super::blocking::blocking;
-use super::keeper::Keeper;
+use super::desired_state::DesiredState;
 use super::leftovers::LeftoverFiles;
+use super::reconciler::MachineReconciler;
 use super::registry::NewTask;
-use super::shared::Shared;
-use super::wanted::Wanted;
+use super::shared::MachineServices;
 use crate::error::HostError;
-use crate::store::{Changed, Kind};
+use crate::store::{ChangeNotice, StoredRecord};
 use spillway_api::{Catalog, EventKind, Machine, Name};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,18 +26,18 @@ const TOGETHER: Duration = Duration::from_millis(50);
 /// Begins and wakes the tasks of machines.
 #[derive(Clone)]
 pub struct TaskStarter {
-    shared: Arc<Shared>,
+    shared: Arc<MachineServices>,
 }
 
 impl TaskStarter {
     /// Of tasks that do what they do by these means.
-    pub fn new(shared: Arc<Shared>) -> TaskStarter {
+    pub fn new(shared: Arc<MachineServices>) -> TaskStarter {
         TaskStarter { shared }
     }
 
     /// Wakes the tasks of machines whose records change. A catalog concerns all of them: however often it changes, they
     /// are woken once in a while.
-    pub async fn follow(self, mut changes: Receiver<Changed>) {
+    pub async fn follow(self, mut changes: Receiver<ChangeNotice>) {
         let registry = Arc::clone(&self.shared.registry);
         let mut all_at: Option<Instant> = None;
         loop {
@@ -53,7 +53,7 @@ impl TaskStarter {
                     }
                 },
             };
-            registry.stir();
+            registry.notify_change();
             match changed {
                 Ok(changed) => {
                     if self.wake_for(&changed.keys) {
@@ -69,15 +69,15 @@ impl TaskStarter {
     /// Wakes all that have tasks, and begins one for each that may need it.
     pub fn wake_all(&self) -> Result<(), HostError> {
         self.shared.registry.wake_all();
-        for wanted in self.shared.objects.list::<Wanted>()? {
+        for wanted in self.shared.objects.list::<DesiredState>()? {
             if let Ok(name) = wanted.name.parse()
                 && !self.shared.registry.is_settled(&name, wanted.revision)
             {
-                self.demand(&name);
+                self.wake_or_begin(&name);
             }
         }
-        let (doomed, there) = (self.shared.leftovers.doomed()?, self.shared.folders.names()?);
-        doomed.iter().chain(&there).for_each(|name| self.demand(name));
+        let (to_be_removed, there) = (self.shared.leftovers.to_be_removed()?, self.shared.folders.names()?);
+        to_be_removed.iter().chain(&there).for_each(|name| self.wake_or_begin(name));
         Ok(())
     }
 
@@ -96,11 +96,11 @@ impl TaskStarter {
     fn wake_for(&self, keys: &[String]) -> bool {
         let mut is_for_all = false;
         for key in keys {
-            let names_one = key.strip_prefix(Wanted::PREFIX).or_else(|| LeftoverFiles::machine_of(key));
+            let names_one = key.strip_prefix(DesiredState::PREFIX).or_else(|| LeftoverFiles::machine_of(key));
             if let Some(name) = names_one
                 && let Ok(name) = name.parse()
             {
-                self.demand(&name);
+                self.wake_or_begin(&name);
             } else if let Some(name) = key.strip_prefix(Machine::PREFIX) {
                 // One that has no task is off, and stays so.
                 if let Ok(name) = name.parse::<Name>() {
@@ -114,10 +114,10 @@ impl TaskStarter {
     }
 
     /// Wakes a machine's task; begins it if there is none.
-    fn demand(&self, name: &Name) {
-        if let Some(NewTask { poke, status }) = self.shared.registry.demand(name) {
-            let keeper = Keeper::new(Arc::clone(&self.shared), name.clone(), poke, status);
-            tokio::spawn(keeper.keep());
+    fn wake_or_begin(&self, name: &Name) {
+        if let Some(NewTask { wakeup, status }) = self.shared.registry.wake_or_begin(name) {
+            let reconciler = MachineReconciler::new(Arc::clone(&self.shared), name.clone(), wakeup, status);
+            tokio::spawn(reconciler.run());
         }
     }
 }

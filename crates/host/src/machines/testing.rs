@@ -2,13 +2,13 @@
 //!
 //! Invariant: nothing happens unless a test asks for it.
 
-use super::Parts;
+use super::MachineHostConfig;
+use super::desired_state::DesiredState;
 use super::figures::FigureCollector;
 use super::registry::MachineRegistry;
 use super::run::MachineFolders;
-use super::shared::Shared;
+use super::shared::MachineServices;
 use super::views::MachineReader;
-use super::wanted::Wanted;
 use crate::catalogs::{Catalogs, HostSettings};
 use crate::error::HostError;
 use crate::events::Events;
@@ -31,7 +31,7 @@ pub struct TestHost {
     pub stores: Stores,
     pub catalogs: Catalogs,
     pub reader: MachineReader,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<MachineServices>,
 }
 
 impl TestHost {
@@ -64,7 +64,7 @@ impl TestHost {
             stores.clone(),
             folders.clone(),
         );
-        let parts = Parts {
+        let parts = MachineHostConfig {
             folder: machines,
             program: PathBuf::from("/nonexistent/spillway"),
             hypervisor,
@@ -75,8 +75,15 @@ impl TestHost {
             scopes: Scopes::None,
             guest_users: None,
         };
-        let shared =
-            Shared::new(events, objects.clone(), stores.clone(), images, parts, Arc::new(figures), registry);
+        let shared = MachineServices::new(
+            events,
+            objects.clone(),
+            stores.clone(),
+            images,
+            parts,
+            Arc::new(figures),
+            registry,
+        );
         let host = TestHost { dir, objects, stores, catalogs, reader, shared: Arc::new(shared) };
         let image = json!({
             "name": "debian", "published": 1, "tags": {}, "newest": 1, "created": "2026-01-01T00:00:00Z",
@@ -93,7 +100,7 @@ impl TestHost {
     }
 
     /// Records something.
-    pub fn put<T: crate::store::Kind>(&self, name: &str, value: &T) {
+    pub fn put<T: crate::store::StoredRecord>(&self, name: &str, value: &T) {
         self.objects
             .change(|changes| {
                 changes.put(name, value);
@@ -127,8 +134,8 @@ impl TestHost {
 
     /// What is wanted of a machine.
     pub fn want(&self, name: &str, power: Power) {
-        let is = self.objects.get::<Wanted>(name).unwrap().map(|is| is.value).unwrap_or_default();
-        self.put(name, &Wanted { power, ..is });
+        let is = self.objects.get::<DesiredState>(name).unwrap().map(|is| is.value).unwrap_or_default();
+        self.put(name, &DesiredState { power, ..is });
     }
 }
 

@@ -4,14 +4,14 @@
 //! some at a time: what that takes of memory, and how long it keeps others from the records, does not grow with their number.
 
 use super::blocking::blocking;
+use super::desired_state::{ClaimRecord, DesiredState};
 use super::registry::MachineRegistry;
 use super::run::DiskKind;
 use super::status::ObservedMachine;
 use super::tag;
-use super::wanted::{Claimed, Wanted};
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
-use crate::paging::{PageBuilder, Part};
+use crate::paging::{PageBuilder, PageRequest};
 use crate::store::{Object, Objects, Revision};
 use spillway_api::{
     ErrorCode, MOST_NAMES, Machine, MachineDetails, MachineStatus, Name, Page, Phase, Selector,
@@ -26,7 +26,7 @@ pub(super) const CHUNK: usize = 256;
 /// A machine, what is wanted of it, and what it is.
 pub(super) struct View {
     pub machine: Machine,
-    pub wanted: Wanted,
+    pub wanted: DesiredState,
     pub revision: Revision,
     pub status: MachineStatus,
     /// Its task has looked at what is wanted.
@@ -37,7 +37,7 @@ pub(super) struct View {
 }
 
 impl View {
-    fn of(machine: Machine, wanted: Option<&Object<Wanted>>, registry: &MachineRegistry) -> View {
+    fn of(machine: Machine, wanted: Option<&Object<DesiredState>>, registry: &MachineRegistry) -> View {
         let (wanted, revision) = wanted.map_or_else(Default::default, |w| (w.value.clone(), w.revision));
         let known = registry.observed(&machine.name);
         let (status, is_seen) = (known.status(revision), known.has_seen(revision));
@@ -48,7 +48,7 @@ impl View {
     /// As others see it.
     pub fn details(self) -> MachineDetails {
         let View { machine, wanted, status, .. } = self;
-        let claim = wanted.claim.as_ref().map(Claimed::describe);
+        let claim = wanted.claim.as_ref().map(ClaimRecord::describe);
         MachineDetails { machine, power: wanted.power, claim, drained: wanted.drained, status }
     }
 }
@@ -70,7 +70,7 @@ impl MachineReader {
     /// The tag of a machine. Who tells it with the machine reads it first: so it is never newer than what it is told with.
     pub fn tag(&self, name: &Name) -> Result<Revision, HostError> {
         let machine = self.objects.get::<Machine>(name.as_str())?;
-        Ok(tag::of(machine, self.objects.get::<Wanted>(name.as_str())?))
+        Ok(tag::of(machine, self.objects.get::<DesiredState>(name.as_str())?))
     }
 
     /// A part of those that are selected and that each of these owners has claimed, in the order of their names.
@@ -78,7 +78,7 @@ impl MachineReader {
         &self,
         selector: &Selector,
         owners: &[String],
-        part: &Part,
+        part: &PageRequest,
     ) -> Result<Page<MachineDetails>, HostError> {
         let mut page = PageBuilder::new(part);
         let is_theirs = |view: &View| {
@@ -111,7 +111,7 @@ impl MachineReader {
 
     pub(super) fn view(&self, name: &Name) -> Result<View, HostError> {
         let machine = self.catalogs.machine(name)?;
-        let wanted = self.objects.get::<Wanted>(name.as_str())?;
+        let wanted = self.objects.get::<DesiredState>(name.as_str())?;
         Ok(View::of(machine, wanted.as_ref(), &self.registry))
     }
 
@@ -163,7 +163,7 @@ impl MachineReader {
         let machines: Vec<Machine> = machines.into_iter().filter(is_chosen).collect();
         for chunk in machines.chunks(CHUNK) {
             let view = |machine: &Machine| {
-                let wanted = self.objects.get::<Wanted>(machine.name.as_str())?;
+                let wanted = self.objects.get::<DesiredState>(machine.name.as_str())?;
                 Ok(View::of(machine.clone(), wanted.as_ref(), &self.registry))
             };
             if !look(chunk.iter().map(view).collect::<Result<_, HostError>>()?)? {
@@ -227,7 +227,7 @@ impl MachineReader {
     }
 
     /// Refuses if a machine runs with this version, or any of the image.
-    pub fn unused(&self, image: &Name, version: Option<u32>) -> Result<(), HostError> {
+    pub fn check_unused(&self, image: &Name, version: Option<u32>) -> Result<(), HostError> {
         self.look_at(&Selector::default(), "", |views| {
             for View { machine, status, .. } in views {
                 let uses = |run: &spillway_api::MachineRun| {
@@ -251,14 +251,15 @@ impl MachineReader {
         after: &str,
         last: Option<&str>,
     ) -> Result<Vec<View>, HostError> {
-        let mut wanted: HashMap<String, Object<Wanted>> = HashMap::new();
+        let mut wanted: HashMap<String, Object<DesiredState>> = HashMap::new();
         let mut read_to = (!machines.is_empty()).then(|| after.to_owned());
         while let Some(from) = read_to.take_if(|name| last.is_none_or(|last| name.as_str() < last)) {
-            let page = self.objects.page::<Wanted>(&from, CHUNK)?;
+            let page = self.objects.page::<DesiredState>(&from, CHUNK)?;
             wanted.extend(page.objects.into_iter().map(|wanted| (wanted.name.clone(), wanted)));
             read_to = page.next;
         }
-        let unreadable: HashSet<String> = self.objects.unreadable_names::<Wanted>().into_iter().collect();
+        let unreadable: HashSet<String> =
+            self.objects.unreadable_names::<DesiredState>().into_iter().collect();
         machines.retain(|machine| !unreadable.contains(machine.name.as_str()));
         let view = |machine: Machine| {
             let wanted = wanted.get(machine.name.as_str());

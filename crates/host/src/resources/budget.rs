@@ -99,7 +99,7 @@ pub(crate) const NO_LIMITS: Capacity = Capacity {
 };
 
 /// One of the things that are promised.
-struct Line {
+struct BudgetLine {
     /// How much of it somebody needs.
     of: fn(Need) -> u64,
     /// How much of it there is.
@@ -111,7 +111,7 @@ struct Line {
     advice: &'static str,
 }
 
-impl Line {
+impl BudgetLine {
     fn text(&self, value: u64) -> String {
         if self.is_size { bytes(value) } else { value.to_string() }
     }
@@ -122,8 +122,8 @@ impl Capacity {
         percent(self.host_bytes.saturating_sub(self.reserve_bytes), self.memory_percent)
     }
 
-    fn lines(&self) -> [Line; 4] {
-        let size = |of, most, what, advice| Line { of, most, is_size: true, what, advice };
+    fn lines(&self) -> [BudgetLine; 4] {
+        let size = |of, most, what, advice| BudgetLine { of, most, is_size: true, what, advice };
         [
             size(
                 |need| need.guarantee_bytes,
@@ -143,7 +143,7 @@ impl Capacity {
                 "memory for guest and cache",
                 "lower memory_bytes, or raise spillwayd's --memory-overcommit or lower its --memory-reserve",
             ),
-            Line {
+            BudgetLine {
                 of: |need| need.vcpus,
                 most: percent(self.host_cpus.into(), self.vcpu_percent),
                 is_size: false,
@@ -154,7 +154,7 @@ impl Capacity {
     }
 
     /// The thing of which there is not enough for this need beside what `others` have. What gets no more than it had fits.
-    fn lacks(&self, others: Need, before: Need, need: Need) -> Option<Line> {
+    fn lacks(&self, others: Need, before: Need, need: Need) -> Option<BudgetLine> {
         self.lines().into_iter().find(|line| {
             let (before, need) = ((line.of)(before), (line.of)(need));
             need > before && (line.of)(others).saturating_add(need) > line.most
@@ -173,7 +173,7 @@ impl Capacity {
 
     /// How many of so many machines with this need can run at a time, if not all of them can, and why.
     pub fn fewer(&self, need: Need, count: u32) -> Option<String> {
-        let fit = |line: &Line| line.most.checked_div((line.of)(need)).unwrap_or(u64::MAX);
+        let fit = |line: &BudgetLine| line.most.checked_div((line.of)(need)).unwrap_or(u64::MAX);
         let line = self.lines().into_iter().min_by_key(fit)?;
         let fit = fit(&line);
         (fit < count.into()).then(|| {

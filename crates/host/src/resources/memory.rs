@@ -14,15 +14,15 @@ const LEAST_BYTES: u64 = 1 << 20;
 
 /// How much of what is above the guarantees caches may have: parts of a thousand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Squeeze(u32);
+pub struct CachePressure(u32);
 
-impl Default for Squeeze {
-    fn default() -> Squeeze {
-        Squeeze(WHOLE)
+impl Default for CachePressure {
+    fn default() -> CachePressure {
+        CachePressure(WHOLE)
     }
 }
 
-impl Squeeze {
+impl CachePressure {
     /// What a cache may have for now.
     pub fn limit_bytes(self, need: Need) -> u64 {
         let above = need.limit_bytes.saturating_sub(need.guarantee_bytes);
@@ -32,11 +32,11 @@ impl Squeeze {
 
     /// Another second later, with so much memory available: a quarter less while there is too little, a twentieth more
     /// when there is clearly enough.
-    pub fn after(self, available_bytes: u64, floor_bytes: u64) -> Squeeze {
+    pub fn after(self, available_bytes: u64, floor_bytes: u64) -> CachePressure {
         if available_bytes < floor_bytes {
-            Squeeze(self.0 * 3 / 4)
+            CachePressure(self.0 * 3 / 4)
         } else if available_bytes > floor_bytes.saturating_add(floor_bytes / 4) {
-            Squeeze((self.0 + WHOLE / 20).min(WHOLE))
+            CachePressure((self.0 + WHOLE / 20).min(WHOLE))
         } else {
             self
         }
@@ -70,7 +70,7 @@ mod tests {
     fn caches_shrink_to_their_guarantee_and_come_back() {
         let need = Need { guarantee_bytes: 64 << 20, limit_bytes: 256 << 20, ..Need::default() };
         let none = Need { limit_bytes: 256 << 20, ..Need::default() };
-        let mut squeeze = Squeeze::default();
+        let mut squeeze = CachePressure::default();
         assert_eq!((squeeze.limit_bytes(need), squeeze.is_on()), (256 << 20, false));
         squeeze = squeeze.after(9, 10);
         assert_eq!((squeeze.limit_bytes(need), squeeze.is_on()), ((64 + 144) << 20, true));

@@ -22,12 +22,12 @@ const LEAST_WINDOW: Duration = Duration::from_secs(20);
 
 /// What was seen of a store.
 #[derive(Debug, Default)]
-pub struct Room {
+pub struct SpaceHistory {
     seen: VecDeque<(Instant, u64)>,
     level: SpaceLevel,
 }
 
-impl Room {
+impl SpaceHistory {
     /// Looks again. The level, if it is another one than before, is in the answer's `true`.
     pub fn look(&mut self, now: Instant, total_bytes: u64, free_bytes: u64) -> (Space, bool) {
         self.seen.push_back((now, free_bytes));
@@ -102,13 +102,13 @@ mod tests {
 
     #[test]
     fn levels_are_told_once_and_time_is_forecast() {
-        let mut room = Room::default();
+        let mut history = SpaceHistory::default();
         let begun = Instant::now();
         let mut told = Vec::new();
         for (second, free) in
             [500, 400, 300, 200, 150, 90, 95, 105, 110, 121, 150, 190, 210, 221].into_iter().enumerate()
         {
-            let (space, changed) = room.look(begun + Duration::from_secs(10 * second as u64), 1000, free);
+            let (space, changed) = history.look(begun + Duration::from_secs(10 * second as u64), 1000, free);
             if changed {
                 told.push((space.level, free));
             }
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(level(SpaceLevel::Normal, 4096 * gib, 50 * gib), SpaceLevel::Warning);
         assert_eq!(level(SpaceLevel::Normal, 4096 * gib, 10 * gib), SpaceLevel::Critical);
         // What happened long ago tells nothing.
-        let (space, _) = room.look(begun + Duration::from_secs(3600), 1000, 221);
+        let (space, _) = history.look(begun + Duration::from_secs(3600), 1000, 221);
         assert_eq!(space.seconds_to_full, None);
     }
 }

@@ -8,9 +8,11 @@ mod reserve;
 mod sqlite;
 mod typed;
 
-pub use reserve::Reserve;
+pub use reserve::ReserveState;
 pub use sqlite::SqliteStore;
-pub use typed::{Changes, Kind, Object, ObjectPage, Objects, RecordKind, RecordSchema, Unreadable, schema};
+pub use typed::{
+    Changes, Object, ObjectPage, Objects, RecordKind, RecordSchema, StoredRecord, Unreadable, schema,
+};
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +20,7 @@ use tokio::sync::broadcast;
 
 /// The version of the records: all kinds together, with every field of each. It moves with every change to a type that is
 /// stored (`records.rs` has the test that says so). A store that a later version has written is not opened.
-pub const RECORDS_VERSION: u32 = 3;
+pub const RECORDS_VERSION: u32 = 4;
 
 /// Who writes records: kept in the store, so that an older program can say what it cannot read.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +51,7 @@ pub struct Revision(pub u64);
 
 /// A value as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct StoreEntry {
     /// Where.
     pub key: String,
     /// JSON.
@@ -157,7 +159,7 @@ impl From<rusqlite::Error> for StoreError {
 
 /// Says which keys a transaction has changed or deleted.
 #[derive(Clone, Debug)]
-pub struct Changed {
+pub struct ChangeNotice {
     /// The transaction.
     pub revision: Revision,
     /// In no order.
@@ -167,14 +169,14 @@ pub struct Changed {
 /// The store. All calls may wait for the disk; none waits for another process.
 pub trait Store: Send + Sync {
     /// The newest value.
-    fn get(&self, key: &str) -> Result<Option<Entry>, StoreError>;
+    fn get(&self, key: &str) -> Result<Option<StoreEntry>, StoreError>;
 
     /// All whose key begins so, in the order of their keys, as they were at one revision.
-    fn list(&self, prefix: &str) -> Result<(Vec<Entry>, Revision), StoreError>;
+    fn list(&self, prefix: &str) -> Result<(Vec<StoreEntry>, Revision), StoreError>;
 
     /// The first of those whose key begins so and is longer, and comes after another key; `most` of them at most, in the
     /// order of their keys: a page of a list that is too long to be held.
-    fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Entry>, StoreError>;
+    fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<StoreEntry>, StoreError>;
 
     /// How many have a key that begins so.
     fn count(&self, prefix: &str) -> Result<u64, StoreError>;
@@ -183,5 +185,5 @@ pub trait Store: Send + Sync {
     fn commit(&self, transaction: &Transaction) -> Result<Revision, StoreError>;
 
     /// Every transaction from now on. Who falls behind is told so by the channel and lists again.
-    fn watch(&self) -> broadcast::Receiver<Changed>;
+    fn watch(&self) -> broadcast::Receiver<ChangeNotice>;
 }

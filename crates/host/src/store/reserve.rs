@@ -26,7 +26,7 @@ const SPARE_BYTES: u64 = 8 << 20;
 
 /// How the reserve is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reserve {
+pub enum ReserveState {
     /// It has what it should have, or nearly so.
     Whole,
     /// Part of it is used, and there is no room to fill it up.
@@ -53,24 +53,24 @@ pub fn keep_log(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 /// Fills the reserve up if it is no longer whole and the file system has room.
-pub fn fill_up(connection: &Connection, path: &Path) -> Reserve {
-    let Ok((used, free, page_bytes)) = pages(connection) else { return Reserve::Short };
+pub fn fill_up(connection: &Connection, path: &Path) -> ReserveState {
+    let Ok((used, free, page_bytes)) = pages(connection) else { return ReserveState::Short };
     let goal = (LEAST_FREE_BYTES / page_bytes).max(used / FREE_PART);
     let log_is_short = log_bytes(path) < LOG_BYTES;
     if free >= goal - goal / 4 && !log_is_short {
-        return Reserve::Whole;
+        return ReserveState::Whole;
     }
     let missing = goal.saturating_sub(free);
     let takes = missing * page_bytes + if log_is_short { LOG_BYTES } else { 0 };
     if has_room(path, takes + SPARE_BYTES) {
         let filled = lengthen_log(path).is_ok() && make_free(connection, goal, page_bytes).is_ok();
         if filled {
-            return Reserve::Whole;
+            return ReserveState::Whole;
         }
     }
     // What is left may do still.
-    let Ok((_, free, _)) = pages(connection) else { return Reserve::Short };
-    if free >= goal / 2 && log_bytes(path) >= LOG_BYTES { Reserve::Whole } else { Reserve::Short }
+    let Ok((_, free, _)) = pages(connection) else { return ReserveState::Short };
+    if free >= goal / 2 && log_bytes(path) >= LOG_BYTES { ReserveState::Whole } else { ReserveState::Short }
 }
 
 /// Pages that are used and that are free, and the size of one.
@@ -158,7 +158,7 @@ mod tests {
                 "CREATE TABLE reserve (room BLOB NOT NULL); CREATE TABLE records (record BLOB NOT NULL)",
             )
             .unwrap();
-        assert_eq!(fill_up(&connection, &path), Reserve::Whole);
+        assert_eq!(fill_up(&connection, &path), ReserveState::Whole);
         let goal =
             |(used, _, page_bytes): (u64, u64, u64)| (LEAST_FREE_BYTES / page_bytes).max(used / FREE_PART);
         let mut filled = 0;
@@ -171,7 +171,7 @@ mod tests {
             let (before, written) = (pages(&connection).unwrap(), connection.total_changes());
             // As long as the largest change has made it.
             let log = log_bytes(&path).max(LOG_BYTES);
-            assert_eq!(fill_up(&connection, &path), Reserve::Whole);
+            assert_eq!(fill_up(&connection, &path), ReserveState::Whole);
             let after = pages(&connection).unwrap();
             let is_filled = connection.total_changes() != written;
             assert_eq!(is_filled, before.1 < goal(before) - goal(before) / 4, "{before:?} {after:?}");
@@ -179,7 +179,7 @@ mod tests {
             assert!(after.1 >= goal(after) - goal(after) / 4, "{before:?} {after:?}");
             // At once nothing is missing any more.
             let written = connection.total_changes();
-            assert_eq!(fill_up(&connection, &path), Reserve::Whole);
+            assert_eq!(fill_up(&connection, &path), ReserveState::Whole);
             assert_eq!(connection.total_changes(), written, "{after:?}");
             assert!(log_bytes(&path) <= log, "{} after {log}", log_bytes(&path));
         }

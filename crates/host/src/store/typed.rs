@@ -3,7 +3,7 @@
 //! Invariant: what is changed was looked at, and has not been changed since; else the change is decided anew. A record
 //! that cannot be read is neither changed nor replaced nor deleted.
 
-use super::{Changed, Entry, Expect, RECORDS_VERSION, Revision, Store, StoreError, Transaction};
+use super::{ChangeNotice, Expect, RECORDS_VERSION, Revision, Store, StoreEntry, StoreError, Transaction};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use spillway_api::UnreadableRecord;
@@ -15,7 +15,7 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 
 /// A kind of object.
-pub trait Kind: Serialize + DeserializeOwned {
+pub trait StoredRecord: Serialize + DeserializeOwned {
     /// What its keys begin with, a slash at the end.
     const PREFIX: &'static str;
     /// What it is called when people are told of it.
@@ -63,12 +63,12 @@ pub type RecordSchema = (RefOr<Schema>, Vec<(String, RefOr<Schema>)>);
 
 impl RecordKind {
     /// Of this type.
-    pub const fn of<T: Kind + ToSchema>() -> RecordKind {
+    pub const fn of<T: StoredRecord + ToSchema>() -> RecordKind {
         RecordKind { prefix: T::PREFIX, word: T::WORD, check: check::<T>, schema: schema::<T> }
     }
 }
 
-fn check<T: Kind>(value: &[u8]) -> Result<(), serde_json::Error> {
+fn check<T: StoredRecord>(value: &[u8]) -> Result<(), serde_json::Error> {
     serde_json::from_slice::<T>(value).map(drop)
 }
 
@@ -160,12 +160,12 @@ impl Objects {
     }
 
     /// The names of those of a kind that could not be read.
-    pub fn unreadable_names<T: Kind>(&self) -> Vec<String> {
+    pub fn unreadable_names<T: StoredRecord>(&self) -> Vec<String> {
         let names = self.set_aside_below(T::PREFIX).into_iter();
         names.map(|record| record.key[T::PREFIX.len()..].to_owned()).collect()
     }
 
-    fn set_aside(&self, entry: &Entry, why: String) -> StoreError {
+    fn set_aside(&self, entry: &StoreEntry, why: String) -> StoreError {
         let record = Unreadable { key: entry.key.clone(), version: entry.version, why };
         let error = record.error();
         self.unreadable().insert(entry.key.clone(), record);
@@ -176,7 +176,7 @@ impl Objects {
         self.unreadable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read<T: Kind>(&self, entry: Entry) -> Result<Object<T>, StoreError> {
+    fn read<T: StoredRecord>(&self, entry: StoreEntry) -> Result<Object<T>, StoreError> {
         let name = entry.key[T::PREFIX.len()..].to_owned();
         match serde_json::from_slice::<T>(&entry.value) {
             Ok(mut value) => {
@@ -188,17 +188,17 @@ impl Objects {
     }
 
     /// Every transaction from now on.
-    pub fn watch(&self) -> broadcast::Receiver<Changed> {
+    pub fn watch(&self) -> broadcast::Receiver<ChangeNotice> {
         self.store.watch()
     }
 
     /// One, if there is. An error if it cannot be read.
-    pub fn get<T: Kind>(&self, name: &str) -> Result<Option<Object<T>>, StoreError> {
+    pub fn get<T: StoredRecord>(&self, name: &str) -> Result<Option<Object<T>>, StoreError> {
         self.store.get(&key::<T>(name))?.map(|entry| self.read(entry)).transpose()
     }
 
     /// The same, where one that cannot be read is as good as none.
-    pub fn get_readable<T: Kind>(&self, name: &str) -> Result<Option<Object<T>>, StoreError> {
+    pub fn get_readable<T: StoredRecord>(&self, name: &str) -> Result<Option<Object<T>>, StoreError> {
         match self.get(name) {
             Err(StoreError::Unreadable { .. }) => Ok(None),
             found => found,
@@ -206,19 +206,19 @@ impl Objects {
     }
 
     /// All of a kind that can be read, in the order of their names.
-    pub fn list<T: Kind>(&self) -> Result<Vec<Object<T>>, StoreError> {
+    pub fn list<T: StoredRecord>(&self) -> Result<Vec<Object<T>>, StoreError> {
         self.list_below("")
     }
 
     /// All of a kind that can be read and whose name begins so.
-    pub fn list_below<T: Kind>(&self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
+    pub fn list_below<T: StoredRecord>(&self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
         let (entries, _) = self.store.list(&key::<T>(prefix))?;
         Ok(entries.into_iter().filter_map(|entry| self.read(entry).ok()).collect())
     }
 
     /// Reads a page of a kind in the order of the names: `most` records after this name at most. For the first page the name
     /// is empty. Records that cannot be read are left out.
-    pub fn page<T: Kind>(&self, after: &str, most: usize) -> Result<ObjectPage<T>, StoreError> {
+    pub fn page<T: StoredRecord>(&self, after: &str, most: usize) -> Result<ObjectPage<T>, StoreError> {
         let entries = self.store.page(T::PREFIX, &key::<T>(after), most)?;
         let last = entries.last().filter(|_| entries.len() == most);
         let next = last.map(|last| last.key[T::PREFIX.len()..].to_owned());
@@ -228,7 +228,7 @@ impl Objects {
 
     /// Those of a kind that can be read and whose names come after this one, in the order of their names. They are read a page
     /// at a time, so that memory does not grow with their number; each is as it was when it was read.
-    pub fn each_after<T: Kind>(
+    pub fn each_after<T: StoredRecord>(
         &self,
         after: &str,
     ) -> impl Iterator<Item = Result<Object<T>, StoreError>> + use<'_, T> {
@@ -247,7 +247,7 @@ impl Objects {
     }
 
     /// How many of a kind there are.
-    pub fn count<T: Kind>(&self) -> Result<u64, StoreError> {
+    pub fn count<T: StoredRecord>(&self) -> Result<u64, StoreError> {
         self.store.count(T::PREFIX)
     }
 
@@ -297,7 +297,7 @@ impl Changes<'_> {
     }
 
     /// One, if there is. That it is as it is becomes a condition.
-    pub fn get<T: Kind>(&mut self, name: &str) -> Result<Option<Object<T>>, StoreError> {
+    pub fn get<T: StoredRecord>(&mut self, name: &str) -> Result<Option<Object<T>>, StoreError> {
         let object = self.objects.get(name)?;
         let expect = object.as_ref().map_or(Expect::Absent, |o: &Object<T>| Expect::Unchanged(o.revision));
         self.transaction.expects.push((key::<T>(name), expect));
@@ -307,7 +307,7 @@ impl Changes<'_> {
     /// All whose name begins so; an error if one of them cannot be read: it might be what decides. That each of them is as it
     /// is becomes a condition; that no other is added does not. Who must know that reads before this list an object that
     /// whoever adds one writes.
-    pub fn list_below<T: Kind>(&mut self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
+    pub fn list_below<T: StoredRecord>(&mut self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
         let found = self.list_readable_below(prefix)?;
         match self.objects.set_aside_below(&key::<T>(prefix)).first() {
             None => Ok(found),
@@ -316,7 +316,10 @@ impl Changes<'_> {
     }
 
     /// The same of those that can be read, where others decide nothing.
-    pub fn list_readable_below<T: Kind>(&mut self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
+    pub fn list_readable_below<T: StoredRecord>(
+        &mut self,
+        prefix: &str,
+    ) -> Result<Vec<Object<T>>, StoreError> {
         let objects: Vec<Object<T>> = self.objects.list_below(prefix)?;
         let expects = objects.iter().map(|o| (key::<T>(&o.name), Expect::Unchanged(o.revision)));
         self.transaction.expects.extend(expects);
@@ -324,17 +327,17 @@ impl Changes<'_> {
     }
 
     /// Writes one, whether there is one or not.
-    pub fn put<T: Kind>(&mut self, name: &str, value: &T) {
+    pub fn put<T: StoredRecord>(&mut self, name: &str, value: &T) {
         let value = serde_json::to_vec(value).expect("objects are plain data");
         self.change::<T>(name, Some(value));
     }
 
     /// There is to be none.
-    pub fn delete<T: Kind>(&mut self, name: &str) {
+    pub fn delete<T: StoredRecord>(&mut self, name: &str) {
         self.change::<T>(name, None);
     }
 
-    fn change<T: Kind>(&mut self, name: &str, value: Option<Vec<u8>>) {
+    fn change<T: StoredRecord>(&mut self, name: &str, value: Option<Vec<u8>>) {
         let key = key::<T>(name);
         let mut unreadable = self.objects.unreadable();
         match T::IS_A_MARK {
@@ -362,6 +365,6 @@ impl Changes<'_> {
     }
 }
 
-fn key<T: Kind>(name: &str) -> String {
+fn key<T: StoredRecord>(name: &str) -> String {
     format!("{}{name}", T::PREFIX)
 }

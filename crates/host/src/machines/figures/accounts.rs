@@ -16,7 +16,7 @@ pub struct DiskId {
 
 /// What a disk has said of itself.
 #[derive(Clone, Copy, Debug)]
-pub struct Report {
+pub struct DiskReport {
     pub disk: DiskId,
     pub counters: DiskCounters,
     pub levels: DiskLevels,
@@ -45,7 +45,7 @@ impl Account {
 
 /// A machine's.
 #[derive(Clone, Debug)]
-pub struct Of {
+pub struct MachineAccount {
     catalog: Name,
     disk: Option<DiskId>,
     /// What that disk has said last.
@@ -62,7 +62,7 @@ pub struct Accounts {
     pub since: Timestamp,
     /// The same in ticks; disks that are older were there before.
     begun: u64,
-    pub machines: HashMap<Name, Of>,
+    pub machines: HashMap<Name, MachineAccount>,
     pub catalogs: HashMap<Name, Account>,
 }
 
@@ -72,8 +72,8 @@ impl Accounts {
     }
 
     /// A machine's disk has said this.
-    pub fn note(&mut self, machine: &Name, catalog: &Name, report: &Report) {
-        let new = || Of {
+    pub fn note(&mut self, machine: &Name, catalog: &Name, report: &DiskReport) {
+        let new = || MachineAccount {
             catalog: catalog.clone(),
             disk: None,
             said: DiskCounters::default(),
@@ -99,7 +99,7 @@ impl Accounts {
     }
 
     /// A machine has no disk any more.
-    pub fn is_gone(&mut self, machine: &Name) {
+    pub fn remove_disk(&mut self, machine: &Name) {
         if let Some(of) = self.machines.get_mut(machine) {
             of.levels = DiskLevels::default();
         }
@@ -125,11 +125,11 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn report(pid: i32, begun: u64, written: u64, evicted: u64, ram: u64) -> Report {
+    fn report(pid: i32, begun: u64, written: u64, evicted: u64, ram: u64) -> DiskReport {
         let mut counters = DiskCounters::default();
         (counters.guest.written_bytes, counters.overflow.written_bytes) = (written, evicted);
         let levels = DiskLevels { ram_used_bytes: ram, ..DiskLevels::default() };
-        Report { disk: DiskId { pid, begun }, counters, levels }
+        DiskReport { disk: DiskId { pid, begun }, counters, levels }
     }
 
     /// Bytes written and bytes spared, of the catalog.
@@ -149,7 +149,7 @@ mod tests {
         accounts.note(&name("a"), &desk, &report(1, 200, 60, 10, 30));
         assert_eq!(sums(&accounts), (60, 20));
         // What its RAM tier held went nowhere.
-        accounts.is_gone(&name("a"));
+        accounts.remove_disk(&name("a"));
         assert_eq!(sums(&accounts), (60, 50));
         accounts.note(&name("a"), &desk, &report(2, 300, 5, 0, 5));
         accounts.note(&name("b"), &desk, &report(3, 300, 7, 0, 0));

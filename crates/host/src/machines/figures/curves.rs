@@ -21,14 +21,14 @@ use tokio::time::Instant;
 const FRESH: Duration = Duration::from_secs(30);
 
 /// What disks have said, by machine: each with its catalog.
-pub type CurvesOf = BTreeMap<Name, (Name, CurveFigures)>;
+pub type CurvesByMachine = BTreeMap<Name, (Name, CurveFigures)>;
 
 /// Collects the curves of machines' disks.
 pub struct CurveCollector {
     reader: MachineReader,
     folders: MachineFolders,
     /// What was asked last, and when.
-    last: tokio::sync::Mutex<Option<(Instant, Arc<CurvesOf>)>>,
+    last: tokio::sync::Mutex<Option<(Instant, Arc<CurvesByMachine>)>>,
 }
 
 impl CurveCollector {
@@ -55,7 +55,7 @@ impl CurveCollector {
     }
 
     /// The curves of all machines that have a RAM tier, not much older than half a minute.
-    pub async fn all(&self) -> Result<Arc<CurvesOf>, HostError> {
+    pub async fn all(&self) -> Result<Arc<CurvesByMachine>, HostError> {
         let mut last = self.last.lock().await;
         if let Some((at, curves)) = &*last
             && at.elapsed() < FRESH
@@ -66,7 +66,7 @@ impl CurveCollector {
         let views = blocking(move || reader.views(&Selector::default())).await?;
         let served: Vec<&View> = views.iter().filter(|view| has_curve(view)).collect();
         let until = Instant::now() + PATIENCE;
-        let mut curves = CurvesOf::new();
+        let mut curves = CurvesByMachine::new();
         let known = last.as_ref().map(|(_, known)| known);
         for view in &served {
             if let Some(of) = known.and_then(|known| known.get(&view.machine.name)) {

@@ -17,7 +17,7 @@ use crate::json_lines::JsonLines;
 use crate::processes;
 use crate::store::Objects;
 use crate::stores::Stores;
-use accounts::{Accounts, DiskId, Report};
+use accounts::{Accounts, DiskId, DiskReport};
 use jiff::Timestamp;
 use rustix::process::{Pid, getpid};
 use serde_json::Value;
@@ -91,9 +91,9 @@ impl FigureCollector {
         let (views, catalogs) =
             blocking(move || Ok((reader.views(&Selector::default())?, catalogs.list()?))).await?;
         let until = Instant::now() + PATIENCE;
-        let silent = self.ask_disks(&views, until).await;
+        let unresponsive = self.ask_disks(&views, until).await;
         let stores = self.space(until).await;
-        let figures = Arc::new(self.sum(&views, &catalogs, &silent, stores));
+        let figures = Arc::new(self.sum(&views, &catalogs, &unresponsive, stores));
         *last = Some((Instant::now(), Arc::clone(&figures)));
         Ok(figures)
     }
@@ -116,17 +116,17 @@ impl FigureCollector {
     /// Asks all disks that are served. Those that have not answered.
     async fn ask_disks(&self, views: &[View], until: Instant) -> HashSet<Name> {
         let gone = views.iter().filter(|view| view.status.run.is_none());
-        gone.for_each(|view| self.accounts().is_gone(&view.machine.name));
+        gone.for_each(|view| self.accounts().remove_disk(&view.machine.name));
         // While it starts or ends it need not be there.
         let there =
             views.iter().filter(|view| view.status.run.as_ref().is_some_and(|run| run.disk_pid.is_some()));
-        let mut silent: HashSet<Name> = there.map(|view| view.machine.name.clone()).collect();
+        let mut unresponsive: HashSet<Name> = there.map(|view| view.machine.name.clone()).collect();
         let served = views.iter().filter(|view| view.status.run.is_some());
         for (view, report) in ask_all(&self.folders, served, until, ask).await {
-            silent.remove(&view.machine.name);
+            unresponsive.remove(&view.machine.name);
             self.accounts().note(&view.machine.name, &view.machine.catalog, &report);
         }
-        silent
+        unresponsive
     }
 
     /// The space of stores. A file system that does not answer is not asked again before it does.
@@ -159,7 +159,7 @@ impl FigureCollector {
         &self,
         views: &[View],
         catalogs: &[Catalog],
-        silent: &HashSet<Name>,
+        unresponsive: &HashSet<Name>,
         stores: Vec<StoreFigures>,
     ) -> Figures {
         let mut accounts = self.accounts();
@@ -172,7 +172,7 @@ impl FigureCollector {
                 machines: MachineCounts::default(),
                 warm: catalog.spec.warm,
                 disks: 0,
-                silent_disks: 0,
+                unresponsive_disks: 0,
                 levels: DiskLevels::default(),
                 counters: account.counters,
                 spared_bytes: 0,
@@ -184,11 +184,11 @@ impl FigureCollector {
         for view in views {
             let Some(sum) = of.get_mut(&view.machine.catalog) else { continue };
             count(&mut sum.machines, view);
-            let is_silent = silent.contains(&view.machine.name);
-            sum.silent_disks += u64::from(is_silent);
+            let is_unresponsive = unresponsive.contains(&view.machine.name);
+            sum.unresponsive_disks += u64::from(is_unresponsive);
             if let Some(of) = accounts.machines.get(&view.machine.name) {
                 let is_served = view.status.run.as_ref().is_some_and(|run| run.disk_pid.is_some());
-                sum.disks += u64::from(is_served && !is_silent);
+                sum.disks += u64::from(is_served && !is_unresponsive);
                 sum.levels.add(&of.levels);
                 machines.push(MachineFigures {
                     name: view.machine.name.clone(),
@@ -196,7 +196,7 @@ impl FigureCollector {
                     phase: view.status.phase,
                     ready: view.status.ready,
                     claimed: view.wanted.claim.is_some(),
-                    silent: is_silent,
+                    unresponsive: is_unresponsive,
                     levels: of.levels,
                     counters: of.account.counters,
                     spared_bytes: of.account.spared_bytes(of.levels.ram_used_bytes),
@@ -257,13 +257,13 @@ async fn ask_all<'a, T: Send + 'static, F: Future<Output = io::Result<T>> + Send
 }
 
 /// Asks a machine's disk for its figures.
-async fn ask(folder: PathBuf) -> io::Result<Report> {
+async fn ask(folder: PathBuf) -> io::Result<DiskReport> {
     let mut lines = connect(&folder).await?;
     let pid = lines.peer_pid().and_then(Pid::from_raw).ok_or_else(|| strange("nobody is there"))?;
     let begun = processes::begins(pid)?.ok_or_else(|| strange("it has ended"))?;
     let stats: Stats = serde_json::from_value(answer(&mut lines, &Request::Stats).await?)?;
     let disk = DiskId { pid: pid.as_raw_nonzero().get(), begun };
-    Ok(Report { disk, counters: counters(&stats), levels: levels(&stats) })
+    Ok(DiskReport { disk, counters: counters(&stats), levels: levels(&stats) })
 }
 
 async fn connect(folder: &Path) -> io::Result<JsonLines> {

@@ -3,7 +3,7 @@
 //! Invariant: what is wanted is recorded before anything is done about it, and counted, so that it is done once.
 
 use crate::processes;
-use crate::store::Kind;
+use crate::store::StoredRecord;
 use jiff::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 /// What is wanted of a machine. One without a record is to be off.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Wanted {
+pub struct DesiredState {
     /// Whether it is to run.
     pub power: Power,
     /// How long its guest may take to shut down.
@@ -26,14 +26,14 @@ pub struct Wanted {
     /// How often it was asked to be reset.
     pub resets: u64,
     /// Whose it is for now.
-    pub claim: Option<Claimed>,
+    pub claim: Option<ClaimRecord>,
     /// Not to be started or claimed.
     pub drained: bool,
 }
 
 /// A claim. It is counted by a clock that nobody sets: the host's since its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Claimed {
+pub struct ClaimRecord {
     /// Which one, of all that there ever were.
     pub id: String,
     /// Who has the machine.
@@ -48,20 +48,20 @@ pub struct Claimed {
     /// Whether the machine was started for it.
     pub started: bool,
     /// When it was made or renewed.
-    made: Instant,
+    made: BootInstant,
 }
 
 /// Seconds since a start of the host's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-struct Instant {
+struct BootInstant {
     boot: String,
     seconds: u64,
 }
 
-impl Instant {
-    fn now() -> Instant {
+impl BootInstant {
+    fn now() -> BootInstant {
         let seconds = clock_gettime(ClockId::Boottime).tv_sec;
-        Instant { boot: boot_id(), seconds: u64::try_from(seconds).unwrap_or(0) }
+        BootInstant { boot: boot_id(), seconds: u64::try_from(seconds).unwrap_or(0) }
     }
 }
 
@@ -74,23 +74,23 @@ pub fn boot_id() -> String {
     BOOT.clone()
 }
 
-impl Claimed {
+impl ClaimRecord {
     /// From now on.
-    pub fn new(ttl_seconds: Option<u32>, started: bool, owner: &str) -> Claimed {
-        Claimed {
+    pub fn new(ttl_seconds: Option<u32>, started: bool, owner: &str) -> ClaimRecord {
+        ClaimRecord {
             id: Uuid::new_v4().to_string(),
             owner: owner.into(),
             labels: BTreeMap::new(),
             since: Timestamp::now(),
             ttl_seconds,
             started,
-            made: Instant::now(),
+            made: BootInstant::now(),
         }
     }
 
     /// How long it still lasts; `None`: until it is released. What was claimed before the host started is over.
-    pub fn left(&self) -> Option<Duration> {
-        let now = Instant::now();
+    pub fn remaining(&self) -> Option<Duration> {
+        let now = BootInstant::now();
         if now.boot != self.made.boot {
             return Some(Duration::ZERO);
         }
@@ -100,18 +100,18 @@ impl Claimed {
 
     /// It lasts so long from now on.
     pub fn renew(&mut self, ttl_seconds: Option<u32>) {
-        (self.ttl_seconds, self.made) = (ttl_seconds, Instant::now());
+        (self.ttl_seconds, self.made) = (ttl_seconds, BootInstant::now());
     }
 
     /// As others see it.
     pub fn describe(&self) -> Claim {
-        let left_seconds = self.left().map(|left| left.as_secs());
-        let Claimed { id, owner, labels, since, ttl_seconds, .. } = self.clone();
+        let left_seconds = self.remaining().map(|left| left.as_secs());
+        let ClaimRecord { id, owner, labels, since, ttl_seconds, .. } = self.clone();
         Claim { id, owner, labels, since, ttl_seconds, left_seconds }
     }
 }
 
-impl Wanted {
+impl DesiredState {
     /// How long its guest may take to shut down.
     pub fn grace(&self) -> Duration {
         Duration::from_secs(self.grace_seconds.into())
@@ -121,27 +121,27 @@ impl Wanted {
     /// as many as are kept warm are free without it, and somebody started it for the claim or others have taken its place.
     pub fn release(&mut self, spec: &CatalogSpec, free: usize) {
         let started = self.claim.take().is_some_and(|claim| claim.started);
-        self.forgets(spec);
+        self.count_reset(spec);
         if (started || spec.warm > 0) && free >= spec.warm as usize {
             self.power = Power::Off;
         }
     }
 
     /// It is to run for somebody, or to be ready for anybody: not with what still runs of an earlier life.
-    pub fn start_anew(&mut self, spec: &CatalogSpec) {
+    pub fn start_fresh(&mut self, spec: &CatalogSpec) {
         if self.power == Power::Off {
-            self.forgets(spec);
+            self.count_reset(spec);
             self.power = Power::On;
         }
     }
 
     /// What runs of it, if anything does, is not gone on with.
-    fn forgets(&mut self, spec: &CatalogSpec) {
+    fn count_reset(&mut self, spec: &CatalogSpec) {
         self.resets += u64::from(!spec.keeps_writes());
     }
 }
 
-impl Kind for Wanted {
+impl StoredRecord for DesiredState {
     const PREFIX: &'static str = "wanted/";
     const WORD: &'static str = "machine";
 }
@@ -152,10 +152,10 @@ mod tests {
 
     #[test]
     fn a_pool_that_is_full_takes_none_back() {
-        let claimed = |started| Wanted {
+        let claimed = |started| DesiredState {
             power: Power::On,
-            claim: Some(Claimed::new(None, started, "ci")),
-            ..Wanted::default()
+            claim: Some(ClaimRecord::new(None, started, "ci")),
+            ..DesiredState::default()
         };
         let pooled = serde_json::json!({ "image": "debian" });
         let dedicated = serde_json::json!({ "image": "debian", "type": "dedicated" });
@@ -180,17 +180,18 @@ mod tests {
 
     #[test]
     fn a_claim_ends_by_its_own_clock_or_with_the_host() {
-        assert_eq!(Claimed::new(None, false, "ci").left(), None);
-        let claim = Claimed::new(Some(3600), false, "ci");
-        assert!(claim.left().is_some_and(|left| left > Duration::from_secs(3598)));
+        assert_eq!(ClaimRecord::new(None, false, "ci").remaining(), None);
+        let claim = ClaimRecord::new(Some(3600), false, "ci");
+        assert!(claim.remaining().is_some_and(|left| left > Duration::from_secs(3598)));
         let mut earlier = claim.clone();
         earlier.made.seconds -= earlier.made.seconds.min(3600);
-        assert!(earlier.left() < claim.left());
-        let before = Claimed { made: Instant { boot: "another".into(), ..claim.made.clone() }, ..claim };
-        assert_eq!(before.left(), Some(Duration::ZERO));
+        assert!(earlier.remaining() < claim.remaining());
+        let before =
+            ClaimRecord { made: BootInstant { boot: "another".into(), ..claim.made.clone() }, ..claim };
+        assert_eq!(before.remaining(), Some(Duration::ZERO));
         earlier.renew(Some(7200));
-        assert!(earlier.left().is_some_and(|left| left > Duration::from_secs(7198)));
+        assert!(earlier.remaining().is_some_and(|left| left > Duration::from_secs(7198)));
         earlier.renew(None);
-        assert_eq!(earlier.left(), None);
+        assert_eq!(earlier.remaining(), None);
     }
 }

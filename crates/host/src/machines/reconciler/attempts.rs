@@ -30,11 +30,11 @@ pub struct Attempts {
     begun: Option<Instant>,
     /// It is not started again before.
     not_before: Option<Instant>,
-    given_up: Option<GivenUp>,
+    given_up: Option<PermanentFailure>,
 }
 
 /// That no other try mends what has failed.
-struct GivenUp {
+struct PermanentFailure {
     /// What was wanted then.
     wanted: Revision,
     /// The catalog's revision then.
@@ -113,7 +113,7 @@ impl Attempts {
             why.message.push_str(
                 "; it is not tried again before 'machine start', or another setting or image of its catalog",
             );
-            self.given_up = Some(GivenUp { wanted, catalog, why: why.clone() });
+            self.given_up = Some(PermanentFailure { wanted, catalog, why: why.clone() });
             return why;
         }
         match &self.given_up {

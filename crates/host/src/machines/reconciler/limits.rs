@@ -3,9 +3,9 @@
 //!
 //! Invariant: who refuses limits is told of once, until they are taken.
 
-use super::Keeper;
+use super::MachineReconciler;
 use crate::error::HostError;
-use crate::machines::run::Run;
+use crate::machines::run::RunRecord;
 use crate::machines::{blocking, disk};
 use crate::resources::budget::Need;
 use spillway_api::{Catalog, CatalogSpec, ErrorCode, EventKind};
@@ -13,31 +13,31 @@ use spillway_control::{LimitChange, Request};
 
 /// The limits of a machine that runs.
 #[derive(Default)]
-pub struct Limits {
+pub struct DiskLimits {
     /// What the host has not enough of.
     lacking: Option<Need>,
-    refused: Option<Refused>,
+    refused: Option<LimitRefusal>,
 }
 
 /// Why a disk does not have limits that it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Refused {
+enum LimitRefusal {
     /// The host has not enough memory at this moment.
     Memory,
     /// It knows no rates; what it was asked.
     Rate(LimitChange),
 }
 
-impl Limits {
+impl DiskLimits {
     /// Whether the host has enough of what is wanted. `true`: it has not, which is news.
-    fn budget_lacks(&mut self, need: Option<Need>) -> bool {
+    fn set_lacking(&mut self, need: Option<Need>) -> bool {
         let is_news = need.is_some() && self.lacking != need;
         self.lacking = need;
         is_news
     }
 
     /// Whether the disk has what it was asked for. `true`: it has not, which is news.
-    fn disk_refuses(&mut self, why: Option<Refused>) -> bool {
+    fn set_refusal(&mut self, why: Option<LimitRefusal>) -> bool {
         let is_news = why.is_some() && self.refused != why;
         self.refused = why;
         is_news
@@ -52,9 +52,9 @@ fn within(spec: &CatalogSpec, promised: Need) -> Option<CatalogSpec> {
     (ram_bytes != Some(0)).then(|| CatalogSpec { ram_bytes, ram_guarantee_bytes, ..spec.clone() })
 }
 
-impl Keeper {
+impl MachineReconciler {
     /// Brings the limits to what is wanted.
-    pub(super) async fn adjust(&mut self, catalog: &Catalog, run: &mut Run) -> Result<(), HostError> {
+    pub(super) async fn adjust(&mut self, catalog: &Catalog, run: &mut RunRecord) -> Result<(), HostError> {
         if run.spec.grace_seconds != catalog.spec.grace_seconds {
             // Should its machine be deleted, and its catalog with it.
             run.spec.grace_seconds = catalog.spec.grace_seconds;
@@ -63,23 +63,23 @@ impl Keeper {
         let need = run.need_under(&catalog.spec);
         let spec = match self.shared.admission.promise(&self.name, need) {
             Ok(()) => {
-                self.limits.budget_lacks(None);
+                self.limits.set_lacking(None);
                 Some(catalog.spec.clone())
             }
             Err(lacking) => {
-                if self.limits.budget_lacks(Some(need)) {
+                if self.limits.set_lacking(Some(need)) {
                     self.raise(EventKind::Memory, &format!("its limits stay as they are: {lacking}"));
                 }
                 within(&catalog.spec, self.shared.admission.promised(&self.name))
             }
         };
         let squeeze = self.shared.memory.squeeze();
-        let Some(change) = spec.and_then(|spec| run.change_to(&spec, squeeze)) else {
-            self.limits.disk_refuses(None);
+        let Some(change) = spec.and_then(|spec| run.limit_change(&spec, squeeze)) else {
+            self.limits.set_refusal(None);
             return Ok(());
         };
         // It would tell of it each time that it is asked.
-        if self.limits.refused == Some(Refused::Rate(change.clone())) {
+        if self.limits.refused == Some(LimitRefusal::Rate(change.clone())) {
             return Ok(());
         }
         let folder = self.folder.clone();
@@ -87,7 +87,7 @@ impl Keeper {
         let limits = match blocking(move || disk::ask(folder.path(), &Request::Set(asked))).await {
             // It serves on, and is asked again at the next step.
             Err(refused) if refused.code == ErrorCode::Conflict => {
-                if self.limits.disk_refuses(Some(Refused::Memory)) {
+                if self.limits.set_refusal(Some(LimitRefusal::Memory)) {
                     self.raise(EventKind::Memory, &format!("its limits stay as they are: {refused}"));
                 }
                 return Ok(());
@@ -95,15 +95,15 @@ impl Keeper {
             set => set?,
         };
         if change.rate_is_met(&limits) {
-            self.limits.disk_refuses(None);
-            run.has_limits(&change);
+            self.limits.set_refusal(None);
+            run.set_limits(&change);
         } else {
-            run.has_limits(&LimitChange {
+            run.set_limits(&LimitChange {
                 ram_bytes: change.ram_bytes,
                 overflow_bytes: change.overflow_bytes,
                 ..LimitChange::default()
             });
-            if self.limits.disk_refuses(Some(Refused::Rate(change))) {
+            if self.limits.set_refusal(Some(LimitRefusal::Rate(change))) {
                 let why = "its disk is served by an earlier version, which knows none: restart the machine";
                 self.raise(EventKind::Disk, &format!("its rate has no limit: {why}"));
             }

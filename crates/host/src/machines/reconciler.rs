@@ -11,21 +11,21 @@ mod place;
 mod probe;
 mod start;
 
+use super::desired_state::DesiredState;
 use super::firmware::Firmware;
-use super::placing::Made;
-use super::run::{Folder, Run};
-use super::shared::Shared;
+use super::placing::FinishedCopy;
+use super::run::{MachineFolder, RunRecord};
+use super::shared::MachineServices;
 use super::status::{ObservedMachine, Status};
 use super::vmm::{self, Vmm};
-use super::wanted::Wanted;
 use super::{blocking, disk};
 use crate::error::HostError;
 use crate::hypervisor::qmp::Event;
-use crate::processes::{self, Process, Seen};
+use crate::processes::{self, ObservedProcess, Process};
 use crate::resources::budget::Need;
 use crate::store::{Object, Revision};
 use attempts::Attempts;
-use limits::Limits;
+use limits::DiskLimits;
 use probe::ReadinessProbe;
 use spillway_api::{Catalog, ErrorCode, EventKind, Hypervisor, Machine, Name, Phase, Power};
 use std::os::fd::OwnedFd;
@@ -40,45 +40,45 @@ const TICK: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_secs(10);
 
 /// The task.
-pub struct Keeper {
-    shared: Arc<Shared>,
+pub struct MachineReconciler {
+    shared: Arc<MachineServices>,
     name: Name,
-    folder: Folder,
-    poke: Arc<Notify>,
+    folder: MachineFolder,
+    wakeup: Arc<Notify>,
     status: watch::Sender<ObservedMachine>,
     vmm: Vmm,
     /// What its disk says.
     disk: disk::DiskEvents,
     /// It is recorded that its disk, which is kept, has been served.
-    is_made: bool,
+    disk_recorded: bool,
     /// Makes its private copy of the image.
-    placing: Option<place::Placing>,
+    placing: Option<place::CopyInProgress>,
     /// Finds out when its guest is ready.
     probe: ReadinessProbe,
     /// When what has not worked is tried again.
     attempts: Attempts,
     /// The limits of its cache, and whether they are what is wanted.
-    limits: Limits,
+    limits: DiskLimits,
     /// It was told that its VMM has ended by itself.
-    is_told_of_end: bool,
+    vmm_end_reported: bool,
     /// The revision of its catalog that the last step looked at.
     catalog_seen: u64,
     /// Whether its guest stays at its firmware.
     firmware: Firmware,
     /// It was told that something of an earlier machine of its name cannot be removed.
-    is_left: bool,
+    leftovers_reported: bool,
     /// It was told that it waits for space in the host's budget.
-    waits: bool,
+    wait_reported: bool,
     /// What the last step looked at.
     seen: Revision,
 }
 
 /// What a step comes to.
-enum Next {
+enum StepOutcome {
     /// There is more to do.
     Again,
     /// Nothing until something happens.
-    Rest(Wait),
+    Rest(WakeupConditions),
     /// Nothing of the machine is left.
     Over,
 }
@@ -90,48 +90,48 @@ enum Wakeup {
     /// Its guest is ready.
     Ready,
     /// Its copy is made, or cannot be.
-    Placed(Result<Option<Made>, HostError>),
+    Placed(Result<Option<FinishedCopy>, HostError>),
 }
 
 /// What is waited for, besides being told and what the VMM says.
-struct Wait {
+struct WakeupConditions {
     disk: Option<OwnedFd>,
     vmm: Option<OwnedFd>,
     until: Instant,
 }
 
-impl Wait {
-    fn until(until: Instant) -> Wait {
-        Wait { disk: None, vmm: None, until }
+impl WakeupConditions {
+    fn until(until: Instant) -> WakeupConditions {
+        WakeupConditions { disk: None, vmm: None, until }
     }
 
-    fn at_most(self, time: Duration) -> Wait {
-        Wait { until: self.until.min(Instant::now() + time), ..self }
+    fn at_most(self, time: Duration) -> WakeupConditions {
+        WakeupConditions { until: self.until.min(Instant::now() + time), ..self }
     }
 
-    fn for_end_of(disk: Option<&Process>, vmm: Option<&Process>) -> Result<Wait, HostError> {
+    fn for_end_of(disk: Option<&Process>, vmm: Option<&Process>) -> Result<WakeupConditions, HostError> {
         let watch = |process: Option<&Process>| process.map(Process::watch).transpose();
-        Ok(Wait { disk: watch(disk)?, vmm: watch(vmm)?, until: Instant::now() + TICK })
+        Ok(WakeupConditions { disk: watch(disk)?, vmm: watch(vmm)?, until: Instant::now() + TICK })
     }
 }
 
 /// What a step is decided on.
-struct Sight {
+struct Observation {
     machine: Option<Machine>,
-    wanted: Wanted,
+    wanted: DesiredState,
     revision: Revision,
     run: Result<ObservedRun, HostError>,
 }
 
 /// What there is of a run.
 struct ObservedRun {
-    run: Option<Run>,
+    run: Option<RunRecord>,
     /// Something runs, and its record cannot be read.
     damaged: Option<HostError>,
 }
 
 impl ObservedRun {
-    fn look(folder: &Folder) -> Result<ObservedRun, HostError> {
+    fn look(folder: &MachineFolder) -> Result<ObservedRun, HostError> {
         match folder.load() {
             Err(e) if e.code == ErrorCode::Damaged => {
                 let damaged = end::is_alive(folder)?.then_some(e);
@@ -142,71 +142,71 @@ impl ObservedRun {
     }
 }
 
-impl Keeper {
+impl MachineReconciler {
     pub fn new(
-        shared: Arc<Shared>,
+        shared: Arc<MachineServices>,
         name: Name,
-        poke: Arc<Notify>,
+        wakeup: Arc<Notify>,
         status: watch::Sender<ObservedMachine>,
-    ) -> Keeper {
+    ) -> MachineReconciler {
         let folder = shared.folders.of(&name);
         let vmm = Vmm::new(folder.clone(), Arc::clone(&shared.libvirt));
-        Keeper {
+        MachineReconciler {
             shared,
             name,
             folder,
-            poke,
+            wakeup,
             status,
             vmm,
             disk: disk::DiskEvents::default(),
-            is_made: false,
+            disk_recorded: false,
             placing: None,
             probe: ReadinessProbe::default(),
             attempts: Attempts::default(),
-            limits: Limits::default(),
-            is_told_of_end: false,
+            limits: DiskLimits::default(),
+            vmm_end_reported: false,
             catalog_seen: 0,
             firmware: Firmware::default(),
-            is_left: false,
-            waits: false,
+            leftovers_reported: false,
+            wait_reported: false,
             seen: Revision::default(),
         }
     }
 
     /// Until nothing of the machine is left to keep.
-    pub async fn keep(mut self) {
+    pub async fn run(mut self) {
         loop {
-            let pokes = self.shared.registry.pokes(&self.name);
+            let wakeups = self.shared.registry.wakeups(&self.name);
             let wait = match self.step().await {
-                Ok(Next::Again) => continue,
-                Ok(Next::Rest(wait)) if self.is_left => wait.at_most(AGAIN),
-                Ok(Next::Rest(wait)) => wait,
-                Ok(Next::Over) if self.shared.registry.end_task(&self.name, pokes) => return,
-                Ok(Next::Over) => continue,
-                Err(error) => self.has_failed(&error),
+                Ok(StepOutcome::Again) => continue,
+                Ok(StepOutcome::Rest(wait)) if self.leftovers_reported => wait.at_most(AGAIN),
+                Ok(StepOutcome::Rest(wait)) => wait,
+                Ok(StepOutcome::Over) if self.shared.registry.end_task(&self.name, wakeups) => return,
+                Ok(StepOutcome::Over) => continue,
+                Err(error) => self.record_failure(&error),
             };
             let noted = match self.wait(wait).await {
                 // What is to be recorded of these two the next step records, and the one after that if it cannot.
                 Some(Wakeup::Vmm(event)) => {
-                    self.vmm.hear(&event);
+                    self.vmm.note_event(&event);
                     Ok(())
                 }
                 Some(Wakeup::Disk(text)) => {
                     self.raise(EventKind::Disk, &text);
                     Ok(())
                 }
-                Some(Wakeup::Placed(made)) => self.is_placed(made).await,
+                Some(Wakeup::Placed(made)) => self.finish_placing(made).await,
                 Some(Wakeup::Ready) | None => Ok(()),
             };
             if let Err(error) = noted {
-                let until = self.has_failed(&error).until;
+                let until = self.record_failure(&error).until;
                 self.attempts.not_before(until);
             }
         }
     }
 
-    async fn step(&mut self) -> Result<Next, HostError> {
-        let Sight { machine, wanted, revision, run } = self.look().await?;
+    async fn step(&mut self) -> Result<StepOutcome, HostError> {
+        let Observation { machine, wanted, revision, run } = self.look().await?;
         if self.seen != revision {
             self.seen = revision;
             self.attempts.begin_anew();
@@ -221,18 +221,18 @@ impl Keeper {
             Some(machine) if !stranger(&machine) => self.bring_down(&wanted, run, Some(&machine)).await,
             // Of another machine, which had this one's name before, or of one that is no more.
             machine => match self.bring_down(&wanted, run, None).await? {
-                Next::Over if machine.is_some() && wanted.power == Power::On => Ok(Next::Again),
+                StepOutcome::Over if machine.is_some() && wanted.power == Power::On => Ok(StepOutcome::Again),
                 next => Ok(next),
             },
         }
     }
 
-    async fn look(&self) -> Result<Sight, HostError> {
+    async fn look(&self) -> Result<Observation, HostError> {
         let (shared, name, folder) = (Arc::clone(&self.shared), self.name.clone(), self.folder.clone());
         blocking(move || {
             let (machine, wanted) = loop {
                 let machine = shared.objects.get::<Machine>(name.as_str())?;
-                let wanted = shared.objects.get::<Wanted>(name.as_str())?;
+                let wanted = shared.objects.get::<DesiredState>(name.as_str())?;
                 // Both go together. One that is deleted between the two would be one that is off, and its guest have no grace.
                 let still = shared.objects.get::<Machine>(name.as_str())?.map(|machine| machine.revision);
                 if still == machine.as_ref().map(|machine| machine.revision) {
@@ -241,7 +241,7 @@ impl Keeper {
             };
             let (wanted, revision) =
                 wanted.map_or_else(Default::default, |w: Object<_>| (w.value, w.revision));
-            Ok(Sight { machine, wanted, revision, run: ObservedRun::look(&folder) })
+            Ok(Observation { machine, wanted, revision, run: ObservedRun::look(&folder) })
         })
         .await
     }
@@ -250,20 +250,20 @@ impl Keeper {
     async fn bring_up(
         &mut self,
         machine: &Machine,
-        wanted: &Wanted,
-        run: Option<Run>,
-    ) -> Result<Next, HostError> {
+        wanted: &DesiredState,
+        run: Option<RunRecord>,
+    ) -> Result<StepOutcome, HostError> {
         if let Some(until) = self.attempts.pauses_until() {
-            return Ok(Next::Rest(Wait::until(until)));
+            return Ok(StepOutcome::Rest(WakeupConditions::until(until)));
         }
-        if self.has_given_up(machine).await? {
-            return Ok(Next::Rest(Wait::until(Instant::now() + TICK)));
+        if self.check_given_up(machine).await? {
+            return Ok(StepOutcome::Rest(WakeupConditions::until(Instant::now() + TICK)));
         }
-        if run.is_none() && !self.waits {
+        if run.is_none() && !self.wait_reported {
             // Before the catalog is read: a rollout takes what says that it runs at its word.
-            self.say(Status::new(Phase::Starting));
+            self.publish(Status::new(Phase::Starting));
         }
-        self.dispose(Some(&machine.identity.uuid)).await;
+        self.remove_leftovers(Some(&machine.identity.uuid)).await;
         let Some(catalog) = self.catalog(machine).await? else {
             // Its machines go with it.
             return self.bring_down(wanted, run, None).await;
@@ -272,34 +272,36 @@ impl Keeper {
         let Some(run) = run else {
             let need = Need::of(&catalog.spec, self.shared.parts.hypervisor);
             if let Some(status) = self.admit(need, Need::default()) {
-                self.say(status);
-                return Ok(Next::Rest(Wait::until(Instant::now() + TICK)));
+                self.publish(status);
+                return Ok(StepOutcome::Rest(WakeupConditions::until(Instant::now() + TICK)));
             }
             let begun = self.begin_run(machine, &catalog, wanted).await;
             if begun.as_ref().is_err_and(|e| e.is_permanent) {
                 self.shared.admission.give_back(&self.name);
             }
-            return begun.map(|()| Next::Again);
+            return begun.map(|()| StepOutcome::Again);
         };
         let vmm = self.vmm.look(&run).await?;
         let Some(disk) = disk::find(&self.folder).await? else {
             return self.bring_up_disk(machine, &catalog, run, vmm).await;
         };
-        if run.kept.is_some() && !self.is_made {
+        if run.kept.is_some() && !self.disk_recorded {
             let (files, name) = (Arc::clone(&self.shared.files), self.name.clone());
-            self.is_made = blocking(move || files.disk_is_made(name.as_str())).await?;
+            self.disk_recorded = blocking(move || files.record_disk_made(name.as_str())).await?;
         }
         self.disk.listen(self.folder.path()).await;
         match vmm {
-            Seen::None if run.hypervisor == Hypervisor::None => {
+            ObservedProcess::None if run.hypervisor == Hypervisor::None => {
                 self.serve_alone(machine, &catalog, wanted, run, disk).await
             }
-            Seen::None if run.is_outdated(&catalog) || wanted.resets > run.resets => {
+            ObservedProcess::None if run.is_outdated(&catalog) || wanted.resets > run.resets => {
                 self.power_cycle(machine, &catalog, run, wanted, disk).await
             }
-            Seen::None => self.bring_up_vmm(machine, run, &disk).await,
-            Seen::Ended => self.vmm_has_ended(machine, &catalog, run, wanted, disk).await,
-            Seen::Alive(vmm) => self.tend(machine, &catalog, wanted, run, (&disk, &vmm)).await,
+            ObservedProcess::None => self.bring_up_vmm(machine, run, &disk).await,
+            ObservedProcess::Ended => self.handle_vmm_end(machine, &catalog, run, wanted, disk).await,
+            ObservedProcess::Alive(vmm) => {
+                self.update_running(machine, &catalog, wanted, run, (&disk, &vmm)).await
+            }
         }
     }
 
@@ -308,10 +310,10 @@ impl Keeper {
         &mut self,
         machine: &Machine,
         catalog: &Catalog,
-        wanted: &Wanted,
-        mut run: Run,
+        wanted: &DesiredState,
+        mut run: RunRecord,
         disk: Process,
-    ) -> Result<Next, HostError> {
+    ) -> Result<StepOutcome, HostError> {
         let is_asked = wanted.resets > run.resets || wanted.restarts > run.restarts;
         if is_asked || !run.ready && run.is_outdated(catalog) {
             return self.power_cycle(machine, catalog, run, wanted, disk).await;
@@ -321,31 +323,31 @@ impl Keeper {
         if !run.ready
             && let Some(status) = self.admit(need, need.without_guest())
         {
-            self.say(status.of(&run, &self.folder).by(&disk, None));
-            return Ok(Next::Rest(Wait::for_end_of(Some(&disk), None)?));
+            self.publish(status.of(&run, &self.folder).by(&disk, None));
+            return Ok(StepOutcome::Rest(WakeupConditions::for_end_of(Some(&disk), None)?));
         }
         self.adjust(catalog, &mut run).await?;
         if !run.ready {
             run.ready = true;
             self.folder.save_in_background(&run).await?;
         }
-        Ok(Next::Rest(self.rests(catalog, &run, &disk, None).await?))
+        Ok(StepOutcome::Rest(self.stay_running(catalog, &run, &disk, None).await?))
     }
 
     /// A machine whose disk is served gets its VMM.
     async fn bring_up_vmm(
         &mut self,
         machine: &Machine,
-        mut run: Run,
+        mut run: RunRecord,
         disk: &Process,
-    ) -> Result<Next, HostError> {
+    ) -> Result<StepOutcome, HostError> {
         // One whose disk was served on while it was off had given its memory back.
         let need = run.need();
         if let Some(status) = self.admit(need, need.without_guest()) {
-            self.say(status.of(&run, &self.folder).by(disk, None));
-            return Ok(Next::Rest(Wait::for_end_of(Some(disk), None)?));
+            self.publish(status.of(&run, &self.folder).by(disk, None));
+            return Ok(StepOutcome::Rest(WakeupConditions::for_end_of(Some(disk), None)?));
         }
-        self.say(Status::new(Phase::Starting).of(&run, &self.folder));
+        self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
         // What it was told before belongs to the last one.
         (run.ending, run.asked, run.ready, run.address) = (None, false, false, None);
         run.port = self.port_for(&run)?;
@@ -355,55 +357,61 @@ impl Keeper {
         if started.as_ref().is_err_and(|e| e.is_permanent) {
             self.shared.admission.lower(&self.name, need.without_guest());
         }
-        started.map(|()| Next::Again)
+        started.map(|()| StepOutcome::Again)
     }
 
     /// A machine that runs: its VMM is ended if that is wanted, and else has what is wanted of it as far as that can change.
-    async fn tend(
+    async fn update_running(
         &mut self,
         machine: &Machine,
         catalog: &Catalog,
-        wanted: &Wanted,
-        mut run: Run,
+        wanted: &DesiredState,
+        mut run: RunRecord,
         (disk, vmm): (&Process, &Process),
-    ) -> Result<Next, HostError> {
-        let heard = self.vmm.attach(vmm, &mut run).await;
+    ) -> Result<StepOutcome, HostError> {
+        let attached = self.vmm.attach(vmm, &mut run).await;
         if run.ending.is_some() || wanted.resets > run.resets {
-            self.say(Status::new(Phase::Stopping).of(&run, &self.folder));
+            self.publish(Status::new(Phase::Stopping).of(&run, &self.folder));
             self.vmm.end(vmm).await?;
-            return Ok(Next::Again);
+            return Ok(StepOutcome::Again);
         }
         if wanted.restarts > run.restarts {
-            self.say(Status::new(Phase::Stopping).of(&run, &self.folder));
+            self.publish(Status::new(Phase::Stopping).of(&run, &self.folder));
             if let Some(until) = self.vmm.shut_down(vmm, &mut run, wanted.grace()).await? {
-                return Ok(Next::Rest(Wait { until, ..Wait::for_end_of(Some(disk), Some(vmm))? }));
+                return Ok(StepOutcome::Rest(WakeupConditions {
+                    until,
+                    ..WakeupConditions::for_end_of(Some(disk), Some(vmm))?
+                }));
             }
             self.vmm.end(vmm).await?;
-            return Ok(Next::Again);
+            return Ok(StepOutcome::Again);
         }
-        heard?;
+        attached?;
         self.attempts.vmm_runs();
-        let heeds_until = self.vmm.goes_on(&mut run, wanted.grace()).await?;
+        let heeds_until = self.vmm.cancel_shutdown(&mut run, wanted.grace()).await?;
         self.adjust(catalog, &mut run).await?;
         let ready = if run.spec.ready.is_none() { Some(None) } else { self.probe.answer() };
         if let (false, Some(address)) = (run.ready, ready) {
-            self.is_ready(address).await?;
-            return Ok(Next::Again);
+            self.record_ready(address).await?;
+            return Ok(StepOutcome::Again);
         }
         self.probe(machine, &run);
-        let wait = self.rests(catalog, &run, disk, Some(vmm)).await?;
+        let wait = self.stay_running(catalog, &run, disk, Some(vmm)).await?;
         let wait = wait.at_most(self.firmware.next_look());
-        Ok(Next::Rest(Wait { until: heeds_until.unwrap_or(wait.until).min(wait.until), ..wait }))
+        Ok(StepOutcome::Rest(WakeupConditions {
+            until: heeds_until.unwrap_or(wait.until).min(wait.until),
+            ..wait
+        }))
     }
 
     /// It is as it is wanted.
-    async fn rests(
+    async fn stay_running(
         &mut self,
         catalog: &Catalog,
-        run: &Run,
+        run: &RunRecord,
         disk: &Process,
         vmm: Option<&Process>,
-    ) -> Result<Wait, HostError> {
+    ) -> Result<WakeupConditions, HostError> {
         let status = Status::new(Phase::Running).of(run, &self.folder).by(disk, vmm).ready(run);
         let hint = match vmm {
             Some(_) => self.firmware.look(&self.folder, run).await,
@@ -412,35 +420,35 @@ impl Keeper {
         let status = status.but(run.pending(catalog), self.attempts.crashes()).hint(hint);
         let is_crashing = self.attempts.is_crashing(Instant::now()).is_some();
         let status = status.unstable(is_crashing);
-        self.say(if run.ready { status.settled() } else { status });
+        self.publish(if run.ready { status.settled() } else { status });
         let folder = self.folder.clone();
         blocking(move || {
             [disk::PROCESS, vmm::PROCESS].iter().for_each(|name| processes::bound_log(folder.path(), name));
             Ok(())
         })
         .await?;
-        Wait::for_end_of(Some(disk), vmm)
+        WakeupConditions::for_end_of(Some(disk), vmm)
     }
 
     /// Promises the machine what it needs of the host. If that does not fit it waits, and this is what it is then; whoever
     /// gives enough back wakes it. While it waits it is promised at most what it `holds`: what its last run had is for others.
     fn admit(&mut self, need: Need, holds: Need) -> Option<Status> {
         let Err(lacking) = self.shared.admission.promise(&self.name, need) else {
-            self.waits = false;
+            self.wait_reported = false;
             return None;
         };
         self.shared.admission.lower(&self.name, holds);
-        if !self.waits {
+        if !self.wait_reported {
             self.raise(EventKind::Waiting, &format!("it waits: {lacking}"));
         }
-        self.waits = true;
-        Some(Status::new(Phase::Waiting).because(&lacking).settled())
+        self.wait_reported = true;
+        Some(Status::new(Phase::Waiting).with_failure(&lacking).settled())
     }
 
     /// Until something happens. What was said.
-    async fn wait(&mut self, wait: Wait) -> Option<Wakeup> {
+    async fn wait(&mut self, wait: WakeupConditions) -> Option<Wakeup> {
         tokio::select! {
-            () = self.poke.notified() => None,
+            () = self.wakeup.notified() => None,
             () = processes::ended(wait.disk) => None,
             () = processes::ended(wait.vmm) => None,
             () = tokio::time::sleep_until(wait.until.into()) => None,
@@ -453,17 +461,17 @@ impl Keeper {
 
     /// What earlier machines of its name have left is not its: it starts whether that can be removed or not. What it leaves
     /// itself, should it be deleted now, is kept: it may run.
-    pub(super) async fn dispose(&mut self, uuid: Option<&str>) {
+    pub(super) async fn remove_leftovers(&mut self, uuid: Option<&str>) {
         let (left, name, uuid) =
             (Arc::clone(&self.shared.leftovers), self.name.clone(), uuid.map(str::to_owned));
-        let disposed = blocking(move || left.dispose(&name, uuid.as_deref())).await;
-        if let (Err(e), false) = (&disposed, self.is_left) {
+        let disposed = blocking(move || left.remove_marked(&name, uuid.as_deref())).await;
+        if let (Err(e), false) = (&disposed, self.leftovers_reported) {
             self.raise(
                 EventKind::Failed,
                 &format!("what an earlier machine of its name has left stays: {e}"),
             );
         }
-        self.is_left = disposed.is_err();
+        self.leftovers_reported = disposed.is_err();
     }
 
     async fn catalog(&self, machine: &Machine) -> Result<Option<Catalog>, HostError> {
@@ -473,7 +481,7 @@ impl Keeper {
     }
 
     /// Whether it has failed in a way that no other try mends, and nothing has changed since.
-    async fn has_given_up(&mut self, machine: &Machine) -> Result<bool, HostError> {
+    async fn check_given_up(&mut self, machine: &Machine) -> Result<bool, HostError> {
         let Some((wanted, catalog)) = self.attempts.given_up() else { return Ok(false) };
         let now = self.catalog(machine).await?.map(|catalog| catalog.revision);
         if (self.seen, now) == (wanted, Some(catalog)) {
@@ -483,35 +491,35 @@ impl Keeper {
         Ok(false)
     }
 
-    fn say(&self, status: Status) {
-        self.status.send_modify(|known| known.becomes(status, self.seen));
-        self.shared.registry.stir();
+    fn publish(&self, status: Status) {
+        self.status.send_modify(|known| known.update(status, self.seen));
+        self.shared.registry.notify_change();
     }
 
     fn raise(&self, kind: EventKind, text: &str) {
         self.shared.events.raise(kind, &format!("machine/{}", self.name), text);
     }
 
-    fn has_failed(&mut self, error: &HostError) -> Wait {
+    fn record_failure(&mut self, error: &HostError) -> WakeupConditions {
         let why = self.attempts.fail(error, self.seen, self.catalog_seen);
         let seen = self.seen;
-        self.status.send_modify(|known| known.fails(&why, seen));
+        self.status.send_modify(|known| known.record_failure(&why, seen));
         self.raise(EventKind::Failed, if error.is_permanent { &why.message } else { &error.message });
         match why.is_permanent {
-            true => Wait::until(Instant::now() + TICK),
-            false => Wait::until(Instant::now() + self.attempts.pause()),
+            true => WakeupConditions::until(Instant::now() + TICK),
+            false => WakeupConditions::until(Instant::now() + self.attempts.pause()),
         }
     }
 
     /// Its VMM or its disk has ended by itself. One that does so again and again has failed, though it is tried again.
-    fn has_crashed(&mut self, why: &str) {
+    fn record_crash(&mut self, why: &str) {
         self.attempts.crash(Instant::now());
         self.raise(EventKind::Crashed, why);
         if let Some(often) = self.attempts.is_crashing(Instant::now()) {
             let error = HostError::new(ErrorCode::Internal, format!("{often}, and is tried again: {why}"));
             let seen = self.seen;
-            self.status.send_modify(|known| known.fails(&error, seen));
-            self.shared.registry.stir();
+            self.status.send_modify(|known| known.record_failure(&error, seen));
+            self.shared.registry.notify_change();
         }
     }
 }

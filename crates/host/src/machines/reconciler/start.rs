@@ -3,50 +3,50 @@
 //! Invariant: each may be done again after it was broken off.
 
 use super::end::clear;
-use super::{Keeper, Next};
+use super::{MachineReconciler, StepOutcome};
 use crate::error::HostError;
 use crate::hypervisor::qemu;
-use crate::machines::ready::{Place, until_ready};
-use crate::machines::run::{Copied, Run};
+use crate::machines::desired_state::{DesiredState, boot_id};
+use crate::machines::ready::{GuestNetwork, until_ready};
+use crate::machines::run::{PrivateCopy, RunRecord};
 use crate::machines::status::Status;
-use crate::machines::wanted::{Wanted, boot_id};
 use crate::machines::{belongings, blocking, disk, last_words, look};
-use crate::processes::{self, Seen};
+use crate::processes::{self, ObservedProcess};
 use spillway_api::{Catalog, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 
-impl Keeper {
+impl MachineReconciler {
     /// A machine without a disk: its first one, or another after one that is lost with all that it held.
     pub(super) async fn bring_up_disk(
         &mut self,
         machine: &Machine,
         catalog: &Catalog,
-        run: Run,
-        vmm: Seen,
-    ) -> Result<Next, HostError> {
-        self.say(Status::new(Phase::Starting).of(&run, &self.folder));
-        if let Seen::Alive(vmm) = &vmm {
+        run: RunRecord,
+        vmm: ObservedProcess,
+    ) -> Result<StepOutcome, HostError> {
+        self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
+        if let ObservedProcess::Alive(vmm) = &vmm {
             self.vmm.end(vmm).await?;
         }
         if run.is_of_another_boot() {
             self.forget(run).await?;
-            return Ok(Next::Again);
+            return Ok(StepOutcome::Again);
         }
         let process = look(&self.folder, disk::PROCESS).await?;
-        if let Seen::Ended = process {
+        if let ObservedProcess::Ended = process {
             let said = last_words(&self.folder, disk::PROCESS).await?;
             let lost = if run.kept.is_some() { "" } else { ", and with it what was written" };
             self.forget(run).await?;
-            self.has_crashed(&format!("its disk has ended{lost}: {said}"));
-            return Ok(Next::Again);
+            self.record_crash(&format!("its disk has ended{lost}: {said}"));
+            return Ok(StepOutcome::Again);
         }
         // It has written nothing yet: what its catalog says by now may be what lets it start.
         if run.is_outdated(catalog) {
             // Nor does a copy of what it was to be go on.
             self.stop_placing().await;
             self.forget(run).await?;
-            return Ok(Next::Again);
+            return Ok(StepOutcome::Again);
         }
         if let Some(copy) = run.copy.clone() {
             let path = copy.path.clone();
@@ -71,7 +71,7 @@ impl Keeper {
             self.forget(begun).await?;
             self.shared.admission.give_back(&self.name);
         }
-        started.map(|_| Next::Again)
+        started.map(|_| StepOutcome::Again)
     }
 
     /// Writes down what the machine starts with, and makes the files that it needs besides its disk.
@@ -79,7 +79,7 @@ impl Keeper {
         &mut self,
         machine: &Machine,
         catalog: &Catalog,
-        wanted: &Wanted,
+        wanted: &DesiredState,
     ) -> Result<(), HostError> {
         let (shared, folder) = (Arc::clone(&self.shared), self.folder.clone());
         let (machine, catalog, wanted) = (machine.clone(), catalog.clone(), wanted.clone());
@@ -90,7 +90,7 @@ impl Keeper {
             let version = kept.map_or(catalog.version, |disk| disk.version);
             // What can never be served takes no place.
             shared.images.disk(&spec.image.name, version)?;
-            let mut run = Run {
+            let mut run = RunRecord {
                 uuid: machine.identity.uuid.clone(),
                 boot: boot_id(),
                 image: spec.image.name.clone(),
@@ -125,14 +125,14 @@ impl Keeper {
             let size_bytes = shared.images.size(&run.image, run.version)?;
             shared.placement.forget(&machine)?;
             shared.placement.reserve(&machine, size_bytes, |path| {
-                run.copy = Some(Copied { path, size_bytes, is_shared: false });
+                run.copy = Some(PrivateCopy { path, size_bytes, is_shared: false });
                 folder.save(&run)
             })?;
             Ok(run)
         })
         .await?;
-        self.is_made = false;
-        self.say(Status::new(Phase::Starting).of(&run, &self.folder));
+        self.disk_recorded = false;
+        self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
         Ok(())
     }
 
@@ -141,9 +141,9 @@ impl Keeper {
         &self,
         machine: &Machine,
         catalog: &Catalog,
-        wanted: &Wanted,
-        mut run: Run,
-    ) -> Result<Run, HostError> {
+        wanted: &DesiredState,
+        mut run: RunRecord,
+    ) -> Result<RunRecord, HostError> {
         let (shared, folder, resets) = (Arc::clone(&self.shared), self.folder.clone(), wanted.resets);
         let (machine, catalog) = (machine.clone(), catalog.clone());
         blocking(move || {
@@ -162,7 +162,7 @@ impl Keeper {
         .await
     }
 
-    pub(super) async fn start_vmm(&mut self, machine: &Machine, run: &Run) -> Result<(), HostError> {
+    pub(super) async fn start_vmm(&mut self, machine: &Machine, run: &RunRecord) -> Result<(), HostError> {
         self.probe.stop();
         let accelerator = self.shared.accelerator().await?;
         let _turn = self.shared.starts.acquire().await;
@@ -171,7 +171,7 @@ impl Keeper {
             _ => None,
         };
         let seed = self.folder.path().join(belongings::SEED);
-        let files = qemu::Files {
+        let files = qemu::HostFiles {
             seed: Some(&seed),
             data: run.data.as_deref(),
             scratch: run.scratch.as_deref(),
@@ -179,7 +179,7 @@ impl Keeper {
             most_queues: Some(run.queues),
         };
         self.vmm.start(machine, run, accelerator, &files, &self.shared.parts.scopes).await?;
-        self.is_told_of_end = false;
+        self.vmm_end_reported = false;
         self.attempts.vmm_begins();
         self.firmware.begins();
         self.raise(EventKind::Started, &format!("it starts on {}:{}", run.image, run.version));
@@ -187,7 +187,7 @@ impl Keeper {
     }
 
     /// One that nobody has at this moment, for a guest that is ready when it takes connections and is behind QEMU.
-    pub(super) fn port_for(&self, run: &Run) -> Result<Option<u16>, HostError> {
+    pub(super) fn port_for(&self, run: &RunRecord) -> Result<Option<u16>, HostError> {
         if !matches!((&run.spec.ready, &run.spec.network), (Some(Ready::Tcp(_)), Network::User)) {
             return Ok(None);
         }
@@ -197,14 +197,14 @@ impl Keeper {
     }
 
     /// Begins to find out when its guest is ready, unless that is known or being found out.
-    pub(super) fn probe(&mut self, machine: &Machine, run: &Run) {
+    pub(super) fn probe(&mut self, machine: &Machine, run: &RunRecord) {
         if let (false, Some(ready), false) = (run.ready, run.spec.ready.clone(), self.probe.is_running()) {
             let place = match (run.port, &run.spec.network) {
-                (Some(port), _) => Place::Forwarded(port),
+                (Some(port), _) => GuestNetwork::Forwarded(port),
                 (None, Network::Bridge(bridge)) => {
-                    Place::Bridge(bridge.clone(), machine.identity.mac.clone())
+                    GuestNetwork::Bridge(bridge.clone(), machine.identity.mac.clone())
                 }
-                (None, Network::User | Network::None) => Place::Nowhere,
+                (None, Network::User | Network::None) => GuestNetwork::Nowhere,
             };
             let (folder, agent) = (self.folder.clone(), self.vmm.agent());
             let console = self.vmm.take_console();
@@ -216,10 +216,10 @@ impl Keeper {
         }
     }
 
-    pub(super) async fn is_ready(&mut self, address: Option<String>) -> Result<(), HostError> {
+    pub(super) async fn record_ready(&mut self, address: Option<String>) -> Result<(), HostError> {
         let folder = self.folder.clone();
         blocking(move || match folder.load()? {
-            Some(run) => folder.save(&Run { ready: true, address, ..run }),
+            Some(run) => folder.save(&RunRecord { ready: true, address, ..run }),
             None => Ok(()),
         })
         .await?;

@@ -2,13 +2,13 @@
 //!
 //! Invariant: each may be done again after it was broken off; what a run names goes only when nothing of it runs.
 
-use super::{Keeper, Next, Wait};
+use super::{MachineReconciler, StepOutcome, WakeupConditions};
 use crate::error::HostError;
-use crate::machines::run::{Ending, Folder, Run};
+use crate::machines::desired_state::DesiredState;
+use crate::machines::run::{MachineFolder, RunRecord, VmmEnding};
 use crate::machines::status::Status;
-use crate::machines::wanted::Wanted;
 use crate::machines::{belongings, blocking, disk, last_words, look, vmm};
-use crate::processes::{self, Process, Seen};
+use crate::processes::{self, ObservedProcess, Process};
 use spillway_api::{Catalog, EventKind, Machine, Phase, Power, ResetEvent};
 use spillway_control::{LimitChange, PUT_AWAY, Request};
 use std::sync::Arc;
@@ -19,51 +19,54 @@ const LEAST_RAM_BYTES: u64 = 64 << 10;
 /// Of a machine, the last one first.
 const PROCESSES: [&str; 2] = [vmm::PROCESS, disk::PROCESS];
 
-impl Keeper {
+impl MachineReconciler {
     /// Towards nothing: of this machine, which is off; of one that is no more if none is named. That has its grace only for
     /// what it keeps.
     pub(super) async fn bring_down(
         &mut self,
-        wanted: &Wanted,
-        run: Option<Run>,
+        wanted: &DesiredState,
+        run: Option<RunRecord>,
         machine: Option<&Machine>,
-    ) -> Result<Next, HostError> {
+    ) -> Result<StepOutcome, HostError> {
         let gently = machine.is_some();
         self.probe.stop();
         self.stop_placing().await;
         let was_there = run.is_some();
         if let Some(mut run) = run {
             let vmm = self.vmm.look(&run).await?;
-            let is_resting = gently && run.keeps_its_disk();
-            if matches!(vmm, Seen::Alive(_)) || !is_resting {
-                self.say(Status::new(Phase::Stopping).of(&run, &self.folder));
+            let is_resting = gently && run.keeps_disk_while_off();
+            if matches!(vmm, ObservedProcess::Alive(_)) || !is_resting {
+                self.publish(Status::new(Phase::Stopping).of(&run, &self.folder));
             }
-            if let Seen::Alive(vmm) = vmm {
+            if let ObservedProcess::Alive(vmm) = vmm {
                 let grace = match gently {
                     true => wanted.grace(),
                     // Its machine is deleted. What it keeps somebody may want: its guest writes that down first.
-                    false if run.keeps_files() && !self.is_doomed(&run).await? => {
+                    false if run.keeps_files() && !self.is_to_be_removed(&run).await? => {
                         Duration::from_secs(run.spec.grace_seconds.into())
                     }
                     false => Duration::ZERO,
                 };
                 if let Some(until) = self.vmm.shut_down(&vmm, &mut run, grace).await? {
-                    return Ok(Next::Rest(Wait { until, ..Wait::for_end_of(None, Some(&vmm))? }));
+                    return Ok(StepOutcome::Rest(WakeupConditions {
+                        until,
+                        ..WakeupConditions::for_end_of(None, Some(&vmm))?
+                    }));
                 }
                 self.vmm.end(&vmm).await?;
             }
             let disk = disk::find(&self.folder).await?;
             if disk.is_none() && is_resting {
-                self.tell_of_loss(&run).await?;
+                self.report_loss(&run).await?;
             }
             if let Some(disk) = disk {
                 if is_resting {
-                    return self.rests_without_vmm(run, &disk).await;
+                    return self.stay_without_vmm(run, &disk).await;
                 }
                 self.shared.figures.note_last(&self.name).await;
                 blocking(move || disk::end(&disk)).await?;
             }
-            self.look_at_end(&run).await?;
+            self.check_final_flush(&run).await?;
             self.forget(run).await?;
         }
         let (shared, folder, name) = (Arc::clone(&self.shared), self.folder.clone(), self.name.clone());
@@ -74,29 +77,35 @@ impl Keeper {
             Ok(was_left)
         })
         .await?;
-        self.dispose(machine.map(|machine| machine.identity.uuid.as_str())).await;
+        self.remove_leftovers(machine.map(|machine| machine.identity.uuid.as_str())).await;
         if was_there || was_left {
             self.raise(EventKind::Stopped, "it is stopped");
         }
         self.attempts.forget();
-        self.waits = false;
+        self.wait_reported = false;
         let stopped = Status::new(Phase::Stopped);
         // One that is wanted begins when this one, which had its name before, has ended.
         let is_off = wanted.power == Power::Off;
-        self.say(if is_off { stopped.settled() } else { stopped });
+        self.publish(if is_off { stopped.settled() } else { stopped });
         // What could not be removed is tried again.
-        Ok(if is_off && self.is_left { Next::Rest(Wait::for_end_of(None, None)?) } else { Next::Over })
+        Ok(if is_off && self.leftovers_reported {
+            StepOutcome::Rest(WakeupConditions::for_end_of(None, None)?)
+        } else {
+            StepOutcome::Over
+        })
     }
 
     /// Whether what a machine had goes with it.
-    async fn is_doomed(&self, run: &Run) -> Result<bool, HostError> {
+    async fn is_to_be_removed(&self, run: &RunRecord) -> Result<bool, HostError> {
         let (left, name, uuid) = (Arc::clone(&self.shared.leftovers), self.name.clone(), run.uuid.clone());
-        blocking(move || left.is_doomed(&name, &uuid)).await
+        blocking(move || left.is_to_be_removed(&name, &uuid)).await
     }
 
     /// Nothing but its disk's process had what a machine was to keep, and that has ended.
-    async fn tell_of_loss(&self, run: &Run) -> Result<(), HostError> {
-        if let (false, Seen::Ended) = (run.is_of_another_boot(), look(&self.folder, disk::PROCESS).await?) {
+    async fn report_loss(&self, run: &RunRecord) -> Result<(), HostError> {
+        if let (false, ObservedProcess::Ended) =
+            (run.is_of_another_boot(), look(&self.folder, disk::PROCESS).await?)
+        {
             let said = last_words(&self.folder, disk::PROCESS).await?;
             self.raise(
                 EventKind::Crashed,
@@ -108,9 +117,9 @@ impl Keeper {
 
     /// A disk that is kept says at its end that all of it is on the medium. If it has not, that is told before what it said is
     /// gone.
-    async fn look_at_end(&self, run: &Run) -> Result<(), HostError> {
+    async fn check_final_flush(&self, run: &RunRecord) -> Result<(), HostError> {
         let Some(path) = run.kept.as_ref().filter(|_| !run.is_of_another_boot()) else { return Ok(()) };
-        let Seen::Ended = look(&self.folder, disk::PROCESS).await? else { return Ok(()) };
+        let ObservedProcess::Ended = look(&self.folder, disk::PROCESS).await? else { return Ok(()) };
         let said = last_words(&self.folder, disk::PROCESS).await?;
         if !said.ends_with(PUT_AWAY) {
             let text = format!(
@@ -125,7 +134,7 @@ impl Keeper {
 
     /// Nothing is left of a run that runs nothing any more. Its record goes first: what is left if this is broken off goes
     /// before the machine's next run, or when the next daemon begins.
-    pub(super) async fn forget(&mut self, run: Run) -> Result<(), HostError> {
+    pub(super) async fn forget(&mut self, run: RunRecord) -> Result<(), HostError> {
         self.vmm.forget().await?;
         let folder = self.folder.clone();
         blocking(move || {
@@ -137,13 +146,17 @@ impl Keeper {
     }
 
     /// It is off, and its disk keeps what was written until the host ends: in the overflow, so that it takes no memory.
-    async fn rests_without_vmm(&mut self, mut run: Run, disk: &Process) -> Result<Next, HostError> {
+    async fn stay_without_vmm(
+        &mut self,
+        mut run: RunRecord,
+        disk: &Process,
+    ) -> Result<StepOutcome, HostError> {
         let least = LimitChange { ram_bytes: Some(LEAST_RAM_BYTES), ..LimitChange::default() };
         let evicts = run.ram_bytes.is_some_and(|ram_bytes| ram_bytes > LEAST_RAM_BYTES);
         if evicts {
             run.ram_bytes = least.ram_bytes;
         }
-        (run.ready, run.ending, run.asked, self.waits) = (false, None, false, false);
+        (run.ready, run.ending, run.asked, self.wait_reported) = (false, None, false, false);
         let (folder, saved) = (self.folder.clone(), run.clone());
         blocking(move || {
             if evicts {
@@ -154,45 +167,45 @@ impl Keeper {
         .await?;
         self.vmm.forget().await?;
         self.shared.admission.give_back(&self.name);
-        self.say(Status::new(Phase::Stopped).of(&run, &self.folder).by(disk, None).settled());
-        self.dispose(Some(&run.uuid)).await;
-        Ok(Next::Rest(Wait::for_end_of(Some(disk), None)?))
+        self.publish(Status::new(Phase::Stopped).of(&run, &self.folder).by(disk, None).settled());
+        self.remove_leftovers(Some(&run.uuid)).await;
+        Ok(StepOutcome::Rest(WakeupConditions::for_end_of(Some(disk), None)?))
     }
 
     /// The VMM is not there any more, and is wanted.
-    pub(super) async fn vmm_has_ended(
+    pub(super) async fn handle_vmm_end(
         &mut self,
         machine: &Machine,
         catalog: &Catalog,
-        mut run: Run,
-        wanted: &Wanted,
+        mut run: RunRecord,
+        wanted: &DesiredState,
         disk: Process,
-    ) -> Result<Next, HostError> {
+    ) -> Result<StepOutcome, HostError> {
         self.probe.stop();
         // Nobody may have it while it is found out why.
-        self.say(Status::new(Phase::Stopping).of(&run, &self.folder));
+        self.publish(Status::new(Phase::Stopping).of(&run, &self.folder));
         let asked = run.asked || wanted.resets > run.resets || wanted.restarts > run.restarts;
         if !asked {
-            self.vmm.has_ended(&mut run).await?;
+            self.vmm.record_end(&mut run).await?;
         }
         match run.ending {
             _ if asked => {}
-            Some(Ending::GuestShutdown) if !catalog.spec.autostart => {
-                if self.is_off().await? {
-                    return Ok(Next::Again);
+            Some(VmmEnding::GuestShutdown) if !catalog.spec.autostart => {
+                if self.want_off().await? {
+                    return Ok(StepOutcome::Again);
                 }
             }
             Some(_) => {}
             // Told already: what comes of it could not be recorded.
-            None if self.is_told_of_end => {}
+            None if self.vmm_end_reported => {}
             None => {
-                self.is_told_of_end = true;
+                self.vmm_end_reported = true;
                 let said = self.vmm.last_words().await?;
-                self.has_crashed(&format!("its VMM has ended by itself: {said}"));
+                self.record_crash(&format!("its VMM has ended by itself: {said}"));
             }
         }
         if self.attempts.is_crashing(Instant::now()).is_none() {
-            self.say(Status::new(Phase::Starting).of(&run, &self.folder));
+            self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
         }
         self.power_cycle(machine, catalog, run, wanted, disk).await
     }
@@ -202,21 +215,21 @@ impl Keeper {
         &mut self,
         machine: &Machine,
         catalog: &Catalog,
-        mut run: Run,
-        wanted: &Wanted,
+        mut run: RunRecord,
+        wanted: &DesiredState,
         disk: Process,
-    ) -> Result<Next, HostError> {
+    ) -> Result<StepOutcome, HostError> {
         let forgets = wanted.resets > run.resets
             || run.spec.reset() != ResetEvent::Never
             || !run.disk_stays(&catalog.spec);
         // A copy cannot forget; one that is kept is served anew, or thrown away by whoever starts the next run.
         let is_remade = run.copy.is_some() || run.kept.is_some() && (forgets || run.is_outdated(catalog));
-        if is_remade || forgets && run.is_outdated_but_for_data(catalog) {
+        if is_remade || forgets && run.is_outdated_after_reset(catalog) {
             self.shared.figures.note_last(&self.name).await;
             blocking(move || disk::end(&disk)).await?;
-            self.look_at_end(&run).await?;
+            self.check_final_flush(&run).await?;
             self.forget(run).await?;
-            return Ok(Next::Again);
+            return Ok(StepOutcome::Again);
         }
         if run.is_outdated(catalog) {
             run = self.renew(machine, catalog, wanted, run).await?;
@@ -237,17 +250,18 @@ impl Keeper {
         if forgets {
             self.raise(EventKind::Reset, "it has forgotten what it had written");
         }
-        Ok(Next::Again)
+        Ok(StepOutcome::Again)
     }
 
     /// The guest has shut down: that is what is wanted from now on, unless somebody has wanted something since. Whether it is.
-    async fn is_off(&self) -> Result<bool, HostError> {
+    async fn want_off(&self) -> Result<bool, HostError> {
         let (shared, name, seen) = (Arc::clone(&self.shared), self.name.clone(), self.seen);
         blocking(move || {
             shared.objects.change(|changes| {
-                let found = changes.get::<Wanted>(name.as_str())?.filter(|found| found.revision == seen);
+                let found =
+                    changes.get::<DesiredState>(name.as_str())?.filter(|found| found.revision == seen);
                 let Some(found) = found else { return Ok(false) };
-                changes.put(name.as_str(), &Wanted { power: Power::Off, ..found.value });
+                changes.put(name.as_str(), &DesiredState { power: Power::Off, ..found.value });
                 Ok(true)
             })
         })
@@ -256,9 +270,9 @@ impl Keeper {
 }
 
 /// Ends what runs in a folder without a record that could be read, and removes it. Whether it was there.
-pub(super) fn clear(folder: &Folder) -> Result<bool, HostError> {
+pub(super) fn clear(folder: &MachineFolder) -> Result<bool, HostError> {
     for name in PROCESSES {
-        if let Seen::Alive(process) = processes::look(folder.path(), name)? {
+        if let ObservedProcess::Alive(process) = processes::look(folder.path(), name)? {
             disk::end(&process)?;
         }
     }
@@ -266,10 +280,10 @@ pub(super) fn clear(folder: &Folder) -> Result<bool, HostError> {
 }
 
 /// Whether something runs in a folder.
-pub(super) fn is_alive(folder: &Folder) -> Result<bool, HostError> {
+pub(super) fn is_alive(folder: &MachineFolder) -> Result<bool, HostError> {
     let mut is_alive = false;
     for name in PROCESSES {
-        is_alive |= matches!(processes::look(folder.path(), name)?, Seen::Alive(_));
+        is_alive |= matches!(processes::look(folder.path(), name)?, ObservedProcess::Alive(_));
     }
     Ok(is_alive)
 }
