@@ -1,4 +1,4 @@
-//! What requests with an `Idempotency-IdempotentRequest` have made, so that the same request makes it once. Owns these records.
+//! What requests with an `Idempotency-Key` have made, so that the same request makes it once. Owns these records.
 //!
 //! Invariant: a key is of one caller and one route. Of the last `MOST` keys, each is known for a day; which of a claim
 //! is recorded together with the claim itself.

@@ -1,8 +1,8 @@
-//! The audit log: one JSON line for each change that somebody asked for. Owns the file and the older ones beside it, and
-//! how long they are kept.
+//! The audit log: one JSON line for each change that a client requests. Owns the file and the rotated files beside it,
+//! and how long they are kept.
 //!
-//! Invariant: the line of a change is written before the change is answered. Requests that were refused or failed are
-//! summed up, so that whoever repeats them pushes no line of a change out. No line holds a token or a secret setting.
+//! Invariant: the line of a change is written before the response is sent. Refused and failed requests are summed up, so
+//! that repeating them cannot displace lines of changes. No line contains a token or a secret setting.
 
 use super::act::{ActionObject, RequestAction};
 use super::caller::{Caller, PeerAddress};
@@ -19,40 +19,40 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The file is divided into parts of this share of all, and of one day.
+/// A file is rotated when it has this fraction of the total size, or after a day.
 const PARTS: u64 = 16;
 const LEAST_PART_BYTES: u64 = 64 << 10;
 const PART_AGE: Duration = Duration::from_secs(86_400);
-/// Longest first line that is looked at for its time.
+/// Longest first line whose time is read.
 const MAX_LINE_BYTES: u64 = 256 << 10;
 
-/// Where the log is written, and how long it is kept.
+/// Settings of the audit log.
 #[derive(Clone, Debug)]
 pub struct AuditSettings {
-    /// The file; the older parts are beside it, with the time of their last line in their names.
+    /// Path of the file. Rotated files are beside it, with the time of their last line in their names.
     pub file: Option<PathBuf>,
-    /// Write each line to standard error too, which the journal keeps.
+    /// Whether each line is also written to standard error, which the journal keeps.
     pub journal: bool,
-    /// Parts whose last line is older are removed.
+    /// Rotated files whose last line is older are removed.
     pub keep: Duration,
-    /// The oldest parts are removed while all of them have more bytes together.
+    /// The oldest rotated files are removed while all files together are larger.
     pub max_bytes: u64,
 }
 
-/// The log. A clone is the same log.
+/// The audit log. A clone is the same log.
 #[derive(Clone)]
 pub struct Audit(Arc<Mutex<Inner>>);
 
 struct Inner {
     settings: AuditSettings,
     refusals: Refusals,
-    /// When the first line of the file was written.
+    /// Time of the file's first line.
     began: Option<SystemTime>,
-    /// Writing has failed, which was said.
+    /// Whether writing has failed, which was logged.
     fails: bool,
 }
 
-/// A line for a request.
+/// A line for one request.
 #[derive(Serialize)]
 struct AuditLine<'a> {
     time: Timestamp,
@@ -67,7 +67,7 @@ struct AuditLine<'a> {
     object: &'a ActionObject,
     #[serde(flatten)]
     noted: AuditNotes,
-    /// `done`, or why not: the code of the response's error.
+    /// `done`, or the error code of the response.
     result: ResultWord,
     status: u16,
 }
@@ -79,7 +79,7 @@ enum ResultWord {
     Word(&'static str),
 }
 
-/// A line for requests that were counted.
+/// A line for refused requests that were counted.
 #[derive(Serialize)]
 struct RefusalLine {
     time: Timestamp,
@@ -88,25 +88,25 @@ struct RefusalLine {
     result: &'static str,
 }
 
-/// What came of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestOutcome {
-    /// The status of the response.
+    /// Status of the response.
     pub status: u16,
-    /// Its error's code, if it has one.
+    /// Error code of the response, if it has one.
     pub code: Option<ErrorCode>,
-    /// Whether the caller's role was enough: what they asked for was looked at.
+    /// Whether the caller's role was sufficient, so that the request was processed.
     pub let_in: bool,
 }
 
 impl Audit {
-    /// A log with these settings.
+    /// Opens a log with these settings.
     pub fn new(settings: AuditSettings) -> Audit {
         let began = settings.file.as_deref().and_then(first_time);
         Audit(Arc::new(Mutex::new(Inner { settings, refusals: Refusals::default(), began, fails: false })))
     }
 
-    /// A change was asked for, and this came of it.
+    /// Writes the line of a change that a caller has requested.
     pub fn write(&self, caller: &Caller, act: &RequestAction, noted: AuditNotes, outcome: RequestOutcome) {
         let verb = noted.verb.as_deref().unwrap_or(&act.verb).to_owned();
         let name = noted.name.clone().or_else(|| act.object.name.clone());
@@ -134,7 +134,7 @@ impl Audit {
         ));
     }
 
-    /// Somebody without a token that is known has asked for something.
+    /// Records a request without a known token.
     pub fn write_unknown(&self, source: PeerAddress, act: &RequestAction, outcome: RequestOutcome) {
         const WHO: &str = "unknown";
         let (who, from) = (WHO.to_owned(), source.counted().to_string());
@@ -145,7 +145,7 @@ impl Audit {
         }
     }
 
-    /// Writes the counts whose time has come, and removes what is too old. To be called every few seconds.
+    /// Writes the counts that are due, and removes old files. Call this every few seconds.
     pub fn tick(&self) {
         let mut inner = self.inner();
         let sums = inner.refusals.due(Instant::now());
@@ -153,7 +153,7 @@ impl Audit {
         inner.tidy();
     }
 
-    /// Writes all counts: the daemon ends.
+    /// Writes all counts before the daemon ends.
     pub fn end(&self) {
         let mut inner = self.inner();
         let sums = inner.refusals.rest(Instant::now());
@@ -203,7 +203,7 @@ impl Inner {
         if let Err(e) = &written
             && !self.fails
         {
-            log_line(&format!("warning: {}: changes are not written down: {e}", file.display()));
+            log_line(&format!("warning: {}: the audit log cannot be written: {e}", file.display()));
         }
         self.fails = written.is_err();
     }
@@ -225,7 +225,7 @@ impl Inner {
         file.write_all(text.as_bytes())
     }
 
-    /// Removes parts that are too old, and the oldest while there is too much.
+    /// Removes rotated files that are too old, and the oldest while the log is too large.
     fn tidy(&self) {
         let Some(path) = &self.settings.file else { return };
         let mut parts = parts(path);
@@ -249,15 +249,15 @@ impl Inner {
     }
 }
 
-/// An older part of the log.
+/// A rotated file of the log.
 struct RotatedFile {
     path: PathBuf,
     bytes: u64,
-    /// When its last line was written.
+    /// Time of its last line.
     last: SystemTime,
 }
 
-/// The path of a part, whose name ends with a time.
+/// Path of a rotated file, whose name ends with a time.
 fn beside(path: &Path, time: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".");
@@ -265,7 +265,7 @@ fn beside(path: &Path, time: &str) -> PathBuf {
     name.into()
 }
 
-/// The older parts, oldest first.
+/// Lists the rotated files, oldest first.
 fn parts(path: &Path) -> Vec<RotatedFile> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { return Vec::new() };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
@@ -286,7 +286,7 @@ fn parts(path: &Path) -> Vec<RotatedFile> {
     found
 }
 
-/// When the first line of a file was written.
+/// Reads the time of a file's first line.
 fn first_time(path: &Path) -> Option<SystemTime> {
     let mut first = String::new();
     BufReader::new(File::open(path).ok()?).take(MAX_LINE_BYTES).read_line(&mut first).ok()?;

@@ -1,24 +1,24 @@
-//! Who asks: the user of a local process, or the owner of a token. Owns the roles and how a caller is written.
+//! Callers of the API: the user of a local process, or the owner of a token. Owns the roles and the textual forms.
 //!
-//! Invariant: a caller was identified by the kernel (unix socket) or by a token (TCP), never by what the request says.
+//! Invariant: a caller is identified by the kernel (unix socket) or by a token (TCP), never by the content of a request.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
-/// What a caller may ask. Each role includes the ones before it.
+/// Role of a caller. Each role includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// To see.
+    /// May read everything but secrets.
     Read,
-    /// To start, stop, reset, claim and release machines.
+    /// May start, stop, reset, claim and release machines.
     Operate,
-    /// Everything.
+    /// May do everything.
     Admin,
 }
 
 impl Role {
-    /// The word of files, messages and the audit log.
+    /// Word for the role in files, messages and the audit log.
     pub fn word(self) -> &'static str {
         match self {
             Role::Read => "read",
@@ -27,29 +27,29 @@ impl Role {
         }
     }
 
-    /// The role that a word names.
+    /// Parses the word for a role.
     pub fn of(word: &str) -> Option<Role> {
         [Role::Read, Role::Operate, Role::Admin].into_iter().find(|role| role.word() == word)
     }
 }
 
-/// Where a connection comes from.
+/// Origin of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PeerAddress {
-    /// The unix socket: user and process, as the kernel reports them. The process may have ended since.
+    /// The unix socket, with user and process as the kernel reports them. The process may have ended since.
     Local {
-        /// The user.
+        /// User id.
         uid: Option<u32>,
-        /// The process that has opened the connection.
+        /// Id of the process that opened the connection.
         pid: Option<i32>,
     },
-    /// TCP.
+    /// TCP, from this address.
     Remote(IpAddr),
 }
 
 impl PeerAddress {
-    /// A source of which connections are counted together: a user; an IPv4 address; an IPv6 network of 64 bits, since
-    /// one host may have all addresses of it.
+    /// Origin whose connections are counted together: a user; an IPv4 address; an IPv6 network of 64 bits, since one host
+    /// may use all of its addresses.
     pub fn counted(self) -> PeerAddress {
         match self {
             PeerAddress::Local { uid, .. } => PeerAddress::Local { uid, pid: None },
@@ -70,19 +70,19 @@ impl fmt::Display for PeerAddress {
     }
 }
 
-/// Who asks, what they may, and from where.
+/// Identity, role and origin of a caller.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// The token's name, or `uid 0`.
+    /// Name of the token, or `uid 0`.
     pub name: Arc<str>,
-    /// What they may ask.
+    /// Role of the caller.
     pub role: Role,
-    /// Where the connection comes from.
+    /// Origin of the connection.
     pub source: PeerAddress,
 }
 
 impl fmt::Display for Caller {
-    /// For people: `uid 0`, `ci from 192.0.2.1`.
+    /// Text for people: `uid 0`, `ci from 192.0.2.1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.source {
             PeerAddress::Local { .. } => f.write_str(&self.name),

@@ -1,12 +1,12 @@
-//! The open connections of one way in: how many a source and a token may have, and which is closed to admit another. Owns
-//! the table of connections; reads and writes none of them.
+//! Limits of open connections on one listener: how many a peer and a token may have, and which is closed to admit
+//! another. Owns the table of connections; reads and writes none of them.
 //!
-//! A connection is *waiting* while the daemon waits for its client (handshake, request, a response that is being read, events
-//! that are followed), and *busy* from the end of a request's head to the start of its response. Where a limit is reached
-//! the connection that has waited longest is closed; only if none is waiting the new one is refused.
+//! A connection is *waiting* while the daemon waits for its client (handshake, request, a response that is being read,
+//! events that are followed), and *busy* from the end of a request's head to the start of its response. When a limit is
+//! reached, the connection that has waited longest is closed; the new one is refused only if none is waiting.
 //!
-//! Invariant: a connection that waits never keeps another one out, a source's connections never keep another source's
-//! out before authentication, and those of other roles never keep an administrator's out after it.
+//! Invariant: a waiting connection never keeps another one out, a peer's connections never keep another peer's out before
+//! authentication, and those of other roles never keep an administrator's out after it.
 
 use super::caller::PeerAddress;
 use std::collections::BTreeMap;
@@ -14,26 +14,27 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// How many connections there may be.
+/// Maximum numbers of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    /// Before authentication, of one source.
+    /// Per peer, before authentication.
     pub unknown_of_source: usize,
-    /// Before authentication, of all sources.
+    /// Of all peers, before authentication.
     pub unknown: usize,
-    /// After authentication, of one token.
+    /// Per token, after authentication.
     pub of_token: usize,
-    /// After authentication, of one source, but for administrators.
+    /// Per peer, after authentication, without administrators.
     pub of_source: usize,
-    /// After authentication, of all tokens but those of administrators.
+    /// Of all tokens, after authentication, without administrators.
     pub known: usize,
 }
 
 impl ConnectionLimits {
-    /// Over TCP. Administrators have a place for each of their tokens' connections beside `known`: that is their reserve.
+    /// Limits over TCP. Administrators have slots for the connections of their tokens beside `known`, as a reserve.
     pub const REMOTE: ConnectionLimits =
         ConnectionLimits { unknown_of_source: 128, unknown: 512, of_token: 64, of_source: 128, known: 192 };
-    /// On the unix socket, where the kernel says who connects: everybody there is an administrator, and none has a token.
+    /// Limits on the unix socket, where the kernel identifies callers: everybody there is an administrator, and nobody
+    /// has a token.
     pub const LOCAL: ConnectionLimits = ConnectionLimits {
         unknown_of_source: 512,
         unknown: 2048,
@@ -43,7 +44,7 @@ impl ConnectionLimits {
     };
 }
 
-/// Time between two lines about connections that were closed for others.
+/// Interval of log lines about connections that were closed for others.
 const SAY_EACH: Duration = Duration::from_secs(60);
 
 /// The table of open connections. A clone is the same table.
@@ -57,7 +58,7 @@ struct Inner {
 
 #[derive(Default)]
 struct ConnectionTable {
-    /// Counts changes of state: what is older has waited longer.
+    /// Counts changes of state: a smaller value has waited longer.
     clock: u64,
     open: BTreeMap<u64, OpenConnection>,
     said: Option<Instant>,
@@ -78,29 +79,29 @@ struct TokenHolder {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConnectionState {
-    /// Since this tick of the table's clock.
+    /// Waiting since this value of the table's clock.
     Waiting(u64),
     Busy,
-    /// It was told to end.
+    /// Told to close.
     Closing,
 }
 
-/// The entry of one connection, removed when this is dropped.
+/// Slot of one connection, which is freed when this is dropped.
 pub struct ConnectionSlot {
     connections: Connections,
     id: u64,
     close: Arc<Notify>,
 }
 
-/// A request of a connection is being answered, until this is dropped.
+/// A request that is being answered, until this is dropped.
 pub struct ActiveRequest(Arc<ConnectionSlot>);
 
-/// No connection could be closed to admit this one.
+/// Error: no connection could be closed to admit this one.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooManyConnections;
 
 impl Connections {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new(limits: ConnectionLimits) -> Connections {
         Connections(Arc::new(Inner { limits, table: Mutex::default() }))
     }
@@ -112,7 +113,7 @@ impl Connections {
         let of_source = |open: &OpenConnection| open.token.is_none() && open.source == source;
         table.close_one_for(limits.unknown_of_source, of_source)?;
         if table.count(|open| open.token.is_none()) >= limits.unknown {
-            // Of the source that has most of them: whoever has a few keeps them.
+            // Close one of the peer that has the most.
             let mut counts: BTreeMap<PeerAddress, usize> = BTreeMap::new();
             let unknown = table.open.values().filter(|open| open.token.is_none());
             unknown.for_each(|open| *counts.entry(open.source).or_default() += 1);
@@ -142,7 +143,7 @@ impl ConnectionSlot {
         self.close.notified().await;
     }
 
-    /// A request has come, by the owner of a token if there is one.
+    /// Notes a request on the connection, with the owner of its token if there is one.
     pub fn begin(
         self: &Arc<ConnectionSlot>,
         token: Option<(&Arc<str>, bool)>,
@@ -157,7 +158,7 @@ impl ConnectionSlot {
         open.state = ConnectionState::Busy;
         if let Some((name, is_admin)) = token {
             let token = TokenHolder { name: Arc::clone(name), is_admin };
-            // Others are counted: this one has left what it was counted with before.
+            // Count the others only: this connection no longer counts where it did before.
             open.token = None;
             let same =
                 |open: &OpenConnection| open.token.as_ref().is_some_and(|other| other.name == token.name);
@@ -207,7 +208,8 @@ impl ConnectionTable {
         self.open.values().filter(|open| open.state != ConnectionState::Closing && is(open)).count()
     }
 
-    /// One more of these can be admitted: the one that has waited longest is closed if there are as many as may be.
+    /// Makes sure that one more of these connections can be admitted: closes the one that has waited longest if the limit
+    /// is reached.
     fn close_one_for(
         &mut self,
         most: usize,
@@ -219,7 +221,7 @@ impl ConnectionTable {
         }
     }
 
-    /// Tells the one of these that has waited longest to end.
+    /// Tells the connection of these that has waited longest to close.
     fn close_oldest(&mut self, is: impl Fn(&OpenConnection) -> bool) -> Result<(), TooManyConnections> {
         let waiting = self.open.values_mut().filter(|open| is(open)).filter_map(|open| match open.state {
             ConnectionState::Waiting(since) => Some((since, open)),
@@ -235,9 +237,7 @@ impl ConnectionTable {
         let text = format!("a connection of {} ({whose}) is closed for a newer one", oldest.source);
         if self.said.is_none_or(|said| said.elapsed() >= SAY_EACH) {
             self.said = Some(Instant::now());
-            crate::events::log_line(&format!(
-                "warning: {text}; others are closed without a line for a minute"
-            ));
+            crate::events::log_line(&format!("warning: {text}; no further line for a minute"));
         }
         Ok(())
     }

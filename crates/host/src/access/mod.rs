@@ -1,8 +1,8 @@
-//! Who may ask what, and what is written down of it. Owns the check that every request passes; roles are in `caller`, what
-//! a request does in `act`, tokens in `tokens`, connections in `connections`, the audit log in `audit`.
+//! Authorization and audit: every request passes this check. Roles are in `caller`, actions in `act`, tokens in `tokens`,
+//! limits of connections in `connections`, the audit log in `audit`.
 //!
-//! Invariant: a request whose role is not known to be enough reaches no route; each change that somebody asks for is in
-//! the audit log, whatever came of it.
+//! Invariant: a request without a sufficient role reaches no route; each change that a client requests is in the audit
+//! log, whatever its outcome.
 
 pub mod act;
 pub mod audit;
@@ -29,37 +29,38 @@ use std::sync::Arc;
 use tokens::Tokens;
 use tokio::sync::watch;
 
-/// The other side of a connection.
+/// The peer of a connection.
 #[derive(Clone)]
 pub struct Peer {
-    /// Where it comes from.
+    /// Origin of the connection.
     pub source: PeerAddress,
-    /// Over TCP: the tokens that are known. On the unix socket none is needed: who can open it may do everything.
+    /// Known tokens, over TCP. On the unix socket none is needed: whoever can open it may do everything.
     pub tokens: Option<Arc<Tokens>>,
-    /// Its entry in the table of connections.
+    /// Slot of the connection.
     pub place: Arc<ConnectionSlot>,
 }
 
-/// Tells a route that the connection went before the request was answered.
+/// Tells a route that the connection was closed before the response.
 #[derive(Clone)]
 pub struct ConnectionClosed(watch::Receiver<()>);
 
 impl ConnectionClosed {
-    /// Waits until the connection is gone.
+    /// Waits until the connection is closed.
     pub async fn wait(&mut self) {
-        // The other end is dropped with the connection, and nothing is ever sent.
+        // The sender is dropped with the connection, and never sends anything.
         let _ = self.0.changed().await;
     }
 }
 
-/// What is undone if a response does not reach the connection: a part of the response until it is handed over.
+/// An effect that is undone if the response does not reach the connection. It is a part of the response until that is
+/// sent.
 pub trait Undo: Send + Sync {
-    /// The response was handed over: what it tells of stays.
+    /// Keeps the effect, since the response was sent.
     fn keep(&self);
 }
 
-/// Lets a request through if its role is enough, and writes changes down: also those of clients that do not wait for the
-/// answer.
+/// Lets a request through if its role is sufficient, and writes changes to the audit log, also those of clients that do
+/// not wait for the response.
 pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next) -> Response {
     let act = RequestAction::of(request.method(), request.uri().path());
     let outcome = |response: &Response, let_in| RequestOutcome {
@@ -100,7 +101,7 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
             next.run(request).await
         } else {
             let role = act.role.word();
-            let message = format!("{caller} may not do this: it takes a token with the role '{role}'");
+            let message = format!("{caller} may not do this: use a token with the role '{role}'");
             HostError::new(ErrorCode::Forbidden, message).into_response()
         };
         audit.write(&caller, &act, note.take(), outcome(&response, let_in));
@@ -108,7 +109,7 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
         response
     };
     let lost = |_| HostError::new(ErrorCode::Internal, "the answer was lost").into_response();
-    // Dropped with this future when the connection goes.
+    // Dropped with this future when the connection is closed.
     let _stays = stays;
     let mut response = tokio::spawn(answer).await.unwrap_or_else(lost);
     if let Some(undo) = response.extensions_mut().remove::<Arc<dyn Undo>>() {
@@ -119,10 +120,10 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
 
 type Identified = (Caller, Result<ActiveRequest, HostError>);
 
-/// Who asks, and the place of their connection while they are answered.
+/// Identifies the caller, and marks the connection as busy while the request is answered.
 fn identify(request: &Request) -> Result<Identified, (HostError, PeerAddress)> {
     let Some(peer) = request.extensions().get::<Peer>() else {
-        let nobody = HostError::new(ErrorCode::Unauthenticated, "nobody knows who asks");
+        let nobody = HostError::new(ErrorCode::Unauthenticated, "the caller cannot be identified");
         return Err((nobody, PeerAddress::Local { uid: None, pid: None }));
     };
     let (caller, token) = match (&peer.tokens, peer.source) {
@@ -135,7 +136,7 @@ fn identify(request: &Request) -> Result<Identified, (HostError, PeerAddress)> {
             let token = token.and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
             let known = token.and_then(|token| tokens.as_ref()?.find(token));
             let Some((name, role)) = known else {
-                let message = "say who asks: Authorization: Bearer TOKEN";
+                let message = "authenticate with the header Authorization: Bearer TOKEN";
                 return Err((HostError::new(ErrorCode::Unauthenticated, message), source));
             };
             (Caller { name: name.into(), role, source }, true)

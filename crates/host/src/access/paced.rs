@@ -1,7 +1,7 @@
-//! A stream whose reader has to keep up: how long a client may leave what it is sent. Owns that measure.
+//! A stream with a minimum reading speed: limits how long a client may leave data unread. Owns that measure.
 //!
-//! Invariant: a write that makes no progress for [`ReaderLimits::stall`], and a reader slower than [`ReaderLimits::bytes_a_second`] in the
-//! long run, end the connection with an error.
+//! Invariant: a write without progress for [`ReaderLimits::stall`], and a reader slower than
+//! [`ReaderLimits::bytes_a_second`] in the long run, end the connection with an error.
 
 use std::io;
 use std::pin::Pin;
@@ -10,31 +10,31 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// How slow a reader may be.
+/// Limits of a slow reader.
 #[derive(Clone, Copy, Debug)]
 pub struct ReaderLimits {
-    /// How long writes may be blocked in all. What is written pays it back, at the rate below.
+    /// Total time that writes may be blocked. Written bytes earn it back, at the rate below.
     pub stall: Duration,
-    /// Least rate of a reader in the long run.
+    /// Minimum rate of a reader in the long run.
     pub bytes_a_second: u32,
 }
 
-/// A stream that ends if its reader is too slow.
+/// A stream that fails if its reader is too slow.
 pub struct PacedStream<S> {
     stream: S,
     pace: ReaderLimits,
-    /// How long writes were blocked, less what was paid back.
+    /// Time that writes were blocked, minus what was earned back.
     debt: Duration,
     blocked: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl<S> PacedStream<S> {
-    /// Watches a stream.
+    /// Wraps a stream.
     pub fn new(stream: S, pace: ReaderLimits) -> PacedStream<S> {
         PacedStream { stream, pace, debt: Duration::ZERO, blocked: None }
     }
 
-    /// The stream took so much, or wants to be asked again. An error: it has taken too long.
+    /// Processes the result of a write. Fails if writes were blocked for too long.
     fn watch<T>(
         &mut self,
         context: &mut Context<'_>,

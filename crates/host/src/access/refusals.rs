@@ -1,46 +1,46 @@
-//! Requests that were refused or failed, summed up: the first of a kind is written whole, the others are counted. Owns
-//! the counts.
+//! Summaries of refused and failed requests: the first of a kind is written in full, further ones are counted. Owns the
+//! counts.
 //!
-//! Invariant: whatever clients do, at most [`MOST_KINDS`] kinds are told apart, of one of them at most [`MOST_OF_ONE`], and of each
-//! kind at most some lines an hour are written; no request goes uncounted.
+//! Invariant: whatever clients do, at most [`MOST_KINDS`] kinds are distinguished, at most [`MOST_OF_ONE`] of them per
+//! caller, and few lines an hour are written for each; no request goes uncounted.
 
 use super::act::ActionObject;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Kinds that are told apart at a time; what comes beyond is counted together.
+/// Number of kinds that are distinguished at a time. Others are counted together.
 const MOST_KINDS: usize = 64;
-/// Of these, of one token or user: who is refused in many ways does not hide others.
+/// Number of kinds per token or user, so that one caller with many refusals does not hide others.
 const MOST_OF_ONE: usize = 16;
-/// Time from the first line of a kind to the one with the count. It doubles with each such line, to the longest.
+/// Time from the first line of a kind to its summary. It doubles with each summary, up to the longest.
 const FIRST: Duration = Duration::from_secs(60);
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// What refused requests have in common that are counted together.
+/// Properties by which refused requests are counted together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct RefusalKind {
-    /// The token's name or the user; `unknown` without a token that is known; `others` for those beyond the bound.
+    /// Name of the token, or the user; `unknown` without a known token; `others` beyond the bound.
     pub who: String,
-    /// The address, or `local`.
+    /// Address of the peer, or `local`.
     pub from: String,
-    /// The verb, if the caller was let in.
+    /// Verb, if the caller's role was sufficient.
     pub verb: Option<String>,
-    /// The object, if the caller was let in.
+    /// Object, if the caller's role was sufficient.
     pub object: Option<ActionObject>,
-    /// The status of the response.
+    /// Status of the response.
     pub status: u16,
 }
 
-/// How many there were since the last line.
+/// Count of refusals since the last line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RefusalSummary {
-    /// Of which kind.
+    /// Kind of the refusals.
     #[serde(flatten)]
     pub kind: RefusalKind,
-    /// How many.
+    /// Number of refusals.
     pub count: u64,
-    /// Within so many seconds.
+    /// Period in seconds.
     pub seconds: u64,
 }
 
@@ -50,12 +50,12 @@ struct RefusalCount {
     count: u64,
 }
 
-/// The counts.
+/// Counts of refusals, by kind.
 #[derive(Default)]
 pub struct Refusals(BTreeMap<RefusalKind, RefusalCount>);
 
 impl Refusals {
-    /// Another one. Whether it is to be written whole: it is the first of its kind for an hour.
+    /// Counts a refusal. Returns whether it should be written in full, because it is the first of its kind for an hour.
     pub fn record(&mut self, kind: RefusalKind, now: Instant) -> bool {
         let is_known = self.0.contains_key(&kind);
         let has_room = is_known || self.0.len() < MOST_KINDS && self.of(&kind.who) < MOST_OF_ONE;
@@ -66,7 +66,7 @@ impl Refusals {
                 false
             }
             None => {
-                // One of many kinds is counted from the start: the line would name one of them only.
+                // A collective kind is counted from its first refusal, since a line would name one of many only.
                 let count = u64::from(!has_room);
                 self.0.insert(kind, RefusalCount { since: now, window: FIRST, count });
                 has_room
@@ -74,18 +74,18 @@ impl Refusals {
         }
     }
 
-    /// Kinds of one that are told apart.
+    /// Number of kinds that are distinguished for one caller.
     fn of(&self, who: &str) -> usize {
         self.0.keys().filter(|kind| kind.who == who).count()
     }
 
-    /// What a kind is counted as for which there is no room: all of the same token or user, or of all if it has no kind yet.
+    /// Collective kind for refusals beyond the bounds: of the same caller, or of all.
     fn summed(&self, kind: RefusalKind) -> RefusalKind {
         let who = if self.of(&kind.who) < MOST_OF_ONE { "others".into() } else { kind.who };
         RefusalKind { who, from: "anywhere".into(), verb: None, object: None, status: kind.status }
     }
 
-    /// The counts whose time has come. Kinds that were quiet for an hour are forgotten.
+    /// Returns the counts that are due. Forgets kinds without a refusal for an hour.
     pub fn due(&mut self, now: Instant) -> Vec<RefusalSummary> {
         let mut sums = Vec::new();
         self.0.retain(|kind, count| {
@@ -103,7 +103,7 @@ impl Refusals {
         sums
     }
 
-    /// All counts, since nobody will ask again.
+    /// Returns all counts, at the end.
     pub fn rest(&mut self, now: Instant) -> Vec<RefusalSummary> {
         let all = std::mem::take(&mut self.0).into_iter().filter(|(_, count)| count.count > 0);
         let seconds = |count: &RefusalCount| now.saturating_duration_since(count.since).as_secs();

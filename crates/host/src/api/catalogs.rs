@@ -32,17 +32,17 @@ pub fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(roll_back_catalog))
 }
 
-/// Which of them.
+/// Query parameters of the list.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "for the document")]
 struct CatalogQuery {
-    /// Those with this label, `KEY=VALUE`; again for more, all of which must be there.
+    /// Lists only catalogs with this label, `KEY=VALUE`; if given several times, with all of them.
     #[param(required = false)]
     label: Vec<String>,
 }
 
-/// All catalogs, or those with certain labels.
+/// Lists all catalogs, or those with certain labels.
 #[utoipa::path(get, path = "", params(CatalogQuery, PageQuery), responses((status = 200, body = Page<Catalog>), ProblemResponse))]
 async fn list_catalogs(
     State(app): State<ApiState>,
@@ -67,7 +67,7 @@ async fn list_catalogs(
     .await
 }
 
-/// What is passed on to guests may hold secrets: it is for those who may do something with them.
+/// Removes what is passed on to guests for callers who may only read: it may contain secrets.
 fn seen_by(role: Role, mut catalog: Catalog) -> Catalog {
     if role == Role::Read {
         catalog.spec.redact();
@@ -75,7 +75,7 @@ fn seen_by(role: Role, mut catalog: Catalog) -> Catalog {
     catalog
 }
 
-/// Tells the audit log what has become another.
+/// Notes the changed settings for the audit log.
 fn note_change(note: &RequestNote, before: &Catalog, after: &Catalog) {
     let mut changed = differences(&after.name, &before.spec, &after.spec);
     if before.version != after.version {
@@ -90,7 +90,7 @@ fn tagged(catalog: Catalog) -> Tagged<Catalog> {
     Tagged(Revision(catalog.revision), catalog)
 }
 
-/// A new catalog. Its machines are recorded when this is answered.
+/// Creates a catalog. Its machines are recorded before the response.
 #[utoipa::path(post, path = "", params(DryRun, IdempotencyKey), request_body = NewCatalog, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn create_catalog(
     State(app): State<ApiState>,
@@ -117,7 +117,7 @@ async fn create_catalog(
     made.await.map(tagged)
 }
 
-/// A catalog.
+/// Returns a catalog.
 #[utoipa::path(get, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn get_catalog(
     State(app): State<ApiState>,
@@ -129,18 +129,18 @@ async fn get_catalog(
     ask_for(seen).await.map(tagged)
 }
 
-/// On which terms.
+/// Conditions of the change.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct ChangeTerms {
-    /// What machines keep may be thrown away.
+    /// With `true` the change may discard data that machines keep.
     #[serde(default)]
     discard_data: bool,
-    /// What machines keep that are removed goes too; else their files stay in their store.
+    /// With `true` the kept files of removed machines are deleted too; else they stay in their store.
     #[serde(default)]
     with_data: bool,
-    /// Remove machines though somebody has claimed them.
+    /// With `true` machines are removed even if they are claimed.
     #[serde(default)]
     force: bool,
     /// With `true` the request is checked in full and nothing is changed; the answer is what the change would make.
@@ -148,7 +148,7 @@ struct ChangeTerms {
     dry_run: bool,
 }
 
-/// Other settings of a catalog, all of them: what is left out has its usual value.
+/// Replaces all settings of a catalog; a setting that is left out gets its default.
 #[utoipa::path(put, path = "/{name}", params(("name" = Name, Path), IfMatch, ChangeTerms), request_body = CatalogSpec, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn replace_catalog(
     State(app): State<ApiState>,
@@ -170,20 +170,21 @@ async fn replace_catalog(
     changed.await.map(tagged)
 }
 
-/// What goes with a catalog.
+/// Conditions of the deletion.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct DeleteTerms {
-    /// What the machines keep goes too; else their files stay in their store.
+    /// With `true` the kept files of the machines are deleted too; else they stay in their store.
     #[serde(default)]
     with_data: bool,
-    /// Also if somebody has claimed one of its machines.
+    /// With `true` the catalog is deleted even if machines are claimed.
     #[serde(default)]
     force: bool,
 }
 
-/// Removes a catalog and its machines. Those that run are ended: with their grace if they keep something that stays, else at once.
+/// Deletes a catalog and its machines. Machines that run are ended: with their grace if they keep data that stays, else
+/// at once.
 #[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch, DeleteTerms), responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_catalog(
     State(app): State<ApiState>,
@@ -195,7 +196,7 @@ async fn delete_catalog(
     ask(move || app.catalogs.delete(&name, terms).map(|()| Empty {})).await
 }
 
-/// Another version for a catalog's machines, or another way that they come to it. A rollout that goes on is replaced.
+/// Changes the version of a catalog's machines, or the strategy of its rollout. Replaces a rollout in progress.
 #[utoipa::path(post, path = "/{name}/update", params(("name" = Name, Path), IfMatch, DryRun), request_body = CatalogUpdate, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn update_catalog(
     State(app): State<ApiState>,
@@ -216,8 +217,8 @@ async fn update_catalog(
     updated.await.map(tagged)
 }
 
-/// Pauses a catalog's rollout, lets it go on, or ends it. Machines that have the version keep it in any case. `conflict`:
-/// no rollout goes on.
+/// Pauses, resumes or aborts a catalog's rollout. Machines that have the version keep it in any case. `conflict`: there
+/// is no rollout in progress.
 #[utoipa::path(post, path = "/{name}/rollout", params(("name" = Name, Path), IfMatch), request_body = RolloutChange, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn change_catalog_rollout(
     State(app): State<ApiState>,
@@ -236,7 +237,7 @@ async fn change_catalog_rollout(
         let (catalog, is_changed) = app.catalogs.change_rollout(&name, action, expected)?;
         let what = match action {
             RolloutAction::Pause => "is paused",
-            RolloutAction::Resume => "goes on",
+            RolloutAction::Resume => "is resumed",
             RolloutAction::Abort => {
                 "is aborted: machines that have the version keep it, the others take it at their next start"
             }
@@ -250,7 +251,7 @@ async fn change_catalog_rollout(
     changed.await.map(tagged)
 }
 
-/// A version of a catalog's history. It stays with that one until the next update.
+/// Moves a catalog back to a version of its history. It keeps that version until the next update.
 #[utoipa::path(post, path = "/{name}/rollback", params(("name" = Name, Path), IfMatch, DryRun), request_body = CatalogRollback, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn roll_back_catalog(
     State(app): State<ApiState>,

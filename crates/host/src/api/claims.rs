@@ -1,6 +1,6 @@
-//! Routes of claims: a machine becomes somebody's for a while.
+//! Routes of claims, by which a client gets a machine for a while.
 //!
-//! Invariant: a claim of which nobody could be told is given up, unless its key says that the client asks again.
+//! Invariant: a claim whose client cannot be told of it is released, unless the request has an idempotency key.
 
 use super::conditions::IfMatch;
 use super::extract::{Body, IdempotencyKey, Path, Query, Wait};
@@ -31,8 +31,8 @@ pub fn machine_routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(renew_claim, release_machine))
 }
 
-/// Takes a machine of a catalog: one that is ready, if there is one. `exhausted`: there is none. If the connection goes
-/// before this is answered the claim is given up, unless it has an `Idempotency-IdempotentRequest`.
+/// Claims a machine of a catalog, a ready one if there is one. `exhausted`: there is none. If the connection is closed
+/// before the response the claim is released, unless the request has an `Idempotency-Key`.
 #[utoipa::path(post, path = "/{name}/claims", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = NewClaim, responses((status = 200, body = MachineDetails), ProblemResponse))]
 #[expect(clippy::too_many_arguments, reason = "each is a part of the request")]
 async fn claim_machine(
@@ -79,7 +79,7 @@ async fn claim_machine(
     Ok(response)
 }
 
-/// A claim that is given up when this is dropped, unless it was answered.
+/// A claim that is released when this is dropped, unless it was answered.
 struct UnansweredClaim {
     machines: Machines,
     machine: Name,
@@ -110,25 +110,26 @@ impl Drop for UnansweredClaim {
         };
         let (machines, machine, claim) = (self.machines.clone(), self.machine.clone(), self.claim.clone());
         runtime.spawn_blocking(move || {
-            let text = "it is released: who claimed it went before the answer".to_owned();
-            // An error: the claim is over already.
+            let text = "it is released: the client that claimed it closed the connection before the response"
+                .to_owned();
+            // An error means that the claim has ended already.
             let _ =
                 machines.claims.release(&machine, ClaimSelector { id: Some(&claim), expected: None }, text);
         });
     }
 }
 
-/// Which claim.
+/// Query parameters that select a claim.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct ClaimQuery {
-    /// The id of a claim; whichever there is if nothing is said.
+    /// Id of the claim; the current one if it is left out.
     claim: Option<String>,
 }
 
-/// Lets a claim last longer: from now on. With the id of a claim only if the machine is still claimed by that one, else this is
-/// a `conflict`.
+/// Renews a claim from now on. With the id of a claim only if the machine still has that claim, else this is a
+/// `conflict`.
 #[utoipa::path(put, path = "/{name}/claim", params(("name" = Name, Path), IfMatch, ClaimQuery), request_body = ClaimRenewal, responses((status = 200, body = MachineDetails), ProblemResponse))]
 async fn renew_claim(
     State(app): State<ApiState>,
@@ -144,7 +145,7 @@ async fn renew_claim(
     .await
 }
 
-/// Gives a machine back: it forgets. With the id of a claim only if it is still claimed by that one, else this is a
+/// Releases a machine, which is reset. With the id of a claim only if the machine still has that claim, else this is a
 /// `conflict`.
 #[utoipa::path(delete, path = "/{name}/claim", params(("name" = Name, Path), IfMatch, ClaimQuery), responses((status = 200, body = MachineDetails), ProblemResponse))]
 async fn release_machine(

@@ -20,7 +20,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(get_host, change_host)).routes(routes!(create_backup))
 }
 
-/// The host.
+/// Returns the state of the host.
 #[utoipa::path(get, path = "", responses((status = 200, body = HostDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn get_host(State(app): State<ApiState>) -> Result<Tagged<HostDetails>, HostError> {
     ask_for(move || {
@@ -30,7 +30,7 @@ async fn get_host(State(app): State<ApiState>) -> Result<Tagged<HostDetails>, Ho
     .await
 }
 
-/// The bytes of a SQLite database, for the document.
+/// Bytes of a SQLite database, for the OpenAPI document.
 struct DatabaseFile;
 
 impl PartialSchema for DatabaseFile {
@@ -42,8 +42,8 @@ impl PartialSchema for DatabaseFile {
 
 impl ToSchema for DatabaseFile {}
 
-/// Copies the records of the host as they are now: a SQLite database, for `spillwayd restore`. It has secrets: the SSH host keys
-/// of machines, and what guests are told. The folder that it is of comes in the header `Spillway-State`.
+/// Copies the records of the host as they are now: a SQLite database, for `spillwayd restore`. It contains secrets: the
+/// SSH host keys of machines, and data for guests. The header `Spillway-State` names the state folder.
 #[utoipa::path(post, path = "/backup", responses(
     (status = 200, content_type = "application/vnd.sqlite3", body = inline(DatabaseFile)), ProblemResponse
 ))]
@@ -58,7 +58,7 @@ async fn create_backup(State(app): State<ApiState>) -> Result<Response, HostErro
     Ok((headers, copied.map_err(broken)??).into_response())
 }
 
-/// Closes the host, which stops its machines, or opens it. It is done after the answer.
+/// Closes the host, which stops its machines, or opens it again. The machines stop after the response.
 #[utoipa::path(post, path = "", params(IfMatch), request_body = NewHostAction, responses((status = 200, body = HostDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn change_host(
     State(app): State<ApiState>,

@@ -40,7 +40,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(tag_image_version, untag_image_version))
 }
 
-/// All images, in the order of their names.
+/// Lists all images, in the order of their names.
 #[utoipa::path(get, path = "", params(PageQuery), responses((status = 200, body = Page<Image>), ProblemResponse))]
 async fn list_images(
     State(app): State<ApiState>,
@@ -61,12 +61,12 @@ async fn list_images(
     .await
 }
 
-/// An image with its tag, after it was changed.
+/// An image with its tag, after a change.
 fn tagged(image: Object<Image>) -> Tagged<Image> {
     Tagged(image.revision, image.value)
 }
 
-/// An image with its versions.
+/// Returns an image with its versions.
 #[utoipa::path(get, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = ImageDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn get_image(
     State(app): State<ApiState>,
@@ -76,7 +76,7 @@ async fn get_image(
     Ok(Tagged(tag, details))
 }
 
-/// Removes an image with all versions, if nobody uses one.
+/// Deletes an image with all its versions, if none is in use.
 #[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch), responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_image(
     State(app): State<ApiState>,
@@ -90,7 +90,7 @@ async fn delete_image(
     .await
 }
 
-/// Begins to make a new version from a file of the host; the first one makes the image, and is published.
+/// Begins to import a new version from a file of the host. The first version creates the image and is published.
 #[utoipa::path(post, path = "/{name}/versions", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = ImageImport, responses(
     (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
     (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
@@ -109,16 +109,16 @@ async fn import_image(
     once.begin(app, move || images.import(&name, import)).await
 }
 
-/// How an operation is begun.
+/// How an operation is started.
 struct OperationStart {
     note: RequestNote,
-    /// It is begun once with this key.
+    /// Idempotency key: the operation is started once for it.
     key: Option<IdempotentRequest>,
     wait: Wait,
 }
 
 impl OperationStart {
-    /// Begins an operation, unless the key has begun it already: then it is that one, as it is now.
+    /// Starts an operation, or returns the one that was started with the key, as it is now.
     async fn begin(
         self,
         app: ApiState,
@@ -135,7 +135,7 @@ impl OperationStart {
         if let Some(known) = app.operations.wait(begun.id, Duration::ZERO).await {
             return attend(&app, known, wait).await;
         }
-        // What it was to make is there if it had ended well before it was forgotten.
+        // If the operation succeeded before it was forgotten, its version exists.
         let (images, image) = (app.images.clone(), begun.image.clone());
         let version = image.version.map_or(0, NonZeroU32::get);
         let made = ask_for(move || images.size(&image.name, version)).await.map_err(|e| match e.code {
@@ -156,14 +156,15 @@ fn forgotten(begun: &Operation) -> HostError {
     HostError::new(ErrorCode::Conflict, message)
 }
 
-/// Answers with an operation that was begun: when it has ended, if it does so in time.
+/// Responds with a started operation: when it has ended, if it does so within `wait`.
 async fn attend(app: &ApiState, begun: Operation, wait: Wait) -> OperationResponse {
     let now = app.operations.wait(begun.id, wait.at_most()?).await.unwrap_or(begun);
     let status = if now.state.has_ended() { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, [(header::LOCATION, format!("/v1/operations/{}", now.id))], Json(now)).into_response())
 }
 
-/// Begins to make a new version from the disk of a machine of mode `persistent` that is off. It cannot be started meanwhile.
+/// Begins to commit the disk of a stopped machine of mode `persistent` as a new version. The machine cannot be started
+/// meanwhile.
 #[utoipa::path(post, path = "/{name}/commits", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = ImageCommit, responses(
     (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
     (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
@@ -183,7 +184,7 @@ async fn commit_machine(
     once.begin(app, move || machines.commits.begin(&name, &commit)).await
 }
 
-/// Removes a version, if nobody uses it.
+/// Deletes a version, if it is not in use.
 #[utoipa::path(delete, path = "/{name}/versions/{version}", params(("name" = Name, Path), ("version" = u32, Path), IfMatch), responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_image_version(
     State(app): State<ApiState>,
@@ -213,9 +214,10 @@ async fn verify_image_version(
     attend(&app, begun, wait).await
 }
 
-/// Looks into a version for what breaks its clones, and says what firmware finds on its disk. It takes some seconds, 40 at
-/// most. Two checks run at a time: where the answer takes more than 50 s for the sake of others it is a conflict, the check goes
-/// on, and a later request has its result. The result is kept: the same content is looked into once.
+/// Checks a version for content that breaks its clones, and reports what firmware finds on its disk. A check takes some
+/// seconds, at most 40. Two checks run at a time: if the response would take more than 50 s because of others, it is a
+/// `conflict`; the check continues, and a later request gets its result. Results are kept: the same content is checked
+/// once.
 #[utoipa::path(get, path = "/{name}/versions/{version}/check", params(("name" = Name, Path), ("version" = u32, Path)), responses((status = 200, body = ImageCheck), ProblemResponse))]
 async fn check_image_version(
     State(app): State<ApiState>,
@@ -224,7 +226,7 @@ async fn check_image_version(
     Ok(Json(app.images.check(&name, version).await?))
 }
 
-/// Makes a version the one that those take who name none.
+/// Publishes a version: requests without a version use this one.
 #[utoipa::path(put, path = "/{name}/published", params(("name" = Name, Path), IfMatch, DryRun), request_body = VersionChoice, responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn publish_image_version(
     State(app): State<ApiState>,
@@ -237,7 +239,7 @@ async fn publish_image_version(
     ask_for(move || app.images.publish(&name, choice.version, terms)).await.map(tagged)
 }
 
-/// Names a version.
+/// Sets a tag of an image to a version.
 #[utoipa::path(put, path = "/{name}/tags/{tag}", params(("name" = Name, Path), ("tag" = Name, Path), IfMatch, IfNoneMatch, DryRun), request_body = VersionChoice, responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn tag_image_version(
     State(app): State<ApiState>,
@@ -251,7 +253,7 @@ async fn tag_image_version(
     ask_for(move || app.images.tag(&name, &tag, choice.version, terms)).await.map(tagged)
 }
 
-/// Takes a name from a version.
+/// Removes a tag from an image.
 #[utoipa::path(delete, path = "/{name}/tags/{tag}", params(("name" = Name, Path), ("tag" = Name, Path), IfMatch), responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn untag_image_version(
     State(app): State<ApiState>,

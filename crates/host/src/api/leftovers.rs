@@ -1,4 +1,4 @@
-//! Routes of what deleted machines have left.
+//! Routes of files that deleted machines have left.
 
 use super::extract::{PageQuery, Path, Query, part, select};
 use super::{ApiState, ProblemResponse, ask};
@@ -13,7 +13,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(list_leftovers)).routes(routes!(delete_leftover))
 }
 
-/// What deleted machines have left, in the order of their names.
+/// Lists the files that deleted machines have left, in the order of the machines' names.
 #[utoipa::path(get, path = "", params(PageQuery), responses((status = 200, body = Page<Leftover>), ProblemResponse))]
 async fn list_leftovers(
     State(app): State<ApiState>,
@@ -24,7 +24,7 @@ async fn list_leftovers(
     ask(move || app.machines.leftovers.page(&part)).await
 }
 
-/// Removes the files that a deleted machine has left: soon after the answer.
+/// Deletes the files that a deleted machine has left, soon after the response.
 #[utoipa::path(delete, path = "/{uuid}", params(("uuid" = String, Path)), responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_leftover(
     State(app): State<ApiState>,

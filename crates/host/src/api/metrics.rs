@@ -1,7 +1,6 @@
-//! Routes of figures: as JSON, and for Prometheus. Owns the names of the daemon's metrics, and how many requests it has
-//! answered.
+//! Routes of figures, as JSON and for Prometheus. Owns the names of the daemon's metrics, and the count of responses.
 //!
-//! Invariant: labels are bounded: by catalogs, stores and codes, and by machines only for who asks for those.
+//! Invariant: labels are bounded: by catalogs, stores and codes, and by machines only if the client asks for them.
 
 use super::ApiState;
 use super::extract::Query;
@@ -33,7 +32,7 @@ pub fn metric_routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(get_metrics))
 }
 
-/// Requests that were answered, by status. A clone is the same.
+/// Responses by status. A clone is the same counters.
 #[derive(Clone, Default)]
 pub struct ResponseCounters(Arc<Mutex<BTreeMap<u16, u64>>>);
 
@@ -43,37 +42,37 @@ impl ResponseCounters {
     }
 }
 
-/// Counts an answer.
+/// Counts a response.
 pub async fn count(State(answered): State<ResponseCounters>, request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     *answered.by_status().entry(response.status().as_u16()).or_default() += 1;
     response
 }
 
-/// What machines' disks hold and have done, by machine and by catalog. Not older than half a second.
+/// Returns what machines' disks hold and have done, by machine and by catalog, at most half a second old.
 #[utoipa::path(get, path = "", responses((status = 200, body = Figures), super::ProblemResponse))]
 async fn get_figures(State(app): State<ApiState>) -> Result<Json<Figures>, HostError> {
     Ok(Json(Figures::clone(&*app.machines.figures.all().await?)))
 }
 
-/// How much of it.
+/// Query parameters for the level of detail.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct FigureQuery {
-    /// With `true` each figure is given for each machine, too.
+    /// With `true` each figure is also given for each machine.
     #[serde(default)]
     machines: bool,
 }
 
-/// The same for Prometheus, by catalog, and what the daemon has done.
+/// Returns the same for Prometheus, by catalog, and the daemon's own counters.
 #[utoipa::path(get, path = "", params(FigureQuery), responses((status = 200, body = String, content_type = "text/plain"), super::ProblemResponse))]
 async fn get_metrics(
     State(app): State<ApiState>,
     Query(detail): Query<FigureQuery>,
 ) -> Result<Response, HostError> {
     let begun = Instant::now();
-    // At once: both ask all disks.
+    // Read both at the same time: each asks all disks.
     let (figures, curves) = tokio::try_join!(app.machines.figures.all(), app.machines.curves.all())?;
     let mut text = Exposition::default();
     disks(&mut text, &figures, &curves);
@@ -86,7 +85,7 @@ async fn get_metrics(
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text.text()).into_response())
 }
 
-/// Name, what it is, and how it is found.
+/// Name of a figure, its help text, and how to read it.
 type FigureColumn<T> = (&'static str, &'static str, fn(&T) -> u64);
 
 const LEVELS: [FigureColumn<DiskLevels>; 12] = [
@@ -160,14 +159,14 @@ const CURVES: [FigureColumn<CurveFigures>; 3] = [
     }),
 ];
 
-/// What a family's samples are of.
+/// Object whose figures are the samples.
 struct SampleSource<'a> {
     labels: Vec<(&'a str, &'a str)>,
     levels: &'a DiskLevels,
     counters: &'a DiskCounters,
 }
 
-/// Families of the same figures, whatever they are of.
+/// Writes the families that catalogs and machines have in common.
 fn families(text: &mut Exposition, of: &str, rows: &[SampleSource]) {
     for (name, help, value) in LEVELS {
         let name = format!("{of}_{name}");
@@ -210,7 +209,7 @@ fn families(text: &mut Exposition, of: &str, rows: &[SampleSource]) {
     }
 }
 
-/// What is told of curves. They begin with each disk's worker and end with it, so sums of them fall too.
+/// Writes the families of curves. A curve begins and ends with its disk's worker, so sums of them can decrease.
 fn curve_families(text: &mut Exposition, of: &str, rows: &[(Vec<(&str, &str)>, CurveFigures)]) {
     let name = format!("{of}_curve_overflow_written_bytes");
     text.family(
@@ -292,7 +291,7 @@ fn machines(text: &mut Exposition, figures: &Figures, curves: &CurvesByMachine) 
     curve_families(text, "machine", &rows.collect::<Vec<_>>());
 }
 
-/// What is the host's and the daemon's.
+/// Writes the families of the host and the daemon.
 fn host(text: &mut Exposition, figures: &Figures, app: &ApiState) {
     text.family("store_size_bytes", "gauge", "Size of a store's file system.");
     for store in &figures.stores {

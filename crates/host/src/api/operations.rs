@@ -14,7 +14,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(list_operations)).routes(routes!(get_operation, cancel_operation))
 }
 
-/// What goes on, and what has ended lately, oldest first.
+/// Lists operations in progress and those that have ended lately, oldest first.
 #[utoipa::path(get, path = "", params(PageQuery), responses((status = 200, body = Page<Operation>), ProblemResponse))]
 async fn list_operations(
     State(app): State<ApiState>,
@@ -29,7 +29,7 @@ async fn list_operations(
     Ok(Json(page.page()))
 }
 
-/// How far an operation is. With `wait` it is answered when the operation has ended.
+/// Returns the progress of an operation. With `wait` the response comes when the operation has ended.
 #[utoipa::path(get, path = "/{id}", params(("id" = u64, Path), Wait), responses((status = 200, body = Operation), ProblemResponse))]
 async fn get_operation(
     State(app): State<ApiState>,
@@ -40,7 +40,7 @@ async fn get_operation(
     found.map(Json).ok_or_else(|| none(id))
 }
 
-/// Asks an operation to stop: it fails as soon as it can, and leaves nothing behind.
+/// Cancels an operation: it fails as soon as it can, and leaves nothing behind.
 #[utoipa::path(delete, path = "/{id}", params(("id" = u64, Path)), responses((status = 200, body = Empty), ProblemResponse))]
 async fn cancel_operation(
     State(app): State<ApiState>,

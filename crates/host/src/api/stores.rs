@@ -15,7 +15,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(list_stores, create_store))
 }
 
-/// All stores, in the order of their names.
+/// Lists all stores, in the order of their names.
 #[utoipa::path(get, path = "", params(PageQuery), responses((status = 200, body = Page<StoreDetails>), ProblemResponse))]
 async fn list_stores(
     State(app): State<ApiState>,
@@ -33,7 +33,7 @@ async fn list_stores(
     .await
 }
 
-/// A new store.
+/// Creates a store.
 #[utoipa::path(post, path = "", params(DryRun), request_body = StoreFolder, responses((status = 200, body = StoreFolder), ProblemResponse))]
 async fn create_store(
     State(app): State<ApiState>,

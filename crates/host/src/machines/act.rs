@@ -1,7 +1,7 @@
-//! What is asked of machines: to start, stop, restart, forget; to be no more. Owns the rules of what may be asked; it is
-//! recorded here, and done by the machines' tasks.
+//! The actions that clients ask of machines: start, stop, restart, reset, drain and delete. Owns the rules for each
+//! action. An action is recorded here; the machine's task carries it out.
 //!
-//! Invariant: what is refused of one machine is refused of all that are named with it, before anything is recorded.
+//! Invariant: if one of the named machines cannot take the action, nothing is recorded for any of them.
 
 use super::closing::require_open;
 use super::desired_state::DesiredState;
@@ -17,10 +17,10 @@ use spillway_api::{
 };
 use std::collections::{HashMap, HashSet};
 
-/// Records written in one transaction.
+/// Number of records that one transaction writes at most.
 pub(super) const BATCH: usize = 256;
 
-/// Carries out what is asked of machines.
+/// Records actions of clients on machines.
 #[derive(Clone)]
 pub struct MachineActions {
     reader: MachineReader,
@@ -29,13 +29,13 @@ pub struct MachineActions {
 }
 
 impl MachineActions {
-    /// On these machines.
+    /// Creates the actions on the machines that `reader` sees.
     pub(super) fn new(reader: MachineReader, catalogs: Catalogs, objects: Objects) -> MachineActions {
         MachineActions { reader, catalogs, objects }
     }
 
-    /// Records what is wanted of machines; their tasks do it. The first of them, as they are now: all that are named. Each
-    /// whose change was recorded is told to `note`.
+    /// Records the desired state of the selected machines; their tasks bring them to it. Returns the first of the
+    /// machines as they are now, and all if they are named. Calls `note` with each machine whose change was recorded.
     pub fn act(
         &self,
         action: &MachineAction,
@@ -56,7 +56,7 @@ impl MachineActions {
         };
         let asked = |machine: &Machine, is: &DesiredState| {
             if !catalogs.contains_key(&machine.catalog) {
-                // An error if it cannot be read: then nobody knows what the machine keeps.
+                // Returns an error if the catalog cannot be read: whether the machine keeps data is unknown then.
                 self.objects.get::<Catalog>(machine.catalog.as_str())?;
             }
             let keeps = catalogs.get(&machine.catalog).is_some_and(|c| c.spec.keeps_writes());
@@ -69,8 +69,8 @@ impl MachineActions {
             }
             ask(&machine.name, is, action.action, grace(machine))
         };
-        // What is refused of one is refused of all, before anything is recorded.
-        // Nor does one whose catalog cannot be read keep anything from all others.
+        // Refuse the action for all machines before anything is recorded. A catalog that cannot be read affects its own
+        // machines only.
         let unreadable = self.objects.unreadable_names::<Catalog>();
         let unreadable: HashSet<String> =
             if select.names.is_empty() { unreadable.into_iter().collect() } else { HashSet::new() };
@@ -90,7 +90,7 @@ impl MachineActions {
                     }
                     let is =
                         changes.get::<DesiredState>(name)?.map(|wanted| wanted.value).unwrap_or_default();
-                    // Written even if it is as it was: one that has failed is tried again at once.
+                    // Write the record even if it is unchanged: a machine that has failed is retried at once.
                     changes.put(name, &asked(machine, &is)?);
                 }
                 match action.action {
@@ -107,11 +107,11 @@ impl MachineActions {
         self.reader.page(select, &[], &PageRequest { after: String::new(), most: MOST_NAMES })
     }
 
-    /// A machine that is off and nobody's is no more, and its catalog has one less. Its data disk and its kept one stay in
-    /// their store unless it is said that they go.
+    /// Deletes a machine that is stopped and not claimed, and lowers its catalog's count by one. Its data disk and kept
+    /// disk stay in their store unless `with_data` is set.
     pub fn delete(&self, name: &Name, with_data: bool, expected: Option<Revision>) -> Result<(), HostError> {
         let view = self.reader.view(name)?;
-        // Before what the other change may have made of it.
+        // Check the tag before the second transaction changes the machine's records.
         self.objects.change(|changes| if_match(changes, name, expected))?;
         view.check_off()?;
         if view.wanted.claim.is_some() {
@@ -127,7 +127,7 @@ impl MachineActions {
     }
 }
 
-/// What is wanted of a machine once it was asked this.
+/// Returns the desired state of a machine after an action.
 fn ask(
     name: &Name,
     is: &DesiredState,
@@ -145,7 +145,7 @@ fn ask(
         Action::Stop => wanted.power = Power::Off,
         Action::Reset => {
             wanted.resets += 1;
-            // What still shuts down is to end at once too, and not to be gone on with.
+            // A shutdown that is still going on ends at once too, and is not resumed.
             wanted.grace_seconds = 0;
         }
         Action::Drain => wanted.drained = true,

@@ -1,6 +1,7 @@
-//! Claims of machines: a machine is somebody's for a while. Owns the rules of which machine is given away, and for how long.
+//! Claims of machines: a claim assigns a machine to an owner for a while. Owns the rules that choose the machine, and how
+//! long a claim lasts.
 //!
-//! Invariant: a machine is claimed once, whoever asks at the same time.
+//! Invariant: a machine has one claim at most, however many clients ask at the same time.
 
 use super::closing::require_open;
 use super::desired_state::{ClaimRecord, DesiredState};
@@ -24,43 +25,43 @@ const MOST_OWNER_CHARACTERS: usize = 128;
 const MOST_CLAIM_LABELS: usize = 16;
 const MOST_LABEL_CHARACTERS: usize = 256;
 
-/// Who claims a machine.
+/// The client that claims a machine.
 #[derive(Clone, Debug)]
 pub struct Claimant {
-    /// For people: who asks, and from where.
+    /// User and address of the client, for people.
     pub who: String,
-    /// The owner of the claim, if the claim does not say it.
+    /// Owner of the claim if the request names none.
     pub owner: String,
-    /// It is made once with this key.
+    /// Idempotency key of the request: the claim is made once for it.
     pub key: Option<IdempotentRequest>,
 }
 
-/// Which claim of a machine is renewed or released: whichever there is, unless more is said.
+/// Selects the claim to renew or release. Without a field set, it is the current claim of the machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClaimSelector<'a> {
-    /// The claim of this id alone.
+    /// Only the claim with this id.
     pub id: Option<&'a str>,
     /// Only if the machine still has this tag.
     pub expected: Option<Revision>,
 }
 
-/// What a claim with a key has made.
+/// The claim that a request with an idempotency key has made.
 #[derive(Serialize, Deserialize)]
 struct KeyedClaim {
     machine: Name,
     claim: String,
 }
 
-/// What became of trying to claim a machine.
+/// Result of trying to claim one machine.
 enum ClaimAttempt {
     Claimed,
-    /// Somebody was faster.
+    /// Another client changed the machine first.
     Conflict,
-    /// The key had made a claim already.
+    /// A request with the same key has made a claim already.
     Repeated(KeyedClaim),
 }
 
-/// Gives machines away, and takes them back.
+/// Claims machines for clients, and releases them.
 #[derive(Clone)]
 pub struct Claims {
     reader: MachineReader,
@@ -68,12 +69,12 @@ pub struct Claims {
     objects: Objects,
     events: Events,
     space: Arc<SpaceWatch>,
-    /// How long a claim lasts of which neither it nor its catalog says that; `None`: until it is released.
+    /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
     ttl_seconds: Option<u32>,
 }
 
 impl Claims {
-    /// Of these machines.
+    /// Creates the claims of the machines that `reader` sees.
     pub(super) fn new(
         reader: MachineReader,
         catalogs: Catalogs,
@@ -85,7 +86,7 @@ impl Claims {
         Claims { reader, catalogs, objects, events, space, ttl_seconds }
     }
 
-    /// A machine of a catalog becomes somebody's. `true`: it was so already, by an earlier request with the same key.
+    /// Claims a machine of a catalog. The flag is `true` if an earlier request with the same key made the claim.
     pub fn claim(
         &self,
         catalog: &Name,
@@ -112,14 +113,14 @@ impl Claims {
         let starting =
             views.iter().filter(|view| free(view) && view.wanted.power == Power::On && !is_ready(view));
         let starting = starting.count();
-        // One that was started before its catalog lost its data disks has its own still.
+        // A machine that was started before its catalog dropped the data disk still has one.
         let has_data = |view: &View| {
             let mut pending = view.status.run.iter().flat_map(|run| &run.pending);
             is_ready(view) && pending.any(|next| next.setting == "data_disk_bytes")
         };
         views.retain(|view| free(view) && (claim.any || is_ready(view)) && !has_data(view));
-        // Those first that are ready, and of these those that have the newest version; then those that start, and last those
-        // that have failed to.
+        // Order: ready machines first, those with the newest version before others; then starting machines; last those
+        // that failed to start.
         views.sort_by_key(|view| {
             let outdated = view.status.run.as_ref().is_none_or(|run| run.outdated);
             let failed = view.status.phase == Phase::Failed;
@@ -142,7 +143,7 @@ impl Claims {
         Err(HostError::new(ErrorCode::Exhausted, message))
     }
 
-    /// The machine of a claim that a key has made, if that claim still holds.
+    /// Returns the machine that an earlier request with this key claimed, if that claim still holds.
     fn repeated_claim(&self, made: &KeyedClaim) -> Result<MachineDetails, HostError> {
         let machine = &made.machine;
         match self.reader.get(machine) {
@@ -157,7 +158,7 @@ impl Claims {
         }
     }
 
-    /// Claims a machine, if it is still as it was seen.
+    /// Claims a machine unless its records have changed since `seen`.
     fn try_to_claim(&self, seen: &View, claim: &NewClaim, by: &Claimant) -> Result<ClaimAttempt, HostError> {
         let name = seen.machine.name.as_str();
         self.objects.change(|changes| {
@@ -197,8 +198,8 @@ impl Claims {
         })
     }
 
-    /// A machine is nobody's any more: it forgets, and is ready for the next one. With a claim's id only if it still has
-    /// that one. `text` is what the event says.
+    /// Releases a machine: it discards what was written and becomes ready for the next claim. With a claim's id, only if
+    /// the machine still has that claim. `text` is the text of the event.
     pub fn release(
         &self,
         name: &Name,
@@ -219,8 +220,8 @@ impl Claims {
         self.reader.get(name)
     }
 
-    /// A claim lasts so long from now on; 0: until it is released; if nothing is said, as long as it was to last before.
-    /// With a claim's id only if the machine still has that one.
+    /// Renews a claim for `ttl_seconds` from now: 0 means until it is released, `None` as long as before. With a claim's
+    /// id, only if the machine still has that claim.
     pub fn renew(
         &self,
         name: &Name,
@@ -243,7 +244,8 @@ impl Claims {
     }
 }
 
-/// What is wanted of a machine that is claimed, and its claim. With an id only if it is that one.
+/// Returns the desired state of a claimed machine, and its claim. Fails if the machine has no claim, or not the one with
+/// this id.
 fn claimed_state(
     changes: &mut Changes,
     name: &Name,
@@ -261,25 +263,25 @@ fn claimed_state(
     Ok((wanted, claim))
 }
 
-/// Refuses a claim whose words cannot be.
+/// Refuses an owner or labels that are too long or not printable.
 fn check_new_claim(NewClaim { owner, labels, .. }: &NewClaim) -> Result<(), HostError> {
     let is_plain = |text: &str, most| text.chars().count() <= most && !text.chars().any(char::is_control);
     if owner.as_ref().is_some_and(|owner| owner.is_empty() || !is_plain(owner, MOST_OWNER_CHARACTERS)) {
         return Err(HostError::invalid(format!(
-            "owner: 1 to {MOST_OWNER_CHARACTERS} printable characters can be"
+            "owner: 1 to {MOST_OWNER_CHARACTERS} printable characters are allowed"
         )));
     }
     let are_plain =
         |labels: &BTreeMap<Name, String>| labels.values().all(|v| is_plain(v, MOST_LABEL_CHARACTERS));
     if labels.len() > MOST_CLAIM_LABELS || !are_plain(labels) {
         return Err(HostError::invalid(format!(
-            "labels: {MOST_CLAIM_LABELS} can be, of {MOST_LABEL_CHARACTERS} printable characters each"
+            "labels: {MOST_CLAIM_LABELS} are allowed, of {MOST_LABEL_CHARACTERS} printable characters each"
         )));
     }
     Ok(())
 }
 
-/// How many run, or are to, and are nobody's; but for this one.
+/// Counts the machines that run or will run and are not claimed, except `but`.
 pub(super) fn free<'a>(views: impl IntoIterator<Item = &'a View>, but: Option<&Name>) -> usize {
     let is_free = |view: &&View| {
         let wanted = &view.wanted;
@@ -295,10 +297,11 @@ fn is_ready(view: &View) -> bool {
     view.wanted.power == Power::On && view.status.settled && view.status.ready
 }
 
-/// Refuses to give away what the next one would find as the last one has left it.
+/// Refuses claims on a catalog whose machines keep data from one claim to the next.
 fn check_claimable(catalog: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
     let refuse = |why: &str| {
-        let message = format!("the machines of '{catalog}' {why}: start one by its name");
+        let message =
+            format!("the machines of '{catalog}' cannot be claimed, since they {why}: start one by its name");
         Err(HostError::new(ErrorCode::Conflict, message))
     };
     if spec.keeps_writes() {

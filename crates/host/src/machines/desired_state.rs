@@ -1,6 +1,7 @@
-//! What is wanted of machines, as it is kept. Owns these records; starts nothing.
+//! Records of the desired state of machines, and of their claims. Starts nothing.
 //!
-//! Invariant: what is wanted is recorded before anything is done about it, and counted, so that it is done once.
+//! Invariant: a desired state is recorded before anything acts on it. Restarts and resets are counted, so that each
+//! happens once.
 
 use crate::processes;
 use crate::store::StoredRecord;
@@ -14,44 +15,44 @@ use std::time::Duration;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// What is wanted of a machine. One without a record is to be off.
+/// Desired state of a machine. A machine without this record should be off.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DesiredState {
-    /// Whether it is to run.
+    /// Whether the machine should run.
     pub power: Power,
-    /// How long its guest may take to shut down.
+    /// Seconds that the guest gets to shut down.
     pub grace_seconds: u32,
-    /// How often it was asked to restart.
+    /// Number of restarts that were requested.
     pub restarts: u64,
-    /// How often it was asked to be reset.
+    /// Number of resets that were requested.
     pub resets: u64,
-    /// Whose it is for now.
+    /// The current claim, if any.
     pub claim: Option<ClaimRecord>,
-    /// Not to be started or claimed.
+    /// Whether the machine is drained: it is neither started nor claimed.
     pub drained: bool,
 }
 
-/// A claim. It is counted by a clock that nobody sets: the host's since its start.
+/// Record of a claim. Its time is measured by the host's monotonic clock since boot, which cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClaimRecord {
-    /// Which one, of all that there ever were.
+    /// Unique id of the claim.
     pub id: String,
-    /// Who has the machine.
+    /// Owner of the claim.
     pub owner: String,
-    /// What the claim said, for people and programs.
+    /// Labels of the claim, given by the client.
     pub labels: BTreeMap<Name, String>,
-    /// When it was made, for people.
+    /// Wall-clock time when the claim was made, for people.
     #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,
-    /// How long it lasts from when it was made or renewed; `None`: until it is released.
+    /// Duration in seconds from when the claim was made or renewed; `None`: until it is released.
     pub ttl_seconds: Option<u32>,
-    /// Whether the machine was started for it.
+    /// Whether the machine was started for this claim.
     pub started: bool,
-    /// When it was made or renewed.
+    /// When the claim was made or last renewed.
     made: BootInstant,
 }
 
-/// Seconds since a start of the host's.
+/// A point in time: seconds since a boot of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 struct BootInstant {
     boot: String,
@@ -65,17 +66,17 @@ impl BootInstant {
     }
 }
 
-/// Which start of the host this is. Asked for each claim that is listed: it stays the same while this process lives.
+/// Returns the id of the host's current boot, which is read once: it stays the same while this process runs.
 pub fn boot_id() -> String {
     static BOOT: LazyLock<String> = LazyLock::new(|| {
-        // It is there on every Linux.
+        // Every Linux kernel provides it.
         processes::boot_id().map(|id| String::from_utf8_lossy(&id).trim().to_owned()).unwrap_or_default()
     });
     BOOT.clone()
 }
 
 impl ClaimRecord {
-    /// From now on.
+    /// Creates a claim that begins now.
     pub fn new(ttl_seconds: Option<u32>, started: bool, owner: &str) -> ClaimRecord {
         ClaimRecord {
             id: Uuid::new_v4().to_string(),
@@ -88,7 +89,7 @@ impl ClaimRecord {
         }
     }
 
-    /// How long it still lasts; `None`: until it is released. What was claimed before the host started is over.
+    /// Remaining time of the claim; `None`: until it is released. A claim of an earlier boot has expired.
     pub fn remaining(&self) -> Option<Duration> {
         let now = BootInstant::now();
         if now.boot != self.made.boot {
@@ -98,12 +99,12 @@ impl ClaimRecord {
         Some(Duration::from_secs(end.saturating_sub(now.seconds)))
     }
 
-    /// It lasts so long from now on.
+    /// Renews the claim for `ttl_seconds` from now.
     pub fn renew(&mut self, ttl_seconds: Option<u32>) {
         (self.ttl_seconds, self.made) = (ttl_seconds, BootInstant::now());
     }
 
-    /// As others see it.
+    /// Converts the claim for the API.
     pub fn describe(&self) -> Claim {
         let left_seconds = self.remaining().map(|left| left.as_secs());
         let ClaimRecord { id, owner, labels, since, ttl_seconds, .. } = self.clone();
@@ -112,13 +113,13 @@ impl ClaimRecord {
 }
 
 impl DesiredState {
-    /// How long its guest may take to shut down.
+    /// Time that the guest gets to shut down.
     pub fn grace(&self) -> Duration {
         Duration::from_secs(self.grace_seconds.into())
     }
 
-    /// Nobody has it any more, and what they have written goes, unless its catalog keeps what is written. It is stopped if
-    /// as many as are kept warm are free without it, and somebody started it for the claim or others have taken its place.
+    /// Ends the claim and resets the machine, unless its catalog keeps writes. The machine is stopped if `free` other
+    /// machines are enough for the warm count and it was started for the claim, or others have taken its place.
     pub fn release(&mut self, spec: &CatalogSpec, free: usize) {
         let started = self.claim.take().is_some_and(|claim| claim.started);
         self.count_reset(spec);
@@ -127,7 +128,7 @@ impl DesiredState {
         }
     }
 
-    /// It is to run for somebody, or to be ready for anybody: not with what still runs of an earlier life.
+    /// Turns the machine on with a fresh disk: what still runs from an earlier start is not continued.
     pub fn start_fresh(&mut self, spec: &CatalogSpec) {
         if self.power == Power::Off {
             self.count_reset(spec);
@@ -135,7 +136,7 @@ impl DesiredState {
         }
     }
 
-    /// What runs of it, if anything does, is not gone on with.
+    /// Counts a reset, unless the catalog keeps writes.
     fn count_reset(&mut self, spec: &CatalogSpec) {
         self.resets += u64::from(!spec.keeps_writes());
     }

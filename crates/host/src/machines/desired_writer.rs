@@ -1,7 +1,8 @@
-//! How what is wanted of a machine changes without anybody asking for it: a claim is over, a rollout comes to it. Owns the rule
-//! under which it may.
+//! Changes of desired states that no client asked for: a claim expires, a rollout restarts a machine. Owns the rule under
+//! which they are allowed.
 //!
-//! Invariant: only what nobody has changed since it was looked at is changed, and nothing is started while the host is closed.
+//! Invariant: a desired state is changed only if nobody has changed it since it was read, and nothing is started while
+//! the host is closed.
 
 use super::View;
 use super::closing::read_closed;
@@ -10,24 +11,24 @@ use crate::error::HostError;
 use crate::store::{Changes, Objects};
 use spillway_api::{Machine, Power};
 
-/// The records of what is wanted, for those that decide by what they have seen.
+/// Writes desired states on behalf of the daemon.
 #[derive(Clone)]
 pub struct DesiredStateWriter {
     objects: Objects,
 }
 
 impl DesiredStateWriter {
-    /// Of these records.
+    /// Creates the writer of these records.
     pub fn new(objects: Objects) -> DesiredStateWriter {
         DesiredStateWriter { objects }
     }
 
-    /// Changes what is wanted of a machine, unless somebody has since it was looked at. Whether it did.
+    /// Changes a machine's desired state unless it has changed since `seen`. Returns whether it was changed.
     pub(super) fn change(&self, seen: &View, change: impl Fn(&mut DesiredState)) -> Result<bool, HostError> {
         self.objects.change(|changes| self.change_within(changes, seen, &change))
     }
 
-    /// The same, as a part of a change.
+    /// Does the same as a part of a larger transaction.
     pub(super) fn change_within(
         &self,
         changes: &mut Changes,
@@ -36,7 +37,7 @@ impl DesiredStateWriter {
     ) -> Result<bool, HostError> {
         let name = seen.machine.name.as_str();
         let is = changes.get::<DesiredState>(name)?;
-        // One that is gone is not to leave a desired state behind for the next one of its name.
+        // A deleted machine must not leave a desired state for the next machine with its name.
         let machine = changes.get::<Machine>(name)?.map(|machine| machine.value.identity);
         if is.as_ref().map(|wanted| wanted.revision).unwrap_or_default() != seen.revision
             || machine.as_ref() != Some(&seen.machine.identity)

@@ -1,7 +1,7 @@
-//! A machine's disk: a `spillway serve` of its own in the machine's folder, spoken to over its control socket. Owns its
-//! options and its sockets' names.
+//! A machine's disk: a process `spillway serve` in the machine's folder, controlled over its control socket. Owns the
+//! options and the names of the sockets.
 //!
-//! Invariant: nothing here waits longer than its deadline for a disk that does not answer.
+//! Invariant: no call waits longer than its deadline for a disk that does not answer.
 
 use super::look;
 use super::run::{MachineFolder, RunRecord};
@@ -21,41 +21,40 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// What the process is called.
+/// Name of the process.
 pub const PROCESS: &str = "disk";
-/// Its vhost-user socket.
+/// Name of the vhost-user socket.
 pub const SOCKET: &str = "disk.sock";
-/// Its NBD socket, for machines that somebody else runs.
+/// Name of the NBD socket, for machines whose VMM is started by somebody else.
 pub const NBD: &str = "disk.nbd";
-/// Its control socket.
+/// Name of the control socket.
 pub const CONTROL: &str = "disk.ctl";
-/// How long it may take to be ready.
+/// Longest time until the disk is ready.
 const READY: Duration = Duration::from_secs(60);
-/// How long it may take to end when it is asked to: what it holds of a machine that is over is worth nothing, but what
-/// it has to write of one that is kept is.
+/// Longest time until the disk ends when it is asked to. A disk that is kept has data to write first.
 const END: Duration = Duration::from_secs(30);
-/// How long it may take to let us listen.
+/// Longest time until the control socket accepts a subscription.
 const LISTEN: Duration = Duration::from_secs(5);
-/// Longest line that it may say unasked.
+/// Longest event line of a disk.
 const MAX_EVENT_BYTES: usize = 64 << 10;
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Where its parts are.
+/// Files and programs that a disk is made of.
 #[derive(Clone, Debug)]
 pub struct DiskSource {
-    /// `spillway`.
+    /// The program `spillway`.
     pub program: PathBuf,
-    /// The image's version: a raw file.
+    /// File of the image's version, in raw format.
     pub image: PathBuf,
-    /// Which one that is, for a disk that must never be put on another.
+    /// Id of the image version, which protects a kept disk from being served on another image.
     pub image_id: String,
-    /// The list of its digests and the digest of all, if reads are compared with them.
+    /// List of the image's digests and the digest of the list, if reads are verified.
     pub digests: Option<(PathBuf, String)>,
-    /// The folder for its overflow or difference file.
+    /// Folder for the overflow or the difference file.
     pub overflow: PathBuf,
 }
 
-/// Starts it and waits until it serves.
+/// Starts the disk and waits until it serves.
 pub fn start(
     folder: &Path,
     run: &RunRecord,
@@ -81,9 +80,10 @@ pub fn start(
     Ok(process)
 }
 
-/// Refuses what no other try could serve either: the server of a disk would say so each time, and its end tells less.
+/// Refuses a disk that can never be served, before it is started: its process would fail each time with a less helpful
+/// message.
 pub fn check_servable(run: &RunRecord, image: &Path) -> Result<(), HostError> {
-    // Its own copy is all that a disk in mode `ephemeral` reads.
+    // A disk of mode `ephemeral` reads only its own copy.
     let image = run.copy.as_ref().map_or(image, |copy| &copy.path);
     let cache = match run.spec.base_cache {
         spillway_api::BaseCache::None if run.copy.is_none() => BaseCache::None,
@@ -97,21 +97,21 @@ pub fn check_servable(run: &RunRecord, image: &Path) -> Result<(), HostError> {
             _ => error.permanent(),
         }
     })?;
-    // One that is not there is made, or its file system is not mounted.
+    // The file will be created, or its file system is not mounted.
     let Some(own) = run.kept.as_deref().filter(|own| own.exists()) else { return Ok(()) };
     match DiskAtRest::open(own, &image_id(run), opened.virtual_size_bytes) {
         Err(e) if e.kind == ErrorKind::Image => Err(HostError::from(e).permanent()),
-        // Whatever else it is, its server says it, and it may pass.
+        // Any other fault may be temporary, and the disk's process reports it.
         _ => Ok(()),
     }
 }
 
-/// Which version a disk is of, for one that must never be put on another.
+/// Id of the image version of a run's disk.
 pub fn image_id(run: &RunRecord) -> String {
     format!("{}:{}", run.image, run.version)
 }
 
-/// Its process, if it lives.
+/// Returns the disk's process if it is alive.
 pub async fn find(folder: &MachineFolder) -> Result<Option<Process>, HostError> {
     Ok(match look(folder, PROCESS).await? {
         ObservedProcess::Alive(process) => Some(process),
@@ -119,29 +119,29 @@ pub async fn find(folder: &MachineFolder) -> Result<Option<Process>, HostError> 
     })
 }
 
-/// Ends it, and with it what was written.
+/// Ends the disk's process. Data that is not kept is lost.
 pub fn end(process: &Process) -> Result<(), HostError> {
     process.end(END)
 }
 
-/// Throws away what was written. Whoever is still connected is let go.
+/// Resets the disk: discards what was written. Clients that are still connected are disconnected.
 pub fn reset(folder: &Path) -> Result<(), HostError> {
     ask(folder, &Request::Reset { force: true, discard_data: false }).map(drop)
 }
 
-/// Asks its supervisor.
+/// Sends a request to the disk's supervisor.
 pub fn ask(folder: &Path, request: &Request) -> Result<serde_json::Value, HostError> {
     let socket = ShortPath::of(folder, CONTROL)?;
     let answer = Client::connect(socket.path()).and_then(|mut client| client.ask(request));
     Ok(answer?)
 }
 
-/// What a disk says unasked, for as long as it is listened to.
+/// Events of a disk, while the daemon is subscribed to them.
 #[derive(Default)]
 pub struct DiskEvents(Option<JsonLines>);
 
 impl DiskEvents {
-    /// Listens, if nobody does yet. A disk that does not let us is asked again at the next step.
+    /// Subscribes if there is no subscription yet. If the disk refuses, the next step tries again.
     pub async fn listen(&mut self, folder: &Path) {
         if self.0.is_some() {
             return;
@@ -156,7 +156,7 @@ impl DiskEvents {
         self.0 = tokio::time::timeout(LISTEN, connect).await.ok().and_then(Result::ok);
     }
 
-    /// What it says next; `None`: it says no more. Never, while nobody listens. May be given up at any time.
+    /// Waits for the next event; `None`: the connection has ended. Never returns without a subscription. Cancel safe.
     pub async fn next(&mut self) -> Option<String> {
         let Some(lines) = &mut self.0 else { return pending().await };
         match lines.next().await {
@@ -223,7 +223,7 @@ fn options(run: &RunRecord, source: &DiskSource) -> Vec<OsString> {
     options
 }
 
-/// `spillway serve` and the interface have the same words.
+/// Returns the word for a value of a plain enumeration: options of `spillway serve` and the API use the same words.
 pub fn word<T: Serialize>(value: T) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,

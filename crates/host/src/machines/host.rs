@@ -1,7 +1,7 @@
-//! What the host's state means for its machines: caches shrink when memory is short, and machines are not given away when
-//! the store of their overflow is nearly full. Owns what was seen of memory and of the stores.
+//! Effects of the host's state on its machines: caches shrink when memory is short, and machines cannot be claimed when
+//! the store of their overflow is nearly full. Owns the last readings of memory and stores.
 //!
-//! Invariant: a change of state is told once.
+//! Invariant: each change of state raises one event.
 
 use super::blocking;
 use super::registry::MachineRegistry;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const MEMORY_EACH: Duration = Duration::from_secs(1);
 const SPACE_EACH: Duration = Duration::from_secs(10);
 
-/// Watches how much memory the host has available.
+/// Watches the host's available memory.
 pub struct MemoryWatch {
     squeeze: Mutex<CachePressure>,
     /// Caches shrink when less than this is available.
@@ -29,17 +29,17 @@ pub struct MemoryWatch {
 }
 
 impl MemoryWatch {
-    /// Which has seen nothing yet.
+    /// Creates a watch without a reading.
     pub fn new(floor_bytes: u64, events: Events, registry: Arc<MachineRegistry>) -> MemoryWatch {
         MemoryWatch { squeeze: Mutex::default(), floor_bytes, events, registry }
     }
 
-    /// How much of what is above their guarantees caches may have now.
+    /// Returns how much caches must currently shrink towards their guarantees.
     pub fn squeeze(&self) -> CachePressure {
         *self.lock()
     }
 
-    /// Keeps an eye on memory for as long as the daemon lives.
+    /// Watches memory for as long as the daemon runs.
     pub async fn watch(self: Arc<MemoryWatch>) {
         loop {
             if let Ok(available) = available_bytes() {
@@ -49,7 +49,7 @@ impl MemoryWatch {
         }
     }
 
-    /// Takes in how much is available now.
+    /// Processes a reading of the available memory.
     pub(super) fn look(&self, available: u64) {
         let before = self.squeeze();
         let after = before.after(available, self.floor_bytes);
@@ -71,7 +71,7 @@ impl MemoryWatch {
     }
 }
 
-/// Stores by name, as they were seen last.
+/// Last reading of each store, by name.
 type StoreLevels = HashMap<Name, (SpaceHistory, Option<Space>)>;
 
 /// Watches how full the stores are.
@@ -82,12 +82,12 @@ pub struct SpaceWatch {
 }
 
 impl SpaceWatch {
-    /// Of these stores, which were not looked at yet.
+    /// Creates a watch without a reading.
     pub fn new(stores: Stores, events: Events) -> SpaceWatch {
         SpaceWatch { levels: Mutex::default(), stores, events }
     }
 
-    /// Keeps an eye on the stores for as long as the daemon lives.
+    /// Watches the stores for as long as the daemon runs.
     pub async fn watch(self: Arc<SpaceWatch>) {
         loop {
             let looking = Arc::clone(&self);
@@ -98,7 +98,7 @@ impl SpaceWatch {
         }
     }
 
-    /// The host's stores, and how full each was when it was seen last.
+    /// Returns the host's stores with their last readings.
     pub fn details(&self) -> Result<Vec<StoreDetails>, HostError> {
         let stores = self.stores.list()?;
         let levels = self.levels();
@@ -109,7 +109,7 @@ impl SpaceWatch {
         Ok(stores.into_iter().map(details).collect())
     }
 
-    /// Whether the store that a machine's overflow would be in is nearly full.
+    /// Whether the store that would hold a machine's overflow is nearly full.
     pub fn is_nearly_full(&self, spec: &CatalogSpec) -> Result<bool, HostError> {
         let store = self.stores.for_disks(spec.overflow_store.as_ref())?;
         Ok(self.levels().get(&store.name).is_some_and(|(_, space)| {
@@ -119,7 +119,7 @@ impl SpaceWatch {
 
     fn look(&self) -> Result<(), HostError> {
         for store in self.stores.list()? {
-            // One that is not mounted is told of when it is used.
+            // A store that is not mounted raises an event when it is used.
             let Ok((total, free)) = space::of(&store.path) else { continue };
             let mut levels = self.levels();
             let (history, last) = levels.entry(store.name.clone()).or_default();

@@ -1,7 +1,7 @@
-//! What deleted machines have left: the files that they kept, until somebody says that these may go. Owns the records.
+//! Files that deleted machines leave in the stores until a client deletes them. Owns their records.
 //!
-//! Invariant: while a disk is named here, the version of the image that it is of cannot be deleted; a file goes when
-//! nothing of its machine runs any more, which its machine's task knows.
+//! Invariant: while a leftover disk is recorded, the version of the image that it is based on cannot be deleted; a file
+//! is removed once no process of its machine runs, which the machine's task knows.
 
 use super::belongings::{Belongings, KeptDisk, MachineFiles};
 use crate::error::HostError;
@@ -15,15 +15,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
-/// Sectors, as the kernel counts what a file takes.
+/// Sectors, as the kernel counts what a file occupies.
 const SECTOR_BYTES: u64 = 512;
-/// Leftovers among which one is looked for that may be meant by a UUID that none has.
+/// Number of leftovers that are searched for a similar UUID, for the error message.
 const MOST_KNOWN: usize = 256;
 
-/// Whose the leftover of a UUID is: who names one by it would else look through all of them.
+/// Index from the UUID of a leftover to its machine's name, so that a lookup does not read all leftovers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LeftoverOwner {
-    /// The name that the machine had.
+    /// Name of the deleted machine.
     machine: Name,
 }
 
@@ -32,17 +32,17 @@ impl StoredRecord for LeftoverOwner {
     const WORD: &'static str = "leftover";
 }
 
-/// What a machine has left that is no more.
+/// Record of the files that a deleted machine has left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LeftoverFiles {
-    /// It was this one.
+    /// The deleted machine.
     machine: Machine,
     #[schema(value_type = String, format = DateTime)]
     deleted: Timestamp,
     #[schema(value_type = Option<String>)]
     data: Option<PathBuf>,
     disk: Option<KeptDisk>,
-    /// It is to go.
+    /// Whether the files should be removed.
     to_be_removed: bool,
 }
 
@@ -52,12 +52,12 @@ impl StoredRecord for LeftoverFiles {
 }
 
 impl LeftoverFiles {
-    /// The machine that a key in the store is of.
+    /// Returns the name of the machine from a key in the store.
     pub(super) fn machine_of(key: &str) -> Option<&str> {
         Some(key.strip_prefix(Self::PREFIX)?.split_once('/')?.0)
     }
 
-    /// Whether it is to go.
+    /// Whether the files should be removed.
     pub fn is_to_be_removed(&self) -> bool {
         self.to_be_removed
     }
@@ -66,8 +66,7 @@ impl LeftoverFiles {
         self.data.iter().chain(self.disk.as_ref().map(|disk| &disk.path))
     }
 
-    /// Whether there is nothing that a record is needed for. A file that should be there and is not may be on a file
-    /// system that is not mounted.
+    /// Whether no record is needed. A file that is missing may be on a file system that is not mounted.
     fn is_nothing(&self) -> bool {
         self.data.is_none() && self.disk.as_ref().is_none_or(|disk| !disk.made && !disk.path.exists())
     }
@@ -90,7 +89,8 @@ impl LeftoverFiles {
     }
 }
 
-/// A machine is no more: what it had is somebody's to delete, or goes.
+/// Records the files of a machine that is being deleted: they stay until a client deletes them, or are removed if
+/// `with_data` is set.
 pub fn record(changes: &mut Changes, machine: &Machine, with_data: bool) -> Result<(), HostError> {
     let name = machine.name.as_str();
     let Some(had) = changes.get::<Belongings>(name)? else { return Ok(()) };
@@ -105,7 +105,7 @@ pub fn record(changes: &mut Changes, machine: &Machine, with_data: bool) -> Resu
     Ok(())
 }
 
-/// Refuses if a disk that is left is of that version, or of any of the image.
+/// Refuses if a leftover disk is based on this version, or on any version of the image.
 pub fn check_no_leftover_needs(
     changes: &mut Changes,
     image: &Name,
@@ -133,19 +133,19 @@ pub fn check_no_leftover_needs(
     Ok(())
 }
 
-/// What deleted machines of a host have left.
+/// Manages the leftovers of deleted machines.
 pub struct Leftovers {
     objects: Objects,
     files: Arc<MachineFiles>,
 }
 
 impl Leftovers {
-    /// Of these records and files.
+    /// Creates the manager of these records and files.
     pub fn new(objects: Objects, files: Arc<MachineFiles>) -> Leftovers {
         Leftovers { objects, files }
     }
 
-    /// A part of what deleted machines have left, in the order of their names.
+    /// Returns a page of the leftovers, in the order of their machines' names.
     pub fn page(&self, part: &PageRequest) -> Result<Page<Leftover>, HostError> {
         let mut page = PageBuilder::new(part);
         for left in self.objects.each_after::<LeftoverFiles>(&part.after) {
@@ -157,7 +157,7 @@ impl Leftovers {
         Ok(page.page())
     }
 
-    /// What the machine of this UUID has left goes, as soon as nothing of it runs any more.
+    /// Marks the leftovers of the machine with this UUID for removal. They are removed once nothing of it runs.
     pub fn delete(&self, uuid: &str) -> Result<(), HostError> {
         self.objects.change(|changes| {
             let left = match changes.get::<LeftoverOwner>(uuid)? {
@@ -170,31 +170,31 @@ impl Leftovers {
         })
     }
 
-    /// There is none with this UUID; perhaps another one is meant.
+    /// Error for a UUID without leftovers; suggests a similar one.
     fn none(&self, uuid: &str) -> Result<HostError, HostError> {
         let known = self.objects.each_after::<LeftoverOwner>("").take(MOST_KNOWN);
         let known = known.map(|owner| Ok(owner?.name)).collect::<Result<Vec<_>, HostError>>()?;
         Ok(HostError::not_found(LeftoverFiles::WORD, uuid, known.iter().map(String::as_str)))
     }
 
-    /// The names of machines of which something is left that is to go.
+    /// Names of the machines with leftovers that are marked for removal.
     pub fn to_be_removed(&self) -> Result<Vec<Name>, HostError> {
         let left =
             self.objects.list::<LeftoverFiles>()?.into_iter().filter(|left| left.value.is_to_be_removed());
         Ok(left.map(|left| left.value.machine.name).collect())
     }
 
-    /// Whether what the machine of this name and UUID had is to go.
+    /// Whether the leftovers of this machine are marked for removal.
     pub fn is_to_be_removed(&self, name: &Name, uuid: &str) -> Result<bool, HostError> {
         let left = self.objects.get::<LeftoverFiles>(&format!("{name}/{uuid}"))?;
         Ok(left.is_some_and(|left| left.value.to_be_removed))
     }
 
-    /// Of what machines of this name have left, but for the one of this UUID, that goes which is to. Nothing of them may run.
+    /// Removes the marked leftovers of machines of this name, except the one with UUID `but`. No process of them may run.
     pub fn remove_marked(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
         let mut all = self.objects.list_below::<LeftoverFiles>(&format!("{name}/"))?;
         all.retain(|left| but != Some(left.value.machine.identity.uuid.as_str()));
-        // What cannot go keeps nothing else.
+        // One that cannot be removed does not keep the others.
         all.iter().map(|left| self.remove_one(left)).fold(Ok(()), Result::and)
     }
 

@@ -1,7 +1,7 @@
-//! The machines of a host: what is wanted of them, what they are, and the tasks that bring them there. Owns the folder in
-//! which machines run.
+//! The machines of a host: their desired and observed states, and the tasks that reconcile them. Owns the folder in which
+//! machines run.
 //!
-//! Invariant: what runs is known before anything is started.
+//! Invariant: everything that already runs is found before anything is started.
 
 mod act;
 mod admission;
@@ -74,7 +74,7 @@ use std::sync::Arc;
 use tasks::TaskStarter;
 use views::{MachineReader, View};
 
-/// What is recorded here.
+/// Kinds of records of this module.
 pub(crate) const RECORDS: [RecordKind; 5] = [
     RecordKind::of::<DesiredState>(),
     RecordKind::of::<Belongings>(),
@@ -83,62 +83,62 @@ pub(crate) const RECORDS: [RecordKind; 5] = [
     RecordKind::of::<HostStart>(),
 ];
 
-/// What a run's record looks like: it is stored too.
+/// Schema of the file `run.json`, which is stored too.
 #[cfg(test)]
 pub(crate) fn run_schema() -> crate::store::RecordSchema {
     crate::store::schema::<run::RunRecord>()
 }
 
-/// The machines of a host, by what can be asked of them. A clone is the same.
+/// The machines of a host, grouped by what clients can ask. A clone refers to the same machines.
 #[derive(Clone)]
 pub struct Machines {
-    /// What they are.
+    /// Lists and describes machines.
     pub reader: MachineReader,
-    /// What they are asked to do.
+    /// Starts, stops, resets and deletes machines.
     pub actions: MachineActions,
-    /// Whose they are for a while.
+    /// Claims and releases machines.
     pub claims: Claims,
-    /// Whether any may run.
+    /// Opens and closes the host for machines.
     pub gate: HostGate,
-    /// How far rollouts are.
+    /// Progress of rollouts.
     pub rollouts: Arc<Rollouts>,
-    /// Versions of images that are made from their disks.
+    /// Commits disks of machines as versions of images.
     pub commits: DiskCommits,
-    /// What those have left that are deleted.
+    /// Files that deleted machines have left.
     pub leftovers: Arc<Leftovers>,
-    /// What they do.
+    /// Collects the figures of all machines.
     pub figures: Arc<FigureCollector>,
-    /// What other sizes of their RAM tiers would have done.
+    /// Collects the curves that show what other sizes of the RAM tiers would do.
     pub curves: Arc<CurveCollector>,
-    /// How full the stores are.
+    /// Watches how full the stores are.
     pub space: Arc<SpaceWatch>,
 }
 
-/// Where the parts are that machines are made of.
+/// Settings of the host that all machines need.
 #[derive(Clone, Debug)]
 pub struct MachineHostConfig {
-    /// The folder that machines run in.
+    /// Folder in which machines run.
     pub folder: PathBuf,
-    /// The program `spillway`.
+    /// Path of the program `spillway`.
     pub program: PathBuf,
-    /// Who runs machines.
+    /// Hypervisor that runs the machines.
     pub hypervisor: Hypervisor,
-    /// The libvirt that does, if it does (libvirt, uri).
+    /// URI of libvirt, if it runs the machines.
     pub libvirt_uri: String,
-    /// What machines may take of the host.
+    /// Budget of the host for machines.
     pub capacity: Capacity,
     /// Caches shrink when less memory than this is available.
     pub memory_floor_bytes: u64,
-    /// How long a claim lasts of which neither it nor its catalog says that; `None`: until it is released.
+    /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
     pub claim_ttl_seconds: Option<u32>,
-    /// Where their processes are.
+    /// Control groups for the processes of machines.
     pub scopes: Scopes,
-    /// The users that QEMUs run as which the daemon starts; `None`: as the daemon.
+    /// Range of users that QEMU processes run as; `None`: as the user of the daemon.
     pub guest_users: Option<UserRange>,
 }
 
 impl Machines {
-    /// Takes over what runs, and starts what is to.
+    /// Adopts the machines that run, and starts those that should.
     pub fn open(
         events: Events,
         objects: Objects,
@@ -170,14 +170,14 @@ impl Machines {
         let shared = Arc::new(shared);
         host_start::look(&objects)?;
         take_over(&shared)?;
-        // What changes from here on is not missed.
+        // Subscribe first, so that no later change is missed.
         let changes = objects.watch();
         shared.registry.begin_with(known(&shared)?);
         let tasks = TaskStarter::new(Arc::clone(&shared));
         tokio::spawn(tasks.clone().follow(changes));
         tasks.wake_all()?;
         if shared.parts.hypervisor != Hypervisor::None {
-            // It takes seconds where KVM is there and runs nothing.
+            // Probing takes seconds on a host whose KVM runs nothing.
             let shared = Arc::clone(&shared);
             tokio::spawn(async move { _ = shared.accelerator().await });
         }
@@ -219,17 +219,17 @@ impl Machines {
     }
 }
 
-/// Notes what runs has of the host, and removes files of runs that nothing names any more.
+/// Records what running machines use of the host's budget, and removes files of runs that no record names any more.
 fn take_over(shared: &MachineServices) -> Result<(), HostError> {
     let runs = shared.folders.runs()?;
-    // What runs has its memory, before anything else is promised some.
+    // Count what runs before anything else is promised.
     for (name, run) in runs.iter().filter(|(_, run)| !run.is_of_another_boot()) {
         shared.admission.note(name, run.need());
     }
     shared.note_users(&runs)?;
-    // Nobody knows what a run names whose record cannot be read: its machine's name says enough.
+    // The files of a run whose record cannot be read are unknown: keep all that carry its machine's name.
     let unreadable = shared.folders.unreadable()?;
-    // Nor what it was promised. It has as much as its catalog says by now, until its task knows that nothing of it runs.
+    // Its promise is unknown too. Count what its catalog says until its task knows that nothing of it runs.
     for name in &unreadable {
         need_by_catalog(shared, name)?.into_iter().for_each(|need| shared.admission.note(name, need));
     }
@@ -246,15 +246,15 @@ fn take_over(shared: &MachineServices) -> Result<(), HostError> {
     shared.files.sweep(placing::FOLDER, |path| copy(path) || may_be_of_one(path))
 }
 
-/// What a machine of this name needs by the settings of its catalog, if both can be read.
+/// Returns what a machine needs by the settings of its catalog, if both records can be read.
 fn need_by_catalog(shared: &MachineServices, name: &Name) -> Result<Option<Need>, HostError> {
     let Some(machine) = shared.objects.get_readable::<Machine>(name.as_str())? else { return Ok(None) };
     let catalog = shared.objects.get_readable::<Catalog>(machine.value.catalog.as_str())?;
     Ok(catalog.map(|catalog| Need::of(&catalog.value.spec, shared.parts.hypervisor)))
 }
 
-/// What is known of machines before they have tasks: those that are off are so as it was wanted. Those that have a folder are to
-/// be looked at first, whatever is wanted.
+/// Returns the observed states before the tasks begin. Machines that should be off and have no folder are off; those with
+/// a folder must be examined first.
 fn known(shared: &MachineServices) -> Result<Vec<(Name, ObservedMachine)>, HostError> {
     let off =
         shared.objects.list::<DesiredState>()?.into_iter().filter(|wanted| wanted.value.power == Power::Off);

@@ -1,6 +1,7 @@
-//! What concerns more than one machine: how many are kept warm, claims that end, machines that are drained. Owns no state: it looks at what is recorded and what runs, and records what is wanted next.
+//! Reconciles what concerns several machines: the warm count, expired claims, drained machines. Owns no state: reads
+//! records and observed states, and records new desired states.
 //!
-//! Invariant: each step may be done again, and changes only what nobody has changed since it looked.
+//! Invariant: each step is idempotent, and changes only what nobody has changed since it was read.
 
 use super::claims::free;
 use super::closing::HostGate;
@@ -17,16 +18,16 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Between two looks when much happens, and when nothing does.
+/// Shortest and longest interval between two passes.
 const LEAST: Duration = Duration::from_millis(100);
 const MOST: Duration = Duration::from_secs(30);
-/// Between two looks so many times as long as the last one took passes at least.
+/// The interval is at least this many times as long as the last pass took.
 const LOOKS: u32 = 4;
 
-/// Why machines of catalogs are not looked after.
+/// Reasons why machines of catalogs cannot be reconciled.
 type Failures = BTreeMap<Name, String>;
 
-/// Looks after what concerns more than one machine.
+/// Reconciles what concerns several machines.
 #[derive(Clone)]
 pub struct Overseer {
     shared: Arc<MachineServices>,
@@ -38,7 +39,7 @@ pub struct Overseer {
 }
 
 impl Overseer {
-    /// Of the machines that these see and change.
+    /// Creates the overseer of these machines.
     pub fn new(
         shared: Arc<MachineServices>,
         reader: MachineReader,
@@ -50,7 +51,7 @@ impl Overseer {
         Overseer { shared, reader, catalogs, desired, gate, rollouts }
     }
 
-    /// For as long as the daemon lives.
+    /// Runs for as long as the daemon does.
     pub async fn oversee(self) {
         let mut told = Failures::new();
         loop {
@@ -69,13 +70,13 @@ impl Overseer {
                     MOST
                 }
             };
-            // With many machines, of which much happens, it does not keep a core to itself.
+            // Do not occupy a whole core when many machines change often.
             tokio::time::sleep(LEAST.max(took * LOOKS)).await;
             let _ = tokio::time::timeout(pause, self.shared.registry.wait_for_change()).await;
         }
     }
 
-    /// Tells of each catalog that cannot be looked after, once for each reason.
+    /// Raises an event for each catalog that cannot be reconciled, once for each reason.
     fn report_failures(&self, told: &Failures, failures: &Failures) {
         for (catalog, why) in failures.iter().filter(|(catalog, why)| told.get(*catalog) != Some(why)) {
             let text = format!("its machines are not looked after: {why}");
@@ -83,10 +84,10 @@ impl Overseer {
         }
     }
 
-    /// Records what is to be wanted next. How long nothing else is, unless something changes; and what could not be done: that
-    /// keeps no other catalog's machines from being looked after.
+    /// Makes one pass over all catalogs. Returns the time until the next one is needed, and the failures: a failure of
+    /// one catalog does not affect the others.
     fn reconcile(&self) -> Result<(Duration, Failures), HostError> {
-        // Before the machines: one that says now what it runs with has not read an older catalog since.
+        // Read catalogs before machines: a machine that reports its version now has not read an older catalog since.
         let catalogs = self.catalogs.list()?;
         let rests = self.gate.is_closed()?;
         if rests && self.gate.stop_all()? {
@@ -117,7 +118,7 @@ impl Overseer {
         Ok((pause, failures))
     }
 
-    /// The same of the machines of one catalog. While the host is closed only claims end.
+    /// Makes one pass over the machines of one catalog. While the host is closed only claims are ended.
     fn reconcile_catalog(
         &self,
         catalog: &Catalog,
@@ -139,12 +140,12 @@ impl Overseer {
         }
     }
 
-    /// Releases a machine whose claim is over. How long it still lasts.
+    /// Releases a machine whose claim has expired. Returns the remaining time of the claim.
     fn end_claim(&self, catalog: &Catalog, view: &View, views: &[View]) -> Result<Duration, HostError> {
         let Some(left) = view.wanted.claim.as_ref().and_then(|claim| claim.remaining()) else {
             return Ok(MOST);
         };
-        // Not counted for each one whose claim goes on.
+        // Count free machines only when a claim has expired.
         if !left.is_zero() {
             return Ok(left);
         }
@@ -156,7 +157,7 @@ impl Overseer {
         Ok(left)
     }
 
-    /// Starts machines of which nothing was wanted yet, where the catalog says that they start by themselves.
+    /// Starts machines that have no desired state yet, if the catalog starts them by itself.
     fn start_by_itself(&self, catalog: &Catalog, views: &[View]) -> Result<(), HostError> {
         let new = |view: &&View| view.revision == Revision::default();
         for view in views.iter().filter(|_| catalog.spec.autostart).filter(new) {
@@ -173,7 +174,7 @@ impl Overseer {
         Ok(())
     }
 
-    /// Starts as many machines as are missing. None is stopped for being one too many: somebody may have started it.
+    /// Starts as many machines as are missing. Never stops a surplus one, which somebody may have started.
     fn keep_warm(&self, catalog: &Catalog, views: &[View]) -> Result<(), HostError> {
         let warm = free(views, None);
         let missing = (catalog.spec.warm as usize).saturating_sub(warm);

@@ -1,8 +1,8 @@
-//! When a machine counts as ready: its guest agent answers, a service speaks, its console shows a line. Owns how that is
-//! found out; what it is, its catalog says.
+//! Readiness of a machine: its guest agent answers, a service of it speaks, or its console shows a line. Owns the probes;
+//! the catalog chooses one.
 //!
-//! Invariant: a guest can keep itself from being ready, and nothing else: what it says is bounded and not trusted. Nobody is
-//! connected to because a guest names them.
+//! Invariant: a guest can only delay its own readiness: its output is bounded and not trusted. The host never connects to
+//! an address only because a guest names it.
 
 use super::neighbours::{check_owner, is_unicast};
 use super::short_path::ShortPath;
@@ -21,34 +21,34 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
 
-/// Between two tries.
+/// Pause between two probes.
 const PAUSE: Duration = Duration::from_millis(500);
-/// How long an answer may take.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 const MAX_LINE_BYTES: usize = 64 << 10;
-/// What is looked at of a line of a console.
+/// Longest part of a console line that is matched.
 const MAX_CONSOLE_LINE_BYTES: usize = 4 << 10;
-/// Between two looks at what a console says: a guest that says much costs no more than one that says little.
+/// Pause between two reads of the console: a guest with much output costs no more than one with little.
 const LOOK: Duration = Duration::from_millis(20);
-/// Refusals of what the guest names before that is told: an address may be new, and the last owner's for a moment.
+/// Number of refused addresses before the user is told: a new address may belong to its last owner for a moment.
 const REFUSALS: u32 = 6;
-/// Answers to other questions before an agent's own.
+/// Number of answers to earlier questions that are skipped.
 const MAX_STRAY_ANSWERS: usize = 100;
 
-/// Where a machine's network can be reached from this host.
+/// How this host reaches a machine's network.
 #[derive(Clone, Debug)]
 pub enum GuestNetwork {
-    /// A port of this host's loopback is passed on to the guest's.
+    /// Through this port of the host's loopback, which is forwarded to the guest.
     Forwarded(u16),
-    /// On this bridge, by the machine's MAC.
+    /// On this bridge, by the machine's MAC address.
     Bridge(String, String),
     /// Not at all.
     Nowhere,
 }
 
-/// Waits until a machine is ready. Where it can be reached, if that is known.
-/// `console` is the guest's console as it was before the guest began, if somebody has connected to it. `tell` is told once why an
-/// address that the guest names is refused, if that goes on.
+/// Waits until a machine is ready. Returns its address if that is known. `console` is a connection to the guest's console
+/// that was opened before the guest began. Calls `tell` once with the reason if the address that the guest names is
+/// refused repeatedly.
 pub async fn until_ready(
     folder: &Path,
     agent: &GuestAgent,
@@ -90,17 +90,17 @@ fn not_its_own(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// Who speaks with the guest agent.
+/// The channel to a guest agent.
 #[derive(Clone)]
 pub enum GuestAgent {
-    /// We do.
+    /// The agent's socket in the machine's folder.
     Socket,
-    /// libvirt does, for a domain.
+    /// The agent commands of libvirt, for a domain.
     Libvirt(Arc<Libvirt>, String),
 }
 
 impl GuestAgent {
-    /// Where it says that the guest can be reached.
+    /// Asks the agent for the guest's address.
     async fn address(&self, folder: &Path) -> io::Result<Option<String>> {
         match self {
             GuestAgent::Socket => ours(folder).await,
@@ -118,7 +118,7 @@ async fn ours(folder: &Path) -> io::Result<Option<String>> {
     let ask = async {
         let socket = ShortPath::of(folder, qemu::AGENT).map_err(io::Error::other)?;
         let mut agent = JsonLines::connect(socket.path(), MAX_LINE_BYTES).await?;
-        // What earlier questions are answered may still come.
+        // Answers to earlier questions may still arrive.
         let id =
             u64::from(std::process::id()) << 16 | jiff::Timestamp::now().subsec_nanosecond() as u64 & 0xffff;
         agent.send(&json!({ "execute": "guest-sync", "arguments": { "id": id } })).await?;
@@ -135,7 +135,7 @@ async fn ours(folder: &Path) -> io::Result<Option<String>> {
     timeout(PATIENCE, ask).await?
 }
 
-/// The first address of this list that others can reach.
+/// Returns the first address of this list that others can reach.
 fn address(interfaces: &Value) -> Option<String> {
     let of = |interface: &Value| interface["ip-addresses"].as_array().cloned().unwrap_or_default();
     let all = interfaces.as_array()?.iter().flat_map(of);
@@ -148,7 +148,8 @@ fn address(interfaces: &Value) -> Option<String> {
         .map(|address| address.to_string())
 }
 
-/// QEMU takes the connection before the guest does: only one that the guest says something on is one.
+/// Connects and waits for the first byte. QEMU accepts the connection before the guest does, so a connection alone proves
+/// nothing.
 async fn speaks(address: SocketAddr) -> io::Result<Option<String>> {
     let listen = async {
         let mut stream = TcpStream::connect(address).await?;
@@ -160,7 +161,7 @@ async fn speaks(address: SocketAddr) -> io::Result<Option<String>> {
     timeout(PATIENCE, listen).await?
 }
 
-/// The guest says where it is; the host sees whether that is so, and connects by way of the bridge alone.
+/// Connects to the address that the guest names, after the host has checked it, and only over the bridge.
 async fn takes_connections(
     folder: &Path,
     agent: &GuestAgent,
@@ -178,7 +179,7 @@ async fn takes_connections(
     Ok(Some(named))
 }
 
-/// Until a line fits, or the console ends.
+/// Reads the console until a line matches or the console ends.
 async fn read_console(
     folder: &Path,
     pattern: &str,
@@ -197,11 +198,11 @@ async fn read_console(
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         for piece in buffer[..n].split_inclusive(|byte| *byte == b'\n') {
-            // The beginning of a line is enough to know it by.
+            // The beginning of a line is enough to match it.
             let space = MAX_CONSOLE_LINE_BYTES.saturating_sub(line.len());
             let piece_line = without_end(piece);
             line.extend_from_slice(&piece_line[..piece_line.len().min(space)]);
-            // The last line may be a prompt, which does not end.
+            // The last line may be a prompt without a line end.
             if space > 0 && pattern.is_match(&plain(&line)) {
                 return Ok(None);
             }
@@ -213,7 +214,7 @@ async fn read_console(
     }
 }
 
-/// Connects to a guest's console, which takes one client at a time.
+/// Connects to a guest's console, which accepts one client at a time.
 pub async fn connect_console(folder: &Path) -> io::Result<UnixStream> {
     let socket = ShortPath::of(folder, qemu::CONSOLE).map_err(io::Error::other)?;
     UnixStream::connect(socket.path()).await
@@ -224,8 +225,8 @@ fn without_end(line: &[u8]) -> &[u8] {
     line.strip_suffix(b"\r").unwrap_or(line)
 }
 
-/// A line as people see it: firmware clears the screen and colours it (ECMA-48, 5.4) before the first line of a kernel, and
-/// what it said last may have no end.
+/// Removes control sequences from a line (ECMA-48, 5.4): firmware clears and colours the screen before a kernel's first
+/// line, and its last line may have no end.
 fn plain(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line);
     let mut plain = String::with_capacity(text.len());

@@ -1,8 +1,9 @@
-//! What brings a machine to what is wanted of it: one task for each that runs or is to. Owns the conversation with its
-//! VMM, and how often it has failed lately; what is wanted, and what runs, it looks up anew at every step.
+//! Reconciles a machine with its desired state: one task for each machine that runs or should run. Owns the connection to
+//! its VMM and the count of its recent failures; it reads the desired state and the processes anew at each step.
 //!
-//! Invariant: a step may be broken off anywhere and done again: what it has recorded and what runs say where it was. What runs
-//! is asked again and again, and what cannot be recorded of it stays known until it can: no step hangs on one event.
+//! Invariant: a step may be interrupted anywhere and repeated: the records and the processes show how far it came.
+//! Observed state is polled again and again, and what cannot be recorded is remembered until it can be: no step depends
+//! on a single event.
 
 mod attempts;
 mod end;
@@ -33,13 +34,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
-/// How often it looks although nothing has happened.
+/// Interval of steps when nothing happens.
 const TICK: Duration = Duration::from_secs(30);
 
-/// Before what an earlier machine has left, and could not be removed, is tried again.
+/// Delay before the removal of an earlier machine's files is tried again.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// The task.
+/// Reconciles one machine.
 pub struct MachineReconciler {
     shared: Arc<MachineServices>,
     name: Name,
@@ -47,53 +48,53 @@ pub struct MachineReconciler {
     wakeup: Arc<Notify>,
     status: watch::Sender<ObservedMachine>,
     vmm: Vmm,
-    /// What its disk says.
+    /// Events of the machine's disk.
     disk: disk::DiskEvents,
-    /// It is recorded that its disk, which is kept, has been served.
+    /// Whether it is recorded that the machine's kept disk has been served.
     disk_recorded: bool,
-    /// Makes its private copy of the image.
+    /// The copy of the image that is being made, if any.
     placing: Option<place::CopyInProgress>,
-    /// Finds out when its guest is ready.
+    /// Finds out when the guest is ready.
     probe: ReadinessProbe,
-    /// When what has not worked is tried again.
+    /// Decides when what failed is tried again.
     attempts: Attempts,
-    /// The limits of its cache, and whether they are what is wanted.
+    /// Limits of the disk, and whether they are the desired ones.
     limits: DiskLimits,
-    /// It was told that its VMM has ended by itself.
+    /// Whether the event about the VMM's unexpected end was raised.
     vmm_end_reported: bool,
-    /// The revision of its catalog that the last step looked at.
+    /// Revision of the catalog that the last step read.
     catalog_seen: u64,
-    /// Whether its guest stays at its firmware.
+    /// Detects a guest that stays in its firmware.
     firmware: Firmware,
-    /// It was told that something of an earlier machine of its name cannot be removed.
+    /// Whether the event was raised that files of an earlier machine of this name cannot be removed.
     leftovers_reported: bool,
-    /// It was told that it waits for space in the host's budget.
+    /// Whether the event was raised that the machine waits for the host's budget.
     wait_reported: bool,
-    /// What the last step looked at.
+    /// Revision of the desired state that the last step read.
     seen: Revision,
 }
 
-/// What a step comes to.
+/// Outcome of a step.
 enum StepOutcome {
-    /// There is more to do.
+    /// The next step can follow at once.
     Again,
-    /// Nothing until something happens.
+    /// Wait for one of these conditions before the next step.
     Rest(WakeupConditions),
-    /// Nothing of the machine is left.
+    /// Nothing of the machine is left; the task can end.
     Over,
 }
 
-/// What was heard while it waited.
+/// What ended a wait.
 enum Wakeup {
     Vmm(Event),
     Disk(String),
-    /// Its guest is ready.
+    /// The guest is ready.
     Ready,
-    /// Its copy is made, or cannot be.
+    /// The private copy is complete, or has failed.
     Placed(Result<Option<FinishedCopy>, HostError>),
 }
 
-/// What is waited for, besides being told and what the VMM says.
+/// Conditions that end a wait, besides a wakeup and an event of the VMM.
 struct WakeupConditions {
     disk: Option<OwnedFd>,
     vmm: Option<OwnedFd>,
@@ -115,7 +116,7 @@ impl WakeupConditions {
     }
 }
 
-/// What a step is decided on.
+/// State that a step decides on.
 struct Observation {
     machine: Option<Machine>,
     wanted: DesiredState,
@@ -123,10 +124,10 @@ struct Observation {
     run: Result<ObservedRun, HostError>,
 }
 
-/// What there is of a run.
+/// State of a run.
 struct ObservedRun {
     run: Option<RunRecord>,
-    /// Something runs, and its record cannot be read.
+    /// Error of the run's record, if it cannot be read while something may run.
     damaged: Option<HostError>,
 }
 
@@ -173,7 +174,7 @@ impl MachineReconciler {
         }
     }
 
-    /// Until nothing of the machine is left to keep.
+    /// Runs until nothing of the machine is left.
     pub async fn run(mut self) {
         loop {
             let wakeups = self.shared.registry.wakeups(&self.name);
@@ -186,7 +187,7 @@ impl MachineReconciler {
                 Err(error) => self.record_failure(&error),
             };
             let noted = match self.wait(wait).await {
-                // What is to be recorded of these two the next step records, and the one after that if it cannot.
+                // The next step records these two, or a later one if it cannot.
                 Some(Wakeup::Vmm(event)) => {
                     self.vmm.note_event(&event);
                     Ok(())
@@ -219,7 +220,7 @@ impl MachineReconciler {
                 self.bring_up(&machine, &wanted, run).await
             }
             Some(machine) if !stranger(&machine) => self.bring_down(&wanted, run, Some(&machine)).await,
-            // Of another machine, which had this one's name before, or of one that is no more.
+            // The run belongs to a deleted machine, or to an earlier one of this name.
             machine => match self.bring_down(&wanted, run, None).await? {
                 StepOutcome::Over if machine.is_some() && wanted.power == Power::On => Ok(StepOutcome::Again),
                 next => Ok(next),
@@ -233,7 +234,8 @@ impl MachineReconciler {
             let (machine, wanted) = loop {
                 let machine = shared.objects.get::<Machine>(name.as_str())?;
                 let wanted = shared.objects.get::<DesiredState>(name.as_str())?;
-                // Both go together. One that is deleted between the two would be one that is off, and its guest have no grace.
+                // Read both together. Otherwise a machine that is deleted between the two reads would count as off, and
+                // its guest would get no grace.
                 let still = shared.objects.get::<Machine>(name.as_str())?.map(|machine| machine.revision);
                 if still == machine.as_ref().map(|machine| machine.revision) {
                     break (machine.map(|machine| machine.value), wanted);
@@ -246,7 +248,7 @@ impl MachineReconciler {
         .await
     }
 
-    /// Towards a machine that runs.
+    /// Takes one step towards a machine that runs.
     async fn bring_up(
         &mut self,
         machine: &Machine,
@@ -260,12 +262,12 @@ impl MachineReconciler {
             return Ok(StepOutcome::Rest(WakeupConditions::until(Instant::now() + TICK)));
         }
         if run.is_none() && !self.wait_reported {
-            // Before the catalog is read: a rollout takes what says that it runs at its word.
+            // Publish this before the catalog is read: a rollout trusts what the machine says that it runs.
             self.publish(Status::new(Phase::Starting));
         }
         self.remove_leftovers(Some(&machine.identity.uuid)).await;
         let Some(catalog) = self.catalog(machine).await? else {
-            // Its machines go with it.
+            // The catalog was deleted, and its machines with it.
             return self.bring_down(wanted, run, None).await;
         };
         self.catalog_seen = catalog.revision;
@@ -305,7 +307,7 @@ impl MachineReconciler {
         }
     }
 
-    /// A disk that is served for a VMM that somebody else starts.
+    /// Serves a disk for a VMM that somebody else starts.
     async fn serve_alone(
         &mut self,
         machine: &Machine,
@@ -318,7 +320,7 @@ impl MachineReconciler {
         if is_asked || !run.ready && run.is_outdated(catalog) {
             return self.power_cycle(machine, catalog, run, wanted, disk).await;
         }
-        // One that was off had given its memory back.
+        // A machine that was off had returned its memory.
         let need = run.need();
         if !run.ready
             && let Some(status) = self.admit(need, need.without_guest())
@@ -334,21 +336,21 @@ impl MachineReconciler {
         Ok(StepOutcome::Rest(self.stay_running(catalog, &run, &disk, None).await?))
     }
 
-    /// A machine whose disk is served gets its VMM.
+    /// Starts the VMM of a machine whose disk is served.
     async fn bring_up_vmm(
         &mut self,
         machine: &Machine,
         mut run: RunRecord,
         disk: &Process,
     ) -> Result<StepOutcome, HostError> {
-        // One whose disk was served on while it was off had given its memory back.
+        // A machine whose disk was served while it was off had returned its memory.
         let need = run.need();
         if let Some(status) = self.admit(need, need.without_guest()) {
             self.publish(status.of(&run, &self.folder).by(disk, None));
             return Ok(StepOutcome::Rest(WakeupConditions::for_end_of(Some(disk), None)?));
         }
         self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
-        // What it was told before belongs to the last one.
+        // The state so far belongs to the last VMM.
         (run.ending, run.asked, run.ready, run.address) = (None, false, false, None);
         run.port = self.port_for(&run)?;
         run.user = self.shared.users().take(&self.name, &run.uuid)?;
@@ -360,7 +362,7 @@ impl MachineReconciler {
         started.map(|()| StepOutcome::Again)
     }
 
-    /// A machine that runs: its VMM is ended if that is wanted, and else has what is wanted of it as far as that can change.
+    /// Updates a machine that runs: ends its VMM if desired, else applies what can change while it runs.
     async fn update_running(
         &mut self,
         machine: &Machine,
@@ -404,7 +406,7 @@ impl MachineReconciler {
         }))
     }
 
-    /// It is as it is wanted.
+    /// Handles a running machine that needs no restart.
     async fn stay_running(
         &mut self,
         catalog: &Catalog,
@@ -430,8 +432,9 @@ impl MachineReconciler {
         WakeupConditions::for_end_of(Some(disk), vmm)
     }
 
-    /// Promises the machine what it needs of the host. If that does not fit it waits, and this is what it is then; whoever
-    /// gives enough back wakes it. While it waits it is promised at most what it `holds`: what its last run had is for others.
+    /// Promises the machine what it needs of the host's budget. Returns the status "waiting" if that does not fit;
+    /// whoever returns enough wakes the machine. While it waits it keeps at most `holds`: what its last run had beyond
+    /// that is for others.
     fn admit(&mut self, need: Need, holds: Need) -> Option<Status> {
         let Err(lacking) = self.shared.admission.promise(&self.name, need) else {
             self.wait_reported = false;
@@ -445,7 +448,7 @@ impl MachineReconciler {
         Some(Status::new(Phase::Waiting).with_failure(&lacking).settled())
     }
 
-    /// Until something happens. What was said.
+    /// Waits until something happens, and returns what.
     async fn wait(&mut self, wait: WakeupConditions) -> Option<Wakeup> {
         tokio::select! {
             () = self.wakeup.notified() => None,
@@ -459,8 +462,8 @@ impl MachineReconciler {
         }
     }
 
-    /// What earlier machines of its name have left is not its: it starts whether that can be removed or not. What it leaves
-    /// itself, should it be deleted now, is kept: it may run.
+    /// Removes the leftover files of earlier machines of this name. The machine starts whether that succeeds or not. The
+    /// machine's own files are kept if it is deleted now: it may still run.
     pub(super) async fn remove_leftovers(&mut self, uuid: Option<&str>) {
         let (left, name, uuid) =
             (Arc::clone(&self.shared.leftovers), self.name.clone(), uuid.map(str::to_owned));
@@ -468,7 +471,7 @@ impl MachineReconciler {
         if let (Err(e), false) = (&disposed, self.leftovers_reported) {
             self.raise(
                 EventKind::Failed,
-                &format!("what an earlier machine of its name has left stays: {e}"),
+                &format!("the files of an earlier machine of its name cannot be removed: {e}"),
             );
         }
         self.leftovers_reported = disposed.is_err();
@@ -480,7 +483,7 @@ impl MachineReconciler {
         Ok(found.map(|catalog| catalog.value))
     }
 
-    /// Whether it has failed in a way that no other try mends, and nothing has changed since.
+    /// Whether the machine has failed permanently, and neither its desired state nor its catalog has changed since.
     async fn check_given_up(&mut self, machine: &Machine) -> Result<bool, HostError> {
         let Some((wanted, catalog)) = self.attempts.given_up() else { return Ok(false) };
         let now = self.catalog(machine).await?.map(|catalog| catalog.revision);
@@ -511,7 +514,8 @@ impl MachineReconciler {
         }
     }
 
-    /// Its VMM or its disk has ended by itself. One that does so again and again has failed, though it is tried again.
+    /// Records that the VMM or the disk has ended unexpectedly. After several times the machine counts as failed,
+    /// although it is restarted.
     fn record_crash(&mut self, why: &str) {
         self.attempts.crash(Instant::now());
         self.raise(EventKind::Crashed, why);

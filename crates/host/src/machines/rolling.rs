@@ -1,7 +1,7 @@
-//! Rollouts that go on: restarts machines, and says how far each rollout is and what is in its way. Owns what was seen of
-//! them, in memory: a new daemon begins their deadlines anew.
+//! Rollouts in progress: restarts machines, reports the progress and the machines in the way. Owns their deadlines in
+//! memory: a new daemon begins them anew.
 //!
-//! Invariant: a rollout that makes no progress within its deadline says so, once, and goes on by itself when it can.
+//! Invariant: a rollout without progress within its deadline reports that once, and continues by itself when it can.
 
 use super::desired_writer::DesiredStateWriter;
 use super::rollout::{self, RolloutMember, RolloutTally, VersionMatch};
@@ -19,29 +19,29 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// The longest between two looks.
+/// Longest interval between two passes.
 const MOST: Duration = Duration::from_secs(30);
-/// Machines that are named as being in the way.
+/// Number of machines that are named as being in the way.
 const MOST_NAMED: usize = 16;
-/// Letters of the reason for each.
+/// Longest reason for each of them, in characters.
 const MOST_LETTERS: usize = 300;
 
-/// What was seen of a rollout.
+/// Progress of one rollout.
 #[derive(Debug)]
 struct TrackedRollout {
-    /// Which rollout it is: when it was asked for, and the version that it brings.
+    /// Identity of the rollout: when it was requested, and the version that it brings.
     of: (Timestamp, Name, u32),
-    /// Until when machines that are claimed are left alone; none: until they are released.
+    /// Until when claimed machines are spared; `None`: until they are released.
     spares_until: Option<Instant>,
-    /// The most machines that were done.
+    /// Highest number of machines that were done.
     best: u32,
-    /// When it last made progress, or had no need to.
+    /// When the rollout last made progress, or did not need to.
     moved: Instant,
     progress: RolloutProgress,
 }
 
 impl TrackedRollout {
-    /// Of one that was not seen before. The wall clock is asked here alone: it may be set.
+    /// Begins to track a rollout. Only this reads the wall clock, which may be set.
     fn new(rollout: &Rollout) -> TrackedRollout {
         let (wall, now) = (Timestamp::now(), Instant::now());
         let passed = u64::try_from(wall.duration_since(rollout.since).as_secs()).unwrap_or(0);
@@ -65,12 +65,12 @@ impl TrackedRollout {
         }
     }
 
-    /// How long machines that are claimed are left alone still; none: until they are released.
+    /// How long claimed machines are still spared; `None`: until they are released.
     fn spares(&self) -> Option<Duration> {
         Some(self.spares_until?.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes in what is seen now. What there is to tell.
+    /// Processes a count of the machines. Returns the text of an event, if there is one.
     fn look(
         &mut self,
         rollout: &Rollout,
@@ -119,7 +119,7 @@ impl TrackedRollout {
         }
     }
 
-    /// When it is stalled if nothing happens.
+    /// Time until the rollout counts as stalled.
     fn until_stalled(&self, rollout: &Rollout) -> Duration {
         match self.progress.state {
             RolloutState::Running => deadline(rollout).saturating_sub(self.moved.elapsed()),
@@ -136,9 +136,9 @@ fn deadline(rollout: &Rollout) -> Duration {
     Duration::from_secs(rollout.deadline_seconds.into())
 }
 
-/// The rollouts that go on.
+/// Drives the rollouts in progress.
 pub struct Rollouts {
-    /// What was seen of each, by its catalog.
+    /// Tracked rollouts, by catalog.
     rolling: Mutex<HashMap<Name, TrackedRollout>>,
     catalogs: Catalogs,
     desired: DesiredStateWriter,
@@ -146,12 +146,13 @@ pub struct Rollouts {
 }
 
 impl Rollouts {
-    /// Of these catalogs, none of which was looked at yet.
+    /// Creates the driver of the rollouts of these catalogs.
     pub fn new(catalogs: Catalogs, desired: DesiredStateWriter, events: Events) -> Rollouts {
         Rollouts { rolling: Mutex::default(), catalogs, desired, events }
     }
 
-    /// Restarts machines that run with something else, as many at a time as is wanted. How long nothing else is to be done.
+    /// Restarts machines that run another version, as many at a time as the strategy allows. Returns the time until the
+    /// next pass is needed.
     pub(super) fn roll_out(
         &self,
         catalog: &Catalog,
@@ -159,9 +160,9 @@ impl Rollouts {
         views: &[View],
     ) -> Result<Duration, HostError> {
         let on: Vec<&View> = views.iter().filter(|view| view.wanted.power == Power::On).collect();
-        // What they say of themselves may be older than the catalog.
+        // The observed state may be older than the catalog.
         let has = |view: &View| VersionMatch::of(view, rollout, &catalog.spec);
-        // One that has not stopped yet may be wanted again, and go on with what it has.
+        // A machine that has not stopped yet may be wanted again, and continue with its old version.
         let is_stopping = |view: &&View| {
             let has_stopped = view.status.settled && view.status.phase == Phase::Stopped;
             view.wanted.power == Power::Off && !has_stopped && has(view) == VersionMatch::Outdated
@@ -194,7 +195,7 @@ impl Rollouts {
                 text += &format!(" but {kept}, whose disks stay on their version");
             }
             if tally.failed > 0 {
-                text += &format!("; {} have failed, as may be", tally.failed);
+                text += &format!("; {} have failed, which max_failed allows", tally.failed);
             }
             self.events.raise(EventKind::RolledOut, &object, text);
             return Ok(MOST);
@@ -208,7 +209,7 @@ impl Rollouts {
         Ok(spared.filter(|spared| !spared.is_zero()).unwrap_or(MOST).min(left))
     }
 
-    /// A catalog with how far its rollout is.
+    /// Adds the progress of its rollout to a catalog.
     pub fn with_progress(&self, mut catalog: Catalog) -> Catalog {
         if let Some(rollout) = &mut catalog.rollout {
             let rollouts = self.lock();
@@ -218,12 +219,12 @@ impl Rollouts {
         catalog
     }
 
-    /// Forgets what was seen of rollouts of other catalogs than these.
+    /// Forgets the rollouts of catalogs that do not exist any more.
     pub fn keep(&self, catalogs: &HashSet<Name>) {
         self.lock().retain(|catalog, _| catalogs.contains(catalog));
     }
 
-    /// Asks what was seen of one.
+    /// Calls `ask` with the tracked rollout of a catalog.
     fn look<T>(&self, catalog: &Catalog, rollout: &Rollout, ask: impl FnOnce(&mut TrackedRollout) -> T) -> T {
         let mut rollouts = self.lock();
         let rolling = rollouts.entry(catalog.name.clone()).or_insert_with(|| TrackedRollout::new(rollout));
@@ -238,7 +239,7 @@ impl Rollouts {
     }
 }
 
-/// Machines that are not done and not next, and why: those first that have failed.
+/// Returns the machines that are neither done nor next, with reasons; failed ones first.
 fn in_the_way(on: &[&View], steps: &[RolloutMember], stopping: &[&View]) -> Vec<InTheWay> {
     let mut all: Vec<(u8, &View)> = Vec::new();
     for (view, step) in on.iter().zip(steps) {

@@ -1,29 +1,30 @@
-//! Which machines a rollout restarts next. Decides, and does nothing.
+//! Decides which machines a rollout restarts next. Has no side effects.
 //!
-//! Invariant: of those that a rollout may restart no more are away at a time than it may take, but for those that were away before.
+//! Invariant: a rollout restarts a machine only if fewer machines are unavailable than its strategy allows; machines that
+//! were unavailable before do not count.
 
 use super::View;
 use super::run::DiskKind;
 use spillway_api::{CatalogSpec, Name, Phase, Rollout, RolloutStrategy};
 
-/// A machine that is to run, as a rollout sees it.
+/// State of a machine that should run, for a rollout.
 #[derive(Clone, Copy, Debug)]
 pub struct RolloutMember {
-    /// It runs, and was looked at since something was wanted of it.
+    /// It runs, and its task has read the latest desired state.
     runs: bool,
-    /// It is as it is wanted, its guest too.
+    /// It has reached its desired state, and its guest is ready.
     settled: bool,
     ready: bool,
-    /// What it has.
+    /// How its version compares with the rollout's.
     pub has: VersionMatch,
-    /// Somebody has it whose time is not over.
+    /// It is claimed, and the grace of the claim is not over.
     spared: bool,
-    /// It could not be started when that was tried last.
+    /// Its last start has failed.
     failed: bool,
 }
 
 impl RolloutMember {
-    /// As it is known.
+    /// Derives the state from an observed machine.
     pub fn of(view: &View, has: VersionMatch, spares: bool) -> RolloutMember {
         RolloutMember {
             runs: view.is_seen && view.status.phase == Phase::Running,
@@ -35,47 +36,47 @@ impl RolloutMember {
         }
     }
 
-    /// It is to be restarted. One whose guest is not ready may never be, with what it has.
+    /// Whether it should be restarted. A guest that is not ready may never be with its old version.
     fn is_due(&self) -> bool {
         !self.spared && self.runs && self.has == VersionMatch::Outdated
     }
 
-    /// Nothing is to be done of it, nor waited for.
+    /// Whether it needs no restart and no waiting.
     pub fn is_done(&self) -> bool {
         self.has != VersionMatch::Outdated && !self.is_on_its_way()
     }
 
-    /// It is waited for. Not the guest of somebody who is spared.
+    /// Whether the rollout waits for it. It does not wait for the guest of a spared machine.
     pub fn is_on_its_way(&self) -> bool {
-        // One that has failed and runs has ended by itself again and again, and may do so now.
+        // A failed machine that runs has crashed repeatedly and may crash again.
         let stays = self.settled && !self.failed;
         !self.spared && !(self.runs && (stays || self.has == VersionMatch::Outdated))
     }
 
-    /// It is waited for, and may be so for ever.
+    /// Whether the rollout waits for it although it has failed.
     pub fn has_failed(&self) -> bool {
         self.failed && self.is_on_its_way()
     }
 
-    /// It is left alone for now, with something else than is rolled out.
+    /// Whether it is spared for now and runs another version.
     pub fn is_left_alone(&self) -> bool {
         self.spared && self.has == VersionMatch::Outdated
     }
 }
 
-/// How many machines are how far.
+/// Counts of machines by their progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RolloutTally {
     pub done: u32,
     pub of: u32,
     pub restarting: u32,
     pub failed: u32,
-    /// Left alone.
+    /// Machines that are spared.
     pub waiting: u32,
 }
 
 impl RolloutTally {
-    /// Of these, and of so many that are not to run and have not stopped yet.
+    /// Counts these members, and `stopping` machines that should be off and have not stopped yet.
     pub fn of(steps: &[RolloutMember], stopping: usize) -> RolloutTally {
         let count = |is: fn(&RolloutMember) -> bool| steps.iter().filter(|step| is(step)).count() as u32;
         let (failed, stopping) = (count(RolloutMember::has_failed), stopping as u32);
@@ -88,31 +89,31 @@ impl RolloutTally {
         }
     }
 
-    /// Nothing is left to be done, but for so many that may fail.
+    /// Whether the rollout is complete, except for at most `max_failed` failed machines.
     pub fn is_over(&self, max_failed: u32) -> bool {
         self.failed <= max_failed && self.done + self.failed == self.of
     }
 
-    /// Nothing is left to be done but for those that are left alone, and so many that may fail.
+    /// Whether only spared machines remain, and at most `max_failed` failed ones.
     pub fn is_left_to_others(&self, max_failed: u32) -> bool {
         let left = self.waiting > 0 && self.restarting == 0 && self.failed <= max_failed;
         left && self.done + self.failed + self.waiting == self.of
     }
 }
 
-/// What a machine runs with, beside what is rolled out.
+/// How a machine's version compares with the rollout's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VersionMatch {
-    /// Nothing, or that.
+    /// It runs the version of the rollout, or nothing.
     Current,
-    /// Another version, on which its disk stays under these settings.
+    /// It runs another version, which its kept disk stays on.
     Pinned,
-    /// Something else, which a restart replaces.
+    /// It runs another version, which a restart replaces.
     Outdated,
 }
 
 impl VersionMatch {
-    /// As it is known.
+    /// Derives it from an observed machine.
     pub fn of(view: &View, rollout: &Rollout, spec: &CatalogSpec) -> VersionMatch {
         let run = view.status.run.as_ref().map(|run| (&run.image, run.version));
         VersionMatch::beside(run, view.disk.as_ref(), rollout, spec)
@@ -133,7 +134,7 @@ impl VersionMatch {
     }
 }
 
-/// The places of those that are restarted now. So many that have failed hold no place of a batch.
+/// Indexes of the machines to restart now. Up to `max_failed` failed machines take no place of a batch.
 pub fn next(steps: &[RolloutMember], strategy: RolloutStrategy, max_failed: u32) -> Vec<usize> {
     let failed = steps.iter().filter(|step| step.has_failed()).count();
     let away = steps.iter().filter(|step| step.is_on_its_way()).count() - failed.min(max_failed as usize);
@@ -143,7 +144,7 @@ pub fn next(steps: &[RolloutMember], strategy: RolloutStrategy, max_failed: u32)
         RolloutStrategy::Batch(machines) => (machines as usize).saturating_sub(away),
     };
     let mut due: Vec<usize> = (0..steps.len()).filter(|&i| steps[i].is_due()).collect();
-    // Those first that nobody can use.
+    // Restart those first that nobody can use.
     due.sort_by_key(|&i| steps[i].ready);
     due.truncate(space);
     due

@@ -1,8 +1,9 @@
-//! What a machine was started with: `run.json` in its folder below `run/machines`. Owns the file and the folder's names.
+//! Record of a run: what a machine was started with, in the file `run.json` in its folder below `run/machines`. Owns the
+//! file and the names of the folders.
 //!
-//! Invariant: the file is written whole before anything that it speaks of is started, and goes first when nothing of that
-//! runs any more; once it is there it can be written again on a file system that is full. It is of one start of the host: what
-//! a power loss makes of it is of no matter.
+//! Invariant: the file is complete before anything that it names is started, and is removed first when none of that runs
+//! any more. Once it exists it can be rewritten on a full file system. It is valid for one boot of the host, so its
+//! durability over a power loss does not matter.
 
 use super::desired_state::boot_id;
 use super::{belongings, blocking};
@@ -23,68 +24,68 @@ use std::path::{Path, PathBuf};
 use utoipa::ToSchema;
 
 const FILE: &str = "run.json";
-/// What the file was before, and will be written into next: it has its room already.
+/// Previous version of the file, which the next write overwrites: its blocks are allocated already.
 const SPARE: &str = "run.json.new";
-/// Room for what is learnt of a run while it goes on: its address, why it ends.
+/// Space for values that are added during a run: the address, the reason of the end.
 const SLACK_BYTES: usize = 1024;
-/// What a file system gives at a time.
+/// Block size of common file systems.
 const BLOCK_BYTES: usize = 4096;
 
-/// A run: from a disk as its image is to the end of that disk.
+/// Record of a run. A run lasts from the start of a fresh disk to the end of that disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunRecord {
-    /// Of the machine's identity: another machine may have its name by now.
+    /// UUID of the machine. Another machine may have its name by now.
     pub uuid: String,
-    /// Which start of the host it is of: with the host all that it names has ended.
+    /// Id of the host's boot. The processes of an earlier boot have ended.
     pub boot: String,
-    /// The image.
+    /// Name of the image.
     pub image: Name,
-    /// Its version.
+    /// Version of the image.
     pub version: u32,
-    /// The settings.
+    /// Settings of the run.
     pub spec: CatalogSpec,
-    /// Who runs it.
+    /// Hypervisor of the VMM.
     pub hypervisor: Hypervisor,
-    /// Of the restarts that were asked for, those that need nothing more.
+    /// The machine's restart counter that this run satisfies.
     pub restarts: u64,
-    /// Of the resets.
+    /// The machine's reset counter that this run satisfies.
     pub resets: u64,
-    /// The limit of its RAM tier now, if it has one.
+    /// Current limit of the RAM tier, if it has one.
     pub ram_bytes: Option<u64>,
-    /// The limit of its overflow now, if it has one.
+    /// Current limit of the overflow, if it has one.
     pub overflow_bytes: Option<u64>,
-    /// How much its disk may do in a second now.
+    /// Current rate limit of the disk.
     #[serde(default)]
     pub rate: Rate,
-    /// Queues that its disk's server offers a VMM.
+    /// Number of queues that the disk's server offers to a VMM.
     pub queues: u32,
-    /// The file of its disk, in mode `persistent`.
+    /// Path of the kept disk, in mode `persistent`.
     #[schema(value_type = Option<String>)]
     pub kept: Option<PathBuf>,
-    /// Its private copy of the image, in mode `ephemeral`.
+    /// Private copy of the image, in mode `ephemeral`.
     pub copy: Option<PrivateCopy>,
-    /// Its data disk.
+    /// Path of the data disk.
     #[schema(value_type = Option<String>)]
     pub data: Option<PathBuf>,
-    /// Its scratch disk, which is empty after each reset.
+    /// Path of the scratch disk, which is emptied by each reset.
     #[schema(value_type = Option<String>)]
     pub scratch: Option<PathBuf>,
-    /// Why its VMM has ended or is being ended, if it said so.
+    /// Why the VMM has ended or is being ended, if it reported that.
     pub ending: Option<VmmEnding>,
-    /// Its guest was asked to shut down.
+    /// Whether the guest was asked to shut down.
     pub asked: bool,
-    /// Its guest has become ready since its VMM was started.
+    /// Whether the guest has become ready since the VMM started.
     pub ready: bool,
-    /// Where it can be reached, if that is known.
+    /// Address of the guest, if it is known.
     pub address: Option<String>,
-    /// A port of this host's loopback that QEMU passes on to the one of the guest that says whether it is ready.
+    /// Port of the host's loopback that QEMU forwards to the guest's readiness port.
     pub port: Option<u16>,
-    /// The user that its VMM runs as, and the group with the same number; `None`: as the daemon does.
+    /// User and group id that the VMM runs as; `None`: as the daemon.
     #[serde(default)]
     pub user: Option<u32>,
 }
 
-/// What a disk is, as far as other settings may throw it away.
+/// Properties of a disk that decide whether new settings discard its data.
 #[derive(Clone, Debug)]
 pub struct DiskKind {
     pub image: Name,
@@ -93,7 +94,7 @@ pub struct DiskKind {
 }
 
 impl DiskKind {
-    /// Whether what it keeps is kept under these settings: it stays on its version then.
+    /// Whether these settings keep the disk's data. The disk stays on its version then.
     pub fn stays(&self, spec: &CatalogSpec) -> bool {
         let is_same = (spec.mode(), &spec.image.name) == (self.mode, &self.image);
         self.keeps_writes && spec.keeps_writes() && is_same
@@ -101,23 +102,23 @@ impl DiskKind {
 }
 
 impl RunRecord {
-    /// Whether a start would take something else now.
+    /// Whether a restart would change anything.
     pub fn is_outdated(&self, catalog: &Catalog) -> bool {
         !self.pending(catalog).is_empty()
     }
 
-    /// What a start would take now that is something else. A disk that keeps what is written stays on its version.
+    /// What a restart would change. A disk that keeps its data stays on its version.
     pub fn pending(&self, catalog: &Catalog) -> Vec<Difference> {
         let version = if self.disk_stays(&catalog.spec) { self.version } else { catalog.version };
         self.differences(catalog, &self.next(&catalog.spec), version)
     }
 
-    /// Whether a start that forgets what was written would take something else now.
+    /// Whether a restart with a reset would change anything.
     pub fn is_outdated_after_reset(&self, catalog: &Catalog) -> bool {
         !self.differences(catalog, &catalog.spec, catalog.version).is_empty()
     }
 
-    /// Of settings and a version what is not as it is, and is not taken while a machine runs.
+    /// Differences of these settings and this version from the run, except those that apply while it runs.
     fn differences(&self, catalog: &Catalog, spec: &CatalogSpec, version: u32) -> Vec<Difference> {
         let mut differences = differences(&catalog.name, &self.spec, spec);
         differences.retain(|difference| !difference.live && difference.setting != "image");
@@ -132,18 +133,18 @@ impl RunRecord {
         differences
     }
 
-    /// Whether what its disk keeps is kept under these settings.
+    /// Whether these settings keep the disk's data.
     pub fn disk_stays(&self, spec: &CatalogSpec) -> bool {
         self.disk_kind().stays(spec)
     }
 
-    /// What its disk is.
+    /// Properties of the disk.
     pub fn disk_kind(&self) -> DiskKind {
         let (mode, keeps_writes) = (self.spec.mode(), self.spec.keeps_writes());
         DiskKind { image: self.image.clone(), mode, keeps_writes }
     }
 
-    /// The settings that a start would take: a disk that is served on stays what it is.
+    /// Settings of the next start: a disk that is still served keeps its properties.
     pub fn next(&self, spec: &CatalogSpec) -> CatalogSpec {
         if !self.keeps_disk_while_off() || !self.disk_stays(spec) {
             return spec.clone();
@@ -152,24 +153,25 @@ impl RunRecord {
         CatalogSpec { overflow_store, full, base_cache, verify_reads, ..spec.clone() }
     }
 
-    /// What its cache was promised: its limit may have been raised since it was started, or lowered for a while.
+    /// What the run is promised now: the limit of its cache may have been raised or lowered since the start.
     pub fn need(&self) -> Need {
         let need = Need::of(&self.spec, self.hypervisor);
         Need { limit_bytes: need.limit_bytes.max(self.ram_bytes.unwrap_or(0)), ..need }
     }
 
-    /// What it is to be promised under these settings while it runs: its guest has what it was started with.
+    /// What the run should be promised under these settings: its guest keeps the memory that it was started with.
     pub fn need_under(&self, spec: &CatalogSpec) -> Need {
         let Need { guest_bytes, vcpus, .. } = Need::of(&self.spec, self.hypervisor);
         Need { guest_bytes, vcpus, ..Need::of(spec, self.hypervisor) }
     }
 
-    /// What its disk is to be asked, now that the catalog wants this and the host's memory allows so much of it.
+    /// Change of the limits that the disk should be asked for, given the catalog's settings and the host's memory
+    /// pressure.
     pub fn limit_change(&self, spec: &CatalogSpec, squeeze: CachePressure) -> Option<LimitChange> {
         if spec.mode() != self.spec.mode() {
             return None;
         }
-        // Without an overflow nothing can be evicted to make a cache smaller.
+        // Without an overflow nothing can be evicted to shrink a cache.
         let squeezed = |bytes: u64| match spec.overflow_bytes() {
             Some(_) => squeeze.limit_bytes(Need::of(spec, self.hypervisor)),
             None => bytes,
@@ -188,7 +190,7 @@ impl RunRecord {
         })
     }
 
-    /// Its disk has these limits now.
+    /// Records the limits that the disk has accepted.
     pub fn set_limits(&mut self, change: &LimitChange) {
         (self.ram_bytes, self.overflow_bytes) = (change.ram_bytes, change.overflow_bytes);
         self.rate = Rate {
@@ -199,22 +201,22 @@ impl RunRecord {
         };
     }
 
-    /// Whether its disk is served on while the machine is off, since nothing else keeps what was written.
+    /// Whether the disk is served while the machine is off, because only its process keeps the data.
     pub fn keeps_disk_while_off(&self) -> bool {
         self.spec.keeps_writes() && self.kept.is_none()
     }
 
-    /// Whether it writes to files that outlive it.
+    /// Whether the run writes to files that outlive it.
     pub fn keeps_files(&self) -> bool {
         self.kept.is_some() || self.data.is_some()
     }
 
-    /// Whether the host has started again since: what was not on the medium then is gone, and what was removed may be back.
+    /// Whether the host has booted since: data that was not durable is lost, and removed files may be back.
     pub fn is_of_another_boot(&self) -> bool {
         self.boot != boot_id()
     }
 
-    /// Makes its scratch disk as it is at first.
+    /// Empties the scratch disk.
     pub fn empty_scratch(&self) -> Result<(), HostError> {
         match (&self.scratch, self.spec.scratch_disk_bytes) {
             (Some(path), Some(bytes)) => belongings::empty(path, bytes),
@@ -226,12 +228,12 @@ impl RunRecord {
 /// A private copy of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PrivateCopy {
-    /// Its file, until its disk's server has taken it.
+    /// Path of the copy, until the disk's process has unlinked it.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// How large the disk is.
+    /// Size of the disk.
     pub size_bytes: u64,
-    /// It shares its room with the image: what its guest writes takes new room, wherever it is.
+    /// Whether it shares extents with the image, so that each write of the guest allocates space.
     pub is_shared: bool,
 }
 
@@ -245,28 +247,28 @@ pub enum VmmEnding {
     GuestReboot,
 }
 
-/// The folders that machines run in.
+/// The folders in which machines run.
 #[derive(Clone, Debug)]
 pub struct MachineFolders(PathBuf);
 
 impl MachineFolders {
-    /// In this one.
+    /// Creates the value for this parent folder.
     pub fn new(path: PathBuf) -> MachineFolders {
         MachineFolders(path)
     }
 
-    /// Makes the one that they are in, if need be.
+    /// Creates the parent folder if it does not exist.
     pub fn make(&self) -> Result<(), HostError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
         made.map_err(|e| self.failed("cannot be made", &e))
     }
 
-    /// A machine's.
+    /// Returns a machine's folder.
     pub fn of(&self, name: &Name) -> MachineFolder {
         MachineFolder::of(&self.0, name)
     }
 
-    /// The names of machines that have one.
+    /// Names of the machines that have a folder.
     pub fn names(&self) -> Result<Vec<Name>, HostError> {
         let failed = |e: io::Error| self.failed("cannot be read", &e);
         let mut names = Vec::new();
@@ -277,7 +279,7 @@ impl MachineFolders {
         Ok(names)
     }
 
-    /// What runs, as it is written down. Where that cannot be read the machine's task says so.
+    /// Returns the records of all runs that can be read. A machine's task reports a record that cannot.
     pub fn runs(&self) -> Result<Vec<(Name, RunRecord)>, HostError> {
         let run = |name| {
             let run = self.of(&name).load().ok().flatten();
@@ -286,7 +288,7 @@ impl MachineFolders {
         Ok(self.names()?.into_iter().filter_map(run).collect())
     }
 
-    /// The names of machines of which something may run, and that cannot be read.
+    /// Names of the machines that may run and whose records cannot be read.
     pub fn unreadable(&self) -> Result<Vec<Name>, HostError> {
         Ok(self.names()?.into_iter().filter(|name| self.of(name).load().is_err()).collect())
     }
@@ -301,27 +303,27 @@ impl MachineFolders {
 pub struct MachineFolder(PathBuf);
 
 impl MachineFolder {
-    /// Below the folder of all machines.
+    /// Returns a machine's folder below the folder of all machines.
     pub fn of(machines: &Path, name: &Name) -> MachineFolder {
         MachineFolder(machines.join(name.as_str()))
     }
 
-    /// The machine's name.
+    /// Name of the machine.
     pub fn name(&self) -> &str {
         self.0.file_name().and_then(|name| name.to_str()).unwrap_or_default()
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Whether there is a record of a run, which may not be readable.
+    /// Whether a record of a run exists, readable or not.
     pub fn has_run(&self) -> bool {
         self.0.join(FILE).exists()
     }
 
-    /// The run that goes on, or was going on when a daemon ended.
+    /// Reads the record of the run, if there is one.
     pub fn load(&self) -> Result<Option<RunRecord>, HostError> {
         match fs::read(self.0.join(FILE)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -330,24 +332,25 @@ impl MachineFolder {
         }
     }
 
-    /// Makes the folder, if need be.
+    /// Creates the folder if it does not exist.
     pub fn make(&self) -> Result<(), HostError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
         made.map_err(|e| self.failed("cannot be made", e))
     }
 
-    /// Writes what the run is.
+    /// Writes the record of the run.
     pub fn save(&self, run: &RunRecord) -> Result<(), HostError> {
         let mut text = serde_json::to_vec_pretty(run).expect("a run is plain data");
         let (file, spare) = (self.0.join(FILE), self.0.join(SPARE));
         let mut write = || {
             let of = |path: &Path| fs::metadata(path).map_or(0, |found| found.len() as usize);
-            // Spaces are nothing in JSON. It never becomes shorter, so that the next one fits.
+            // JSON ignores trailing spaces. The file never shrinks, so that the next version fits into its blocks.
             text.resize((text.len() + SLACK_BYTES).next_multiple_of(BLOCK_BYTES).max(of(&file)), b' ');
             overwrite(&spare, &text)?;
             match renameat_with(CWD, &spare, CWD, &file, RenameFlags::EXCHANGE) {
                 Ok(()) => return Ok(()),
-                // There is none yet; or the file system cannot, and the spare one is made each time.
+                // There is no previous file yet, or the file system cannot exchange names, and the previous file is
+                // created each time.
                 Err(Errno::NOENT | Errno::INVAL | Errno::NOSYS) => fs::rename(&spare, &file)?,
                 Err(e) => return Err(e.into()),
             }
@@ -356,13 +359,13 @@ impl MachineFolder {
         write().map_err(|e| self.failed("cannot be written", e))
     }
 
-    /// The same, on a thread that may wait for the disk.
+    /// Writes the record on a thread for blocking work.
     pub async fn save_in_background(&self, run: &RunRecord) -> Result<(), HostError> {
         let (folder, run) = (self.clone(), run.clone());
         blocking(move || folder.save(&run)).await
     }
 
-    /// Removes it with all that is in it, the record of the run first. Whether it was there.
+    /// Removes the folder with all files, the record of the run first. Returns whether it existed.
     pub fn remove(&self) -> Result<bool, HostError> {
         let absent = |e: io::Error| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) };
         let remove = || {
@@ -397,7 +400,7 @@ impl MachineFolder {
     }
 }
 
-/// Writes a file in its place: where it is long enough, no room is taken.
+/// Overwrites a file in place: if it is long enough, no block is allocated.
 fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
     let file = File::options().create(true).truncate(false).write(true).open(path)?;
     file.write_all_at(text, 0)?;

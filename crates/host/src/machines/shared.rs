@@ -1,7 +1,7 @@
-//! What the tasks of machines work with: the parts of the host that each of them asks. Owns how QEMU runs guests here, and how
-//! many disks or VMMs are started at a time.
+//! Services of the host that the tasks of machines share. Owns what was probed of QEMU, and the number of disks and VMMs
+//! that start at the same time.
 //!
-//! Invariant: every part guards its own state; a task holds the lock of none of them while it waits.
+//! Invariant: each service guards its own state; a task holds none of their locks while it waits.
 
 use super::MachineHostConfig;
 use super::admission::Admission;
@@ -31,10 +31,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::{OnceCell, Semaphore};
 
-/// Disks or VMMs that are started at a time.
+/// Number of disks or VMMs that start at the same time.
 const STARTS: usize = 4;
 
-/// The parts of the host that the tasks of machines ask.
+/// Services of the host that the tasks of machines share.
 pub struct MachineServices {
     pub(super) events: Events,
     pub(super) objects: Objects,
@@ -56,7 +56,7 @@ pub struct MachineServices {
 }
 
 impl MachineServices {
-    /// Of these parts, which know of no machine yet.
+    /// Combines these services, without any machine yet.
     pub(super) fn new(
         events: Events,
         objects: Objects,
@@ -93,12 +93,12 @@ impl MachineServices {
         }
     }
 
-    /// Which machine's VMM runs as which user.
+    /// The users that VMMs run as, by machine.
     pub(super) fn users(&self) -> MutexGuard<'_, GuestUsers> {
         self.users.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Notes whose VMM runs as which user. Of a run whose record cannot be read the folder's group says so.
+    /// Records the users of running VMMs. If the record of a run cannot be read, the folder's group is used.
     pub(super) fn note_users(&self, runs: &[(Name, RunRecord)]) -> Result<(), HostError> {
         let mut users = self.users();
         for name in self.folders.names()? {
@@ -110,7 +110,7 @@ impl MachineServices {
         Ok(())
     }
 
-    /// What a run's disk is made from.
+    /// Returns what a run's disk is made from.
     pub(super) fn source(&self, run: &RunRecord) -> Result<disk::DiskSource, HostError> {
         let image = self.images.disk(&run.image, run.version)?;
         disk::check_servable(run, &image)?;
@@ -129,7 +129,7 @@ impl MachineServices {
         Ok(disk::DiskSource { program: self.parts.program.clone(), image, image_id, digests, overflow })
     }
 
-    /// How QEMU runs guests here: found out once.
+    /// Returns how QEMU runs guests on this host; probed once.
     pub(super) async fn accelerator(&self) -> Result<&Accelerator, HostError> {
         let probe = || async {
             let folder = self.parts.folder.clone();
@@ -141,7 +141,7 @@ impl MachineServices {
 
 fn probe(folder: &Path) -> Result<Accelerator, HostError> {
     let internal = |e: io::Error| HostError::new(ErrorCode::Internal, format!("KVM cannot be probed: {e}"));
-    // Nobody interrupts it.
+    // Nobody interrupts the probe.
     let (quiet, _other) = std::os::unix::net::UnixStream::pair().map_err(internal)?;
     let dir = folder.parent().unwrap_or(folder);
     match kvm::probe(qemu::PROGRAM, dir, std::os::fd::AsFd::as_fd(&quiet)) {

@@ -1,7 +1,6 @@
-//! When the tasks of machines begin and are woken: a record has changed that concerns them. Owns the tasks' beginning; what they
-//! do is the reconciler's.
+//! Starts and wakes the tasks of machines when records change. The reconciler does their work.
 //!
-//! Invariant: a machine that runs, or is to, has one task; each change of a record that concerns it wakes that task.
+//! Invariant: a machine that runs or should run has one task; each change of its records wakes that task.
 
 use super::blocking::blocking;
 use super::desired_state::DesiredState;
@@ -18,25 +17,25 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
-/// Before what has failed is tried again.
+/// Delay before a failed read of the records is tried again.
 const AGAIN: Duration = Duration::from_secs(10);
 /// Changes of catalogs within this time wake machines once.
 const TOGETHER: Duration = Duration::from_millis(50);
 
-/// Begins and wakes the tasks of machines.
+/// Starts and wakes the tasks of machines.
 #[derive(Clone)]
 pub struct TaskStarter {
     shared: Arc<MachineServices>,
 }
 
 impl TaskStarter {
-    /// Of tasks that do what they do by these means.
+    /// Creates a starter whose tasks use these services.
     pub fn new(shared: Arc<MachineServices>) -> TaskStarter {
         TaskStarter { shared }
     }
 
-    /// Wakes the tasks of machines whose records change. A catalog concerns all of them: however often it changes, they
-    /// are woken once in a while.
+    /// Follows changes of records and wakes the tasks concerned. A change of a catalog wakes all tasks, at most once in a
+    /// while.
     pub async fn follow(self, mut changes: Receiver<ChangeNotice>) {
         let registry = Arc::clone(&self.shared.registry);
         let mut all_at: Option<Instant> = None;
@@ -66,7 +65,7 @@ impl TaskStarter {
         }
     }
 
-    /// Wakes all that have tasks, and begins one for each that may need it.
+    /// Wakes all tasks, and starts one for each machine that may need it.
     pub fn wake_all(&self) -> Result<(), HostError> {
         self.shared.registry.wake_all();
         for wanted in self.shared.objects.list::<DesiredState>()? {
@@ -81,7 +80,7 @@ impl TaskStarter {
         Ok(())
     }
 
-    /// It is not known which records have changed.
+    /// Wakes all tasks, after an unknown number of changes was missed.
     async fn wake_those_missed(&self) {
         loop {
             let all = self.clone();
@@ -92,7 +91,7 @@ impl TaskStarter {
         }
     }
 
-    /// Wakes those whose own records these are. Whether a catalog is among them.
+    /// Wakes the machines that these keys belong to. Returns whether a catalog is among the keys.
     fn wake_for(&self, keys: &[String]) -> bool {
         let mut is_for_all = false;
         for key in keys {
@@ -102,7 +101,7 @@ impl TaskStarter {
             {
                 self.wake_or_begin(&name);
             } else if let Some(name) = key.strip_prefix(Machine::PREFIX) {
-                // One that has no task is off, and stays so.
+                // A machine without a task is off and stays so.
                 if let Ok(name) = name.parse::<Name>() {
                     self.shared.registry.wake([&name]);
                 }
@@ -113,7 +112,7 @@ impl TaskStarter {
         is_for_all
     }
 
-    /// Wakes a machine's task; begins it if there is none.
+    /// Wakes a machine's task, or starts one.
     fn wake_or_begin(&self, name: &Name) {
         if let Some(NewTask { wakeup, status }) = self.shared.registry.wake_or_begin(name) {
             let reconciler = MachineReconciler::new(Arc::clone(&self.shared), name.clone(), wakeup, status);

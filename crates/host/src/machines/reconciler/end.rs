@@ -1,6 +1,7 @@
-//! The steps of an end: of a machine that is not wanted any more, and of a VMM between two of its lives.
+//! Steps that end something: a machine that should be off, or a VMM between two starts.
 //!
-//! Invariant: each may be done again after it was broken off; what a run names goes only when nothing of it runs.
+//! Invariant: each step may be interrupted and repeated; the files of a run are removed only when none of its processes
+//! runs.
 
 use super::{MachineReconciler, StepOutcome, WakeupConditions};
 use crate::error::HostError;
@@ -14,14 +15,14 @@ use spillway_control::{LimitChange, PUT_AWAY, Request};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The least that a RAM tier can have.
+/// Smallest size of a RAM tier.
 const LEAST_RAM_BYTES: u64 = 64 << 10;
-/// Of a machine, the last one first.
+/// Processes of a machine, in the order in which they are ended.
 const PROCESSES: [&str; 2] = [vmm::PROCESS, disk::PROCESS];
 
 impl MachineReconciler {
-    /// Towards nothing: of this machine, which is off; of one that is no more if none is named. That has its grace only for
-    /// what it keeps.
+    /// Takes one step towards a machine that is off, or towards nothing if `machine` is `None` because it was deleted. A
+    /// deleted machine gets its grace only for data that is kept.
     pub(super) async fn bring_down(
         &mut self,
         wanted: &DesiredState,
@@ -41,7 +42,7 @@ impl MachineReconciler {
             if let ObservedProcess::Alive(vmm) = vmm {
                 let grace = match gently {
                     true => wanted.grace(),
-                    // Its machine is deleted. What it keeps somebody may want: its guest writes that down first.
+                    // The machine was deleted and its data is kept: let its guest write everything first.
                     false if run.keeps_files() && !self.is_to_be_removed(&run).await? => {
                         Duration::from_secs(run.spec.grace_seconds.into())
                     }
@@ -84,10 +85,10 @@ impl MachineReconciler {
         self.attempts.forget();
         self.wait_reported = false;
         let stopped = Status::new(Phase::Stopped);
-        // One that is wanted begins when this one, which had its name before, has ended.
+        // A machine that should run starts once the earlier one of its name has ended.
         let is_off = wanted.power == Power::Off;
         self.publish(if is_off { stopped.settled() } else { stopped });
-        // What could not be removed is tried again.
+        // The removal of leftover files is tried again.
         Ok(if is_off && self.leftovers_reported {
             StepOutcome::Rest(WakeupConditions::for_end_of(None, None)?)
         } else {
@@ -95,13 +96,13 @@ impl MachineReconciler {
         })
     }
 
-    /// Whether what a machine had goes with it.
+    /// Whether the deleted machine's data is removed with it.
     async fn is_to_be_removed(&self, run: &RunRecord) -> Result<bool, HostError> {
         let (left, name, uuid) = (Arc::clone(&self.shared.leftovers), self.name.clone(), run.uuid.clone());
         blocking(move || left.is_to_be_removed(&name, &uuid)).await
     }
 
-    /// Nothing but its disk's process had what a machine was to keep, and that has ended.
+    /// Reports that data was lost: only the disk's process had it, and that has ended.
     async fn report_loss(&self, run: &RunRecord) -> Result<(), HostError> {
         if let (false, ObservedProcess::Ended) =
             (run.is_of_another_boot(), look(&self.folder, disk::PROCESS).await?)
@@ -115,8 +116,8 @@ impl MachineReconciler {
         Ok(())
     }
 
-    /// A disk that is kept says at its end that all of it is on the medium. If it has not, that is told before what it said is
-    /// gone.
+    /// Checks that a kept disk has flushed everything at its end, as its log says. Reports it otherwise, before the log
+    /// is removed.
     async fn check_final_flush(&self, run: &RunRecord) -> Result<(), HostError> {
         let Some(path) = run.kept.as_ref().filter(|_| !run.is_of_another_boot()) else { return Ok(()) };
         let ObservedProcess::Ended = look(&self.folder, disk::PROCESS).await? else { return Ok(()) };
@@ -132,8 +133,8 @@ impl MachineReconciler {
         Ok(())
     }
 
-    /// Nothing is left of a run that runs nothing any more. Its record goes first: what is left if this is broken off goes
-    /// before the machine's next run, or when the next daemon begins.
+    /// Removes the files of a run of which nothing runs. Its record goes first: after an interruption the other files are
+    /// removed before the machine's next run, or when the next daemon starts.
     pub(super) async fn forget(&mut self, run: RunRecord) -> Result<(), HostError> {
         self.vmm.forget().await?;
         let folder = self.folder.clone();
@@ -145,7 +146,8 @@ impl MachineReconciler {
         .await
     }
 
-    /// It is off, and its disk keeps what was written until the host ends: in the overflow, so that it takes no memory.
+    /// Keeps a stopped machine whose disk holds its data until the host goes down: in the overflow, so that it uses no
+    /// memory.
     async fn stay_without_vmm(
         &mut self,
         mut run: RunRecord,
@@ -172,7 +174,7 @@ impl MachineReconciler {
         Ok(StepOutcome::Rest(WakeupConditions::for_end_of(Some(disk), None)?))
     }
 
-    /// The VMM is not there any more, and is wanted.
+    /// Handles a VMM that has ended although the machine should run.
     pub(super) async fn handle_vmm_end(
         &mut self,
         machine: &Machine,
@@ -182,7 +184,7 @@ impl MachineReconciler {
         disk: Process,
     ) -> Result<StepOutcome, HostError> {
         self.probe.stop();
-        // Nobody may have it while it is found out why.
+        // Nobody may claim the machine until the reason is known.
         self.publish(Status::new(Phase::Stopping).of(&run, &self.folder));
         let asked = run.asked || wanted.resets > run.resets || wanted.restarts > run.restarts;
         if !asked {
@@ -196,7 +198,7 @@ impl MachineReconciler {
                 }
             }
             Some(_) => {}
-            // Told already: what comes of it could not be recorded.
+            // Reported already; the result could not be recorded.
             None if self.vmm_end_reported => {}
             None => {
                 self.vmm_end_reported = true;
@@ -210,7 +212,8 @@ impl MachineReconciler {
         self.power_cycle(machine, catalog, run, wanted, disk).await
     }
 
-    /// Between two lives of a VMM: the disk forgets what it is to forget, or makes place for one of another version.
+    /// Prepares the disk between two starts of a VMM: resets it if it should forget, or ends it so that a disk of another
+    /// version takes its place.
     pub(super) async fn power_cycle(
         &mut self,
         machine: &Machine,
@@ -222,7 +225,7 @@ impl MachineReconciler {
         let forgets = wanted.resets > run.resets
             || run.spec.reset() != ResetEvent::Never
             || !run.disk_stays(&catalog.spec);
-        // A copy cannot forget; one that is kept is served anew, or thrown away by whoever starts the next run.
+        // A private copy cannot be reset. A kept disk is served again, or discarded at the start of the next run.
         let is_remade = run.copy.is_some() || run.kept.is_some() && (forgets || run.is_outdated(catalog));
         if is_remade || forgets && run.is_outdated_after_reset(catalog) {
             self.shared.figures.note_last(&self.name).await;
@@ -235,7 +238,7 @@ impl MachineReconciler {
             run = self.renew(machine, catalog, wanted, run).await?;
         }
         (run.restarts, run.resets, run.ready) = (wanted.restarts, wanted.resets, false);
-        // Should this be broken off before the VMM is forgotten, its end was no crash, and not asked for by its guest.
+        // If this is interrupted before the VMM is forgotten, its end was neither a crash nor requested by its guest.
         (run.ending, run.asked) = (None, true);
         let folder = self.folder.clone();
         blocking(move || {
@@ -253,7 +256,8 @@ impl MachineReconciler {
         Ok(StepOutcome::Again)
     }
 
-    /// The guest has shut down: that is what is wanted from now on, unless somebody has wanted something since. Whether it is.
+    /// Records that the machine should be off after its guest has shut down, unless its desired state has changed since.
+    /// Returns whether it did.
     async fn want_off(&self) -> Result<bool, HostError> {
         let (shared, name, seen) = (Arc::clone(&self.shared), self.name.clone(), self.seen);
         blocking(move || {
@@ -269,7 +273,7 @@ impl MachineReconciler {
     }
 }
 
-/// Ends what runs in a folder without a record that could be read, and removes it. Whether it was there.
+/// Ends the processes in a folder without a readable record, and removes the folder. Returns whether it existed.
 pub(super) fn clear(folder: &MachineFolder) -> Result<bool, HostError> {
     for name in PROCESSES {
         if let ObservedProcess::Alive(process) = processes::look(folder.path(), name)? {
@@ -279,7 +283,7 @@ pub(super) fn clear(folder: &MachineFolder) -> Result<bool, HostError> {
     folder.remove()
 }
 
-/// Whether something runs in a folder.
+/// Whether a process runs in a folder.
 pub(super) fn is_alive(folder: &MachineFolder) -> Result<bool, HostError> {
     let mut is_alive = false;
     for name in PROCESSES {

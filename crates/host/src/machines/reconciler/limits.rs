@@ -1,7 +1,7 @@
-//! What can change while a machine runs: the limits of its cache and its rate, by the catalog's settings and the host's memory. Owns
-//! why they are not those that are wanted.
+//! Limits that change while a machine runs: of its cache and its rate, by the catalog's settings and the host's memory.
+//! Owns the reason why they differ from the desired ones.
 //!
-//! Invariant: who refuses limits is told of once, until they are taken.
+//! Invariant: a refusal of limits raises one event, until they are accepted.
 
 use super::MachineReconciler;
 use crate::error::HostError;
@@ -11,32 +11,32 @@ use crate::resources::budget::Need;
 use spillway_api::{Catalog, CatalogSpec, ErrorCode, EventKind};
 use spillway_control::{LimitChange, Request};
 
-/// The limits of a machine that runs.
+/// Refusals of the limits of a running machine.
 #[derive(Default)]
 pub struct DiskLimits {
-    /// What the host has not enough of.
+    /// What the host's budget lacks.
     lacking: Option<Need>,
     refused: Option<LimitRefusal>,
 }
 
-/// Why a disk does not have limits that it was asked for.
+/// Why a disk has refused its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum LimitRefusal {
-    /// The host has not enough memory at this moment.
+    /// The host has not enough memory now.
     Memory,
-    /// It knows no rates; what it was asked.
+    /// The disk's server does not support rates; the change that it was asked for.
     Rate(LimitChange),
 }
 
 impl DiskLimits {
-    /// Whether the host has enough of what is wanted. `true`: it has not, which is news.
+    /// Sets what the budget lacks. Returns whether that is new.
     fn set_lacking(&mut self, need: Option<Need>) -> bool {
         let is_news = need.is_some() && self.lacking != need;
         self.lacking = need;
         is_news
     }
 
-    /// Whether the disk has what it was asked for. `true`: it has not, which is news.
+    /// Sets why the disk refuses. Returns whether that is new.
     fn set_refusal(&mut self, why: Option<LimitRefusal>) -> bool {
         let is_news = why.is_some() && self.refused != why;
         self.refused = why;
@@ -44,8 +44,8 @@ impl DiskLimits {
     }
 }
 
-/// Settings with the cache that a machine is promised instead of the one that it would have: it shrinks with the others when
-/// memory is short. `None`: it is promised none.
+/// Replaces the cache in the settings by the one that the machine is promised; `None`: it is promised none. It shrinks
+/// with the others when memory is short.
 fn within(spec: &CatalogSpec, promised: Need) -> Option<CatalogSpec> {
     let ram_bytes = spec.ram_bytes().map(|_| promised.limit_bytes);
     let ram_guarantee_bytes = promised.guarantee_bytes;
@@ -53,10 +53,10 @@ fn within(spec: &CatalogSpec, promised: Need) -> Option<CatalogSpec> {
 }
 
 impl MachineReconciler {
-    /// Brings the limits to what is wanted.
+    /// Applies the desired limits.
     pub(super) async fn adjust(&mut self, catalog: &Catalog, run: &mut RunRecord) -> Result<(), HostError> {
         if run.spec.grace_seconds != catalog.spec.grace_seconds {
-            // Should its machine be deleted, and its catalog with it.
+            // The grace is needed even if the machine and its catalog are deleted.
             run.spec.grace_seconds = catalog.spec.grace_seconds;
             self.folder.save_in_background(run).await?;
         }
@@ -78,14 +78,14 @@ impl MachineReconciler {
             self.limits.set_refusal(None);
             return Ok(());
         };
-        // It would tell of it each time that it is asked.
+        // The disk would log the same refusal again.
         if self.limits.refused == Some(LimitRefusal::Rate(change.clone())) {
             return Ok(());
         }
         let folder = self.folder.clone();
         let asked = change.clone();
         let limits = match blocking(move || disk::ask(folder.path(), &Request::Set(asked))).await {
-            // It serves on, and is asked again at the next step.
+            // The disk continues with its old limits, and is asked again at the next step.
             Err(refused) if refused.code == ErrorCode::Conflict => {
                 if self.limits.set_refusal(Some(LimitRefusal::Memory)) {
                     self.raise(EventKind::Memory, &format!("its limits stay as they are: {refused}"));

@@ -1,6 +1,6 @@
-//! The steps of placing: a machine's private copy of its image is made before its disk is started.
+//! Steps that make a machine's private copy of its image before its disk is started.
 //!
-//! Invariant: a copy has its name only once it is whole, and is recorded if it shares room with the image.
+//! Invariant: a copy gets its name only when it is complete, and it is recorded whether it shares extents with the image.
 
 use super::{MachineReconciler, StepOutcome, WakeupConditions};
 use crate::error::HostError;
@@ -21,7 +21,7 @@ pub(super) struct CopyInProgress {
     unwanted: Arc<CopyCancellation>,
 }
 
-/// Tells that a copy is not wanted any more: who makes it, and who waits for a turn.
+/// Cancels a copy: for the thread that makes it, and for a task that waits for its turn.
 #[derive(Default)]
 struct CopyCancellation {
     is: AtomicBool,
@@ -29,7 +29,7 @@ struct CopyCancellation {
 }
 
 impl MachineReconciler {
-    /// Its private copy is made, as long as it is wanted.
+    /// Starts to make the private copy, if that is not going on.
     pub(super) fn place(&mut self, run: &RunRecord, copy: PrivateCopy) -> Result<StepOutcome, HostError> {
         self.publish(Status::new(Phase::Placing).of(run, &self.folder));
         if self.placing.is_none() {
@@ -49,7 +49,7 @@ impl MachineReconciler {
         Ok(StepOutcome::Rest(WakeupConditions::for_end_of(None, None)?))
     }
 
-    /// Its private copy is not wanted any more.
+    /// Cancels the private copy.
     pub(super) async fn stop_placing(&mut self) {
         if let Some(placing) = self.placing.take() {
             placing.unwanted.is.store(true, Ordering::Relaxed);
@@ -58,7 +58,7 @@ impl MachineReconciler {
         }
     }
 
-    /// Its copy is made, or cannot be: where there is no room for it after all, another place is looked for.
+    /// Records a finished copy. If it failed for lack of space, another store is looked for.
     pub(super) async fn finish_placing(
         &mut self,
         made: Result<Option<FinishedCopy>, HostError>,
@@ -90,7 +90,7 @@ impl MachineReconciler {
     }
 }
 
-/// When a copy has been made, or could not be; never, if none is being made.
+/// Waits until a copy is finished or has failed; forever, if none is being made.
 pub(super) async fn placed(placing: &mut Option<CopyInProgress>) -> Result<Option<FinishedCopy>, HostError> {
     let Some(going_on) = placing else { return pending().await };
     let done = (&mut going_on.work).await;

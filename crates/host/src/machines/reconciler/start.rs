@@ -1,6 +1,6 @@
-//! The steps of a start: what a run is made of, its disk, its VMM, and when its guest is ready.
+//! Steps of a start: the run's record, its disk, its VMM, and the readiness of its guest.
 //!
-//! Invariant: each may be done again after it was broken off.
+//! Invariant: each step may be interrupted and repeated.
 
 use super::end::clear;
 use super::{MachineReconciler, StepOutcome};
@@ -17,7 +17,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 
 impl MachineReconciler {
-    /// A machine without a disk: its first one, or another after one that is lost with all that it held.
+    /// Starts a machine's disk: the first one, or another one after its process was lost with its data.
     pub(super) async fn bring_up_disk(
         &mut self,
         machine: &Machine,
@@ -41,9 +41,9 @@ impl MachineReconciler {
             self.record_crash(&format!("its disk has ended{lost}: {said}"));
             return Ok(StepOutcome::Again);
         }
-        // It has written nothing yet: what its catalog says by now may be what lets it start.
+        // The disk has no data yet: the catalog's latest settings may be what lets it start.
         if run.is_outdated(catalog) {
-            // Nor does a copy of what it was to be go on.
+            // A copy of the old version is not needed any more.
             self.stop_placing().await;
             self.forget(run).await?;
             return Ok(StepOutcome::Again);
@@ -67,14 +67,14 @@ impl MachineReconciler {
         .await;
         drop(turn);
         if started.as_ref().is_err_and(|e| e.is_permanent) {
-            // The next start is made of what its catalog says then. Until then others may have what it was promised.
+            // The next start uses the catalog of that time. Until then others may have what this one was promised.
             self.forget(begun).await?;
             self.shared.admission.give_back(&self.name);
         }
         started.map(|_| StepOutcome::Again)
     }
 
-    /// Writes down what the machine starts with, and makes the files that it needs besides its disk.
+    /// Records what the machine starts with, and creates the files that it needs besides its disk.
     pub(super) async fn begin_run(
         &mut self,
         machine: &Machine,
@@ -88,7 +88,7 @@ impl MachineReconciler {
             let spec = catalog.spec;
             let kept = belongings.disk.as_ref();
             let version = kept.map_or(catalog.version, |disk| disk.version);
-            // What can never be served takes no place.
+            // Check this first: a disk that can never be served takes no space.
             shared.images.disk(&spec.image.name, version)?;
             let mut run = RunRecord {
                 uuid: machine.identity.uuid.clone(),
@@ -136,7 +136,8 @@ impl MachineReconciler {
         Ok(())
     }
 
-    /// A machine whose disk is served on takes the settings of its catalog with its next VMM, but for what its disk is.
+    /// Applies the catalog's settings to the next VMM of a machine whose disk is still served, except those of the disk
+    /// itself.
     pub(super) async fn renew(
         &self,
         machine: &Machine,
@@ -186,7 +187,7 @@ impl MachineReconciler {
         Ok(())
     }
 
-    /// One that nobody has at this moment, for a guest that is ready when it takes connections and is behind QEMU.
+    /// Returns a port that is free now, for a guest behind QEMU's user network whose readiness is a TCP service.
     pub(super) fn port_for(&self, run: &RunRecord) -> Result<Option<u16>, HostError> {
         if !matches!((&run.spec.ready, &run.spec.network), (Some(Ready::Tcp(_)), Network::User)) {
             return Ok(None);
@@ -196,7 +197,7 @@ impl MachineReconciler {
         listener.local_addr().map(|address| Some(address.port())).map_err(failed)
     }
 
-    /// Begins to find out when its guest is ready, unless that is known or being found out.
+    /// Starts the readiness probe, unless the guest is ready or the probe runs.
     pub(super) fn probe(&mut self, machine: &Machine, run: &RunRecord) {
         if let (false, Some(ready), false) = (run.ready, run.spec.ready.clone(), self.probe.is_running()) {
             let place = match (run.port, &run.spec.network) {

@@ -1,7 +1,7 @@
-//! A domain of libvirt's as a machine's VMM. Owns its definition, which is there from the start of a VMM until it is
-//! forgotten, and the ways by which libvirt's QEMU comes to the machine's disk.
+//! A libvirt domain as a machine's VMM. Owns its definition, which exists from the start of a VMM until it is forgotten,
+//! and the rights by which libvirt's QEMU reaches the machine's disk.
 //!
-//! Invariant: a domain without our mark is never touched, whatever its name: ours is asked for by the machine's UUID.
+//! Invariant: a domain without our metadata is never touched, whatever its name; ours is looked up by the machine's UUID.
 
 use super::super::ready::GuestAgent;
 use super::super::run::{MachineFolder, RunRecord, VmmEnding};
@@ -21,23 +21,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The description, as it was given to libvirt.
+/// File of the domain's description, as it was given to libvirt.
 const FILE: &str = "domain.xml";
-/// How long libvirt may take to see that a QEMU has ended.
+/// Longest time until libvirt notices that a QEMU has ended.
 const NOTICE: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(20);
-/// The folders from a machine's to the one of everything that is kept.
+/// Number of folders from a machine's to the root of the daemon's state.
 const WAY: usize = 4;
-/// Those from a file in a store to the store's.
+/// Number of folders from a file in a store to the store's root.
 const STORE: usize = 2;
 
-/// A machine's domain.
+/// A machine's libvirt domain.
 pub struct Domain {
     folder: MachineFolder,
     libvirt: Arc<Libvirt>,
     name: String,
     uuid: String,
-    /// Why it is off, in libvirt's words.
+    /// Why the domain is off, in libvirt's words.
     reason: Option<String>,
 }
 
@@ -47,12 +47,12 @@ impl Domain {
         Domain { folder, libvirt, name, uuid: run.uuid.clone(), reason: None }
     }
 
-    /// Whether it is this run's.
+    /// Whether the domain belongs to this run.
     pub fn is_of(&self, run: &RunRecord) -> bool {
         self.uuid == run.uuid
     }
 
-    /// What became of its process. libvirt is asked only if that is not written down.
+    /// Finds out whether the process is alive. Asks libvirt only if the process is not recorded.
     pub async fn look(&self) -> Result<ObservedProcess, HostError> {
         let known = look(&self.folder, PROCESS).await?;
         if !matches!(known, ObservedProcess::None) {
@@ -60,7 +60,7 @@ impl Domain {
         }
         match self.state().await? {
             DomainState::Absent => Ok(ObservedProcess::None),
-            // Defined, and not started.
+            // The domain is defined but was not started.
             DomainState::Off(reason) if ["unknown", "failed"].contains(&reason.as_str()) => {
                 Ok(ObservedProcess::None)
             }
@@ -69,7 +69,7 @@ impl Domain {
         }
     }
 
-    /// Defines and starts it.
+    /// Defines and starts the domain.
     pub async fn start(
         &mut self,
         machine: &Machine,
@@ -77,7 +77,7 @@ impl Domain {
         accelerator: &Accelerator,
         files: &HostFiles<'_>,
     ) -> Result<(), HostError> {
-        // Catalogs that an earlier daemon took may ask for it.
+        // Catalogs of an earlier daemon may contain unsupported settings.
         domain::check_supported(&run.spec)
             .and_then(|()| domain::fits(self.folder.path()))
             .map_err(HostError::permanent)?;
@@ -109,14 +109,14 @@ impl Domain {
         self.libvirt.ask(&["start", &self.uuid]).await.map(drop)
     }
 
-    /// Listens to it, if what it says is needed.
+    /// Subscribes to the domain's shutdown reasons, if the run needs them.
     pub fn attach(&self, run: &RunRecord) {
         if run.spec.reset() == ResetEvent::GuestReboot && !self.libvirt.listens_to(&self.name) {
             self.libvirt.listen_to(&self.name);
         }
     }
 
-    /// How its guest agent is asked.
+    /// Returns the channel to the guest agent.
     pub fn agent(&self) -> GuestAgent {
         GuestAgent::Libvirt(Arc::clone(&self.libvirt), self.uuid.clone())
     }
@@ -126,12 +126,12 @@ impl Domain {
         let _ = self.libvirt.ask(&["shutdown", &self.uuid, "--mode", "acpi"]).await;
     }
 
-    /// Ends its process.
+    /// Ends the process.
     pub async fn destroy(&self) {
         let _ = self.libvirt.ask(&["destroy", &self.uuid]).await;
     }
 
-    /// Why it has ended, if its guest wanted it to.
+    /// Returns why the domain has ended, if its guest caused that.
     pub async fn why(&mut self, run: &RunRecord) -> Result<Option<VmmEnding>, HostError> {
         let DomainState::Off(reason) = self.off().await? else { return Ok(None) };
         let by_guest = reason == "shutdown";
@@ -147,13 +147,13 @@ impl Domain {
         })
     }
 
-    /// Why it is off, for people.
+    /// Why the domain is off, for people.
     pub fn last_words(&self) -> String {
         let reason = self.reason.as_deref().unwrap_or("unknown");
         format!("'{reason}', says libvirt, whose log of the domain {} may know more", self.name)
     }
 
-    /// Removes its definition.
+    /// Removes the definition.
     pub async fn undefine(&mut self) -> Result<(), HostError> {
         if let DomainState::Off(_) = self.off().await? {
             self.libvirt.ask(&["undefine", &self.uuid, "--managed-save", "--snapshots-metadata"]).await?;
@@ -163,7 +163,7 @@ impl Domain {
         Ok(())
     }
 
-    /// What libvirt knows of one whose process has ended, once it knows that.
+    /// Returns libvirt's state of a domain whose process has ended, once libvirt knows that.
     async fn off(&self) -> Result<DomainState, HostError> {
         let until = Instant::now() + NOTICE;
         loop {
@@ -179,7 +179,7 @@ impl Domain {
         }
     }
 
-    /// What libvirt knows of it. One with its UUID that is not ours is an error.
+    /// Returns libvirt's state of the domain. Fails if a domain that is not ours has its UUID.
     async fn state(&self) -> Result<DomainState, HostError> {
         let state = self.libvirt.state(&self.uuid).await?;
         if state != DomainState::Absent {
@@ -191,7 +191,7 @@ impl Domain {
         Ok(state)
     }
 
-    /// Somebody else's domain with its name, if that is why it cannot be defined.
+    /// Error that names a foreign domain of the same name, if there is one.
     async fn foreign_domain(&self) -> Result<Option<HostError>, HostError> {
         let domains = self.libvirt.ask(&["list", "--all", "--uuid", "--name"]).await?;
         let others = domains.lines().filter_map(|line| line.trim().split_once(' '));
@@ -199,7 +199,7 @@ impl Domain {
         Ok(namesakes.next().map(|(uuid, _)| not_ours(&format!("'{}' (UUID {uuid})", self.name))))
     }
 
-    /// The process that libvirt says is the domain's.
+    /// Adopts the process that libvirt reports for the domain.
     async fn adopt(&self) -> Result<ObservedProcess, HostError> {
         let (file, name, uuid) = (self.libvirt.pid_file(&self.name), self.name.clone(), self.uuid.clone());
         let folder = self.folder.clone();
@@ -227,7 +227,7 @@ fn not_ours(which: &str) -> HostError {
     HostError::new(ErrorCode::Conflict, message)
 }
 
-/// Lets the group of libvirt's QEMU come to the machine's disk and files, through folders that it cannot list.
+/// Grants the group of libvirt's QEMU access to the folder and the files.
 fn grant_access(group: u32, folder: &Path, files: &[PathBuf]) -> Result<(), HostError> {
     let socket = folder.join(disk::SOCKET);
     let ways = files

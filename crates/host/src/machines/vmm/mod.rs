@@ -1,7 +1,7 @@
-//! A machine's VMM, whoever runs it: what became of it, its start, its end and why. Owns the choice of the driver and
-//! when the guest was asked to shut down.
+//! The VMM of a machine, run by QEMU directly or by libvirt: its start, its shutdown, its end and the reason for that.
+//! Owns the choice of the driver, and when the guest was asked to shut down.
 //!
-//! Invariant: a VMM that was started is found again by any later daemon, and is ended before it is forgotten.
+//! Invariant: every later daemon finds a VMM that was started, and a VMM is ended before it is forgotten.
 
 mod handles;
 mod libvirt;
@@ -26,22 +26,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 
-/// What the process is called.
+/// Name of the process.
 pub const PROCESS: &str = "vmm";
-/// How long it may take to end when it is told to.
+/// Longest time until the VMM ends when it is told to.
 const QUIT: Duration = Duration::from_secs(5);
 
-/// The VMM of a machine, whether it runs or not.
+/// VMM of a machine, whether it runs or not.
 pub struct Vmm {
     folder: MachineFolder,
     libvirt: Arc<Libvirt>,
     driver: VmmDriver,
     asked: Option<Instant>,
-    /// Until when it may do what it was asked, although nobody wants that any more.
+    /// Until when a shutdown that was requested counts, although it is not wanted any more.
     heeds_until: Option<Instant>,
 }
 
-/// Who runs it.
+/// Driver of the VMM.
 enum VmmDriver {
     Nobody,
     Qemu(qemu::Qemu),
@@ -53,7 +53,7 @@ impl Vmm {
         Vmm { folder, libvirt, driver: VmmDriver::Nobody, asked: None, heeds_until: None }
     }
 
-    /// What became of it.
+    /// Finds out whether the VMM is alive.
     pub async fn look(&mut self, run: &RunRecord) -> Result<ObservedProcess, HostError> {
         self.driver_for(run);
         match &self.driver {
@@ -62,7 +62,7 @@ impl Vmm {
         }
     }
 
-    /// A run has the driver that it was begun with.
+    /// Selects the driver that the run was started with.
     fn driver_for(&mut self, run: &RunRecord) {
         match (run.hypervisor, &self.driver) {
             (Hypervisor::None, VmmDriver::Nobody) | (Hypervisor::Qemu, VmmDriver::Qemu(_)) => {}
@@ -76,7 +76,7 @@ impl Vmm {
         }
     }
 
-    /// Starts it on the machine's disk.
+    /// Starts the VMM on the machine's disk.
     pub async fn start(
         &mut self,
         machine: &Machine,
@@ -90,13 +90,13 @@ impl Vmm {
         match &mut self.driver {
             VmmDriver::Nobody => Ok(()),
             VmmDriver::Qemu(qemu) => qemu.start(machine, run, accelerator, files, scopes).await,
-            // libvirt gives it a scope.
+            // libvirt creates a scope for it.
             VmmDriver::Libvirt(domain) => domain.start(machine, run, accelerator, files).await,
         }
     }
 
-    /// Listens to it, and learns what it is doing if nobody has listened, or asked it lately. What its guest has ended for is
-    /// recorded then: an error if it cannot be.
+    /// Subscribes to the VMM's events, and polls it if there was no subscription or the last answer is old. Records why
+    /// the guest has ended; returns an error if that cannot be recorded.
     pub async fn attach(&mut self, process: &Process, run: &mut RunRecord) -> Result<(), HostError> {
         match &mut self.driver {
             VmmDriver::Nobody => Ok(()),
@@ -108,7 +108,7 @@ impl Vmm {
         }
     }
 
-    /// The guest's console as it was before the guest began, once, if the guest was held until somebody read it.
+    /// Returns the guest's console once, if the guest was held until the console was connected to.
     pub fn take_console(&mut self) -> Option<UnixStream> {
         match &mut self.driver {
             VmmDriver::Qemu(qemu) => qemu.console.take(),
@@ -116,7 +116,8 @@ impl Vmm {
         }
     }
 
-    /// Asks the guest to shut down, once. Until when it may take; `None`: it has, it will not, or it had its time.
+    /// Asks the guest to shut down, once. Returns its deadline; `None`: it has shut down, cannot be asked, or its time is
+    /// over.
     pub async fn shut_down(
         &mut self,
         process: &Process,
@@ -148,8 +149,8 @@ impl Vmm {
         Ok(Some(asked + grace).filter(|_| !is_over(asked)))
     }
 
-    /// It is to go on, whatever it was asked before. Until when a guest that shuts down does so because it was asked;
-    /// `None`: one that does wants it itself.
+    /// Cancels a shutdown that was requested earlier. Returns until when a shutdown of the guest counts as that one;
+    /// `None`: the guest decides itself.
     pub async fn cancel_shutdown(
         &mut self,
         run: &mut RunRecord,
@@ -170,7 +171,7 @@ impl Vmm {
         Ok(None)
     }
 
-    /// How its guest agent is asked.
+    /// Returns the channel to the guest agent.
     pub fn agent(&self) -> GuestAgent {
         match &self.driver {
             VmmDriver::Libvirt(domain) => domain.agent(),
@@ -178,7 +179,7 @@ impl Vmm {
         }
     }
 
-    /// Ends it, whatever its guest does.
+    /// Ends the VMM, whatever its guest does.
     pub async fn end(&mut self, process: &Process) -> Result<(), HostError> {
         match &mut self.driver {
             VmmDriver::Nobody => {}
@@ -190,7 +191,7 @@ impl Vmm {
         blocking(move || if process.ends_within(QUIT) { Ok(()) } else { process.end(QUIT) }).await
     }
 
-    /// One that has ended: nobody is spoken to any more, and it is written down why it has, if that can be known.
+    /// Disconnects from a VMM that has ended, and records why it has ended if that can be known.
     pub async fn record_end(&mut self, run: &mut RunRecord) -> Result<(), HostError> {
         self.disconnect();
         if run.ending.is_some() {
@@ -207,7 +208,7 @@ impl Vmm {
         }
     }
 
-    /// The last that one said that has ended by itself, for people.
+    /// Returns the last output of a VMM that has ended by itself, for people.
     pub async fn last_words(&self) -> Result<String, HostError> {
         match &self.driver {
             VmmDriver::Libvirt(domain) => Ok(domain.last_words()),
@@ -215,7 +216,7 @@ impl Vmm {
         }
     }
 
-    /// Forgets one that has ended, or was never there; nothing is left of it.
+    /// Forgets a VMM that has ended or never existed, and removes what is left of it.
     pub async fn forget(&mut self) -> Result<(), HostError> {
         self.disconnect();
         match &mut self.driver {
@@ -227,7 +228,7 @@ impl Vmm {
         blocking(move || processes::forget(folder.path(), PROCESS)).await
     }
 
-    /// What it says next; never, while nobody listens. May be given up at any time.
+    /// Waits for the next event; never returns without a subscription. Cancel safe.
     pub async fn event(&mut self) -> Option<Event> {
         match &mut self.driver {
             VmmDriver::Qemu(qemu) => qemu.event().await,
@@ -235,14 +236,14 @@ impl Vmm {
         }
     }
 
-    /// Takes note of what it has said. What is to be recorded of it the next step records.
+    /// Notes an event. The next step records what it means.
     pub fn note_event(&mut self, event: &Event) {
         if let VmmDriver::Qemu(qemu) = &mut self.driver {
             qemu.note_event(event);
         }
     }
 
-    /// Whether its guest has ended, as far as is known: whether that is recorded already or not.
+    /// Whether the guest is known to have ended, recorded or not.
     fn is_end_known(&self, run: &RunRecord) -> bool {
         let ending_seen = if let VmmDriver::Qemu(qemu) = &self.driver { qemu.ending_seen() } else { None };
         run.ending.is_some() || ending_seen.is_some()
@@ -256,7 +257,7 @@ impl Vmm {
     }
 }
 
-/// Of the reasons of QEMU's `SHUTDOWN` event (QEMU, run-state.json: ShutdownCause) those that are the guest's.
+/// Maps the reason of QEMU's `SHUTDOWN` event to an ending.
 fn ending(reason: &str) -> Option<VmmEnding> {
     match reason {
         "guest-reset" => Some(VmmEnding::GuestReboot),
@@ -265,7 +266,7 @@ fn ending(reason: &str) -> Option<VmmEnding> {
     }
 }
 
-/// Of a guest that has ended when nobody listened. A machine that comes back from a reboot comes back clean.
+/// Ending of a guest that ended while nobody was subscribed.
 fn assumed_ending(run: &RunRecord) -> VmmEnding {
     match run.spec.reset() {
         ResetEvent::GuestReboot => VmmEnding::GuestReboot,
@@ -273,7 +274,7 @@ fn assumed_ending(run: &RunRecord) -> VmmEnding {
     }
 }
 
-/// Lets a VMM that runs with this group come to a file or through a folder.
+/// Grants a path's group rights to a VMM that runs with this group.
 fn grant_group(path: &Path, group: u32, rights: u32) -> Result<(), HostError> {
     chown(path, None, Some(group))
         .and_then(|()| fs::set_permissions(path, Permissions::from_mode(rights)))

@@ -1,8 +1,8 @@
-//! QEMU as a machine's VMM: a process in the machine's folder, by a user of its own, and the conversation with it. Owns the
-//! monitor's connection, and what was heard over it and could not be recorded yet.
+//! QEMU as a machine's VMM: a process in the machine's folder, with a user of its own, and its monitor. Owns the
+//! monitor's connection, and what was reported over it and could not be recorded yet.
 //!
-//! Invariant: a guest that ends is held until it is recorded why. What is recorded does not hang on one event: QEMU is asked
-//! again and again how it is.
+//! Invariant: a guest that ends is held until the reason is recorded. That does not depend on a single event: QEMU's
+//! status is queried again and again.
 
 use super::super::run::{MachineFolder, RunRecord, VmmEnding};
 use super::super::short_path::ShortPath;
@@ -24,25 +24,25 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 
-/// How long one that was started may take to answer.
+/// Longest time until the monitor of a new QEMU accepts a connection.
 const GREETING: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(5);
-/// Between two connections to its monitor.
+/// Pause between two connections to the monitor.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long what it has said of itself is taken for true: shorter than the time between two looks at a machine.
+/// How long an answer about the VMM's status is valid.
 const TRUE_FOR: Duration = Duration::from_secs(20);
 
-/// A machine's QEMU.
+/// A machine's QEMU process.
 pub struct Qemu {
     folder: MachineFolder,
     monitor: Option<Qmp>,
-    /// When its monitor was last connected to.
+    /// When the monitor was last connected to.
     connected: Option<Instant>,
-    /// The guest's console, read from before the guest began.
+    /// Console of the guest, connected before the guest began.
     pub console: Option<UnixStream>,
-    /// Why its guest has ended, as it was heard. What is recorded may be behind.
+    /// Why the guest has ended, as reported. The record of the run may be behind.
     ending_seen: Option<VmmEnding>,
-    /// When it was last asked how it is, and has answered.
+    /// When QEMU last answered a status query.
     answered: Option<Instant>,
 }
 
@@ -51,7 +51,7 @@ impl Qemu {
         Qemu { folder, monitor: None, connected: None, console: None, ending_seen: None, answered: None }
     }
 
-    /// Starts it on the machine's disk.
+    /// Starts QEMU on the machine's disk.
     pub async fn start(
         &mut self,
         machine: &Machine,
@@ -71,7 +71,7 @@ impl Qemu {
         let (folder, spec, user) = (self.folder.clone(), run.spec.clone(), run.user);
         let handles = blocking(move || {
             if let Some(user) = user {
-                // It goes through the folder to the disk's socket, and does nothing else there.
+                // QEMU reaches the disk's socket through the folder.
                 grant_group(folder.path(), user, 0o710)?;
                 grant_group(&folder.path().join(disk::SOCKET), user, 0o660)?;
             }
@@ -89,8 +89,8 @@ impl Qemu {
             .await
     }
 
-    /// Listens to it, and learns what it is doing if nobody has listened, or asked it lately. Records why its guest has ended,
-    /// if it has.
+    /// Subscribes to QEMU's events, and polls it if there was no subscription or the last answer is old. Records why the
+    /// guest has ended.
     pub async fn attach(&mut self, process: &Process, run: &mut RunRecord) -> Result<(), HostError> {
         let is_true = self.answered.is_some_and(|answered| answered.elapsed() < TRUE_FOR);
         if self.monitor.is_none() || !is_true {
@@ -99,13 +99,13 @@ impl Qemu {
         self.record(run).await
     }
 
-    /// Asks it how it is.
+    /// Queries QEMU's status.
     async fn look(&mut self, process: &Process, run: &RunRecord) -> Result<(), HostError> {
         let monitor = match self.monitor.take() {
             Some(monitor) => Some(monitor),
             None => self.reach(process).await?,
         };
-        // It has ended, and is looked into for that.
+        // The process has ended, which the next step examines.
         let Some(mut monitor) = monitor else { return Ok(()) };
         let strange = |e| HostError::new(ErrorCode::Unavailable, format!("its VMM: {e}"));
         let status = match monitor.execute("query-status").await {
@@ -118,7 +118,7 @@ impl Qemu {
             monitor.execute("cont").await.map_err(strange)?;
         }
         if status["status"] == "shutdown" && self.ending_seen.is_none() {
-            // It may have said why, and nobody has listened yet.
+            // The reason may be among the events that nobody has read.
             self.ending_seen =
                 monitor.pending_events().find_map(reason).or_else(|| Some(assumed_ending(run)));
         }
@@ -126,7 +126,7 @@ impl Qemu {
         Ok(())
     }
 
-    /// Records why its guest has ended, if that is known and not recorded.
+    /// Records why the guest has ended, if that is known and not recorded.
     async fn record(&self, run: &mut RunRecord) -> Result<(), HostError> {
         if let (None, Some(ending_seen)) = (run.ending, self.ending_seen) {
             let mut ended = run.clone();
@@ -137,18 +137,18 @@ impl Qemu {
         Ok(())
     }
 
-    /// Takes note of what it has said.
+    /// Notes an event.
     pub fn note_event(&mut self, event: &Event) {
-        // The first reason counts: another comes when it is ended then.
+        // The first reason counts: another comes when the VMM is ended.
         self.ending_seen = self.ending_seen.or_else(|| reason(event));
     }
 
-    /// Why its guest has ended, if it has and nothing was forgotten since.
+    /// Why the guest has ended, if it has and the run was not forgotten since.
     pub fn ending_seen(&self) -> Option<VmmEnding> {
         self.ending_seen
     }
 
-    /// What was heard was of one that is no more.
+    /// Forgets the ending, which belongs to an earlier VMM.
     pub fn forget(&mut self) {
         self.disconnect();
         self.ending_seen = None;
@@ -161,19 +161,19 @@ impl Qemu {
         }
     }
 
-    /// Tells it to end.
+    /// Tells QEMU to end.
     pub async fn quit(&mut self) {
         if let Some(monitor) = &mut self.monitor {
             let _ = monitor.execute("quit").await;
         }
     }
 
-    /// Nobody is spoken to any more.
+    /// Closes the connection to the monitor.
     pub fn disconnect(&mut self) {
         (self.monitor, self.connected, self.console, self.answered) = (None, None, None, None);
     }
 
-    /// What it says next; never, while nobody listens. May be given up at any time.
+    /// Waits for the next event; never returns without a subscription. Cancel safe.
     pub async fn event(&mut self) -> Option<Event> {
         let Some(monitor) = &mut self.monitor else { return pending().await };
         let said = monitor.event().await.ok();
@@ -183,9 +183,9 @@ impl Qemu {
         said
     }
 
-    /// Connects to its monitor, as soon as it listens. `None`: it has ended.
+    /// Connects to the monitor as soon as it listens. `None`: the process has ended.
     async fn reach(&mut self, process: &Process) -> Result<Option<Qmp>, HostError> {
-        // One that lets us in and closes again would else be asked without end.
+        // A monitor that accepts and closes at once would otherwise be retried without a pause.
         if let Some(last) = self.connected {
             tokio::time::sleep_until((last + PAUSE).into()).await;
         }
@@ -212,7 +212,7 @@ impl Qemu {
     }
 }
 
-/// Of a `SHUTDOWN` event, why the guest has ended, if it wanted that itself.
+/// Returns why the guest has ended, if this is a `SHUTDOWN` event.
 fn reason(event: &Event) -> Option<VmmEnding> {
     event.data["reason"].as_str().filter(|_| event.name == "SHUTDOWN").and_then(ending)
 }
