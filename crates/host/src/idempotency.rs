@@ -1,7 +1,8 @@
-//! What requests with an `Idempotency-Key` have made, so that the same request makes it once. Owns these records.
+//! Idempotency keys: records what requests with an `Idempotency-Key` have made, so that repeating a request makes it
+//! once. Owns these records.
 //!
-//! Invariant: a key is of one caller and one route. Of the last `MOST` keys, each is known for a day; which of a claim
-//! is recorded together with the claim itself.
+//! Invariant: a key belongs to one caller and one route. Each of the last `MOST` keys is kept for a day; the key of a
+//! claim is recorded in the same transaction as the claim.
 
 use crate::error::HostError;
 use crate::store::{Changes, Objects, RecordKind, StoredRecord};
@@ -17,26 +18,26 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use utoipa::ToSchema;
 
-/// What is stored of them.
+/// Kinds of records of this module.
 pub(crate) const RECORDS: [RecordKind; 1] = [RecordKind::of::<RecordedAnswer>()];
 
-/// How long a key is known.
+/// How long a key is kept.
 const KEPT: Duration = Duration::from_secs(86_400);
-/// Keys that are known at most: beyond that the oldest are forgotten.
+/// Number of keys that are kept; beyond it the oldest are removed.
 const MOST: usize = 16_384;
-/// Keys that come between two looks at which are to be forgotten.
+/// Number of new keys after which old ones are removed.
 const TIDY_EACH: usize = 256;
 
-/// A key of a request, and what the request asks.
+/// A request with an idempotency key.
 #[derive(Clone, Debug)]
 pub struct IdempotentRequest {
-    /// Of caller, route and key.
+    /// Digest of caller, route and key.
     name: String,
-    /// A digest of what is asked: another question with the same key is a mistake.
+    /// Digest of the request: another request with the same key is an error.
     request: String,
 }
 
-/// What a request has made.
+/// Record of what a request has made.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 struct RecordedAnswer {
     #[schema(value_type = String, format = DateTime)]
@@ -51,7 +52,7 @@ impl StoredRecord for RecordedAnswer {
 }
 
 impl IdempotentRequest {
-    /// A key that this caller gives for this route, with a body.
+    /// Creates the value for this caller, route, key and body.
     pub fn new(caller: &str, route: &str, key: &str, body: &impl Serialize) -> IdempotentRequest {
         let mut name = Sha256::new();
         for part in [caller, route, key] {
@@ -65,7 +66,7 @@ impl IdempotentRequest {
         }
     }
 
-    /// What was made with it, if anything was. That this stays so becomes a condition of the change.
+    /// Returns what was made with this key, if anything. The transaction fails if that changes before its commit.
     pub fn made<T: DeserializeOwned>(&self, changes: &mut Changes) -> Result<Option<T>, HostError> {
         let found = changes.get::<RecordedAnswer>(&self.name)?.map(|made| made.value);
         let Some(made) = found.filter(|made| !is_old(made)) else { return Ok(None) };
@@ -78,7 +79,7 @@ impl IdempotentRequest {
         serde_json::from_value(made.answer).map(Some).map_err(damaged)
     }
 
-    /// Records what is made with it, as a part of the change that makes it.
+    /// Records what is made with this key, in the transaction that makes it.
     pub fn record(&self, changes: &mut Changes, answer: &impl Serialize) {
         let answer = serde_json::to_value(answer).expect("an answer is plain data");
         let made = RecordedAnswer { at: Timestamp::now(), request: self.request.clone(), answer };
@@ -90,27 +91,27 @@ fn is_old(made: &RecordedAnswer) -> bool {
     Timestamp::now().duration_since(made.at).unsigned_abs() > KEPT
 }
 
-/// The keys of a host. A clone is the same.
+/// The idempotency keys of a host. A clone is the same keys.
 #[derive(Clone)]
 pub struct Idempotency(Arc<Inner>);
 
 struct Inner {
     objects: Objects,
-    /// The names of keys whose requests are being answered.
+    /// Names of keys whose requests are in progress.
     answering: Mutex<HashSet<String>>,
     added: AtomicUsize,
 }
 
 impl Idempotency {
-    /// The keys that are recorded.
+    /// Creates the value for these records.
     pub fn new(objects: Objects) -> Idempotency {
-        // The first key that comes is a reason to look.
+        // The first new key removes old ones.
         let added = AtomicUsize::new(TIDY_EACH);
         Idempotency(Arc::new(Inner { objects, answering: Mutex::default(), added }))
     }
 
-    /// Makes something, unless the key has made it already: then it is what was made, and `true`. What fails is not
-    /// recorded. If the daemon dies in between, it may have been made.
+    /// Calls `make` once for a key: returns what it made before, and `true`, if the key is known. Errors are not
+    /// recorded. If the daemon dies in between, the object may have been made without a record.
     pub fn once<T: Serialize + DeserializeOwned>(
         &self,
         key: Option<&IdempotentRequest>,
@@ -134,7 +135,7 @@ impl Idempotency {
         Ok((made, false))
     }
 
-    /// A key was recorded. Now and then those are forgotten that are too old or too many.
+    /// Notes a new key. Removes keys that are too old or too many, from time to time.
     pub fn forget_old_keys(&self) -> Result<(), HostError> {
         if self.0.added.fetch_add(1, Ordering::Relaxed) < TIDY_EACH {
             return Ok(());
@@ -159,7 +160,7 @@ impl Idempotency {
     }
 }
 
-/// A key's request is being answered, until this is dropped.
+/// Marks a key's request as in progress, until this is dropped.
 struct KeyInFlight<'a>(&'a Idempotency, &'a str);
 
 impl Drop for KeyInFlight<'_> {

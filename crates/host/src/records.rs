@@ -1,11 +1,11 @@
-//! All kinds of records that the daemon stores. Owns the list; each kind is where it is used.
+//! All kinds of stored records. Owns the list; each kind is defined where it is used.
 //!
-//! Invariant: the version of the records is another one whenever a type that is stored is another one.
+//! Invariant: the version of the records changes whenever a stored type does.
 
 use crate::store::RecordKind;
 use crate::{catalogs, idempotency, images, machines, stores};
 
-/// All of them.
+/// Returns all kinds.
 pub fn kinds() -> Vec<RecordKind> {
     let all = catalogs::RECORDS.into_iter().chain(images::RECORDS).chain(machines::RECORDS);
     all.chain(stores::RECORDS).chain(idempotency::RECORDS).collect()
