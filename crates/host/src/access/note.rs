@@ -112,7 +112,7 @@ impl RequestNote {
 
     /// The settings of a new catalog.
     pub fn made(&self, spec: &CatalogSpec) {
-        let usual = CatalogSpec { image: spec.image.clone(), ..CatalogSpec::usual() };
+        let usual = CatalogSpec { image: spec.image.clone(), ..CatalogSpec::defaults() };
         let (usual, said) = (settings(&usual), settings(spec));
         let new = said.into_iter().filter(|(name, value)| name == "image" || usual.get(name) != Some(value));
         let difference = |(setting, then)| Difference { setting, now: Value::Null, then, live: false };

@@ -1,11 +1,11 @@
-//! Names of machines from a pattern: a run of `#` stands for a number with so many digits.
+//! Names of machines from a pattern: a run of `#` stands for a number with that many digits.
 //!
-//! Invariant: a pattern gives each number another name, and every name can be a host's.
+//! Invariant: a pattern gives each number a different name, and every name is a valid host name.
 
 use crate::error::HostError;
 use spillway_api::Name;
 
-/// A pattern that can be.
+/// A valid pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamePattern {
     before: String,
@@ -14,7 +14,7 @@ pub struct NamePattern {
 }
 
 impl NamePattern {
-    /// Reads `desk-###`.
+    /// Parses a pattern such as `desk-###`.
     pub fn parse(pattern: &str) -> Result<NamePattern, HostError> {
         let refuse = |why: &str| HostError::invalid(format!("naming '{}': {why}", pattern.escape_debug()));
         let Some(from) = pattern.find('#') else {
@@ -30,7 +30,7 @@ impl NamePattern {
         Ok(naming)
     }
 
-    /// The name of a number, from 1 on.
+    /// Returns the name for a number, from 1 on.
     pub fn name(&self, number: u32) -> Result<Name, HostError> {
         let text = format!("{}{number:0width$}{}", self.before, self.after, width = self.digits);
         if number.to_string().len() > self.digits {

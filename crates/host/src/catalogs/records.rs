@@ -1,6 +1,6 @@
-//! The records of machines: as many as the catalog says, each with its name and its identity.
+//! Records of machines: as many as the catalog says, each with a name and an identity.
 //!
-//! Invariant: a name is of one machine of the host; an identity is given once.
+//! Invariant: a name belongs to one machine of the host; an identity is used once.
 
 use super::naming::NamePattern;
 use super::{Catalogs, spec};
@@ -15,13 +15,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::MutexGuard;
 use utoipa::ToSchema;
 
-/// Records written in one transaction.
+/// Number of records that one transaction writes at most.
 const BATCH: usize = 256;
-/// Machines among which one is looked for that may be meant by a name that none has.
+/// Number of machines that are searched for a similar name, for the error message.
 const LOOKED_AT: usize = 256;
 
 impl Catalogs {
-    /// All machines, or those of a catalog, in the order of their names.
+    /// Returns all machines, or those of a catalog, in the order of their names.
     pub fn machines(&self, catalog: Option<&Name>) -> Result<Vec<Machine>, HostError> {
         let is_of = |machine: &Machine| catalog.is_none_or(|catalog| machine.catalog == *catalog);
         let mut found = Vec::new();
@@ -31,12 +31,12 @@ impl Catalogs {
         Ok(found)
     }
 
-    /// One machine.
+    /// Returns a machine.
     pub fn machine(&self, name: &Name) -> Result<Machine, HostError> {
         match self.objects.get::<Machine>(name.as_str())? {
             Some(machine) => Ok(machine.value),
             None => {
-                // Who asks for one that is gone is not to cost more than one that is there.
+                // Looking up a missing machine must not cost more than an existing one.
                 let some = self.objects.page::<Machine>("", LOOKED_AT)?;
                 let names = some.objects.iter().map(|machine| machine.name.as_str());
                 Err(HostError::not_found(Machine::WORD, name.as_str(), names))
@@ -44,7 +44,7 @@ impl Catalogs {
         }
     }
 
-    /// Refuses if a machine of another catalog has a name that a machine would have which this one is to get.
+    /// Refuses if a machine of another catalog has a name that this catalog's machines would get.
     pub(super) fn check_names_free(&self, name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
         let naming = spec::naming(name, spec)?;
         let (own, others): (Vec<Machine>, Vec<Machine>) =
@@ -61,7 +61,7 @@ impl Catalogs {
         Ok(())
     }
 
-    /// Records machines that are missing, and removes those beyond the count, on the terms that are recorded.
+    /// Records missing machines, and removes those beyond the count, under the recorded conditions.
     pub(super) fn count(&self, counting: &MutexGuard<()>, catalog: &Catalog) -> Result<(), HostError> {
         self.check_names_free(&catalog.name, &catalog.spec)?;
         let naming = spec::naming(&catalog.name, &catalog.spec)?;
@@ -88,7 +88,7 @@ impl Catalogs {
         Ok(())
     }
 
-    /// Refuses if somebody has one of these machines, unless that is said not to matter.
+    /// Refuses if one of these machines is claimed, unless `force` is set.
     pub(super) fn check_none_claimed(
         &self,
         changes: &mut Changes,
@@ -109,7 +109,7 @@ impl Catalogs {
         Ok(())
     }
 
-    /// The machines that there are too many, with this count.
+    /// Returns the machines beyond this count.
     pub(super) fn surplus(&self, catalog: &Name, count: u32) -> Result<Vec<Machine>, HostError> {
         let machines = self.machines(Some(catalog))?;
         let unreadable = match self.objects.get::<Catalog>(catalog.as_str())? {
@@ -119,8 +119,8 @@ impl Catalogs {
         Ok(differ(machines, &unreadable, count).surplus)
     }
 
-    /// The numbers of machines whose records cannot be read, of those that have names of this pattern: they count as there,
-    /// since something of them may be.
+    /// Returns the numbers of machines of this pattern whose records cannot be read. They count as existing, since
+    /// something of them may run.
     fn unreadable_numbers(&self, naming: &NamePattern, count: u32) -> HashSet<u32> {
         let names: HashSet<String> = self.objects.unreadable_names::<Machine>().into_iter().collect();
         let most = count.saturating_add(u32::try_from(names.len()).unwrap_or(u32::MAX));
@@ -128,8 +128,8 @@ impl Catalogs {
         if names.is_empty() { HashSet::new() } else { (1..=most).filter(is_one).collect() }
     }
 
-    /// Removes the records of machines of a catalog and what was wanted of them. The files that they keep stay unless the
-    /// catalog's removal says that they go; that is over then.
+    /// Removes the records of a catalog's machines and their desired states. Their kept files stay unless the catalog's
+    /// removal record says otherwise. Then ends the removal.
     pub(super) fn remove(
         &self,
         _counting: &MutexGuard<()>,
@@ -151,7 +151,7 @@ impl Catalogs {
         Ok(())
     }
 
-    /// Removes one machine, and its catalog's count goes down by it. `may_go` refuses, or becomes a condition.
+    /// Removes one machine and lowers its catalog's count. `may_go` may refuse.
     pub fn delete_machine(
         &self,
         machine: &Machine,
@@ -170,11 +170,11 @@ impl Catalogs {
     }
 }
 
-/// Machines of a catalog are being removed. Written with the change that makes them too many, and gone when they are: so
-/// one that was broken off goes on as it was meant.
+/// Record of a removal of machines in progress. It is written with the change of the count and deleted at the end, so
+/// that an interrupted removal is completed under the same conditions.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub(super) struct Removal {
-    /// What they keep goes too.
+    /// Whether the machines' kept files are deleted too.
     pub with_data: bool,
 }
 
@@ -183,7 +183,7 @@ impl StoredRecord for Removal {
     const WORD: &'static str = "removal";
 }
 
-/// A catalog of which no machine is being removed. That it stays so becomes a condition of the change.
+/// Returns a catalog none of whose machines is being removed. The transaction fails if that changes before its commit.
 pub(crate) fn whole(changes: &mut Changes, catalog: &Name) -> Result<Catalog, HostError> {
     let found = changes.get::<Catalog>(catalog.as_str())?;
     let found = found.ok_or_else(|| HostError::not_found("catalog", catalog.as_str(), []))?;
@@ -198,7 +198,7 @@ fn being_removed_error(catalog: &str) -> HostError {
     HostError::new(ErrorCode::Conflict, message)
 }
 
-/// Refuses while machines are being removed: what they leave is not recorded yet.
+/// Refuses while machines are being removed, because their leftovers are not recorded yet.
 pub(crate) fn check_no_removal(changes: &mut Changes) -> Result<(), HostError> {
     match changes.list_below::<Removal>("")?.first() {
         None => Ok(()),
@@ -206,11 +206,11 @@ pub(crate) fn check_no_removal(changes: &mut Changes) -> Result<(), HostError> {
     }
 }
 
-/// How a catalog's machines differ from what it wants.
+/// Difference between a catalog's machines and its count.
 struct MachineCountDifference {
-    /// Those that it has too many: of the highest numbers.
+    /// Surplus machines, those with the highest numbers.
     surplus: Vec<Machine>,
-    /// The numbers of those that it has too few: the lowest that no machine has. None is higher than the count.
+    /// Numbers of missing machines: the lowest free ones, none above the count.
     missing: Vec<u32>,
 }
 
@@ -223,21 +223,21 @@ fn differ(mut machines: Vec<Machine>, unreadable: &HashSet<u32>, count: u32) -> 
     MachineCountDifference { surplus: machines.split_off(count.min(has)), missing }
 }
 
-/// Removes what is recorded of a machine.
+/// Removes the records of a machine.
 fn forget(changes: &mut Changes, machine: &Machine, with_data: bool) -> Result<(), HostError> {
     changes.delete::<Machine>(machine.name.as_str());
-    // Of one that was never wanted nothing runs, and nobody is to be woken to find that out.
+    // Nothing runs of a machine without a desired state, so no task needs to be woken.
     if changes.get::<DesiredState>(machine.name.as_str())?.is_some() {
         changes.delete::<DesiredState>(machine.name.as_str());
     }
     leftovers::record(changes, machine, with_data)
 }
 
-/// One that no other machine has.
+/// Creates a unique identity.
 fn identity() -> Identity {
     let uuid = uuid::Uuid::new_v4();
     let [a, b, c, d, e, ..] = uuid::Uuid::new_v4().into_bytes();
-    // Administered locally, for one card.
+    // A locally administered unicast address.
     Identity { uuid: uuid.to_string(), mac: format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}") }
 }
 

@@ -1,7 +1,7 @@
-//! A machine as a domain of libvirt's: its description (libvirt, formatdomain). Owns the domain's name and the mark by
-//! which it is known as ours; asks libvirt nothing.
+//! A machine as a libvirt domain: its description (libvirt, formatdomain). Owns the domain's name and the metadata that
+//! marks it as ours; asks libvirt nothing.
 //!
-//! Invariant: what a name, a path or a text holds never becomes another element or attribute.
+//! Invariant: a name, a path or a text never becomes another element or attribute.
 
 use super::qemu::{self, HostFiles};
 use crate::error::HostError;
@@ -9,13 +9,13 @@ use spillway_api::{CatalogSpec, Machine, Network, Ready};
 use spillway_control::kvm::Accelerator;
 use std::path::Path;
 
-/// The namespace of our mark.
+/// Namespace of our metadata.
 pub const NAMESPACE: &str = "urn:spillway:machine";
 
-/// Of a socket's address (unix(7)), without the zero at its end.
+/// Longest socket address (unix(7)), without the zero at its end.
 const MOST_SOCKET_BYTES: usize = 107;
 
-/// Refuses settings that no domain can have.
+/// Refuses settings that libvirt does not support.
 pub fn check_supported(spec: &CatalogSpec) -> Result<(), HostError> {
     match (&spec.ready, &spec.network) {
         (Some(Ready::Tcp(_)), Network::User) => Err(HostError::invalid(
@@ -25,9 +25,9 @@ pub fn check_supported(spec: &CatalogSpec) -> Result<(), HostError> {
     }
 }
 
-/// Refuses a machine's folder whose sockets' paths are too long: libvirt makes and finds them by their whole paths.
+/// Refuses a machine's folder whose socket paths are too long: libvirt uses full paths.
 pub fn fits(folder: &Path) -> Result<(), HostError> {
-    // The longest of the names there.
+    // This is the longest of the names there.
     let path = folder.join(qemu::CONSOLE);
     let length = path.as_os_str().len();
     if length > MOST_SOCKET_BYTES {
@@ -41,12 +41,12 @@ pub fn fits(folder: &Path) -> Result<(), HostError> {
     Ok(())
 }
 
-/// What a machine is called there.
+/// Name of a machine's domain.
 pub fn name(machine: &str) -> String {
     format!("spillway-{machine}")
 }
 
-/// The domain of a machine in its folder, whose disk is served on `disk_socket` there.
+/// Describes the domain of a machine in its folder, whose disk is served on `disk_socket` there.
 pub fn describe(
     machine: &Machine,
     spec: &CatalogSpec,
@@ -63,7 +63,7 @@ pub fn describe(
     let (uuid, vcpus, mib) = (escape(&machine.identity.uuid), spec.vcpus, spec.memory_bytes >> 20);
     let at_reboot = if ends_at_reboot { "destroy" } else { "restart" };
     let (name, disk_socket) = (escape(&name(machine.name.as_str())), path(disk_socket.as_ref()));
-    // With a kernel of the host's the first place is that one's.
+    // A kernel given by the host takes the first place in the boot order.
     let (kernel, boot) = match &spec.kernel {
         Some(kernel) => (direct_boot(kernel, spec, accelerator), ""),
         None => (String::new(), "<boot order='1'/>"),
@@ -117,7 +117,7 @@ fn direct_boot(kernel: &str, spec: &CatalogSpec, accelerator: &Accelerator) -> S
     format!("    <kernel>{kernel}</kernel>\n{}    <cmdline>{append}</cmdline>\n", initrd.unwrap_or_default())
 }
 
-/// Its disks besides the first, in the order in which its guest finds them.
+/// Describes the disks besides the first, in the order in which the guest finds them.
 fn file_disks(folder: &Path, files: &HostFiles) -> String {
     let disks = [
         ("data", files.data, " discard='unmap'", ""),
@@ -152,8 +152,7 @@ fn network(network: &Network, mac: &str) -> String {
     )
 }
 
-/// For text and for attributes in quotes of either kind (XML 1.0, 2.4 and 2.2: what is no character becomes one that
-/// says so).
+/// Escapes text and attribute values (XML 1.0, 2.4 and 2.2); replaces what is no character.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,7 +1,7 @@
 //! Images and their versions: publish, tag, verify, delete. Owns their files and records.
 //!
-//! Invariant: a version that is `ready` has its files, whole, and they never change; files that no record names, or
-//! whose record says that they are being made or removed, are gone after the next start.
+//! Invariant: a `ready` version has complete files, which never change; files without a record, or whose record says that
+//! they are unfinished or being removed, are removed at the next start.
 
 mod check;
 mod checks;
@@ -45,11 +45,11 @@ impl StoredRecord for ImageVersion {
     const WORD: &'static str = "version";
 }
 
-/// What is recorded here.
+/// Kinds of records of this module.
 pub(crate) const RECORDS: [RecordKind; 3] =
     [RecordKind::of::<Image>(), RecordKind::of::<ImageVersion>(), RecordKind::of::<LastVersion>()];
 
-/// The images of a host. A clone is the same.
+/// The images of a host. A clone is the same images.
 #[derive(Clone)]
 pub struct Images {
     objects: Objects,
@@ -58,28 +58,28 @@ pub struct Images {
     checks: checks::Checks,
 }
 
-/// On which terms an image is changed.
+/// Conditions of a change.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ImageChangeTerms {
-    /// The revision that the change was decided on: nothing is done if the image has another one.
+    /// Revision on which it was decided: nothing is done if the image has another one.
     pub expected: Option<Revision>,
-    /// What the change makes must not be there before.
+    /// Whether the object must not exist before.
     pub is_new: bool,
-    /// All is looked at and nothing done.
+    /// Whether everything is checked and nothing changed.
     pub dry_run: bool,
 }
 
-/// What a version is called: `debian:3`.
+/// Reference to a version, such as `debian:3`.
 fn reference(image: &Name, version: u32) -> ImageRef {
     ImageRef { name: image.clone(), version: NonZeroU32::new(version) }
 }
 
-/// What a version is called in the store: sorted by number.
+/// Key of a version in the store, which sorts by number.
 pub(crate) fn key(image: &Name, version: u32) -> String {
     format!("{image}/{version:010}")
 }
 
-/// Refuses a version that no disk can be made of: one of an earlier daemon, which took larger ones.
+/// Refuses a version that is too large for a disk, which an earlier daemon may have accepted.
 pub(crate) fn check_size(version: &ImageVersion) -> Result<(), HostError> {
     match size_fault(version.size_bytes) {
         Some(fault) => {
@@ -91,8 +91,8 @@ pub(crate) fn check_size(version: &ImageVersion) -> Result<(), HostError> {
 }
 
 impl Images {
-    /// Those that the records name. What an earlier daemon did not finish is undone; what cannot be is tried again at
-    /// the next start, and `complain` is told.
+    /// Opens the recorded images. Undoes what an earlier daemon did not finish; if that fails, `complain` is called and
+    /// the next start tries again.
     pub fn open(
         objects: Objects,
         operations: Operations,
@@ -115,17 +115,17 @@ impl Images {
         Ok(images)
     }
 
-    /// All, in the order of their names.
+    /// Returns all images, in the order of their names.
     pub fn list(&self) -> Result<Vec<Image>, HostError> {
         Ok(self.objects.list()?.into_iter().map(|image| image.value).collect())
     }
 
-    /// Those whose names come after this one, in the order of their names; read some at a time.
+    /// Iterates over the images after this name, in the order of their names, reading some at a time.
     pub fn list_after(&self, after: &str) -> impl Iterator<Item = Result<Image, HostError>> + use<'_> {
         self.objects.each_after::<Image>(after).map(|image| Ok(image?.value))
     }
 
-    /// One with its versions, and its revision.
+    /// Returns an image with its versions, and its revision.
     pub fn details(&self, name: &Name) -> Result<(ImageDetails, Revision), HostError> {
         let Some(image) = self.objects.get::<Image>(name.as_str())? else { return Err(self.no_image(name)) };
         let versions = self.objects.list_below::<ImageVersion>(&format!("{name}/"))?;
@@ -133,7 +133,7 @@ impl Images {
         Ok((ImageDetails { image: image.value, versions }, image.revision))
     }
 
-    /// The file of a version, which must be ready and there.
+    /// Returns the file of a ready version.
     pub fn disk(&self, name: &Name, version: u32) -> Result<PathBuf, HostError> {
         let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
         check_size(&version)?;
@@ -142,7 +142,7 @@ impl Images {
         Ok(VersionFiles::of(&store.path, name, version.version).disk())
     }
 
-    /// The list of a version's digests, which must be ready, and the digest of all.
+    /// Returns the list of a ready version's digests, and the digest of the list.
     pub fn digests(&self, name: &Name, version: u32) -> Result<(PathBuf, String), HostError> {
         let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
         let files = VersionFiles::of(&self.stores.get(&version.store)?.path, name, version.version);
@@ -150,12 +150,12 @@ impl Images {
         Ok((files.digests(), digest))
     }
 
-    /// How large a version is, which must be ready.
+    /// Returns the size of a ready version.
     pub fn size(&self, name: &Name, version: u32) -> Result<u64, HostError> {
         Ok(self.objects.change(|changes| self.ready(changes, name, version))?.value.size_bytes)
     }
 
-    /// What those take who name no version; catalogs that follow the image go along.
+    /// Publishes a version: requests without a version use it, and catalogs that follow the image are updated.
     pub fn publish(
         &self,
         name: &Name,
@@ -169,7 +169,7 @@ impl Images {
         })
     }
 
-    /// Names a version; an earlier one of that name loses it.
+    /// Sets a tag to a version; a version that had the tag loses it.
     pub fn tag(
         &self,
         name: &Name,
@@ -188,7 +188,7 @@ impl Images {
         })
     }
 
-    /// Takes a name from a version.
+    /// Removes a tag.
     pub fn untag(
         &self,
         name: &Name,
@@ -238,7 +238,7 @@ impl Images {
         })
     }
 
-    /// Removes a version that nobody uses, and the image with the last one. What was not finished is gone on with.
+    /// Deletes a version that is not in use, and the image with its last version. Continues an interrupted deletion.
     pub fn delete_version(
         &self,
         name: &Name,
@@ -262,7 +262,7 @@ impl Images {
             if let Some((tag, _)) = image.tags.iter().find(|(_, v)| **v == version) {
                 return Err(in_use(format!("it is tagged '{tag}': take the tag away first")));
             }
-            // Written whether it changes or not: an import that begins now must see that this version goes.
+            // Write the image even if it is unchanged: an import that begins now must conflict with this deletion.
             image.published = image.published.filter(|published| *published != version);
             changes.put(name.as_str(), &image);
             let deleting = ImageVersion { state: VersionState::Deleting, ..found };
@@ -272,7 +272,7 @@ impl Images {
         self.remove(&deleting)
     }
 
-    /// Removes an image with all its versions. What was not finished is gone on with.
+    /// Deletes an image with all its versions. Continues an interrupted deletion.
     pub fn delete(&self, name: &Name, expected: Option<Revision>) -> Result<(), HostError> {
         let deleting = self.objects.change(|changes| {
             let image = self.image(changes, name)?;
@@ -295,20 +295,21 @@ impl Images {
         deleting.iter().try_for_each(|version| self.remove(&version.value))
     }
 
-    /// Removes a version's files, then its record; and the image's with the last. May be repeated.
+    /// Removes a version's files, then its record, and the image's record with the last version. May be repeated.
     fn remove(&self, version: &ImageVersion) -> Result<(), HostError> {
         let store = self.stores.get(&version.store)?;
         self.stores.check(&store)?;
         VersionFiles::of(&store.path, &version.image, version.version).remove()?;
         self.objects.change(|changes| {
-            // The image first: an import writes it, so that none can add a version between that and the list unseen.
+            // Read the image first: an import writes it, so that no version can be added unnoticed before the list is
+            // read.
             let image = changes.get::<Image>(version.image.as_str())?;
             let versions = changes.list_below::<ImageVersion>(&format!("{}/", version.image))?;
             changes.delete::<ImageVersion>(&key(&version.image, version.version));
             if versions.iter().all(|v| v.value.version == version.version) {
                 changes.delete::<Image>(version.image.as_str());
             } else if let Some(image) = image {
-                // An import that begins now must not take this for the last version.
+                // An import that begins now must not treat this as the last version.
                 changes.put(version.image.as_str(), &image.value);
             }
             Ok(())
@@ -338,7 +339,7 @@ impl Images {
         changes.get::<Image>(name.as_str())?.ok_or_else(|| self.no_image(name))
     }
 
-    /// A version that can be used. That it stays so becomes a condition of the change.
+    /// Returns a ready version. The transaction fails if that changes before its commit.
     fn ready(
         &self,
         changes: &mut Changes,
@@ -379,8 +380,8 @@ impl Images {
         Err(HostError::new(ErrorCode::NotFound, message))
     }
 
-    /// Refuses if a catalog has or had the version, or any of the image, since it may be rolled back to it; if a disk is of it
-    /// that a deleted machine has left; or if one is made from it.
+    /// Refuses if the version, or any of the image, is in use: by a catalog's history, since the catalog may be rolled
+    /// back; by a leftover disk of a deleted machine; or by a commit.
     fn check_unused(
         &self,
         changes: &mut Changes,
@@ -410,7 +411,7 @@ impl Images {
     }
 }
 
-/// Refuses a change of an image that has another revision than the client has read.
+/// Refuses to change an image whose revision is not the one that the client has read.
 fn check_revision(image: &Object<Image>, expected: Option<Revision>) -> Result<(), HostError> {
     HostError::if_match(&format!("image {}", image.name), expected, image.revision)
 }

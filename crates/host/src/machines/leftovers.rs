@@ -9,7 +9,7 @@ use crate::paging::{PageBuilder, PageRequest};
 use crate::store::{Changes, Object, Objects, StoredRecord};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use spillway_api::{ErrorCode, LeftDisk, Leftover, Machine, Name, Page};
+use spillway_api::{ErrorCode, Leftover, LeftoverDisk, Machine, Name, Page};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -74,7 +74,8 @@ impl LeftoverFiles {
     fn describe(self) -> Leftover {
         let allocated = |path| std::fs::metadata(path).map(|file| file.blocks() * SECTOR_BYTES);
         let allocated_bytes = self.files().map(allocated).sum::<Result<u64, _>>().ok();
-        let disk = self.disk.map(|KeptDisk { path, image, version, .. }| LeftDisk { path, image, version });
+        let disk =
+            self.disk.map(|KeptDisk { path, image, version, .. }| LeftoverDisk { path, image, version });
         let Machine { name, catalog, identity, .. } = self.machine;
         let deleted = self.deleted;
         Leftover {

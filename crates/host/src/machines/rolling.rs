@@ -13,7 +13,7 @@ use crate::events::Events;
 use crate::store::Revision;
 use jiff::Timestamp;
 use spillway_api::{
-    Catalog, EventKind, InTheWay, Name, Phase, Power, Rollout, RolloutProgress, RolloutState,
+    BlockingMachine, Catalog, EventKind, Name, Phase, Power, Rollout, RolloutProgress, RolloutState,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
@@ -76,7 +76,7 @@ impl TrackedRollout {
         rollout: &Rollout,
         tally: RolloutTally,
         restarted: usize,
-        in_the_way: Vec<InTheWay>,
+        in_the_way: Vec<BlockingMachine>,
         now: Instant,
     ) -> Option<String> {
         let is_left_to_others = tally.is_left_to_others(rollout.max_failed);
@@ -240,7 +240,7 @@ impl Rollouts {
 }
 
 /// Returns the machines that are neither done nor next, with reasons; failed ones first.
-fn in_the_way(on: &[&View], steps: &[RolloutMember], stopping: &[&View]) -> Vec<InTheWay> {
+fn in_the_way(on: &[&View], steps: &[RolloutMember], stopping: &[&View]) -> Vec<BlockingMachine> {
     let mut all: Vec<(u8, &View)> = Vec::new();
     for (view, step) in on.iter().zip(steps) {
         let place = match () {
@@ -254,7 +254,9 @@ fn in_the_way(on: &[&View], steps: &[RolloutMember], stopping: &[&View]) -> Vec<
     all.extend(stopping.iter().map(|view| (1, *view)));
     all.sort_by_key(|(place, view)| (*place, view.machine.number));
     all.truncate(MOST_NAMED);
-    all.into_iter().map(|(_, view)| InTheWay { machine: view.machine.name.clone(), why: why(view) }).collect()
+    all.into_iter()
+        .map(|(_, view)| BlockingMachine { machine: view.machine.name.clone(), why: why(view) })
+        .collect()
 }
 
 fn why(view: &View) -> String {
@@ -290,8 +292,8 @@ mod tests {
         serde_json::from_value(rollout).unwrap()
     }
 
-    fn failed() -> Vec<InTheWay> {
-        vec![InTheWay { machine: "desk-002".parse().unwrap(), why: "no space".into() }]
+    fn failed() -> Vec<BlockingMachine> {
+        vec![BlockingMachine { machine: "desk-002".parse().unwrap(), why: "no space".into() }]
     }
 
     #[test]
